@@ -1,0 +1,383 @@
+"""What a person sets: flag, then environment (`GOSSAMER_...`), then TOML file, then default.
+
+Every source is checked by the same rules, and all mistakes are reported at once, each naming where
+it stands (`--listen`, `GOSSAMER_LISTEN` or the key of the file) and what is allowed there.
+
+Addresses are checked here without libp2p, so that a typing error is found before anything starts.
+The link that a founder hands out is a dialable address with the run's id behind a `#`::
+
+    /ip4/192.0.2.7/tcp/4610/p2p/12D3KooW...#<run id, 64 hexadecimal digits>
+
+The run id may be left out; then whatever run the seed is in is joined.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
+import platformdirs
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import DIGEST_BYTES, PeerId, public_key_of
+
+ENVIRONMENT_PREFIX = "GOSSAMER_"
+CONFIG_VARIABLE = "GOSSAMER_CONFIG"
+# Two neighbours that IANA lists as unassigned; 4001, libp2p's habit, is taken on many machines.
+DEFAULT_LISTEN = "/ip4/0.0.0.0/tcp/4610"
+DEFAULT_API = "127.0.0.1:4611"
+# One state and its predecessor for the largest preset do not count here: this is the data cache.
+DEFAULT_CACHE_BYTES = 4 * 1024 * limits.MIB
+# Below this not even a few of the largest blocks fit, and the cache would only churn.
+CACHE_BYTES_MIN = 16 * limits.BLOCK_BYTES_MAX
+CONFIG_FILE_BYTES_MAX = limits.MIB
+THREADS_MAX = 1024
+LOG_STEPS_MAX = 1_000_000
+
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class ConfigError(ValueError):
+    """Settings that cannot be used; `problems` holds one sentence a mistake, for people."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How this node runs on this machine. What the run itself is stands in its manifest."""
+
+    state_dir: Path
+    listen: tuple[str, ...] = (DEFAULT_LISTEN,)
+    """Multiaddrs to listen on; port 0 picks a free one."""
+    api: str = DEFAULT_API
+    """HOST:PORT of the local HTTP endpoint; port 0 picks a free one."""
+    api_hosts: tuple[str, ...] = ()
+    """Host names, besides loopback ones and addresses, by which the HTTP endpoint may be called."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:N` (ROCm too) or `mps`."""
+    threads: int = 0
+    """CPU threads of the trainer; 0 lets it choose."""
+    cache_bytes: int = DEFAULT_CACHE_BYTES
+    """Limit of the cache of data shards."""
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
+    log_steps: int = 10
+    """A log line every so many inner steps; 0 for none."""
+    bootstrap: tuple[str, ...] = ()
+    """More addresses to try, besides those on the command line and those of known peers."""
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """Found a run: from a manifest file or a preset, on the corpus (empty: the default one)."""
+
+    manifest_file: Path | None = None
+    corpus: tuple[Path, ...] = ()
+    preset: str | None = None
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True):
+    """Join the run that the peers at these addresses are in; `run_id` (hex), if given, must match."""
+
+    addresses: tuple[str, ...]
+    run_id: str | None = None
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True):
+    """Go on with the run in the state directory; `addresses` are tried besides the known peers."""
+
+    addresses: tuple[str, ...] = ()
+    run_id: str | None = None
+    """The run id that the person named, if any: must be the state directory's."""
+
+
+Role = Found | Join | Resume
+
+
+class HostPort(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class Link(NamedTuple):
+    """A seed address and, where the link carried it, the run id in hex."""
+
+    address: str
+    run_id: str | None
+
+    def __str__(self) -> str:
+        return self.address if self.run_id is None else f"{self.address}#{self.run_id}"
+
+
+_RUN_ID = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
+_DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
+_UNITS = {
+    "": 1,
+    **{letter: 1000**power for power, letter in enumerate("kmgt", start=1)},
+    **{letter + "i": 1024**power for power, letter in enumerate("kmgt", start=1)},
+}
+
+
+def default_state_dir() -> Path:
+    """Where the state lies when nothing else is said (`~/.local/state/gossamer` on Linux)."""
+    return platformdirs.user_state_path("gossamer")
+
+
+def load_settings(
+    flags: Mapping[str, Any], environment: Mapping[str, str], config: Path | None = None
+) -> Settings:
+    """Settings from all sources, in their order.
+
+    Args:
+        flags: by field name; None (or an empty tuple) means "not given".
+        environment: of the process; only `GOSSAMER_<FIELD>` and `GOSSAMER_CONFIG` are looked at.
+        config: TOML file; without it the one that `GOSSAMER_CONFIG` names, if any.
+
+    Raises:
+        ConfigError: one sentence a mistake, of all sources together.
+    """
+    problems: list[str] = []
+    if config is None and environment.get(CONFIG_VARIABLE):
+        config = Path(environment[CONFIG_VARIABLE])
+    from_file = _read_file(config, problems) if config is not None else {}
+
+    values: dict[str, Any] = {}
+    for field in Settings.__struct_fields__:
+        variable = ENVIRONMENT_PREFIX + field.upper()
+        if flags.get(field) not in (None, (), []):
+            given, place = flags[field], "--" + field.replace("_", "-")
+        elif environment.get(variable):
+            given, place = environment[variable], variable
+        elif field in from_file:
+            given, place = from_file[field], f"{config}: {field}"
+        else:
+            continue
+        try:
+            values[field] = _PARSERS[field](given)
+        except ValueError as error:
+            problems.append(f"{place}: {error}")
+    if problems:
+        raise ConfigError(problems)
+    values.setdefault("state_dir", default_state_dir())
+    return Settings(**values)
+
+
+def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > CONFIG_FILE_BYTES_MAX:
+            problems.append(f"{path}: larger than {CONFIG_FILE_BYTES_MAX} bytes: not a config file")
+            return {}
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        problems.append(f"{path}: no such file; give --config an existing TOML file")
+        return {}
+    except OSError as error:
+        problems.append(f"{path}: cannot be read: {error.strerror}")
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"{path}: not valid TOML: {error}")
+        return {}
+    unknown = sorted(set(table) - set(Settings.__struct_fields__))
+    for key in unknown:
+        known = ", ".join(Settings.__struct_fields__)
+        problems.append(f"{path}: {key}: no such setting; there are {known}")
+    return table
+
+
+def parse_host_port(text: str) -> HostPort:
+    """`HOST:PORT` or `[IPv6]:PORT`.
+
+    Raises:
+        ValueError: for people.
+    """
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"{text!r}: put an IPv6 address in brackets, as in [::1]:4611")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"{text!r} is not HOST:PORT, as in 127.0.0.1:4611")
+    return HostPort(host, int(port))
+
+
+def parse_listen(text: str) -> str:
+    """A multiaddr to listen on: `/ip4/.../tcp/PORT` or `/ip6/.../tcp/PORT`. ValueError for people."""
+    parts = text.split("/")
+    example = "/ip4/0.0.0.0/tcp/4610"
+    if len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
+        raise ValueError(f"{text!r} is not an address to listen on; write it as {example}")
+    _check_endpoint(text, parts[1], parts[2], parts[4], port_min=0)
+    return text
+
+
+def parse_link(text: str) -> Link:
+    """A seed's address, with or without `#<run id>`.
+
+    Raises:
+        ValueError: for people: not an address, no peer id where one must be, a bad run id.
+    """
+    address, hash_sign, run_id = text.strip().partition("#")
+    if hash_sign:
+        run_id = run_id.lower()
+        if not _RUN_ID.fullmatch(run_id):
+            raise ValueError(
+                f"{text!r}: what follows the # must be a run id of {2 * DIGEST_BYTES} hexadecimal "
+                "digits; copy the whole link that `gossamer start` printed"
+            )
+    if len(address) > limits.ADDRESS_CHARACTERS_MAX:
+        raise ValueError(f"an address of {len(address)} characters is too long")
+    parts = address.split("/")
+    example = "/ip4/192.0.2.7/tcp/4610/p2p/12D3KooW..."
+    if len(parts) != 7 or parts[0] or parts[3] != "tcp" or parts[5] != "p2p":
+        raise ValueError(
+            f"{text!r} is not a peer's address; it looks like {example}. "
+            "Copy the whole address that `gossamer start` or `gossamer status` shows"
+        )
+    _check_endpoint(address, parts[1], parts[2], parts[4], port_min=1)
+    if parts[2] in ("0.0.0.0", "::"):
+        raise ValueError(f"{text!r}: {parts[2]} means every address of a machine; name one of them")
+    try:
+        public_key_of(PeerId(parts[6]))
+    except MalformedError as error:
+        raise ValueError(
+            f"{text!r}: {parts[6]!r} is not a peer id ({error}); check the end of the address"
+        ) from None
+    return Link(address, run_id if hash_sign else None)
+
+
+def parse_links(texts: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
+    """(addresses, the run id that they agree on). ConfigError names every mistake."""
+    problems: list[str] = []
+    links: list[Link] = []
+    for text in texts:
+        try:
+            links.append(parse_link(text))
+        except ValueError as error:
+            problems.append(str(error))
+    run_ids = sorted({link.run_id for link in links if link.run_id is not None})
+    if len(run_ids) > 1:
+        named = " and ".join(run_id[:10] for run_id in run_ids)
+        problems.append(f"the links name different runs ({named}): a node joins one")
+    if problems:
+        raise ConfigError(problems)
+    addresses = tuple(dict.fromkeys(link.address for link in links))
+    return addresses, run_ids[0] if run_ids else None
+
+
+def parse_size(value: object) -> int:
+    """Bytes from `1500000000`, `1.5GB` or `4GiB`. ValueError for people."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = _SIZE.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError(f"{value!r} is not a size; write it as 20GiB, 500MB or a number of bytes")
+    return round(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def _check_endpoint(text: str, kind: str, host: str, port: str, port_min: int) -> None:
+    if kind in ("ip4", "ip6"):
+        version = {"ip4": ipaddress.IPv4Address, "ip6": ipaddress.IPv6Address}[kind]
+        try:
+            version(host)
+        except ValueError:
+            raise ValueError(f"{text!r}: {host!r} is not an {kind} address") from None
+    elif kind not in ("dns", "dns4", "dns6") or not _HOST_NAME.fullmatch(host):
+        raise ValueError(f"{text!r}: begin with /ip4/ADDRESS, /ip6/ADDRESS or /dns/NAME")
+    if not port.isascii() or not port.isdigit() or not port_min <= int(port) <= 65_535:
+        raise ValueError(f"{text!r}: {port!r} is not a TCP port ({port_min} to 65535)")
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(value.replace(",", " ").split())
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise ValueError(f"{value!r} is not a list of texts")
+
+
+def _integer(low: int, high: int) -> Any:
+    def parse(value: object) -> int:
+        try:
+            if isinstance(value, (bool, float)):
+                raise ValueError
+            number = int(str(value))
+        except ValueError:
+            raise ValueError(f"{value!r} is not a whole number") from None
+        if not low <= number <= high:
+            raise ValueError(f"{number} is not allowed: {low} to {high}")
+        return number
+
+    return parse
+
+
+def _choice(allowed: tuple[str, ...]) -> Any:
+    def parse(value: object) -> str:
+        if value not in allowed:
+            raise ValueError(f"{value!r} is not one of {', '.join(allowed)}")
+        return str(value)
+
+    return parse
+
+
+def _path(value: object) -> Path:
+    if not isinstance(value, (str, Path)) or not str(value):
+        raise ValueError(f"{value!r} is not a path")
+    return Path(value).expanduser().absolute()
+
+
+def _device(value: object) -> str:
+    text = str(value)
+    if not _DEVICE.fullmatch(text):
+        raise ValueError(f"{text!r} is not a device: auto, cpu, cuda, cuda:N or mps")
+    return text
+
+
+def _cache_bytes(value: object) -> int:
+    size = parse_size(value)
+    if size < CACHE_BYTES_MIN:
+        raise ValueError(f"{size} bytes are too few: at least {CACHE_BYTES_MIN}")
+    return size
+
+
+def _listen(value: object) -> tuple[str, ...]:
+    addresses = tuple(parse_listen(text) for text in _texts(value))
+    if not 0 < len(addresses) <= limits.ADDRESSES_MAX:
+        raise ValueError(f"{len(addresses)} addresses; allowed: 1 to {limits.ADDRESSES_MAX}")
+    return addresses
+
+
+def _api_hosts(value: object) -> tuple[str, ...]:
+    names = _texts(value)
+    for name in names:
+        if not _HOST_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not a host name (without port)")
+    return tuple(name.lower().rstrip(".") for name in names)
+
+
+_PARSERS: dict[str, Any] = {
+    "state_dir": _path,
+    "listen": _listen,
+    "api": lambda value: str(parse_host_port(str(value))),
+    "api_hosts": _api_hosts,
+    "device": _device,
+    "threads": _integer(0, THREADS_MAX),
+    "cache_bytes": _cache_bytes,
+    "log_format": _choice(get_args(LogFormat)),
+    "log_level": _choice(get_args(LogLevel)),
+    "log_steps": _integer(0, LOG_STEPS_MAX),
+    "bootstrap": lambda value: tuple(parse_link(text).address for text in _texts(value)),
+}

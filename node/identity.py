@@ -1,0 +1,152 @@
+"""Who a node is: an Ed25519 key in a file, and the peer id that follows from it.
+
+The file holds the private key as unencrypted PKCS #8 PEM and must be readable by its owner only.
+The peer id contains the public key, so anybody can `verify` a signature with nothing but the id.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import PeerId, peer_id_from_public_key, public_key_of
+
+# An Ed25519 PKCS #8 PEM file has 119 bytes; whatever is far larger is not one.
+IDENTITY_FILE_BYTES_MAX = 4096
+SIGNATURE_BYTES = 64
+
+
+class IdentityError(ValueError):
+    """An identity file that cannot be used; the text says what to do."""
+
+
+class Identity:
+    """A private key and the peer id that it proves."""
+
+    def __init__(self, private_key: Ed25519PrivateKey) -> None:
+        self._private_key = private_key
+        self._public_key = private_key.public_key().public_bytes_raw()
+        self._peer_id = peer_id_from_public_key(self._public_key)
+
+    @classmethod
+    def generate(cls) -> Identity:
+        """A new identity from the operating system's random source."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> Identity:
+        """The identity of a 32-byte seed. For reproducible tests; whoever has the seed is it."""
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Identity:
+        """Read the identity in `path`, or make one there (mode 0600, written atomically).
+
+        Raises:
+            IdentityError: unreadable, damaged, or open to other users of the machine.
+        """
+        try:
+            return cls._load(path)
+        except FileNotFoundError:
+            pass
+        identity = cls.generate()
+        try:
+            _write_private(path, identity._pem())
+        except FileExistsError:  # another process made one meanwhile: that one counts
+            return cls._load(path)
+        except OSError as error:
+            raise IdentityError(
+                f"cannot write the identity file {path}: {error.strerror}; "
+                "check that the folder exists and is writable"
+            ) from error
+        return identity
+
+    @classmethod
+    def _load(cls, path: Path) -> Identity:
+        try:
+            with path.open("rb") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                pem = file.read(IDENTITY_FILE_BYTES_MAX + 1)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise IdentityError(
+                f"cannot read the identity file {path}: {error.strerror}"
+            ) from error
+        if mode & 0o077:
+            raise IdentityError(
+                f"the identity file {path} can be read by other users (mode {mode:04o}); "
+                f"run: chmod 600 {path}  (and make a new one if others may have copied it)"
+            )
+        try:
+            if len(pem) > IDENTITY_FILE_BYTES_MAX:
+                raise ValueError("too long")
+            key = serialization.load_pem_private_key(pem, password=None)
+            if not isinstance(key, Ed25519PrivateKey):
+                raise ValueError("not an Ed25519 key")
+        except (ValueError, TypeError) as error:
+            raise IdentityError(
+                f"the identity file {path} is damaged ({error}); restore it from a backup, "
+                "or delete it to start as a new peer"
+            ) from error
+        return cls(key)
+
+    @property
+    def peer_id(self) -> PeerId:
+        """The libp2p id of our public key."""
+        return self._peer_id
+
+    def sign(self, data: bytes) -> bytes:
+        """Ed25519 signature (64 bytes) of `data`."""
+        return self._private_key.sign(data)
+
+    def private_bytes(self) -> bytes:
+        """The raw 32-byte private key, for the transport's handshake. Never log or send it."""
+        return self._private_key.private_bytes_raw()
+
+    def _pem(self) -> bytes:
+        return self._private_key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+
+    def __repr__(self) -> str:
+        return f"Identity({self._peer_id})"
+
+
+def verify(peer_id: PeerId, data: bytes, signature: bytes) -> bool:
+    """Whether `signature` is `peer_id`'s signature of `data`. False for a malformed id as well."""
+    if len(signature) != SIGNATURE_BYTES:
+        return False
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key_of(peer_id)).verify(signature, data)
+    except (InvalidSignature, MalformedError, ValueError):
+        return False
+    return True
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    """Create `path` with mode 0600, whole or not at all, never over an existing file."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # unlike rename, fails where the file exists
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    finally:
+        temporary.unlink()

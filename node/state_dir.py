@@ -1,0 +1,314 @@
+"""The state directory: one per run and identity, and everything that must outlive the process.
+
+    identity.key       Ed25519 key, 0600                     (`identity`)
+    lock               flock while a daemon runs; its pid is inside
+    api                HOST:PORT of the running daemon's HTTP endpoint
+    manifest.msgpack   the `SignedManifest` of the run
+    peers.msgpack      addresses of peers seen, newest first
+    head               the newest committed header
+    chain/             committed headers
+    blocks/            what is addressed by its digest        (`blocks`)
+    optimizer          the trainer's local AdamW state
+
+Files are replaced as a whole and reach the disk before the old ones go (`write_atomically`), so
+that a process killed at any instant leaves either the old content or the new.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import MalformedError, OversizedError, RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId, public_key_of
+from gossamer.protocol.manifest import SignedManifest, decode_manifest
+
+_TEMPORARY_SUFFIX = ".tmp"
+_KNOWN_PEERS_BYTES_MAX = (
+    limits.MEMBERS_MAX * limits.ADDRESSES_MAX * (limits.ADDRESS_CHARACTERS_MAX + 8)
+)
+# Signature and msgpack envelope around the manifest's bytes.
+_SIGNED_MANIFEST_BYTES_MAX = limits.MANIFEST_BYTES_MAX + 1024
+_SMALL_FILE_BYTES_MAX = 256
+
+
+class StateDirError(Exception):
+    """The state directory cannot be used; the message says why and what to do."""
+
+
+class StateDirInUseError(StateDirError):
+    """Another daemon holds the directory. `pid` is its process, or None where it is unknown."""
+
+    def __init__(self, root: Path, pid: int | None) -> None:
+        holder = f"process {pid}" if pid is not None else "another process"
+        super().__init__(
+            f"{root} is in use by {holder}: a state directory belongs to one daemon. "
+            "Stop that one (`gossamer leave`), or give this one its own --state-dir"
+        )
+        self.pid = pid
+
+
+class DiskFullError(StateDirError):
+    """No room for a write. What was there before is untouched."""
+
+    def __init__(self, path: Path, num_bytes: int) -> None:
+        try:
+            free = f", {shutil.disk_usage(path.parent).free:,} are free"
+        except OSError:
+            free = ""
+        super().__init__(
+            f"the disk is full: {num_bytes:,} bytes for {path} did not fit{free}. Free some space "
+            "or use a smaller --cache-bytes; what was committed before is safe"
+        )
+        self.path = path
+        self.num_bytes = num_bytes
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Whether the error says "no room", be it of the disk or of the user's quota."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_atomically(
+    path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0o600
+) -> None:
+    """Replaces the file at once and durably: a reader, and a crash, see the old or the new content.
+
+    The bytes and then the directory entry are synced, so when this returns the new content
+    survives a power cut. Blocks for as long as the disk needs.
+
+    Raises:
+        DiskFullError: no room; the old file is untouched and nothing is left beside it.
+        OSError: any other failure of the disk; likewise.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_TEMPORARY_SUFFIX}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            with open(descriptor, "wb", buffering=0, closefd=False) as file:
+                view = memoryview(data).cast("B")
+                while view.nbytes:
+                    view = view[file.write(view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and is_disk_full(error):
+            raise DiskFullError(path, memoryview(data).nbytes) from error
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes renames and removals in the directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class StateDir:
+    """Names and opens what lies in a state directory. Creating one touches nothing."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.identity_path = root / "identity.key"
+        self.lock_path = root / "lock"
+        self.api_path = root / "api"
+        self.manifest_path = root / "manifest.msgpack"
+        self.known_peers_path = root / "peers.msgpack"
+        self.head_path = root / "head"
+        self.chain_path = root / "chain"
+        self.blocks_path = root / "blocks"
+        self.optimizer_path = root / "optimizer"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Creates the directory where needed and holds it for this process.
+
+        The lock is the kernel's: it ends with the process, however that ends. Leftovers of a
+        crash (half-written temporary files, the address of the dead daemon) are removed.
+
+        Raises:
+            StateDirInUseError: another process holds it.
+            StateDirError: it cannot be created, written or locked.
+        """
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(self.lock_path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StateDirError(
+                f"{self.root} cannot be used as state directory: {error.strerror}. "
+                "Give --state-dir a directory that you may write to"
+            ) from error
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise StateDirInUseError(self.root, _read_pid(descriptor)) from None
+            except OSError as error:
+                raise StateDirError(
+                    f"{self.root} cannot be locked: {error.strerror}. "
+                    "Give --state-dir a directory on a local disk"
+                ) from error
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            self._remove_leftovers()
+            try:
+                yield
+            finally:
+                self.api_path.unlink(missing_ok=True)
+                # Emptied, not removed: a file that a waiting process has open must stay the lock.
+                os.ftruncate(descriptor, 0)
+        finally:
+            os.close(descriptor)
+
+    def _remove_leftovers(self) -> None:
+        self.api_path.unlink(missing_ok=True)
+        for leftover in self.root.glob(f".*{_TEMPORARY_SUFFIX}"):
+            leftover.unlink(missing_ok=True)
+
+    def has_run(self) -> bool:
+        """Whether a run was founded or joined here."""
+        return self.manifest_path.exists()
+
+    def read_manifest(self) -> SignedManifest | None:
+        """The run's signed manifest, or None in a new directory. The signature is not checked here.
+
+        Raises:
+            StateDirError: the file is damaged or cannot be read.
+        """
+        try:
+            data = _read_bounded(self.manifest_path, _SIGNED_MANIFEST_BYTES_MAX)
+            if data is None:
+                return None
+            signed = msgspec.msgpack.decode(data, type=SignedManifest)
+            decode_manifest(signed.manifest)
+        except (msgspec.DecodeError, RemoteProtocolError) as error:
+            raise StateDirError(
+                f"{self.manifest_path} is damaged ({error}). Move {self.root} away and join the "
+                "run again; identity.key may be copied into the new directory"
+            ) from error
+        except OSError as error:
+            raise StateDirError(
+                f"{self.manifest_path} cannot be read: {error.strerror}"
+            ) from error
+        return signed
+
+    def write_manifest(self, signed: SignedManifest) -> None:
+        """Binds the directory to a run, for good.
+
+        Raises:
+            StateDirError: it is already bound to another run.
+            DiskFullError: no room.
+        """
+        self.require_run(decode_manifest(signed.manifest).run_id)
+        write_atomically(self.manifest_path, msgspec.msgpack.encode(signed))
+
+    def run_id(self) -> Digest | None:
+        """Which run lies here, if any. Raises StateDirError as `read_manifest` does."""
+        signed = self.read_manifest()
+        return None if signed is None else decode_manifest(signed.manifest).run_id
+
+    def require_run(self, run_id: bytes) -> None:
+        """Refuses a directory that belongs to another run (StateDirError). A new one is fine."""
+        here = self.run_id()
+        if here is not None and here != run_id:
+            raise StateDirError(
+                f"{self.root} holds run {here.hex()[:10]}..., not {run_id.hex()[:10]}...: a state "
+                "directory belongs to one run. Give this run its own --state-dir"
+            )
+
+    def write_api(self, address: str) -> None:
+        """Leaves the HTTP endpoint's HOST:PORT for `gossamer status` and its like."""
+        write_atomically(self.api_path, f"{address}\n".encode())
+
+    def read_api(self) -> str | None:
+        """HOST:PORT of the daemon that runs here, or of one that was killed; None if none is."""
+        try:
+            data = _read_bounded(self.api_path, _SMALL_FILE_BYTES_MAX)
+        except (OSError, OversizedError) as error:
+            raise StateDirError(f"{self.api_path} cannot be read: {error}") from error
+        return None if data is None else data.decode("utf-8", errors="replace").strip()
+
+    def known_peers(self) -> KnownPeers:
+        return KnownPeers(self.known_peers_path)
+
+
+class KnownPeers:
+    """Addresses of peers that were reached, to be tried after a restart. Newest first, bounded.
+
+    Nothing depends on it but speed: a damaged file counts as an empty one (`damaged` says so).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._addresses: dict[PeerId, tuple[str, ...]] = {}
+        self._saved: dict[PeerId, tuple[str, ...]] = {}
+        self.damaged = False
+        try:
+            data = _read_bounded(path, _KNOWN_PEERS_BYTES_MAX)
+            if data is not None:
+                for peer_id, addresses in msgspec.msgpack.decode(
+                    data, type=list[tuple[str, tuple[str, ...]]]
+                )[: limits.MEMBERS_MAX]:
+                    public_key_of(PeerId(peer_id))
+                    self._addresses[PeerId(peer_id)] = addresses[: limits.ADDRESSES_MAX]
+        except (OSError, msgspec.DecodeError, MalformedError, OversizedError):
+            self._addresses.clear()
+            self.damaged = True
+        self._saved = dict(self._addresses)
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def newest_first(self) -> list[tuple[PeerId, tuple[str, ...]]]:
+        return list(self._addresses.items())
+
+    def saw(self, peer_id: PeerId, addresses: tuple[str, ...]) -> None:
+        """Puts a peer first; the one that was seen longest ago makes room for it."""
+        self._addresses.pop(peer_id, None)
+        kept = {peer_id: addresses[: limits.ADDRESSES_MAX]}
+        kept.update(self._addresses)
+        while len(kept) > limits.MEMBERS_MAX:
+            kept.popitem()
+        self._addresses = kept
+
+    def forget(self, peer_id: PeerId) -> None:
+        self._addresses.pop(peer_id, None)
+
+    def save(self) -> None:
+        """Writes the file if something changed. Raises DiskFullError or OSError."""
+        if list(self._addresses.items()) == list(self._saved.items()):
+            return
+        write_atomically(self._path, msgspec.msgpack.encode(list(self._addresses.items())))
+        self._saved = dict(self._addresses)
+
+
+def _read_bounded(path: Path, bytes_max: int) -> bytes | None:
+    """The file's content, or None if there is no file. Raises OversizedError over the bound."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(bytes_max + 1)
+    except FileNotFoundError:
+        return None
+    if len(data) > bytes_max:
+        raise OversizedError(f"{path.name} is larger than {bytes_max} bytes")
+    return data
+
+
+def _read_pid(descriptor: int) -> int | None:
+    text = os.pread(descriptor, _SMALL_FILE_BYTES_MAX, 0).strip()
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,77 @@
+"""What is said on a stream of ``/gossamer/blocks/1``.
+
+The fetching side sends a `BlockRequest` a frame, without payload; several may be on their way at
+once. The serving side answers each in order with a `BlockReply`, and where it has the block, with
+the block as the frame's payload. Either side may end the stream between two frames.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import DIGEST_BYTES, Digest
+
+BLOCKS_PROTOCOL = "/gossamer/blocks/1"
+# Both messages are a digest and a few bytes of msgpack.
+BLOCK_MESSAGE_BYTES_MAX = 64
+
+
+class BlockRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Send me the block with this digest."""
+
+    digest: bytes
+
+
+class BlockReply(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The block follows as payload (`found`), or the sender does not have it."""
+
+    digest: bytes
+    found: bool
+
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder = msgspec.msgpack.Decoder(BlockRequest)
+_reply_decoder = msgspec.msgpack.Decoder(BlockReply)
+
+
+def encode_request(digest: Digest) -> bytes:
+    """A `BlockRequest`'s bytes."""
+    return _encoder.encode(BlockRequest(digest))
+
+
+def decode_request(message: bytes | bytearray) -> Digest:
+    """The digest that is asked for.
+
+    Raises:
+        MalformedError: anything but a `BlockRequest`.
+    """
+    try:
+        request = _request_decoder.decode(message)
+    except msgspec.MsgspecError as error:
+        raise MalformedError(f"not a block request: {error}") from None
+    return _digest(request.digest)
+
+
+def encode_reply(digest: Digest, *, found: bool) -> bytes:
+    """A `BlockReply`'s bytes."""
+    return _encoder.encode(BlockReply(digest, found))
+
+
+def decode_reply(message: bytes | bytearray) -> tuple[Digest, bool]:
+    """(digest, found).
+
+    Raises:
+        MalformedError: anything but a `BlockReply`.
+    """
+    try:
+        reply = _reply_decoder.decode(message)
+    except msgspec.MsgspecError as error:
+        raise MalformedError(f"not a block reply: {error}") from None
+    return _digest(reply.digest), reply.found
+
+
+def _digest(value: bytes) -> Digest:
+    if len(value) != DIGEST_BYTES:
+        raise MalformedError(f"a digest has {DIGEST_BYTES} bytes, not {len(value)}")
+    return Digest(value)

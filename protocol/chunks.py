@@ -1,0 +1,43 @@
+"""How the flat vectors of a run are cut. Chunk numbers do not depend on who takes part."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gossamer.protocol import limits
+
+
+class ChunkPlan(msgspec.Struct, frozen=True):
+    """`num_elements` fp32 values cut into ranges of `chunk_elements` (the last may be shorter)."""
+
+    num_elements: int
+    chunk_elements: int
+
+    @property
+    def num_chunks(self) -> int:
+        return -(-self.num_elements // self.chunk_elements)
+
+    def range_of(self, chunk: int) -> slice:
+        """Elements of a chunk.
+
+        Raises:
+            IndexError: no such chunk.
+        """
+        if not 0 <= chunk < self.num_chunks:
+            raise IndexError(f"chunk {chunk} of {self.num_chunks}")
+        start = chunk * self.chunk_elements
+        return slice(start, min(start + self.chunk_elements, self.num_elements))
+
+    def elements_of(self, chunk: int) -> int:
+        piece = self.range_of(chunk)
+        return int(piece.stop - piece.start)
+
+
+def default_chunk_elements(num_parameters: int) -> int:
+    """Chunk size for a model: some 32 chunks, so that even a small model's ring is pipelined.
+
+    Rounded up to 1024 elements and at most `CHUNK_ELEMENTS_DEFAULT_MAX`.
+    """
+    wanted = -(-num_parameters // 32)
+    rounded = -(-wanted // limits.CHUNK_ELEMENTS_MIN) * limits.CHUNK_ELEMENTS_MIN
+    return min(rounded, limits.CHUNK_ELEMENTS_DEFAULT_MAX)

@@ -1,0 +1,58 @@
+"""Every bound of the protocol, with its reason. Nothing is read from the network past one."""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024 * KIB
+
+PROTOCOL_VERSION = 1
+
+# One peer's ring position is one bit of a chunk's contributor mask, and a roster carries a signed
+# Ready (some 400 bytes) a member in one gossip message: 256 members stay far below 1 MiB.
+RING_MEMBERS_MAX = 256
+
+# Gossipsub drops messages over 1 MiB without a word; stay below with room for its own envelope.
+GOSSIP_BYTES_MAX = 512 * KIB
+
+# A frame's message part (everything but the bulk bytes): a roster of 256 members is the largest.
+FRAME_MESSAGE_BYTES_MAX = 512 * KIB
+
+# A frame's bulk part: one block. The largest block is a chunk of 2**20 fp32 elements (4 MiB).
+BLOCK_BYTES_MAX = 4 * MIB
+
+# Chunks cut the flat parameters; small enough to pipeline, large enough that a frame's fixed cost
+# (about 0.3 ms of Python) is small beside its bytes.
+CHUNK_ELEMENTS_MIN = 1024
+CHUNK_ELEMENTS_DEFAULT_MAX = 256 * KIB  # 1 MiB of fp32
+CHUNK_ELEMENTS_MAX = BLOCK_BYTES_MAX // 4
+# A digest (32 bytes) a chunk, for parameters and momentum, must fit one index block.
+CHUNKS_MAX = 32 * KIB
+
+# Data: one shard is what a peer claims at a time. The index (a digest and a length a shard) is part
+# of the manifest's blocks.
+SHARD_TOKENS_MAX = 16 * MIB
+SHARDS_MAX = 32 * KIB
+# One peer's consumed spans in one round: it works on one shard at a time, plus residual spans.
+SPANS_MAX = 256
+# Shards a peer holds for itself: a fast node with a small shard size trains on dozens in a round.
+CLAIMS_MAX = 64
+
+# Manifest with its tokenizer and data index travels as one block.
+MANIFEST_BYTES_MAX = BLOCK_BYTES_MAX
+
+ADDRESSES_MAX = 16
+ADDRESS_CHARACTERS_MAX = 256
+TEXT_CHARACTERS_MAX = 256
+
+# Numbers that peers say of themselves. 2**48 tokens a round is beyond any machine.
+TOKENS_MAX = 2**48
+ROUNDS_MAX = 2**31
+
+# What a node keeps of others: members of one run, and messages on its board.
+MEMBERS_MAX = 1024
+ROSTERS_KEPT_MAX = 64
+# Organisers that may be tried for one head before the count starts to look like an attack.
+ATTEMPTS_MAX = 1000
+
+# Headers in one reply of the chain protocol (about 1 KiB each, plus 200 bytes a signature).
+HEADERS_PER_REPLY_MAX = 64

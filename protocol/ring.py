@@ -1,0 +1,314 @@
+"""The dense ring all-reduce of one round, without a leader and without I/O.
+
+Rules
+-----
+- Every chunk is a token that walks the ring. The member at position ``chunk mod N`` starts it; if
+  that one is out, the next living one does, unless the chunk has already been through its hands.
+- A member adds itself to a chunk once. A token for a chunk that it has added to, or whose final it
+  has, is ignored.
+- After adding: do the contributors cover all members it believes living? Then it finishes (divides
+  and encodes). Else it passes the token to its next living member and keeps a copy until it has
+  the final.
+- Finals walk the ring again. Whoever receives one that is better than what it has takes it and
+  passes it on; otherwise it stops there. Better means: more contributors, then the lower digest. It
+  is not passed to the finisher, nor back to where it came from.
+- A removed member is out of this ring for good. At every removal each member goes through the
+  chunks again: a kept copy that now covers all the living is finished; one whose receiver is gone
+  goes to the new successor; a chunk that it should now start is started; to a new successor every
+  final that it has is sent again. A member that hears of its own removal only listens.
+
+Events are methods, and what is to be done comes back as a list of actions. Arithmetic is done
+outside: `Contribute` and `Finalise` are answered by `contributed` and `finalised`. Payloads are
+opaque here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from gossamer.protocol.errors import LocalProtocolError, MalformedError
+from gossamer.protocol.ids import Digest, PeerId
+
+Payload: TypeAlias = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True)
+class Contribute:
+    """Add my part to `payload` (None: begin with it), then call `contributed`."""
+
+    chunk: int
+    payload: Payload | None
+
+
+@dataclass(frozen=True)
+class Finalise:
+    """Divide and encode the sum of all in `mask`, then call `finalised`."""
+
+    chunk: int
+    payload: Payload
+    mask: int
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a chunk to a member. `finisher` is the position of who made a final, else None."""
+
+    peer: PeerId
+    chunk: int
+    mask: int
+    finisher: int | None
+    payload: Payload = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Final:
+    """An averaged chunk: who is in it and the digest of its encoded bytes."""
+
+    mask: int
+    digest: Digest
+    finisher: int
+    payload: Payload = field(repr=False)
+
+    def is_better_than(self, other: Final | None) -> bool:
+        """The lattice rule: most contributors, then the lowest digest."""
+        if other is None:
+            return True
+        mine, theirs = self.mask.bit_count(), other.mask.bit_count()
+        return mine > theirs or (mine == theirs and self.digest < other.digest)
+
+
+Action: TypeAlias = Contribute | Finalise | Send
+
+
+@dataclass
+class _Chunk:
+    added: bool = False
+    contributing_mask: int | None = None
+    """Mask of the token that is being added to; None when no addition is under way."""
+    finalising: bool = False
+    copy_mask: int = 0
+    copy: Payload | None = None
+    copy_receiver: PeerId | None = None
+    final: Final | None = None
+
+
+class RingReduce:
+    """One member's view of the ring of one round."""
+
+    def __init__(self, members: Sequence[PeerId], me: PeerId, num_chunks: int) -> None:
+        if me not in members:
+            raise LocalProtocolError("not a member of this ring")
+        self.members = tuple(members)
+        self._me = me
+        self._position = self.members.index(me)
+        self._chunks = [_Chunk() for _ in range(num_chunks)]
+        self._removed: set[PeerId] = set()
+        self._num_finals = 0
+
+    # What is known
+
+    @property
+    def removed(self) -> frozenset[PeerId]:
+        return frozenset(self._removed)
+
+    @property
+    def living(self) -> list[PeerId]:
+        """Members believed living, in ring order."""
+        return [member for member in self.members if member not in self._removed]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every chunk has a final."""
+        return self._num_finals == len(self._chunks)
+
+    @property
+    def num_finals(self) -> int:
+        return self._num_finals
+
+    @property
+    def finals(self) -> list[Final]:
+        """All finals in chunk order. LocalProtocolError while one is missing."""
+        finals = [chunk.final for chunk in self._chunks if chunk.final is not None]
+        if len(finals) != len(self._chunks):
+            raise LocalProtocolError("finals of a ring that is not complete")
+        return finals
+
+    @property
+    def successor(self) -> PeerId | None:
+        """The next living member after me; None if I am the last one."""
+        return self._next_living(self._position + 1)
+
+    # Events
+
+    def start(self) -> list[Action]:
+        """The ring begins: start the chunks that are mine to start."""
+        return self._start_chunks()
+
+    def token_received(
+        self, sender: PeerId, chunk: int, mask: int, payload: Payload
+    ) -> list[Action]:
+        """A partial sum arrived.
+
+        Raises:
+            MalformedError: no such chunk or member, or a token that claims to have my part in it
+                although I never added it.
+        """
+        state = self._checked(sender, chunk, mask)
+        if state.added or state.final is not None or self._me in self._removed:
+            return []
+        if mask & (1 << self._position):
+            raise MalformedError(f"token of chunk {chunk} claims a part that I never added")
+        return [self._contribute(chunk, mask, payload)]
+
+    def contributed(self, chunk: int, payload: Payload) -> list[Action]:
+        """My part was added to a chunk: `payload` is the new partial sum."""
+        state = self._chunks[chunk]
+        if state.contributing_mask is None:
+            raise LocalProtocolError(f"no addition to chunk {chunk} is under way")
+        state.copy_mask = state.contributing_mask | (1 << self._position)
+        state.contributing_mask = None
+        if state.final is None:
+            state.copy = payload
+        return self._advance(chunk)
+
+    def finalised(self, chunk: int, payload: Payload, digest: Digest) -> list[Action]:
+        """The average of a chunk was made here."""
+        state = self._chunks[chunk]
+        if not state.finalising:
+            raise LocalProtocolError(f"chunk {chunk} is not being finalised")
+        state.finalising = False
+        if self._me in self._removed:
+            return []
+        return self._take(chunk, Final(state.copy_mask, digest, self._position, payload), None)
+
+    def final_received(
+        self,
+        sender: PeerId,
+        chunk: int,
+        mask: int,
+        finisher: int,
+        payload: Payload,
+        digest: Digest,
+    ) -> list[Action]:
+        """An averaged chunk arrived. Raises MalformedError for values out of range."""
+        self._checked(sender, chunk, mask)
+        if not 0 <= finisher < len(self.members):
+            raise MalformedError(f"final of chunk {chunk} by member {finisher}")
+        return self._take(chunk, Final(mask, digest, finisher, payload), sender)
+
+    def is_wanted(self, chunk: int, is_final: bool) -> bool:
+        """Whether a token or final of this chunk could still be of use here."""
+        state = self._chunks[chunk]
+        return is_final or not (state.added or state.final is not None)
+
+    def member_removed(self, peer: PeerId) -> list[Action]:
+        """A member is out of this ring for good."""
+        if peer not in self.members or peer in self._removed:
+            return []
+        old_successor = self.successor
+        self._removed.add(peer)
+        if self._me in self._removed:
+            for state in self._chunks:
+                state.copy = None
+            return []
+        actions: list[Action] = []
+        for chunk in range(len(self._chunks)):
+            actions += self._advance(chunk)
+        actions += self._start_chunks()
+        if self.successor is not None and self.successor != old_successor:
+            actions += self._finals_for(self.successor)
+        return actions
+
+    def finals_for(self, peer: PeerId) -> list[Action]:
+        """All finals that I have, for a member whose finals differ from mine."""
+        return self._finals_for(peer)
+
+    # The rules
+
+    def _checked(self, sender: PeerId, chunk: int, mask: int) -> _Chunk:
+        if sender not in self.members:
+            raise MalformedError(f"{sender} is not a member of this ring")
+        if not 0 <= chunk < len(self._chunks):
+            raise MalformedError(f"chunk {chunk} of {len(self._chunks)}")
+        if not 0 < mask < 1 << len(self.members):
+            raise MalformedError(f"contributors of chunk {chunk} out of range")
+        return self._chunks[chunk]
+
+    def _next_living(self, position: int) -> PeerId | None:
+        """The first living member from a position on, other than me; None if there is none."""
+        num_members = len(self.members)
+        for offset in range(num_members):
+            member = self.members[(position + offset) % num_members]
+            if member not in self._removed and member != self._me:
+                return member
+        return None
+
+    def _covers_living(self, mask: int) -> bool:
+        return all(
+            mask & (1 << position) or member in self._removed
+            for position, member in enumerate(self.members)
+        )
+
+    def _is_starter(self, chunk: int) -> bool:
+        num_members = len(self.members)
+        for offset in range(num_members):
+            member = self.members[(chunk + offset) % num_members]
+            if member not in self._removed:
+                return member == self._me
+        return False
+
+    def _start_chunks(self) -> list[Action]:
+        return [
+            self._contribute(chunk, 0, None)
+            for chunk, state in enumerate(self._chunks)
+            if not state.added and state.final is None and self._is_starter(chunk)
+        ]
+
+    def _contribute(self, chunk: int, mask: int, payload: Payload | None) -> Contribute:
+        state = self._chunks[chunk]
+        state.added = True
+        state.contributing_mask = mask
+        return Contribute(chunk, payload)
+
+    def _advance(self, chunk: int) -> list[Action]:
+        """Finishes or passes on the kept copy of a chunk, where the rules say so."""
+        state = self._chunks[chunk]
+        if state.copy is None or state.finalising or self._me in self._removed:
+            return []
+        if self._covers_living(state.copy_mask):
+            state.finalising = True
+            return [Finalise(chunk, state.copy, state.copy_mask)]
+        if state.copy_receiver is not None and state.copy_receiver not in self._removed:
+            return []
+        successor = self.successor
+        assert successor is not None, "somebody living is not in the mask"
+        state.copy_receiver = successor
+        return [Send(successor, chunk, state.copy_mask, None, state.copy)]
+
+    def _take(self, chunk: int, final: Final, sender: PeerId | None) -> list[Action]:
+        state = self._chunks[chunk]
+        if not final.is_better_than(state.final):
+            return []
+        if state.final is None:
+            self._num_finals += 1
+        state.final = final
+        if not state.finalising:
+            state.copy = None
+        successor = self.successor
+        if self._me in self._removed or successor is None or successor == sender:
+            return []
+        return self._pass_on(successor, chunk, final)
+
+    def _pass_on(self, peer: PeerId, chunk: int, final: Final) -> list[Action]:
+        if self.members[final.finisher] == peer:
+            return []
+        return [Send(peer, chunk, final.mask, final.finisher, final.payload)]
+
+    def _finals_for(self, peer: PeerId) -> list[Action]:
+        actions: list[Action] = []
+        for chunk, state in enumerate(self._chunks):
+            if state.final is not None:
+                actions += self._pass_on(peer, chunk, state.final)
+        return actions

@@ -1,0 +1,167 @@
+"""Who averages with whom: one message that anybody may have to send.
+
+Rules
+-----
+- For every head and attempt the ready peers are ranked by ``blake3(head, attempt, peer id)``. The
+  first is that attempt's organiser.
+- A round is *due* when all living peers that work on the head are ready, or `gather_seconds` after
+  the first `Ready` was seen.
+- Attempt 0 begins when the round is due; each further attempt `attempt_seconds` later. The
+  organiser of the current attempt publishes the ring of all ready peers.
+- Of several rosters for a head that name me I follow the preferred one (`preference`): lowest
+  attempt, then most members, then the organiser's rank. Two peers that saw different things
+  therefore agree as soon as they have seen the same rosters.
+- A roster must be in rank order of its attempt, so an organiser cannot choose neighbours.
+
+`decide` is a pure function from what a peer knows to what it does, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.messages import Ready, Roster, Signed, Verify, open_signed
+
+
+def rank(head: bytes, attempt: int, peer_id: PeerId | str) -> Digest:
+    return digest_of(b"gossamer rank:", head, attempt.to_bytes(4, "big"), peer_id.encode())
+
+
+def ring_order(head: bytes, attempt: int, peers: Iterable[PeerId]) -> list[PeerId]:
+    return sorted(peers, key=lambda peer: rank(head, attempt, peer))
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """What a peer knows of the round that it wants to take part in. Times: local clock, seconds."""
+
+    me: PeerId
+    head: bytes
+    ready: Collection[PeerId]
+    """Peers whose `Ready` for this head is known, `me` among them if ready."""
+    expected: Collection[PeerId]
+    """Living other peers that work on this head."""
+    first_ready_seconds: float | None
+    """When the first `Ready` was seen."""
+    complete_seconds: float | None
+    """Since when everybody expected has been ready; None while somebody is missing."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`attempt` to publish a roster for, or None; why; and when to ask again (None: on news)."""
+
+    attempt: int | None
+    reason: str
+    ask_again_seconds: float | None
+
+
+def is_complete(gathering: Gathering) -> bool:
+    """Whether all that are expected are ready, and so am I."""
+    return gathering.me in gathering.ready and set(gathering.expected) <= set(gathering.ready)
+
+
+def decide(
+    now: float, gathering: Gathering, gather_seconds: float, attempt_seconds: float
+) -> Decision:
+    """Whether `me` publishes a roster now."""
+    if gathering.me not in gathering.ready:
+        return Decision(None, "not ready", None)
+    assert gathering.first_ready_seconds is not None, "I am ready, so a Ready was seen"
+    deadline = gathering.first_ready_seconds + gather_seconds
+    due = deadline
+    if gathering.complete_seconds is not None:
+        due = min(due, gathering.complete_seconds)
+    if now < due:
+        waiting = sorted(set(gathering.expected) - set(gathering.ready))
+        return Decision(None, f"waiting for {len(waiting)} peers", due)
+    attempt = min(int((now - due) / attempt_seconds), limits.ATTEMPTS_MAX)
+    organiser = ring_order(gathering.head, attempt, gathering.ready)[0]
+    if organiser != gathering.me:
+        return Decision(
+            None, f"attempt {attempt} is {organiser}'s", due + (attempt + 1) * attempt_seconds
+        )
+    return Decision(attempt, f"organiser of attempt {attempt}", None)
+
+
+def make_roster(
+    head: bytes,
+    round_number: int,
+    attempt: int,
+    ready: Mapping[PeerId, Signed],
+    codec: str,
+    chunk_elements: int,
+) -> Roster:
+    """The ring of all ready peers, at most `RING_MEMBERS_MAX` of them by rank."""
+    order = ring_order(head, attempt, ready)[: limits.RING_MEMBERS_MAX]
+    return Roster(
+        round_number, head, attempt, tuple(ready[peer] for peer in order), codec, chunk_elements
+    )
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A checked roster: members in ring order with what each said of its work."""
+
+    ring_id: Digest
+    organiser: PeerId
+    roster: Roster
+    members: tuple[PeerId, ...]
+    ready: tuple[Ready, ...]
+
+    @property
+    def weights(self) -> dict[PeerId, int]:
+        """Tokens of each member."""
+        return {peer: ready.tokens for peer, ready in zip(self.members, self.ready, strict=True)}
+
+
+def open_roster(
+    signed: Signed, roster: Roster, run_id: Digest, verify: Verify, codec: str, chunk_elements: int
+) -> Ring:
+    """The ring of a roster after everything in it was checked.
+
+    Raises:
+        MalformedError: members that are not ready for this head, in the wrong order, without work,
+            an organiser that is not a member, or another codec or chunk plan than the manifest's.
+        ForgedError: a member's `Ready` that it did not sign.
+    """
+    if roster.codec != codec or roster.chunk_elements != chunk_elements:
+        raise MalformedError("roster with another codec or chunk plan than the manifest's")
+    members: list[PeerId] = []
+    readies: list[Ready] = []
+    for envelope in roster.members:
+        statement = open_signed(envelope, run_id, verify)
+        if not isinstance(statement, Ready):
+            raise MalformedError("roster with a member that is not ready")
+        if statement.head != roster.head or statement.round != roster.round:
+            raise MalformedError("roster with a member of another round")
+        members.append(PeerId(envelope.author))
+        readies.append(statement)
+    if members != ring_order(roster.head, roster.attempt, members):
+        raise MalformedError("roster that is not in rank order")
+    if signed.author not in members:
+        raise MalformedError("roster of an organiser that is not in it")
+    if sum(ready.tokens for ready in readies) == 0:
+        raise MalformedError("roster without any work")
+    return Ring(
+        digest_of(b"gossamer ring:", signed.author.encode(), signed.payload),
+        PeerId(signed.author),
+        roster,
+        tuple(members),
+        tuple(readies),
+    )
+
+
+def preference(ring: Ring) -> tuple[int, int, bytes, bytes]:
+    """Of two rings for one head the one with the lower preference is followed."""
+    roster = ring.roster
+    return (
+        roster.attempt,
+        -len(ring.members),
+        rank(roster.head, roster.attempt, ring.organiser),
+        ring.ring_id,
+    )

@@ -1,0 +1,266 @@
+"""What the daemon and its trainer process say to each other, over the worker's stdin and stdout.
+
+    4 bytes   length of the message, big-endian
+    ...       one tagged struct of this module, as msgpack
+
+The daemon sends `ToWorker`, the worker answers with `FromWorker`. The parameters themselves do not
+travel: both sides map the same two files of fp32 values, `base` and `pending` (module `memory`).
+
+Order of a life: Configure -> Configured, then any number of
+`Genesis -> GenesisDone`, `Evaluate -> Evaluated`, `Adopt`, and rounds
+`Begin -> Step, Step, ... NeedData ... -> Finished`. Between rounds `base` may be written by the daemon at
+any time; during a round too, since the worker takes its own copy at Begin. `pending` is the
+worker's from the moment that the round may end (Stop, `steps_max`, `seconds_max`) until Finished.
+`Data`, `Forget`, `Save` and `Stop` are allowed at any time; a Stop that arrives after its round
+has ended is ignored. The end of stdin ends the worker at once.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from gossamer.protocol.manifest import InnerConfig, ModelConfig
+
+# The largest message is Evaluate with the paths of the held-out shards or Finished with its spans:
+# some thousand short entries. Anything longer is not a message of ours.
+MESSAGE_BYTES_MAX = 1024 * 1024
+
+# Ranges that may be queued and not yet consumed: many rounds' worth, and a bound on memory.
+DATA_RANGES_MAX = 1024
+
+_LENGTH = struct.Struct(">I")
+LENGTH_BYTES = _LENGTH.size
+
+Span = tuple[int, int, int]
+"""(shard, first token, token after the last one) of consumed data."""
+
+
+class MessageError(ValueError):
+    """Bytes between daemon and worker that are not a message: a bug, or a broken pipe."""
+
+
+class _ToWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, kw_only=True):
+    pass
+
+
+class _FromWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, kw_only=True):
+    pass
+
+
+class Configure(_ToWorker):
+    """First message of a life; answered with Configured."""
+
+    model: ModelConfig
+    inner: InnerConfig
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:0`, `mps`."""
+    threads: int = 0
+    """Threads of torch on the CPU; 0 leaves torch's own choice."""
+    seed: int
+    base_fd: int
+    pending_fd: int
+    token_bytes: int
+    """2 or 4: little-endian unsigned tokens in the shards."""
+    optimizer_path: str = ""
+    """Where AdamW's moments are kept over restarts; empty: nowhere."""
+    micro_batch: int = 0
+    """Sequences of one forward pass; 0 chooses by the device and halves when memory runs out."""
+
+
+class Genesis(_ToWorker):
+    """Fill `base` with the initial weights of the seed."""
+
+
+class Data(_ToWorker):
+    """Queue tokens `start` to `stop` of a zstd-compressed shard on disk, behind what is queued."""
+
+    shard: int
+    path: str
+    start: int
+    stop: int
+
+
+class Begin(_ToWorker):
+    """Start a round from `base`. `first_step` is the first inner step's place in the schedule."""
+
+    round: int
+    first_step: int
+    steps_max: int
+    seconds_max: float
+
+
+class Stop(_ToWorker):
+    """End the round after the step that is being done; answered with Finished."""
+
+
+class Adopt(_ToWorker):
+    """Local parameters become `base`; AdamW's moments stay. Between rounds only."""
+
+
+class Evaluate(_ToWorker):
+    """Loss of `base` over held-out shards. Between rounds only."""
+
+    paths: tuple[str, ...]
+    tokens_max: int
+
+
+class Forget(_ToWorker):
+    """Drop the queued data that no step has consumed."""
+
+
+class Save(_ToWorker):
+    """Write AdamW's moments to `optimizer_path` now."""
+
+
+class Exit(_ToWorker):
+    """Exit with code 0 after the step that is being done; an unfinished round is dropped."""
+
+
+class Configured(_FromWorker):
+    device: str
+    """`cpu`, `cuda:0`, `mps:0`."""
+    device_name: str
+    """For people: the model of the processor or of the graphics card."""
+    num_parameters: int
+    precision: str
+    """`fp32`, or `bf16` where matrix products are done in it (weights and moments stay fp32)."""
+    optimizer_steps: int
+    """Steps that the loaded moments have seen; 0: fresh moments."""
+    problem: str = ""
+    """Why the file at `optimizer_path` was not used, for people; empty if all is well."""
+
+
+class GenesisDone(_FromWorker):
+    pass
+
+
+class Evaluated(_FromWorker):
+    loss: float
+    """Nats per token."""
+    tokens: int
+
+
+class Saved(_FromWorker):
+    problem: str = ""
+    """Why nothing was written, for people; the file that was there before is untouched."""
+
+
+class Step(_FromWorker):
+    """One inner step is done."""
+
+    round: int
+    step: int
+    """Place in the schedule: Begin's `first_step` and up."""
+    loss: float
+    """Mean over the step's tokens, in nats, before the update. May be NaN if `skipped`."""
+    tokens: int
+    """Target tokens trained; 0 if `skipped`."""
+    seconds: float
+    gradient_norm: float
+    """Before clipping."""
+    learning_rate: float
+    skipped: bool
+    """Loss or gradient was not finite: nothing was updated, the data counts as consumed."""
+
+
+class NeedData(_FromWorker):
+    """Queued data will run out soon. Said once, and again after each Data that was not enough."""
+
+    round: int
+    tokens_queued: int
+
+
+class Finished(_FromWorker):
+    """A round has ended and `pending` holds its work."""
+
+    round: int
+    steps: int
+    """Inner steps done, the skipped ones among them."""
+    tokens: int
+    """Target tokens trained."""
+    spans: tuple[Span, ...]
+    """What was consumed, in order; neighbouring ranges of a shard are merged."""
+    loss_mean: float
+    """Mean over the tokens trained; NaN if there are none."""
+    seconds: float
+
+
+class Failed(_FromWorker):
+    """Why the worker cannot go on, for people. It exits with code 1 after this."""
+
+    reason: str
+
+
+ToWorker = (
+    Configure | Genesis | Data | Begin | Stop | Adopt | Evaluate | Forget | Save | Exit
+)
+FromWorker = Configured | GenesisDone | Evaluated | Saved | Step | NeedData | Finished | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_to_worker = msgspec.msgpack.Decoder(ToWorker)
+_from_worker = msgspec.msgpack.Decoder(FromWorker)
+
+
+def encode(message: ToWorker | FromWorker) -> bytes:
+    """The whole frame of a message.
+
+    Raises:
+        MessageError: longer than `MESSAGE_BYTES_MAX`.
+    """
+    body = _encoder.encode(message)
+    if len(body) > MESSAGE_BYTES_MAX:
+        raise MessageError(f"{type(message).__name__} of {len(body)} bytes; {MESSAGE_BYTES_MAX} is the limit")
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode_length(prefix: bytes | bytearray | memoryview) -> int:
+    """Length of the message behind a prefix of `LENGTH_BYTES`.
+
+    Raises:
+        MessageError: longer than `MESSAGE_BYTES_MAX`.
+    """
+    (length,) = _LENGTH.unpack(prefix)
+    if length > MESSAGE_BYTES_MAX:
+        raise MessageError(f"message of {length} bytes; {MESSAGE_BYTES_MAX} is the limit")
+    return int(length)
+
+
+def decode_to_worker(body: bytes | bytearray | memoryview) -> ToWorker:
+    """Raises MessageError if the bytes are not a message to the worker."""
+    try:
+        return _to_worker.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MessageError(f"not a message to the trainer: {error}") from error
+
+
+def decode_from_worker(body: bytes | bytearray | memoryview) -> FromWorker:
+    """Raises MessageError if the bytes are not a message from the worker."""
+    try:
+        return _from_worker.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise MessageError(f"not a message from the trainer: {error}") from error
+
+
+class MessageSplitter:
+    """Cuts a byte stream into message bodies. Holds at most one unfinished message."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes | bytearray) -> list[bytes]:
+        """Bodies that are complete now.
+
+        Raises:
+            MessageError: a length over the limit; the stream is of no use afterwards.
+        """
+        self._buffer += data
+        bodies = []
+        while len(self._buffer) >= LENGTH_BYTES:
+            end = LENGTH_BYTES + decode_length(self._buffer[:LENGTH_BYTES])
+            if len(self._buffer) < end:
+                break
+            bodies.append(bytes(self._buffer[LENGTH_BYTES:end]))
+            del self._buffer[:end]
+        return bodies
