@@ -64,8 +64,12 @@ class BlockStore:
         evictions: blocks evicted for the quota or a full disk, since the start.
     """
 
-    def __init__(self, root: Path, quota_bytes: int) -> None:
-        """`quota_bytes` limits the sum of the blocks' sizes, as far as pins allow."""
+    def __init__(self, root: Path, quota_bytes: int, *, read_only: bool = False) -> None:
+        """`quota_bytes` limits the sum of the blocks' sizes, as far as pins allow.
+
+        `read_only` looks at a folder that another process has: nothing is written or removed.
+        """
+        self._read_only = read_only
         self.root = root
         self.quota_bytes = quota_bytes
         self.verify_failures = 0
@@ -126,6 +130,7 @@ class BlockStore:
                 the block.
             ValueError: empty, or over `BLOCK_BYTES_MAX`.
         """
+        assert not self._read_only
         num_bytes = memoryview(data).nbytes
         if not 0 < num_bytes <= limits.BLOCK_BYTES_MAX:
             raise ValueError(f"a block has 1 to {limits.BLOCK_BYTES_MAX} bytes, not {num_bytes}")
@@ -210,6 +215,15 @@ class BlockStore:
         with self._lock:
             self._drop_pins(name)
 
+    def discard(self, name: str) -> None:
+        """Unpin, and delete the blocks that nothing else pins: nobody will want them again."""
+        with self._lock:
+            blocks = self._pins.get(name, frozenset())
+            self._drop_pins(name)
+            for digest in blocks:
+                if digest not in self._pin_counts:
+                    self._remove(digest)
+
     def evict(self) -> int:
         """Remove the least recently used blocks until the quota holds or all others are pinned.
 
@@ -218,11 +232,12 @@ class BlockStore:
         return self._evict_bytes(self._used_bytes - self.quota_bytes)
 
     def _scan(self) -> None:
-        self._tmp.mkdir(parents=True, exist_ok=True)
-        for leftover in self._tmp.iterdir():
-            leftover.unlink()
+        if not self._read_only:
+            self._tmp.mkdir(parents=True, exist_ok=True)
+            for leftover in self._tmp.iterdir():
+                leftover.unlink()
         found: list[tuple[int, Digest, int]] = []
-        for folder in self.root.iterdir():
+        for folder in self.root.iterdir() if self.root.exists() else ():
             if folder == self._tmp or not folder.is_dir():
                 continue
             for entry in os.scandir(folder):
@@ -232,7 +247,7 @@ class BlockStore:
                 status = entry.stat()
                 if 0 < status.st_size <= limits.BLOCK_BYTES_MAX:
                     found.append((status.st_mtime_ns, digest, status.st_size))
-                else:  # a power cut can leave an empty file under a block's name
+                elif not self._read_only:  # a power cut can leave an empty file under a block's name
                     os.unlink(entry.path)
         for _, digest, num_bytes in sorted(found):
             self._sizes[digest] = num_bytes
@@ -281,6 +296,8 @@ class BlockStore:
         return freed_bytes
 
     def _remove(self, digest: Digest) -> None:
+        if self._read_only:
+            return
         self.path(digest).unlink(missing_ok=True)
         self._used_bytes -= self._sizes.pop(digest, 0)
 
@@ -296,6 +313,8 @@ class BlockStore:
 
     def _touch(self, digest: Digest) -> None:
         """Note that the block was used, in memory and for the next start."""
+        if self._read_only:
+            return
         with contextlib.suppress(FileNotFoundError):  # evicted since
             os.utime(self.path(digest))
         with self._lock:

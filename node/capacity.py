@@ -153,9 +153,7 @@ def with_trainer_device(
     torch calls AMD cards `cuda` too; a `cuda` device that NVML does not know is one of those.
     """
     if device.startswith("cuda"):
-        measured = _with_cuda(
-            device, device_name, gpus, capacity.host_memory_bytes, capacity.cores
-        )
+        measured = _with_cuda(device, device_name, gpus, capacity.host_memory_bytes, capacity.cores)
     else:
         measured = _capacity(
             device_name or cpu_name(),
@@ -185,9 +183,7 @@ def _capacity(
     )
 
 
-def _with_cuda(
-    device: str, name: str, gpus: list[Gpu], host_memory: int, cores: int
-) -> Capacity:
+def _with_cuda(device: str, name: str, gpus: list[Gpu], host_memory: int, cores: int) -> Capacity:
     ordinal = int(device.partition(":")[2] or 0)
     visible = _visible(gpus)
     if visible:

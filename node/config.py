@@ -85,7 +85,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
-    """Join the run that the peers at these addresses are in; `run_id` (hex), if given, must match."""
+    """Join the run of the peers at these addresses. `run_id` (hex) must match, if given."""
 
     addresses: tuple[str, ...]
     run_id: str | None = None
@@ -215,7 +215,7 @@ def parse_host_port(text: str) -> HostPort:
 
 
 def parse_listen(text: str) -> str:
-    """A multiaddr to listen on: `/ip4/.../tcp/PORT` or `/ip6/.../tcp/PORT`. ValueError for people."""
+    """An address to listen on, `/ip4/.../tcp/PORT` or `/ip6/...`. ValueError for people."""
     parts = text.split("/")
     example = "/ip4/0.0.0.0/tcp/4610"
     if len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
@@ -285,7 +285,8 @@ def parse_size(value: object) -> int:
     match = _SIZE.fullmatch(str(value).strip())
     if match is None:
         raise ValueError(f"{value!r} is not a size; write it as 20GiB, 500MB or a number of bytes")
-    return round(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    unit: int = _UNITS[(match[2] or "").lower()]
+    return round(float(match[1]) * unit)
 
 
 def _check_endpoint(text: str, kind: str, host: str, port: str, port_min: int) -> None:
@@ -368,6 +369,14 @@ def _api_hosts(value: object) -> tuple[str, ...]:
     return tuple(name.lower().rstrip(".") for name in names)
 
 
+def _bootstrap(value: object) -> tuple[str, ...]:
+    links = [parse_link(text) for text in _texts(value)]
+    for link in links:
+        if link.run_id is not None:
+            raise ValueError(f"{str(link)!r}: a link with a run id goes to `gossamer join`")
+    return tuple(dict.fromkeys(link.address for link in links))
+
+
 _PARSERS: dict[str, Any] = {
     "state_dir": _path,
     "listen": _listen,
@@ -379,5 +388,5 @@ _PARSERS: dict[str, Any] = {
     "log_format": _choice(get_args(LogFormat)),
     "log_level": _choice(get_args(LogLevel)),
     "log_steps": _integer(0, LOG_STEPS_MAX),
-    "bootstrap": lambda value: tuple(parse_link(text).address for text in _texts(value)),
+    "bootstrap": _bootstrap,
 }

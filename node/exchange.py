@@ -10,7 +10,6 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -44,7 +43,7 @@ class FetchError(Exception):
 
     def __init__(self, missing: Sequence[Digest], num_wanted: int, why: str) -> None:
         super().__init__(
-            f"{len(missing)} of {num_wanted} blocks are missing (the first is {short(missing[0])}): "
+            f"{len(missing)} of {num_wanted} blocks are missing, {short(missing[0])} is the first: "
             f"{why}. What arrived is kept; it goes on from there when a peer that has them is back"
         )
         self.missing = tuple(missing)
@@ -142,25 +141,28 @@ class BlockService:
         failed: list[Digest] = []
         why = ""
         while pending:
-            missing = self._store.missing(pending)
-            for digest in pending.keys() - missing:
-                report(digest)
-            pending = dict.fromkeys(missing)
+            missing = dict.fromkeys(self._store.missing(pending))
+            for digest in pending:
+                if digest not in missing:
+                    report(digest)
+            pending = missing
             ours = [digest for digest in pending if digest not in self._fetching]
             if ours:
-                not_found, why = await self._download(ours, sources, report)
-                failed += not_found
+                not_found, problem = await self._download(ours, sources, report)
+                if not_found:
+                    failed += not_found
+                    why = problem
                 for digest in ours:
                     del pending[digest]
             for digest in pending:
                 if (event := self._fetching.get(digest)) is not None:
                     await event.wait()
-        missing = self._store.missing(failed)  # another fetch may have found one since
+        still_missing = self._store.missing(failed)  # another fetch may have found one since
         for digest in failed:
-            if digest not in missing:
+            if digest not in still_missing:
                 report(digest)
-        if missing:
-            raise FetchError(missing, len(wanted), why)
+        if still_missing:
+            raise FetchError(still_missing, len(wanted), why)
 
     async def _download(
         self,

@@ -3,13 +3,14 @@
 One `Download` is one list of wanted digests. A worker a peer keeps a few requests on their way on
 one stream; the next digest goes to whichever worker has room, so a fast peer brings more. Then:
 
-- A peer that does not have a block is not asked for it again in this pass.
-- A peer whose stream fails, or that answers nothing for `request_seconds`, is out of this pass and
-  what it was asked for goes to the others.
-- A block that is late (`hedge_seconds`) is also asked of a second peer that has nothing else to do;
-  the first whole answer counts.
+- A peer whose stream fails, or that answers nothing for `request_seconds`, is left alone for
+  `return_seconds`, and what it was asked for goes to the others.
+- A peer that does not have a block is not asked for it again, until it has been left alone so long
+  because it had nothing more to give.
+- A block that is late (`hedge_seconds`) is also asked of another peer that has nothing else to do,
+  and so on up to `copies_max`; the first whole answer counts.
 - A peer that sends wrong bytes, or breaks the protocol, is reported and out for good.
-- When nobody is left to ask, the pass is over. The next one, after a pause, asks the sources anew.
+- When nobody can be asked, the pass is over. The next one, after a pause, asks everybody anew.
   After `passes` of them in a row that brought nothing, the download ends with what it has.
 
 Each block is checked and stored at once, so whatever ends a download, the next one goes on there.
@@ -34,7 +35,7 @@ from gossamer.protocol.block_messages import (
     decode_reply,
     encode_request,
 )
-from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.limits import KIB
 
@@ -55,13 +56,14 @@ class FetchLimits:
     workers_max: int = 16
     """Streams open at once, stalled ones included."""
     requests_per_peer_max: int = 4
-    """Requests on their way at once: covers the round trip, and is little to ask again elsewhere."""
-    copies_max: int = 2
+    """Requests on their way at once: hides the round trip, and is little to ask elsewhere again."""
+    copies_max: int = 4
     """Peers that are asked for one block at once."""
     open_seconds: float = 15.0
     request_seconds: float = 60.0
     """Without an answer for so long a peer is given up: 4 MiB at 0.6 Mbit/s."""
     hedge_seconds: float = 5.0
+    return_seconds: float = 30.0
     passes: int = 3
     pause_seconds: float = 2.0
 
@@ -124,7 +126,7 @@ class Download:
         self._on_stored = on_stored
         self._on_offence = on_offence
         self._workers: list[_Worker] = []
-        self._tried: set[PeerId] = set()
+        self._not_before: dict[PeerId, float] = {}
         self._offenders: set[PeerId] = set()
         self._failure: Exception | None = None
         self._changed = trio.Event()
@@ -150,9 +152,7 @@ class Download:
                 await trio.sleep(self._limits.pause_seconds)
 
     async def _pass(self) -> None:
-        self._tried = {self._transport.peer_id, *self._offenders}
-        for wanted in self.wanted.values():
-            wanted.refused.clear()
+        self._not_before.clear()
         async with trio.open_nursery() as nursery:
             while self.wanted and self._failure is None:
                 self._start_workers(nursery)
@@ -174,13 +174,25 @@ class Download:
         num_useful = min(num_useful, self._limits.workers_max - len(self._workers))
         if num_useful <= 0 or not any(self._may_ask(each, now) for each in self.wanted.values()):
             return
-        untried = sorted(set(self._sources()) - self._tried, key=self._rank)
-        for peer_id in untried[:num_useful]:
-            self._tried.add(peer_id)
+        for peer_id in self._candidates(now)[:num_useful]:
+            for wanted in self.wanted.values():
+                wanted.refused.discard(peer_id)
             self.peers_asked.add(peer_id)
             worker = _Worker(peer_id, progress_at=now)
             self._workers.append(worker)
             nursery.start_soon(self._work, worker)
+
+    def _candidates(self, now: float) -> list[PeerId]:
+        working = {worker.peer_id for worker in self._workers}
+        excluded = working | self._offenders | {self._transport.peer_id}
+        return sorted(
+            (
+                peer_id
+                for peer_id in set(self._sources()) - excluded
+                if self._not_before.get(peer_id, now) <= now
+            ),
+            key=self._rank,
+        )
 
     def _rank(self, peer_id: PeerId) -> bytes:
         """Every node and every download asks in another order, so that no peer is first for all."""
@@ -205,6 +217,7 @@ class Download:
             for wanted in worker.under_way:
                 wanted.asked.pop(worker.peer_id, None)
             self._workers.remove(worker)
+            self._not_before[worker.peer_id] = trio.current_time() + self._limits.return_seconds
             self._wake()
 
     async def _ask(self, worker: _Worker) -> None:

@@ -24,6 +24,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 import trio
@@ -40,12 +41,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gossamer.node.config import HostPort, parse_host_port
 from gossamer.node.status import Status, encode_status, is_ready
 
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
 log = structlog.get_logger()
+
+# Typed loosely: the stubs of trio-typing, which libp2p brings, are older than abandon_on_cancel.
+_run_in_thread: Any = trio.to_thread.run_sync
 
 CONTROL_HEADER = "x-gossamer"
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
-# A client that reads nothing holds its connection, and with it an orderly exit, no longer than this.
-_STALLED_CLIENT_MS_MAX = 10_000
+# A client that reads nothing holds its connection, and an orderly exit, no longer than this.
+_STALLED_CLIENT_MS_MAX = 5_000
 _IDLE_SECONDS_MAX = 15
 # Orders have no body; a client that sends one is no client of ours.
 _BODY_BYTES_MAX = 0
@@ -73,7 +80,7 @@ async def serve_http(
     controls: Controls,
     *,
     hosts: Sequence[str] = (),
-    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+    task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until cancelled; `task_status` gets the HOST:PORT that it really listens on.
 
@@ -96,7 +103,12 @@ async def serve_http(
         started = task_status
         while True:
             try:
-                await serve(app, _config(listener), mode="asgi", task_status=_Started(started, address))
+                await serve(
+                    cast(Any, app),
+                    _config(listener),
+                    mode="asgi",
+                    task_status=_Started(started, address),
+                )
                 return
             except Exception as error:
                 # Hypercorn ends as a whole when its handling of one connection fails.
@@ -108,7 +120,7 @@ async def serve_http(
 class _Started:
     """Hands our address, instead of hypercorn's list, to whoever waits for the start."""
 
-    def __init__(self, task_status: trio.TaskStatus[str], address: str) -> None:
+    def __init__(self, task_status: TaskStatus[str], address: str) -> None:
         self._task_status = task_status
         self._address = address
 
@@ -172,7 +184,7 @@ def build_app(
     async def show_metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         # In a thread: GPUs are asked while it is written, and a driver can take its time.
-        text = await trio.to_thread.run_sync(
+        text = await _run_in_thread(
             encode, registry, limiter=scrape_limiter, abandon_on_cancel=True
         )
         return Response(text, headers={"content-type": content_type})

@@ -25,6 +25,7 @@ from libp2p.custom_types import TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.trio import TrioTCPStream
+from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.network.exceptions import SwarmException
@@ -38,8 +39,11 @@ from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
 from gossamer.node.libp2p_noise import NoiseSession, socket_of
-from gossamer.node.libp2p_yamux import YamuxConnection, YamuxStream
+from gossamer.node.libp2p_yamux import YamuxConnection
+from gossamer.node.libp2p_yamux_stream import YamuxStream
 from gossamer.node.transport import ListenError
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import PeerId, public_key_of
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +105,9 @@ class GuardedListener(IListener):
         host = maddr.value_for_protocol(maddr.protocols()[0].code)
         port = int(maddr.value_for_protocol("tcp") or 0)
         assert self.background_nursery is not None
-        self._listeners = await trio.open_tcp_listeners(port, host=host, backlog=LISTEN_BACKLOG)
+        self._listeners = list(
+            await trio.open_tcp_listeners(port, host=host, backlog=LISTEN_BACKLOG)
+        )
         self.background_nursery.start_soon(self._serve)
 
     async def _serve(self) -> None:
@@ -140,10 +146,16 @@ class GuardedTcp(TCP):
     """TCP with dead-link detection from the first byte, both ways, and `GuardedListener`."""
 
     async def dial(self, maddr: Multiaddr) -> IRawConnection:
-        """Connect; see `detect_dead_links`."""
-        connection = await super().dial(maddr)
+        """Connect; see `detect_dead_links`.
+
+        Raises:
+            OSError: the kernel's or the resolver's reason, which py-libp2p hides.
+        """
+        host = maddr.value_for_protocol(maddr.protocols()[0].code)
+        port = int(maddr.value_for_protocol("tcp") or 0)
+        connection = TrioTCPStream(await trio.open_tcp_stream(str(host), port))
         detect_dead_links(connection)
-        return connection
+        return RawConnection(connection, True)
 
     def create_listener(
         self, handler_function: Callable[[ReadWriteCloser], Awaitable[None]]
@@ -168,6 +180,23 @@ class GuardedMuxer(MuxerMultistream):
         return self._annotate_connection(YamuxConnection(conn, peer_id), conn, protocol)
 
 
+class _NoAutoConnector(AutoConnector):
+    """Dials nobody.
+
+    Symptom: py-libp2p dials, on its own, whatever addresses peers have told it, towards a target
+    between its watermarks that cannot be set to zero.
+    """
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def run_background_task(self, nursery: trio.Nursery) -> None:
+        """No task."""
+
+    async def maybe_connect(self) -> None:
+        """Never."""
+
+
 class GuardedSwarm(Swarm):
     """Connections: slots that are given back, newcomers that cannot be kept out, bans."""
 
@@ -175,6 +204,7 @@ class GuardedSwarm(Swarm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.auto_connector = _NoAutoConnector(self)
         self.banned = {}
         self._handshakes: dict[trio.CancelScope, str] = {}  # oldest first, and the other's host
 
@@ -234,7 +264,7 @@ class GuardedSwarm(Swarm):
         muxed_conn: IMuxedConn | None = None
         try:
             secured = await self.upgrader.security_multistream.secure_outbound(
-                raw_conn,  # type: ignore[arg-type]
+                raw_conn,
                 peer_id,  # type: ignore[arg-type]  # None: `FastNoiseTransport` accepts anybody
             )
             muxed_conn = await self.upgrader.upgrade_connection(secured, secured.get_remote_peer())
@@ -247,10 +277,17 @@ class GuardedSwarm(Swarm):
             raise
 
     async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
-        """Take a connection in, unless its peer is banned."""
+        """Take a connection in, unless its peer is banned or has a key that is not Ed25519."""
+        reason = None
+        try:
+            public_key_of(PeerId(muxed_conn.peer_id.to_base58()))
+        except MalformedError as error:
+            reason = str(error)
         if self.is_banned(muxed_conn.peer_id):
+            reason = "this peer is banned here for a while"
+        if reason is not None:
             await muxed_conn.close()
-            raise SwarmException("this peer is banned here")
+            raise SwarmException(reason)
         return await super().add_conn(muxed_conn, direction)
 
     def is_banned(self, peer_id: ID) -> bool:
@@ -344,6 +381,16 @@ class GuardedPubsub(Pubsub):
         """Deliver at once; py-libp2p's subscription queue drops what is over 32 messages."""
         if self.on_message is not None:
             self.on_message(msg)
+
+    def _forget_all_subscriptions(self, peer_id: ID) -> None:
+        """Forget a peer's topics when it is gone, and only then.
+
+        Symptom: when the older of two connections to a peer dies (it restarted, or both sides
+        dialled), its topics are forgotten although it will not announce them again: from then on
+        it hears nothing from us.
+        """
+        if not self._peer_is_connected(peer_id):
+            super()._forget_all_subscriptions(peer_id)
 
     async def stream_handler(self, stream: INetStream) -> None:
         """Read one peer's gossip stream, counted."""

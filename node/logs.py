@@ -103,7 +103,7 @@ def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
         "time": f"{moment}.{int(seconds % 1 * 1000):03d}Z",
         "level": event.pop("level", "info"),
         "event": event.pop("event", ""),
-        **event,
+        **{key: _to_json(value) if _is_bytes(value) else value for key, value in event.items()},
     }
     try:
         return msgspec.json.encode(ordered, enc_hook=_to_json).decode()
@@ -111,8 +111,13 @@ def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
         return json.dumps(ordered, default=_to_json)
 
 
-def _to_json(value: Any) -> Any:
-    return value.hex() if isinstance(value, bytes) else str(value)
+def _to_json(value: Any) -> str:
+    return str(value.hex()) if _is_bytes(value) else str(value)
+
+
+def _is_bytes(value: object) -> bool:
+    """Digests, mostly: people and tools know them in hex."""
+    return isinstance(value, (bytes, bytearray))
 
 
 class _TextRenderer:

@@ -16,7 +16,8 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gossamer.node.capacity import GpuCollector, Gpus
-from gossamer.node.status import OUTCOMES, PHASES, Outcome, Phase
+from gossamer.node.status import OUTCOMES, PHASES, Outcome
+from gossamer.protocol.messages import Phase
 
 OTHER = "other"
 PAUSE_REASONS = ("user", "disk_full")
@@ -74,7 +75,7 @@ class Metrics:
     """All metrics of a node; the registry is what `/metrics` shows."""
 
     def __init__(self, gpus: Gpus | None = None) -> None:
-        prometheus_client.disable_created_metrics()
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry(auto_describe=False)
 
         def counter(name: str, text: str) -> Counter:
@@ -125,9 +126,7 @@ class Metrics:
         self.dials = counters(
             "dials_total", "Attempts to connect to a peer.", "outcome", DIAL_OUTCOMES
         )
-        self.peer_rtt_seconds = histogram(
-            "peer_rtt_seconds", "Round trips to peers.", _RTT_BUCKETS
-        )
+        self.peer_rtt_seconds = histogram("peer_rtt_seconds", "Round trips to peers.", _RTT_BUCKETS)
         # Training.
         self.inner_steps = counter("inner_steps_total", "Inner steps done.")
         self.tokens = counter("tokens_total", "Tokens trained on, committed or not.")
@@ -179,7 +178,8 @@ class Metrics:
         # Blocks and disk.
         self.blocks = gauges("blocks", "Blocks of state and data.", "state", BLOCK_STATES)
         self.block_verify_failures = counter(
-            "block_verify_failures_total", "Blocks, of disk or peers, that did not fit their digest."
+            "block_verify_failures_total",
+            "Blocks, of disk or peers, that did not fit their digest.",
         )
         self.disk_used_bytes = gauges("disk_used_bytes", "Disk in use.", "kind", DISK_KINDS)
         self.disk_quota_bytes = gauge("disk_quota_bytes", "Limit of the data cache.")

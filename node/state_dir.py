@@ -202,9 +202,7 @@ class StateDir:
                 "run again; identity.key may be copied into the new directory"
             ) from error
         except OSError as error:
-            raise StateDirError(
-                f"{self.manifest_path} cannot be read: {error.strerror}"
-            ) from error
+            raise StateDirError(f"{self.manifest_path} cannot be read: {error.strerror}") from error
         return signed
 
     def write_manifest(self, signed: SignedManifest) -> None:

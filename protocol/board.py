@@ -2,18 +2,28 @@
 
 Gossip loses messages, so nothing may hang on one of them. Every peer keeps the statements that
 still matter on its board; peers compare boards over a stream from time to time and hand each other
-what is missing. Merging boards is idempotent and does not depend on order.
+what is missing. Merging boards is idempotent and does not depend on order: of two statements with
+one key and one version (only a dishonest author signs such) the one with the lower digest stays.
 
 What matters: every living author's announcement, and whatever belongs to the current head.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.messages import Signed, Statement, key_of, version_of
+from gossamer.protocol.messages import (
+    Signed,
+    Statement,
+    Suspect,
+    Vote,
+    key_of,
+    version_of,
+)
 
 STATEMENTS_MAX = 8 * limits.MEMBERS_MAX
 """Announcement, Ready, Vote and a few Rosters and Suspects for every possible member."""
@@ -21,51 +31,129 @@ STATEMENTS_MAX = 8 * limits.MEMBERS_MAX
 REPLY_BYTES_MAX = limits.FRAME_MESSAGE_BYTES_MAX // 2
 """Statements in one anti-entropy reply; the rest comes with the next exchange."""
 
+STATEMENT_BYTES_MAX = REPLY_BYTES_MAX
+"""A statement that does not fit a reply could never be handed on."""
+
+AUTHOR_STATEMENTS_MAX = limits.RING_MEMBERS_MAX + 64
+"""One author's: a Suspect for every member of a ring, and a few of everything else. So one bad peer
+cannot fill the board."""
+
+AUTHOR_BYTES_MAX = 1 * limits.MIB
+"""One author's: some rosters of the largest ring."""
+
+BOARD_BYTES_MAX = 64 * limits.MIB
+"""All authors', so that many bad peers cannot take the node's memory."""
+
+_OVERHEAD_BYTES = 200
+"""Author, signature and the reply's msgpack, for every statement."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    statement: Statement
+    signed: Signed
+    digest: Digest
+    num_bytes: int
+
 
 class Board:
     """Newest statement by key. Insertion order is kept, so that replies are deterministic."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[str, ...], tuple[Statement, Signed]] = {}
+        self._entries: dict[tuple[str, ...], _Entry] = {}
+        self._old: set[tuple[str, ...]] = set()
+        self._count_of: Counter[str] = Counter()
+        self._bytes_of: Counter[str] = Counter()
+        self._num_bytes = 0
 
     def post(self, signed: Signed, statement: Statement) -> bool:
         """Takes a checked statement; says whether it was news."""
         key = key_of(signed.author, statement)
         known = self._entries.get(key)
-        if known is not None and version_of(known[0]) >= version_of(statement):
+        if known is not None:
+            old, new = version_of(known.statement), version_of(statement)
+            if old > new or (old == new and known.digest <= signed.digest):
+                return False
+        entry = _Entry(
+            statement, signed, signed.digest, len(signed.payload) + _OVERHEAD_BYTES
+        )
+        if not self._has_room(entry, known):
             return False
-        if known is None and len(self._entries) >= STATEMENTS_MAX:
-            return False
-        self._entries[key] = (statement, signed)
+        if known is not None:
+            self._forget(known)
+        self._entries[key] = entry
+        self._remember(entry)
         return True
+
+    def age(self) -> None:
+        """Drops Suspects and Votes that came before the call before this one.
+
+        Called at every new head: what belongs to a ring that ended two heads ago is of no use.
+        """
+        self._replace(
+            {
+                key: entry
+                for key, entry in self._entries.items()
+                if key not in self._old or not isinstance(entry.statement, Suspect | Vote)
+            }
+        )
+        self._old = set(self._entries)
 
     def keep(self, wanted: Callable[[Signed, Statement], bool]) -> None:
         """Drops every statement that is not wanted any more."""
-        self._entries = {
-            key: (statement, signed)
-            for key, (statement, signed) in self._entries.items()
-            if wanted(signed, statement)
-        }
+        self._replace(
+            {
+                key: entry
+                for key, entry in self._entries.items()
+                if wanted(entry.signed, entry.statement)
+            }
+        )
 
     def digests(self) -> list[Digest]:
-        return [signed.digest for _, signed in self._entries.values()]
+        return [entry.digest for entry in self._entries.values()]
 
     def missing_from(self, held: Collection[bytes]) -> list[Signed]:
         """Statements whose digest is not among `held`, up to `REPLY_BYTES_MAX`."""
         known = set(held)
         missing: list[Signed] = []
         num_bytes = 0
-        for _, signed in self._entries.values():
-            if signed.digest in known:
+        for entry in self._entries.values():
+            if entry.digest in known or num_bytes + entry.num_bytes > REPLY_BYTES_MAX:
                 continue
-            num_bytes += len(signed.payload) + 200
-            if num_bytes > REPLY_BYTES_MAX:
-                break
-            missing.append(signed)
+            num_bytes += entry.num_bytes
+            missing.append(entry.signed)
         return missing
 
     def statements(self) -> list[tuple[Signed, Statement]]:
-        return [(signed, statement) for statement, signed in self._entries.values()]
+        return [(entry.signed, entry.statement) for entry in self._entries.values()]
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def _has_room(self, entry: _Entry, replaced: _Entry | None) -> bool:
+        author = entry.signed.author
+        num_more = 0 if replaced is not None else 1
+        more_bytes = entry.num_bytes - (replaced.num_bytes if replaced is not None else 0)
+        return (
+            entry.num_bytes <= STATEMENT_BYTES_MAX
+            and len(self._entries) + num_more <= STATEMENTS_MAX
+            and self._count_of[author] + num_more <= AUTHOR_STATEMENTS_MAX
+            and self._bytes_of[author] + more_bytes <= AUTHOR_BYTES_MAX
+            and self._num_bytes + more_bytes <= BOARD_BYTES_MAX
+        )
+
+    def _remember(self, entry: _Entry) -> None:
+        self._count_of[entry.signed.author] += 1
+        self._bytes_of[entry.signed.author] += entry.num_bytes
+        self._num_bytes += entry.num_bytes
+
+    def _forget(self, entry: _Entry) -> None:
+        self._count_of[entry.signed.author] -= 1
+        self._bytes_of[entry.signed.author] -= entry.num_bytes
+        self._num_bytes -= entry.num_bytes
+
+    def _replace(self, entries: dict[tuple[str, ...], _Entry]) -> None:
+        self._entries = entries
+        self._count_of, self._bytes_of, self._num_bytes = Counter(), Counter(), 0
+        for entry in entries.values():
+            self._remember(entry)

@@ -127,6 +127,8 @@ def decode_update_index(data: bytes, num_chunks: int, num_members: int) -> Updat
         index = _update_decoder.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
         raise MalformedError(f"not an update index: {error}") from error
+    if encode_update_index(index) != data:
+        raise MalformedError("update index that is not in canonical form")
     if len(index.finals) != num_chunks:
         raise MalformedError(f"update of {len(index.finals)} chunks; the run has {num_chunks}")
     for final in index.finals:
@@ -179,8 +181,8 @@ def decode_header(data: bytes) -> Header:
         public_key_of(PeerId(member.peer_id))
         if not 0 <= member.tokens <= limits.TOKENS_MAX:
             raise MalformedError("header with tokens out of range")
-    if not header.tokens <= header.tokens_total <= limits.TOKENS_MAX * limits.RING_MEMBERS_MAX:
-        raise MalformedError("header whose total is below its own tokens")
+    if not 0 < header.tokens <= header.tokens_total <= limits.TOKENS_TOTAL_MAX:
+        raise MalformedError("header without tokens, or whose total is below its own")
     check_header_spans(header)
     return header
 
@@ -235,6 +237,16 @@ def open_commit(commit: Commit, run_id: Digest, verify: Verify) -> Header:
     return header
 
 
+def check_follows(header: Header, parent_head: bytes, round_number: int, tokens_total: int) -> None:
+    """Raises MalformedError unless a header continues the chain whose newest round this is."""
+    if header.parent != parent_head:
+        raise MalformedError("header with another parent")
+    if header.round != round_number + 1:
+        raise MalformedError(f"header of round {header.round} after round {round_number}")
+    if header.tokens_total != tokens_total + header.tokens:
+        raise MalformedError("header whose total is not its parent's and its own tokens")
+
+
 def is_heavier(
     tokens_a: int, head_a: Digest | bytes, tokens_b: int, head_b: Digest | bytes
 ) -> bool:
@@ -245,8 +257,12 @@ def is_heavier(
 
 
 def tokens_taken(tokens: int, num_chunks_in: int, num_chunks: int) -> int:
-    """Tokens of a member that is in `num_chunks_in` of the round's chunks."""
-    return tokens * num_chunks_in // num_chunks
+    """Tokens of a member that is in `num_chunks_in` of the round's chunks, rounded up.
+
+    Rounded up, so that a round that took anything at all has tokens and its head wins over its
+    parent's.
+    """
+    return -(-tokens * num_chunks_in // num_chunks)
 
 
 def spans_taken(num_chunks_in: int, num_chunks: int) -> bool:

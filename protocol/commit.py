@@ -6,32 +6,54 @@ Rules
   header, or a member is removed from the ring, it votes again with a higher sequence.
 - The newest vote of each member counts. When the votes for my header reach the quorum
   (`chain.quorum_reached`), the header is committed.
-- A living member whose vote differs has other finals: both hand each other theirs, the ring's
-  lattice rule merges them, and both compute again.
-- A member that has not voted `vote_seconds` after I did is removed from the ring, so that a peer
-  which falls silent here does not hold up the round.
+- Finals walk on while members vote, so votes that differ come together by themselves. Should my
+  successor's vote still differ `RECONCILE_SECONDS` after both of us voted, it gets all my finals
+  once more; what is better in them walks on from there.
+- A living member that has not voted `VOTE_SECONDS` after I did, or that has stood by another header
+  for `DISAGREE_SECONDS` although it has my finals, is removed from the ring: a peer that falls
+  silent, or whose arithmetic is wrong, does not hold up the round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gossamer.protocol.chain import Commit, quorum_reached
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.messages import Signed, Vote
 
+VOTE_SECONDS = 30.0
+"""Time a member has to vote after I did: the outer step of a 1 B model on a slow CPU."""
+
+RECONCILE_SECONDS = 10.0
+"""Differing finals are on their way at first; sending all of them again costs a model's bytes."""
+
+DISAGREE_SECONDS = 60.0
+"""`RECONCILE_SECONDS`, the way of the finals round the ring, and `VOTE_SECONDS` to vote again."""
+
+
+@dataclass(frozen=True)
+class _Heard:
+    vote: Vote
+    signed: Signed
+    seconds: float
+    """When I heard of this header from this member first (local clock)."""
+
 
 class Commitment:
-    """One member's view of the votes of one ring."""
+    """One member's view of the votes of one ring. Events carry the local clock in seconds."""
 
     def __init__(self, ring_id: Digest, members: Sequence[PeerId], me: PeerId) -> None:
         self._ring_id = ring_id
         self._members = tuple(members)
         self._me = me
-        self._votes: dict[PeerId, tuple[Vote, Signed]] = {}
+        self._votes: dict[PeerId, _Heard] = {}
         self._sequence = 0
         self._header: bytes | None = None
+        self._digest: Digest | None = None
         self._voted_seconds: float | None = None
+        self._reconciled: set[tuple[PeerId, bytes, bytes]] = set()
 
     @property
     def header(self) -> bytes | None:
@@ -46,48 +68,85 @@ class Commitment:
     def propose(self, now: float, header: bytes, removed: frozenset[PeerId]) -> Vote:
         """My vote for a header, to be signed, published and given to `vote_received`."""
         self._header = header
+        self._digest = digest_of(header)
         if self._voted_seconds is None:
             self._voted_seconds = now
         self._sequence += 1
-        return Vote(self._ring_id, self._sequence, digest_of(header), tuple(sorted(removed)))
+        return Vote(self._ring_id, self._sequence, self._digest, tuple(sorted(removed)))
 
-    def vote_received(self, author: PeerId, vote: Vote, signed: Signed) -> bool:
+    def vote_received(self, now: float, author: PeerId, vote: Vote, signed: Signed) -> bool:
         """Takes a checked vote; says whether it was news."""
         if author not in self._members or vote.ring_id != self._ring_id:
             return False
         known = self._votes.get(author)
-        if known is not None and known[0].sequence >= vote.sequence:
+        if known is not None and known.vote.sequence >= vote.sequence:
             return False
-        self._votes[author] = (vote, signed)
+        seconds = now
+        if known is not None and known.vote.header_digest == vote.header_digest:
+            seconds = known.seconds
+        self._votes[author] = _Heard(vote, signed, seconds)
         return True
 
     def result(self) -> Commit | None:
         """The commit record once my header has its quorum."""
-        if self._header is None:
-            return None
-        digest = digest_of(self._header)
         mine = {
-            author: (vote, signed)
-            for author, (vote, signed) in sorted(self._votes.items())
-            if vote.header_digest == digest
+            author: heard
+            for author, heard in sorted(self._votes.items())
+            if heard.vote.header_digest == self._digest
         }
-        if self._me not in mine:
+        if self._header is None or self._me not in mine:
             return None
-        if not quorum_reached(self._members, {a: vote for a, (vote, _) in mine.items()}):
+        if not quorum_reached(self._members, {a: heard.vote for a, heard in mine.items()}):
             return None
-        return Commit(self._header, tuple(signed for _, signed in mine.values()))
+        return Commit(self._header, tuple(heard.signed for heard in mine.values()))
 
-    def disagreeing(self) -> list[tuple[PeerId, Digest]]:
-        """Members whose newest vote is for another header than mine, with that header's digest."""
-        if self._header is None:
-            return []
-        digest = digest_of(self._header)
+    def to_reconcile(self, now: float, successor: PeerId | None) -> bool:
+        """Whether my successor should get all my finals now. Says so once for a pair of votes."""
+        deadline = self._reconcile_seconds(successor)
+        if deadline is None or now < deadline:
+            return False
+        assert successor is not None
+        self._reconciled.add(self._pair(successor))
+        return True
+
+    def to_accuse(self, now: float, living: Sequence[PeerId]) -> list[tuple[PeerId, str]]:
+        """Living members that hold up the round, and why."""
         return [
-            (author, Digest(vote.header_digest))
-            for author, (vote, _) in sorted(self._votes.items())
-            if vote.header_digest != digest
+            (peer, reason)
+            for peer in living
+            for deadline, reason in [self._patience(peer)]
+            if deadline is not None and now >= deadline
         ]
 
-    def silent(self, living: Sequence[PeerId]) -> list[PeerId]:
-        """Living members that have not voted at all."""
-        return [member for member in living if member not in self._votes]
+    def wake_seconds(self, living: Sequence[PeerId], successor: PeerId | None) -> float | None:
+        """When `to_reconcile` or `to_accuse` next have something to say."""
+        deadlines = [self._reconcile_seconds(successor), *(self._patience(p)[0] for p in living)]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def _pair(self, peer: PeerId) -> tuple[PeerId, bytes, bytes]:
+        assert self._digest is not None
+        return (peer, self._votes[peer].vote.header_digest, self._digest)
+
+    def _differs_since(self, peer: PeerId) -> float | None:
+        """Since when a member and I stand by different headers; None if we do not."""
+        mine, theirs = self._votes.get(self._me), self._votes.get(peer)
+        if mine is None or theirs is None:
+            return None
+        if theirs.vote.header_digest == mine.vote.header_digest:
+            return None
+        return max(mine.seconds, theirs.seconds)
+
+    def _reconcile_seconds(self, successor: PeerId | None) -> float | None:
+        since = self._differs_since(successor) if successor is not None else None
+        if since is None or successor is None or self._pair(successor) in self._reconciled:
+            return None
+        return since + RECONCILE_SECONDS
+
+    def _patience(self, peer: PeerId) -> tuple[float | None, str]:
+        """When a living member is to be accused if nothing changes, and of what."""
+        if self._voted_seconds is None or peer == self._me:
+            return None, ""
+        if peer not in self._votes:
+            return self._voted_seconds + VOTE_SECONDS, "silent"
+        since = self._differs_since(peer)
+        return (None if since is None else since + DISAGREE_SECONDS), "disagrees"

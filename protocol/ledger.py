@@ -51,8 +51,11 @@ def decode_ledger(data: bytes) -> Ledger:
     shards = [shard for shard, _ in ledger.positions]
     if shards != sorted(set(shards)) or len(shards) > limits.SHARDS_MAX:
         raise MalformedError("ledger that is not sorted or too long")
-    if any(shard < 0 or position <= 0 for shard, position in ledger.positions):
-        raise MalformedError("ledger with values out of range")
+    for shard, position in ledger.positions:
+        if not (0 <= shard <= limits.SHARDS_MAX and 0 < position <= limits.TOKENS_MAX):
+            raise MalformedError("ledger with values out of range")
+    if encode_ledger(ledger) != data:
+        raise MalformedError("ledger that is not in canonical form")
     return ledger
 
 

@@ -46,6 +46,8 @@ TEXT_CHARACTERS_MAX = 256
 
 # Numbers that peers say of themselves. 2**48 tokens a round is beyond any machine.
 TOKENS_MAX = 2**48
+# Tokens of a whole chain.
+TOKENS_TOTAL_MAX = TOKENS_MAX * RING_MEMBERS_MAX
 ROUNDS_MAX = 2**31
 
 # What a node keeps of others: members of one run, and messages on its board.

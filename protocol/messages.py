@@ -191,7 +191,8 @@ def key_of(author: str, statement: Statement) -> tuple[str, ...]:
         case Announce():
             return ("announce", author)
         case Ready():
-            return ("ready", author)
+            # By head: a peer that moves to another head of the same round is ready there anew.
+            return ("ready", author, statement.head.hex())
         case Roster():
             return ("roster", author, statement.head.hex(), str(statement.attempt))
         case Suspect():
@@ -206,7 +207,7 @@ def version_of(statement: Statement) -> tuple[int, int]:
         case Announce():
             return (statement.incarnation, statement.sequence)
         case Ready():
-            return (statement.round, statement.tokens)
+            return (statement.tokens, statement.steps)
         case Vote():
             return (statement.sequence, 0)
         case Roster() | Suspect():
@@ -253,7 +254,9 @@ def _check(statement: Statement) -> None:
         case Ready():
             _check_count(statement.round, limits.ROUNDS_MAX, "round")
             _check_digest(statement.head, "head")
-            _check_count(statement.tokens, limits.TOKENS_MAX, "tokens")
+            # Work without weight would be in no average, and a header without tokens would not
+            # win over its own parent.
+            _require(0 < statement.tokens <= limits.TOKENS_MAX, "tokens out of range")
             _check_count(statement.steps, limits.TOKENS_MAX, "steps")
             _require(-1e9 < statement.loss < 1e9, "loss out of range")  # NaN fails both
             check_spans(statement.spans)
@@ -284,7 +287,7 @@ def _check_announce(announce: Announce) -> None:
     _check_count(announce.sequence, 2**63, "sequence")
     _check_count(announce.round, limits.ROUNDS_MAX, "round")
     _check_count(announce.checkpoint_round, limits.ROUNDS_MAX, "checkpoint_round")
-    _check_count(announce.tokens_total, limits.TOKENS_MAX, "tokens_total")
+    _check_count(announce.tokens_total, limits.TOKENS_TOTAL_MAX, "tokens_total")
     _check_digest(announce.head, "head")
     _require(len(announce.claims) <= limits.CLAIMS_MAX, f"{len(announce.claims)} claims")
     for shard in announce.claims:

@@ -36,10 +36,12 @@ Payload: TypeAlias = bytes | bytearray | memoryview
 
 @dataclass(frozen=True)
 class Contribute:
-    """Add my part to `payload` (None: begin with it), then call `contributed`."""
+    """Add my part to `payload` (None: begin with it), then call `contributed` or `rejected`."""
 
     chunk: int
     payload: Payload | None
+    sender: PeerId | None = None
+    """Who sent the payload."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class _Chunk:
     added: bool = False
     contributing_mask: int | None = None
     """Mask of the token that is being added to; None when no addition is under way."""
+    waiting: tuple[PeerId, int, Payload] | None = None
+    """A second token that came meanwhile, in case that the first turns out to be no good."""
     finalising: bool = False
     copy_mask: int = 0
     copy: Payload | None = None
@@ -156,11 +160,15 @@ class RingReduce:
                 although I never added it.
         """
         state = self._checked(sender, chunk, mask)
-        if state.added or state.final is not None or self._me in self._removed:
+        if state.final is not None or self._me in self._removed:
+            return []
+        if state.added:
+            if state.contributing_mask is not None:
+                state.waiting = (sender, mask, payload)
             return []
         if mask & (1 << self._position):
             raise MalformedError(f"token of chunk {chunk} claims a part that I never added")
-        return [self._contribute(chunk, mask, payload)]
+        return [self._contribute(chunk, mask, payload, sender)]
 
     def contributed(self, chunk: int, payload: Payload) -> list[Action]:
         """My part was added to a chunk: `payload` is the new partial sum."""
@@ -169,9 +177,29 @@ class RingReduce:
             raise LocalProtocolError(f"no addition to chunk {chunk} is under way")
         state.copy_mask = state.contributing_mask | (1 << self._position)
         state.contributing_mask = None
-        if state.final is None:
+        state.waiting = None
+        if state.final is None and self._me not in self._removed:
             state.copy = payload
         return self._advance(chunk)
+
+    def rejected(self, chunk: int) -> list[Action]:
+        """The token that I was to add to is no good: as if it had never come.
+
+        Its sender has to be removed; then whoever passed it on before sends its copy again. What
+        came from another member meanwhile is taken instead.
+        """
+        state = self._chunks[chunk]
+        if state.contributing_mask is None:
+            raise LocalProtocolError(f"no addition to chunk {chunk} is under way")
+        state.contributing_mask = None
+        state.added = False
+        waiting, state.waiting = state.waiting, None
+        if waiting is not None:
+            return self.token_received(waiting[0], chunk, waiting[1], waiting[2])
+        if state.final is None and self._me not in self._removed and self._is_starter(chunk):
+            # Those before me fell while I was adding, and I did not start it then.
+            return [self._contribute(chunk, 0, None)]
+        return []
 
     def finalised(self, chunk: int, payload: Payload, digest: Digest) -> list[Action]:
         """The average of a chunk was made here."""
@@ -179,6 +207,7 @@ class RingReduce:
         if not state.finalising:
             raise LocalProtocolError(f"chunk {chunk} is not being finalised")
         state.finalising = False
+        state.copy = None  # not before: a removed member's mask belongs to this copy
         if self._me in self._removed:
             return []
         return self._take(chunk, Final(state.copy_mask, digest, self._position, payload), None)
@@ -266,11 +295,13 @@ class RingReduce:
             if not state.added and state.final is None and self._is_starter(chunk)
         ]
 
-    def _contribute(self, chunk: int, mask: int, payload: Payload | None) -> Contribute:
+    def _contribute(
+        self, chunk: int, mask: int, payload: Payload | None, sender: PeerId | None = None
+    ) -> Contribute:
         state = self._chunks[chunk]
         state.added = True
         state.contributing_mask = mask
-        return Contribute(chunk, payload)
+        return Contribute(chunk, payload, sender)
 
     def _advance(self, chunk: int) -> list[Action]:
         """Finishes or passes on the kept copy of a chunk, where the rules say so."""

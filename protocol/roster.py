@@ -49,6 +49,8 @@ class Gathering:
     """When the first `Ready` was seen."""
     complete_seconds: float | None
     """Since when everybody expected has been ready; None while somebody is missing."""
+    first_attempt: int = 0
+    """Attempts before this one came to nothing."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,16 @@ def decide(
     if now < due:
         waiting = sorted(set(gathering.expected) - set(gathering.ready))
         return Decision(None, f"waiting for {len(waiting)} peers", due)
-    attempt = min(int((now - due) / attempt_seconds), limits.ATTEMPTS_MAX)
+    # The boundary is computed as the caller will be woken at it, or rounding could put `now` just
+    # before a boundary that has passed.
+    num_past = int((now - due) / attempt_seconds)
+    if due + (num_past + 1) * attempt_seconds <= now:
+        num_past += 1
+    attempt = min(gathering.first_attempt + num_past, limits.ATTEMPTS_MAX)
     organiser = ring_order(gathering.head, attempt, gathering.ready)[0]
     if organiser != gathering.me:
         return Decision(
-            None, f"attempt {attempt} is {organiser}'s", due + (attempt + 1) * attempt_seconds
+            None, f"attempt {attempt} is {organiser}'s", due + (num_past + 1) * attempt_seconds
         )
     return Decision(attempt, f"organiser of attempt {attempt}", None)
 
@@ -148,12 +155,17 @@ def open_roster(
     if sum(ready.tokens for ready in readies) == 0:
         raise MalformedError("roster without any work")
     return Ring(
-        digest_of(b"gossamer ring:", signed.author.encode(), signed.payload),
+        ring_id_of(signed),
         PeerId(signed.author),
         roster,
         tuple(members),
         tuple(readies),
     )
+
+
+def ring_id_of(signed: Signed) -> Digest:
+    """The id of the ring that a sealed roster defines."""
+    return digest_of(b"gossamer ring:", signed.author.encode(), signed.payload)
 
 
 def preference(ring: Ring) -> tuple[int, int, bytes, bytes]:

@@ -4,16 +4,23 @@
                           |  ^  ^                                     |
                           |  |  +--- better finals: compute again ----+
                           +--+ a preferred roster for the same head replaces the ring
+                          out of the ring, and nobody left in it --> gathering
 
 Rules
 -----
-- Gathering, the ring and the votes follow `roster`, `ring` and `commit`; this machine composes
-  them and holds what is only true for one head.
-- A roster that does not name me: I wait for its commit as long as one of its members is living.
+- Gathering, the ring, who is out of it, and the votes follow `roster`, `ring`, `accusations` and
+  `commit`; this machine composes them and holds what is only true for one head.
+- A roster that does not name me: I wait for its commit as long as it is at work (`gathering`). The
+  same holds for one that names me with a `Ready` that is not mine: of my life before a restart,
+  whose work is gone. I say that I am out of it.
+- Who leaves a ring for a preferred one says that it is out of the first.
 - Statements about a ring that I do not follow (yet) are kept, up to `EARLY_STATEMENTS_MAX`, and
   taken when I follow it.
-- A member whose link fails, or that is accused by a member of the ring, is removed from the ring.
-- A living member that has not voted `VOTE_SECONDS` after me is accused of being silent.
+- A member whose link fails is accused. A member that holds up the votes is accused too.
+- A member that sees nothing happen in its ring for `STALL_SECONDS` leaves it.
+- A member that is out listens, and learns the commit from the others. When none of the others is
+  both in the ring and living, or nothing came for `STALL_SECONDS` more, the ring is void for it: it
+  gathers again with a later attempt. So no order of deaths and accusations leaves a peer waiting.
 
 Events are methods with the local clock in seconds; actions come back. The arithmetic (`Contribute`,
 `Finalise`, `Compute`) is done outside and answered with the ring's id, so that an answer for a
@@ -22,54 +29,40 @@ ring that was replaced is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from gossamer.protocol import limits
-from gossamer.protocol.chain import (
-    ChunkFinal,
-    Commit,
-    Header,
-    Member,
-    UpdateIndex,
-    encode_header,
-    mask_bytes,
-    spans_taken,
-    tokens_taken,
-)
+from gossamer.protocol.accusations import Accusations
+from gossamer.protocol.chain import Commit, encode_header
 from gossamer.protocol.commit import Commitment
-from gossamer.protocol.errors import LocalProtocolError, RemoteProtocolError
+from gossamer.protocol.errors import LocalProtocolError
+from gossamer.protocol.gathering import Gatherer
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.ledger import Ledger, apply_spans
 from gossamer.protocol.messages import (
     Ready,
     Roster,
     Sign,
     Signed,
-    Span,
     Statement,
     Suspect,
     Verify,
     Vote,
+    key_of,
     seal,
 )
+from gossamer.protocol.proposal import Parent as Parent
+from gossamer.protocol.proposal import Proposal as Proposal
+from gossamer.protocol.proposal import propose
 from gossamer.protocol.ring import Contribute, Final, Finalise, Payload, RingReduce, Send
-from gossamer.protocol.roster import (
-    Decision,
-    Gathering,
-    Ring,
-    decide,
-    is_complete,
-    make_roster,
-    open_roster,
-    preference,
-)
+from gossamer.protocol.roster import Ring, make_roster, open_roster, preference
 
 RoundState = Literal["gathering", "reducing", "computing", "voting", "committed"]
 
-VOTE_SECONDS = 30.0
-"""Time a member has to vote after I did: the outer step of a 1 B model on a slow CPU."""
+STALL_SECONDS = 120.0
+"""Nothing came and nothing was done for this long: longer than a chunk of 4 MiB takes on a line of
+1 Mbit/s (34 s), an outer step on a slow CPU, and `commit.DISAGREE_SECONDS`."""
 
 STRAGGLER_FRACTION = 0.7
 """Part of `gather_seconds` after which a peer that still trains stops, to be ready in time."""
@@ -87,16 +80,6 @@ class RoundRules:
     num_chunks: int
     gather_seconds: float
     attempt_seconds: float
-
-
-@dataclass(frozen=True)
-class Parent:
-    """The committed state that a round starts from."""
-
-    head: Digest
-    round: int
-    tokens_total: int
-    ledger: Ledger
 
 
 @dataclass(frozen=True)
@@ -121,15 +104,6 @@ class Compute:
 
     generation: int
     finals: list[Final] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """A header with what its digests stand for."""
-
-    header: Header
-    update: UpdateIndex
-    ledger: Ledger
 
 
 @dataclass(frozen=True)
@@ -166,7 +140,6 @@ class Round:
         rules: RoundRules,
         sign: Sign,
         verify: Verify,
-        on_offence: Callable[[PeerId, RemoteProtocolError], None] = lambda _peer, _error: None,
     ) -> None:
         self._me = me
         self._run_id = run_id
@@ -174,22 +147,21 @@ class Round:
         self._rules = rules
         self._sign = sign
         self._verify = verify
-        self._on_offence = on_offence
         self.number = parent.round + 1
         self.state: RoundState = "gathering"
-        self._ready: dict[PeerId, Signed] = {}
-        self._first_ready_seconds: float | None = None
-        self._complete_seconds: float | None = None
-        self._expected: list[PeerId] = []
-        self._foreign_members: set[PeerId] = set()
+        self._gatherer = Gatherer(me, parent.head, rules.gather_seconds, rules.attempt_seconds)
         self.ring: Ring | None = None
+        """The ring that I follow, or followed last."""
+        self._void_rings: set[Digest] = set()
+        self._accusations = Accusations((), me)
         self._reduce: RingReduce | None = None
         self._commitment: Commitment | None = None
         self._generation = 0
         self._computed_finals: list[Final] = []
         self._proposal: Proposal | None = None
-        self._reconciled: set[tuple[PeerId, bytes, int]] = set()
-        self._early: list[tuple[Signed, Suspect | Vote]] = []
+        self._progress_seconds = 0.0
+        """When something last came of the ring, or when I was put out of it."""
+        self._early: dict[tuple[str, ...], tuple[Signed, Suspect | Vote]] = {}
 
     # What the driver asks
 
@@ -200,25 +172,43 @@ class Round:
     @property
     def is_ready(self) -> bool:
         """Whether my own `Ready` was published."""
-        return self._me in self._ready
+        return self._gatherer.mine is not None
 
     @property
     def successor(self) -> PeerId | None:
-        """Whom I pass tokens to; None without a ring, alone in it, or out of it."""
-        if self._reduce is None or self._me in self._reduce.removed:
+        """Whom I pass tokens to; None without a ring, alone in it, or out of it.
+
+        Keep a link to it as long as it is the successor, whether or not there is something to
+        send: only so its death shows.
+        """
+        if self._reduce is None or self._is_out:
             return None
         return self._reduce.successor
 
     @property
     def removed(self) -> frozenset[PeerId]:
-        return self._reduce.removed if self._reduce is not None else frozenset()
+        return self._accusations.out
 
     @property
     def stop_training_seconds(self) -> float | None:
         """Local time at which a peer that still trains should stop; None: no hurry yet."""
-        if self._first_ready_seconds is None:
+        if self._gatherer.first_ready_seconds is None:
             return None
-        return self._first_ready_seconds + STRAGGLER_FRACTION * self._rules.gather_seconds
+        return self._gatherer.first_ready_seconds + STRAGGLER_FRACTION * self._rules.gather_seconds
+
+    @property
+    def attainable_tokens(self) -> int:
+        """Tokens of the chain if my ring commits with all that are still in it.
+
+        A head that another ring committed on the same parent is worth leaving mine for only if it
+        wins over this; else one lonely peer's commit would stop a ring of many at work. The
+        parent's tokens if I am in no ring.
+        """
+        if self.ring is None or self._is_out or self.state == "gathering":
+            return self._parent.tokens_total
+        return self._parent.tokens_total + sum(
+            tokens for peer, tokens in self.ring.weights.items() if peer not in self.removed
+        )
 
     # Events: gathering
 
@@ -227,47 +217,61 @@ class Round:
         if ready.head != self.head or ready.round != self.number:
             raise LocalProtocolError("ready for another round")
         signed = seal(ready, self._me, self._run_id, self._sign)
-        self._note_ready(now, signed)
+        self._gatherer.note_ready(now, signed)
         return [Publish(signed, ready), *self.tick(now)]
 
     def expect(self, now: float, peers: Collection[PeerId]) -> list[Action]:
         """The living other peers that work on this head."""
-        self._expected = sorted(peers)
-        self._note_complete(now)
+        self._gatherer.expect(now, peers)
         return self.tick(now)
 
     def statement(self, now: float, signed: Signed, statement: Statement) -> list[Action]:
-        """A checked statement of another peer arrived."""
+        """A checked statement arrived.
+
+        What came before this machine began may belong to its round: give it the whole board once
+        at the beginning. Repetitions do no harm. My own statements of an earlier life come back by
+        gossip and do not count.
+        """
         if self.state == "committed":
             return []
         match statement:
-            case Ready() if statement.head == self.head and statement.round == self.number:
-                self._note_ready(now, signed)
-                return self.tick(now)
             case Roster() if statement.head == self.head and statement.round == self.number:
                 return self._roster(now, signed, statement)
+            case _ if signed.author == self._me:
+                return []
+            case Ready() if statement.head == self.head and statement.round == self.number:
+                self._gatherer.note_ready(now, signed)
+                return self.tick(now)
             case Suspect() | Vote():
                 return self._ring_statement(now, signed, statement)
         return []
 
     def tick(self, now: float) -> list[Action]:
-        """Time passed: organise, or accuse the silent."""
+        """Time passed, or who lives has changed: organise, accuse who holds up, leave, return."""
+        if self.state == "committed":
+            return []
         if self.state == "gathering":
             return self._organise(now)
-        if self.state == "voting":
-            return self._accuse_silent(now)
-        return []
+        actions: list[Action] = []
+        if self.state == "voting" and not self._is_out:
+            actions += self._urge(now)
+        if self.state != "committed" and not self._is_out and now >= self._stall_seconds:
+            actions += self._accuse(now, self._me, "stalled")
+        return actions + self._return_if_lost(now)
 
     def wake_seconds(self, now: float) -> float | None:
         """Local time at which `tick` has something to do; None: only on news."""
+        if self.state == "committed":
+            return None
         if self.state == "gathering":
-            return self._decision(now).ask_again_seconds
-        if self.state == "voting":
+            return self._gatherer.decision(now).ask_again_seconds
+        wake = self._stall_seconds
+        if self.state == "voting" and not self._is_out:
             assert self._commitment is not None
-            assert self._commitment.voted_seconds is not None
-            deadline = self._commitment.voted_seconds + VOTE_SECONDS
-            return deadline if deadline > now else None
-        return None
+            assert self._reduce is not None
+            urge = self._commitment.wake_seconds(self._reduce.living, self.successor)
+            wake = wake if urge is None else min(wake, urge)
+        return wake
 
     # Events: the ring
 
@@ -277,7 +281,7 @@ class Round:
         reduce = self._reduce_of(ring_id)
         if reduce is None:
             return []
-        return list(reduce.token_received(sender, chunk, mask, payload))
+        return self._progress(now, reduce.token_received(sender, chunk, mask, payload))
 
     def final_received(
         self,
@@ -294,13 +298,21 @@ class Round:
         if reduce is None:
             return []
         actions = reduce.final_received(sender, chunk, mask, finisher, payload, digest)
-        return [*actions, *self._after_finals()]
+        return self._progress(now, [*actions, *self._after_finals()])
 
     def contributed(
         self, now: float, ring_id: Digest, chunk: int, payload: Payload
     ) -> list[Action]:
         reduce = self._reduce_of(ring_id)
-        return [] if reduce is None else list(reduce.contributed(chunk, payload))
+        return [] if reduce is None else self._progress(now, reduce.contributed(chunk, payload))
+
+    def rejected(self, now: float, ring_id: Digest, chunk: int, sender: PeerId) -> list[Action]:
+        """The token that I was to add to is no good: its sender is out."""
+        reduce = self._reduce_of(ring_id)
+        if reduce is None:
+            return []
+        actions = list(reduce.rejected(chunk))
+        return [*actions, *self.link_failed(now, ring_id, sender, "malformed chunk")]
 
     def finalised(
         self, now: float, ring_id: Digest, chunk: int, payload: Payload, digest: Digest
@@ -309,149 +321,206 @@ class Round:
         if reduce is None:
             return []
         actions = reduce.finalised(chunk, payload, digest)
-        return [*actions, *self._after_finals()]
+        return self._progress(now, [*actions, *self._after_finals()])
 
     def link_failed(self, now: float, ring_id: Digest, peer: PeerId, reason: str) -> list[Action]:
         """My link to a ring member failed: I accuse it, and it is out."""
-        reduce = self._reduce_of(ring_id)
-        if reduce is None or peer in reduce.removed or self._me in reduce.removed:
+        if self._reduce_of(ring_id) is None or self._is_out:
             return []
-        suspect = Suspect(ring_id, peer, reason[: limits.TEXT_CHARACTERS_MAX])
-        signed = seal(suspect, self._me, self._run_id, self._sign)
-        return [Publish(signed, suspect), *self._remove(now, peer, reason)]
+        return self._accuse(now, peer, reason)
 
     def computed(
         self, now: float, ring_id: Digest, generation: int, state_digest: Digest
     ) -> list[Action]:
         """The outer step was taken: vote for the header that follows."""
-        if self._reduce_of(ring_id) is None or generation != self._generation:
+        if self._reduce_of(ring_id) is None or generation != self._generation or self._is_out:
             return []
-        assert self._reduce is not None
-        assert self._commitment is not None
-        if self._me in self._reduce.removed:
-            return []
-        self._proposal = self._propose(state_digest)
+        assert self.ring is not None
+        self._proposal = propose(
+            self._run_id, self._parent, self.ring, self._computed_finals, state_digest
+        )
         self.state = "voting"
-        return self._vote(now, encode_header(self._proposal.header))
+        return self._progress(now, self._vote(now, encode_header(self._proposal.header)))
+
+    def commit_received(self, commit: Commit) -> list[Action]:
+        """A checked commit record arrived: if it is of the header that I computed, I am done."""
+        if self.state != "voting" or self._proposal is None:
+            return []
+        if commit.header != encode_header(self._proposal.header):
+            return []
+        self.state = "committed"
+        return [Committed(commit, self._proposal, self._computed_finals)]
 
     # The rules: gathering
 
-    def _note_ready(self, now: float, signed: Signed) -> None:
-        self._ready[PeerId(signed.author)] = signed
-        if self._first_ready_seconds is None:
-            self._first_ready_seconds = now
-        self._note_complete(now)
-
-    def _note_complete(self, now: float) -> None:
-        if not is_complete(self._gathering()):
-            self._complete_seconds = None
-        elif self._complete_seconds is None:
-            self._complete_seconds = now
-
-    def _gathering(self) -> Gathering:
-        return Gathering(
-            self._me,
-            self.head,
-            self._ready,
-            self._expected,
-            self._first_ready_seconds,
-            self._complete_seconds,
-        )
-
-    def _decision(self, now: float) -> Decision:
-        return decide(
-            now, self._gathering(), self._rules.gather_seconds, self._rules.attempt_seconds
-        )
-
     def _organise(self, now: float) -> list[Action]:
-        if self._foreign_members & set(self._expected):
-            return []  # a ring without me is at work on this head
-        attempt = self._decision(now).attempt
+        attempt = self._gatherer.decision(now).attempt
         if attempt is None:
             return []
         roster = make_roster(
             self.head,
             self.number,
             attempt,
-            self._ready,
+            self._gatherer.ready,
             self._rules.codec,
             self._rules.chunk_elements,
         )
         signed = seal(roster, self._me, self._run_id, self._sign)
-        if self._me not in {member.author for member in roster.members}:
-            return [Publish(signed, roster)]
         return [Publish(signed, roster), *self._roster(now, signed, roster)]
 
     def _roster(self, now: float, signed: Signed, roster: Roster) -> list[Action]:
+        rules = self._rules
         ring = open_roster(
-            signed,
-            roster,
-            self._run_id,
-            self._verify,
-            self._rules.codec,
-            self._rules.chunk_elements,
+            signed, roster, self._run_id, self._verify, rules.codec, rules.chunk_elements
         )
-        if self._me not in ring.members:
-            self._foreign_members.update(ring.members)
+        if ring.ring_id in self._void_rings:
             return []
-        if self.ring is not None and preference(ring) >= preference(self.ring):
+        mine = self._gatherer.mine
+        if mine is None or mine.payload not in {member.payload for member in roster.members}:
+            return self._note_foreign(now, ring)
+        if (
+            self.ring is not None
+            and self.ring.ring_id not in self._void_rings
+            and not (self._is_out and ring.ring_id != self.ring.ring_id)
+            and preference(ring) >= preference(self.ring)
+        ):
             return []
         return self._follow(now, ring, signed)
 
+    def _note_foreign(self, now: float, ring: Ring) -> list[Action]:
+        """A ring that I am not in; if it names me, it waits for what I lost when I restarted."""
+        if not self._gatherer.note_foreign(ring):
+            return []
+        for signed, statement in self._early.values():
+            if isinstance(statement, Suspect):
+                self._gatherer.note_accusation(
+                    statement.ring_id, PeerId(signed.author), PeerId(statement.accused)
+                )
+        if self._me not in ring.members:
+            return []
+        return [self._suspect(ring.ring_id, self._me, "restarted")]
+
     def _follow(self, now: float, ring: Ring, envelope: Signed) -> list[Action]:
+        actions: list[Action] = []
+        if self.ring is not None and self.ring.ring_id not in self._void_rings:
+            self._void_rings.add(self.ring.ring_id)
+            if not self._is_out:
+                actions.append(self._suspect(self.ring.ring_id, self._me, "follows another ring"))
         self.ring = ring
         self.state = "reducing"
+        self._accusations = Accusations(ring.members, self._me)
         self._reduce = RingReduce(ring.members, self._me, self._rules.num_chunks)
         self._commitment = Commitment(ring.ring_id, ring.members, self._me)
         self._generation += 1
         self._computed_finals = []
-        actions: list[Action] = [BeginRing(ring, envelope), *self._reduce.start()]
-        early, self._early = self._early, []
-        for signed, statement in early:
+        self._progress_seconds = now
+        actions += [BeginRing(ring, envelope), *self._reduce.start()]
+        early, self._early = self._early, {}
+        for signed, statement in early.values():
             actions += self._ring_statement(now, signed, statement)
         return actions
 
-    # The rules: ring and votes
+    # The rules: who is out
 
-    def _reduce_of(self, ring_id: bytes) -> RingReduce | None:
-        if self.ring is None or self.ring.ring_id != ring_id or self.state == "committed":
-            return None
-        return self._reduce
+    @property
+    def _is_out(self) -> bool:
+        return self._me in self._accusations.out
 
-    def _ring_statement(
-        self, now: float, signed: Signed, statement: Suspect | Vote
-    ) -> list[Action]:
-        if self._reduce_of(statement.ring_id) is None:
-            if len(self._early) < EARLY_STATEMENTS_MAX:
-                self._early.append((signed, statement))
-            return []
+    @property
+    def _stall_seconds(self) -> float:
+        return self._progress_seconds + STALL_SECONDS
+
+    def _progress(self, now: float, actions: Sequence[Action]) -> list[Action]:
+        if actions and not self._is_out:
+            self._progress_seconds = now
+        return list(actions)
+
+    def _accuse(self, now: float, accused: PeerId, reason: str) -> list[Action]:
+        """In my own name."""
         assert self.ring is not None
-        assert self._commitment is not None
-        author = PeerId(signed.author)
-        if author not in self.ring.members:
+        is_news = accused in self.ring.members and accused not in self._accusations.out
+        if not is_news and accused != self._me and accused not in self._accusations.to_repeat():
             return []
-        if isinstance(statement, Suspect):
-            return self._remove(now, PeerId(statement.accused), statement.reason)
-        if not self._commitment.vote_received(author, statement, signed):
-            return []
-        return [*self._reconcile(), *self._check_quorum()]
+        suspect = self._suspect(self.ring.ring_id, accused, reason)
+        return [suspect, *self._accused(now, self._me, accused, reason)]
 
-    def _remove(self, now: float, peer: PeerId, reason: str) -> list[Action]:
-        assert self.ring is not None
+    def _suspect(self, ring_id: Digest, accused: PeerId, reason: str) -> Publish:
+        suspect = Suspect(ring_id, accused, reason[: limits.TEXT_CHARACTERS_MAX])
+        return Publish(seal(suspect, self._me, self._run_id, self._sign), suspect)
+
+    def _accused(self, now: float, author: PeerId, accused: PeerId, reason: str) -> list[Action]:
+        """A member of my ring, or I, accused a member."""
         assert self._reduce is not None
-        if peer not in self.ring.members or peer in self._reduce.removed:
+        if not self._accusations.accuse(author, accused):
             return []
-        actions: list[Action] = [Removed(peer, reason), *self._reduce.member_removed(peer)]
-        if self.state == "voting" and self._me not in self._reduce.removed:
+        actions: list[Action] = [Removed(accused, reason), *self._reduce.member_removed(accused)]
+        if self._is_out:
+            self._progress_seconds = now
+            if accused == self._me != author:
+                actions += self._accuse(now, self._me, f"accused by {author}")
+            return actions + self._return_if_lost(now)
+        self._progress_seconds = now
+        for peer in self._accusations.to_repeat():
+            actions += self._accuse(now, peer, "its accuser is out")
+        if self.state == "voting":
             assert self._commitment is not None
             assert self._commitment.header is not None
             actions += self._vote(now, self._commitment.header)
         return [*actions, *self._after_finals()]
 
+    def _return_if_lost(self, now: float) -> list[Action]:
+        """Gathers again if I am out of the ring and it will not commit without me."""
+        if self.state in ("gathering", "committed") or not self._is_out:
+            return []
+        assert self.ring is not None
+        others = set(self.ring.members) - self._accusations.out
+        if others & self._gatherer.expected and now < self._stall_seconds:
+            return []
+        self._void_rings.add(self.ring.ring_id)
+        self.state = "gathering"
+        self._gatherer.begin_again(now, self.ring.roster.attempt)
+        return self._organise(now)
+
+    # The rules: ring and votes
+
+    def _reduce_of(self, ring_id: bytes) -> RingReduce | None:
+        if self.ring is None or self.ring.ring_id != ring_id:
+            return None
+        return None if self.state in ("gathering", "committed") else self._reduce
+
+    def _ring_statement(
+        self, now: float, signed: Signed, statement: Suspect | Vote
+    ) -> list[Action]:
+        author = PeerId(signed.author)
+        if self._reduce_of(statement.ring_id) is None:
+            if isinstance(statement, Suspect):
+                self._gatherer.note_accusation(
+                    statement.ring_id, author, PeerId(statement.accused)
+                )
+            if statement.ring_id not in self._void_rings:
+                self._keep_early(signed, statement)
+            return self.tick(now) if self.state == "gathering" else []
+        assert self.ring is not None
+        assert self._commitment is not None
+        if author not in self.ring.members:
+            return []
+        if isinstance(statement, Suspect):
+            return self._accused(now, author, PeerId(statement.accused), statement.reason)
+        if not self._commitment.vote_received(now, author, statement, signed):
+            return []
+        return self._progress(now, self._check_quorum())
+
+    def _keep_early(self, signed: Signed, statement: Suspect | Vote) -> None:
+        key = key_of(signed.author, statement)
+        self._early.pop(key, None)
+        self._early[key] = (signed, statement)
+        if len(self._early) > EARLY_STATEMENTS_MAX:
+            del self._early[next(iter(self._early))]
+
     def _after_finals(self) -> list[Action]:
         """Computes (again) once all finals are there and differ from what was computed."""
         assert self._reduce is not None
-        if not self._reduce.is_complete or self._me in self._reduce.removed:
+        if not self._reduce.is_complete or self._is_out:
             return []
         finals = self._reduce.finals
         if finals == self._computed_finals:
@@ -462,24 +531,11 @@ class Round:
         return [Compute(self._generation, finals)]
 
     def _vote(self, now: float, header: bytes) -> list[Action]:
-        assert self._reduce is not None
         assert self._commitment is not None
-        vote = self._commitment.propose(now, header, self._reduce.removed)
+        vote = self._commitment.propose(now, header, self.removed)
         signed = seal(vote, self._me, self._run_id, self._sign)
-        self._commitment.vote_received(self._me, vote, signed)
-        return [Publish(signed, vote), *self._reconcile(), *self._check_quorum()]
-
-    def _reconcile(self) -> list[Action]:
-        """Hands my finals to members whose vote differs, once for every pair of votes."""
-        assert self._reduce is not None
-        assert self._commitment is not None
-        actions: list[Action] = []
-        for peer, digest in self._commitment.disagreeing():
-            key = (peer, digest, self._generation)
-            if key not in self._reconciled and self.state == "voting":
-                self._reconciled.add(key)
-                actions += self._reduce.finals_for(peer)
-        return actions
+        self._commitment.vote_received(now, self._me, vote, signed)
+        return [Publish(signed, vote), *self._check_quorum()]
 
     def _check_quorum(self) -> list[Action]:
         assert self._commitment is not None
@@ -492,51 +548,16 @@ class Round:
         self.state = "committed"
         return [Committed(commit, self._proposal, self._computed_finals)]
 
-    def _accuse_silent(self, now: float) -> list[Action]:
-        assert self.ring is not None
+    def _urge(self, now: float) -> list[Action]:
+        """Hands over finals where votes differ, and accuses who holds up the round."""
         assert self._reduce is not None
         assert self._commitment is not None
-        voted = self._commitment.voted_seconds
-        if voted is None or now < voted + VOTE_SECONDS:
-            return []
         actions: list[Action] = []
-        for peer in self._commitment.silent(self._reduce.living):
+        successor = self.successor
+        if self._commitment.to_reconcile(now, successor):
+            assert successor is not None
+            actions += self._reduce.finals_for(successor)
+        for peer, reason in self._commitment.to_accuse(now, self._reduce.living):
             if self.state == "voting":
-                actions += self.link_failed(now, self.ring.ring_id, peer, "silent")
+                actions += self._accuse(now, peer, reason)
         return actions
-
-    def _propose(self, state_digest: Digest) -> Proposal:
-        """The header that follows from the ring, its finals and the state that they lead to."""
-        assert self.ring is not None
-        finals = self._computed_finals
-        ring = self.ring
-        num_members, num_chunks = len(ring.members), len(finals)
-        counts = [sum(f.mask >> i & 1 for f in finals) for i in range(num_members)]
-        members = tuple(
-            Member(peer, tokens_taken(ready.tokens, count, num_chunks))
-            for peer, ready, count in zip(ring.members, ring.ready, counts, strict=True)
-        )
-        spans: set[Span] = set()
-        for ready, count in zip(ring.ready, counts, strict=True):
-            if spans_taken(count, num_chunks):
-                spans.update(ready.spans)
-        ordered = tuple(sorted(spans, key=lambda span: (span.shard, span.start, span.stop)))
-        ledger = apply_spans(self._parent.ledger, ordered)
-        update = UpdateIndex(
-            self._rules.codec,
-            tuple(ChunkFinal(f.digest, mask_bytes(f.mask, num_members)) for f in finals),
-        )
-        header = Header(
-            limits.PROTOCOL_VERSION,
-            self._run_id,
-            self.number,
-            self.head,
-            ring.ring_id,
-            members,
-            self._parent.tokens_total + sum(member.tokens for member in members),
-            update.digest,
-            state_digest,
-            ledger.digest,
-            ordered,
-        )
-        return Proposal(header, update, ledger)

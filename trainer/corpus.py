@@ -75,7 +75,7 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     """Every corpus file that the paths name, in a fixed order, none twice.
 
     Raises:
-        CorpusError: a path that is missing, unreadable or empty, or no file at all.
+        CorpusError: a path that is missing, unreadable or empty.
     """
     found: dict[Path, None] = {}
     problems: list[str] = []
@@ -101,8 +101,6 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
             found[path.resolve()] = None
     if problems:
         raise CorpusError(problems)
-    if not found:
-        raise CorpusError(["no corpus was named; give --corpus a text file or a folder"])
     return list(found)
 
 
@@ -130,9 +128,7 @@ def default_files(root: Path | None = None) -> list[Path]:
     return sources
 
 
-def _walk(
-    folder: Path, problems: list[str], without: frozenset[str] = frozenset()
-) -> list[Path]:
+def _walk(folder: Path, problems: list[str], without: frozenset[str] = frozenset()) -> list[Path]:
     """Regular, visible, non-empty files below a folder, sorted folder by folder."""
 
     def unreadable(error: OSError) -> None:
@@ -304,20 +300,22 @@ def _json_lines(file: BinaryIO, text_field: str) -> Iterator[tuple[int, bytes]]:
 
 def _json_text(line: bytes, text_field: str) -> bytes:
     if len(line) > LINE_BYTES_MAX:
-        raise _BadDocumentError(f"is longer than {LINE_BYTES_MAX // MIB} MiB; cut its text in pieces")
+        raise _BadDocumentError(
+            f"is longer than {LINE_BYTES_MAX // MIB} MiB; cut its text in pieces"
+        )
     if not line.strip():
         return b""
     try:
         record = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _BadDocumentError(
-            f"is not a JSON object ({error}); a .jsonl file has one object a line: "
+            f"cannot be read as a JSON object ({error}); a .jsonl file has one object a line: "
             "repair the line, or rename the file to .txt if it is plain text"
         ) from error
     if text_field not in record:
         names = ", ".join(repr(name) for name in sorted(record)[:8]) or "none"
         raise _BadDocumentError(
-            f'has no field "{text_field}" (its fields: {names}); set text_field to the one with text'
+            f'has no field "{text_field}" (its fields: {names}); set text_field to one with text'
         )
     try:
         text = msgspec.json.decode(record[text_field], type=str).encode()
@@ -390,7 +388,9 @@ def _reason(error: OSError) -> str:
 
 
 def _changed(path: Path) -> CorpusError:
-    return CorpusError([f"corpus file {path} changed while it was read; leave it alone and try again"])
+    return CorpusError(
+        [f"corpus file {path} changed while it was read; leave it alone and try again"]
+    )
 
 
 def _close(handles: dict[int, BinaryIO]) -> None:

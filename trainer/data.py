@@ -1,9 +1,9 @@
-"""Training sequences cut from the token shards that the daemon queued, with an account of what was consumed."""
+"""Training sequences cut from the token shards that the daemon queued, with an account of what was
+consumed."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,8 @@ def load_shard(path: str | Path, token_bytes: int, vocabulary: int) -> Tokens:
     """The tokens of a shard file (zstd over little-endian unsigned integers): (num_tokens,).
 
     Raises:
-        DataError: not readable, not such a file, over the limits, or a token outside the vocabulary.
+        DataError: not readable, not such a file, over the limits, or a token outside the
+        vocabulary.
     """
     bytes_max = limits.SHARD_TOKENS_MAX * token_bytes
     try:
@@ -45,7 +46,9 @@ def load_shard(path: str | Path, token_bytes: int, vocabulary: int) -> Tokens:
         raise DataError(f"shard {path} has {len(raw)} bytes, not a multiple of {token_bytes}")
     tokens: Tokens = np.frombuffer(raw, dtype="<u2" if token_bytes == 2 else "<u4")
     if len(tokens) and int(tokens.max()) >= vocabulary:
-        raise DataError(f"shard {path} has token {int(tokens.max())}; the vocabulary has {vocabulary}")
+        raise DataError(
+            f"shard {path} has token {int(tokens.max())}; the vocabulary has {vocabulary}"
+        )
     return tokens
 
 
@@ -78,10 +81,10 @@ class Batch:
 class DataQueue:
     """Ranges of shards in the order in which they came, cut into sequences of `context` + 1 tokens.
 
-    A sequence starts `context` tokens after the one before, so that every token of a range is a target
-    once. The last target of a range may be the token behind its end, if the shard has one: then ranges
-    that are multiples of `context` lose nothing where they meet. A tail that is too short for a sequence
-    is skipped and counted as consumed.
+    A sequence starts `context` tokens after the one before, so that every token of a range is a
+    target once. The last target of a range may be the token behind its end, if the shard has one:
+    then ranges that are multiples of `context` lose nothing where they meet. A tail that is too
+    short for a sequence is skipped and counted as consumed.
     """
 
     def __init__(self, context: int, token_bytes: int, vocabulary: int) -> None:
@@ -90,6 +93,7 @@ class DataQueue:
         self._vocabulary = vocabulary
         self._ranges: deque[_Range] = deque()
         self._cut: list[tuple[NDArray[np.int64], list[Span]]] = []
+        self._skipped: list[Span] = []
         self._loaded: tuple[str, Tokens] | None = None
 
     def push(self, shard: int, path: str, start: int, stop: int) -> None:
@@ -108,6 +112,7 @@ class DataQueue:
         """Drops what `take` has not given out."""
         self._ranges.clear()
         self._cut.clear()
+        self._skipped.clear()
         self._loaded = None
 
     @property
@@ -134,19 +139,33 @@ class DataQueue:
         return Batch(np.stack([sequence for sequence, _ in taken]), tuple(spans))
 
     def _cut_one(self) -> None:
-        """Moves one sequence from the first range to `_cut`, with the tail behind it if it was the last."""
+        """Moves one sequence from the first range to `_cut`; a range that is too short only goes
+        away.
+
+        Its tokens are reported with the sequence behind it, so that each span is reported once.
+        """
         piece = self._ranges[0]
         tokens = self._load(piece.path)
         if piece.stop > len(tokens):
-            raise DataError(f"shard {piece.path} has {len(tokens)} tokens; {piece.stop} were to be used")
+            raise DataError(
+                f"shard {piece.path} has {len(tokens)} tokens; {piece.stop} were to be used"
+            )
+
+        def fits(start: int) -> bool:
+            end = start + self._context
+            return end <= piece.stop and end < len(tokens)
+
         start, end = piece.position, piece.position + self._context
-        if end <= piece.stop and end < len(tokens):
-            self._cut.append((tokens[start : end + 1].astype(np.int64), [(piece.shard, start, end)]))
-            piece.position = end
+        if fits(start):
+            consumed = end if fits(end) else piece.stop
+            spans = [*self._skipped, (piece.shard, start, consumed)]
+            self._cut.append((tokens[start : end + 1].astype(np.int64), spans))
+            self._skipped = []
+            piece.position = consumed
         else:
-            # Skipped tail: it goes with the sequence before it, or, for a range that never had one, with
-            # the sequence behind it: it must be reported once, together with a step.
             self._skipped.append((piece.shard, start, piece.stop))
+            piece.position = piece.stop
+        if piece.position == piece.stop:
             self._ranges.popleft()
 
     def _load(self, path: str) -> Tokens:

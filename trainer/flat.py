@@ -3,7 +3,8 @@
 The order is the model's `named_parameters()`: embedding, then layer by layer, then the last norm
 and, if it is not tied to the embedding, the head; each tensor row-major, tied weights once. The
 names are Hugging Face's `LlamaForCausalLM` without the leading `model.`. This module knows the
-layout from the config alone, without torch, because the daemon exports models and may not import it.
+layout from the config alone, without torch, because the daemon exports models and may not import
+it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""fp32 vectors that the daemon and its trainer share: a file descriptor without a name, mapped by both."""
+"""fp32 vectors that the daemon and its trainer share: a file descriptor without a name, mapped by
+both."""
 
 from __future__ import annotations
 
@@ -42,5 +43,7 @@ def open_vector(fd: int, num_elements: int) -> NDArray[np.float32]:
     """
     size = os.fstat(fd).st_size
     if size != num_elements * FLOAT_BYTES:
-        raise ValueError(f"shared memory has {size} bytes; {num_elements * FLOAT_BYTES} were expected")
+        raise ValueError(
+            f"shared memory has {size} bytes; {num_elements * FLOAT_BYTES} were expected"
+        )
     return np.frombuffer(mmap.mmap(fd, size), dtype=np.float32)

@@ -6,13 +6,12 @@
 The daemon sends `ToWorker`, the worker answers with `FromWorker`. The parameters themselves do not
 travel: both sides map the same two files of fp32 values, `base` and `pending` (module `memory`).
 
-Order of a life: Configure -> Configured, then any number of
-`Genesis -> GenesisDone`, `Evaluate -> Evaluated`, `Adopt`, and rounds
-`Begin -> Step, Step, ... NeedData ... -> Finished`. Between rounds `base` may be written by the daemon at
-any time; during a round too, since the worker takes its own copy at Begin. `pending` is the
-worker's from the moment that the round may end (Stop, `steps_max`, `seconds_max`) until Finished.
-`Data`, `Forget`, `Save` and `Stop` are allowed at any time; a Stop that arrives after its round
-has ended is ignored. The end of stdin ends the worker at once.
+Order of a life: Configure -> Configured, then any number of `Genesis -> GenesisDone`, `Evaluate ->
+Evaluated`, `Adopt`, and rounds `Begin -> Step, Step, ... NeedData ... -> Finished`. Between rounds
+`base` may be written by the daemon at any time; during a round too, since the worker takes its own
+copy at Begin. `pending` is the worker's from the moment that the round may end (Stop, `steps_max`,
+`seconds_max`) until Finished. `Data`, `Forget`, `Save` and `Stop` are allowed at any time; a Stop
+that arrives after its round has ended is ignored. The end of stdin ends the worker at once.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ class MessageError(ValueError):
     """Bytes between daemon and worker that are not a message: a bug, or a broken pipe."""
 
 
-class _ToWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, kw_only=True):
+class _ToWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     pass
 
 
-class _FromWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, kw_only=True):
+class _FromWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     pass
 
 
-class Configure(_ToWorker):
+class Configure(_ToWorker, frozen=True, kw_only=True):
     """First message of a life; answered with Configured."""
 
     model: ModelConfig
@@ -69,11 +68,11 @@ class Configure(_ToWorker):
     """Sequences of one forward pass; 0 chooses by the device and halves when memory runs out."""
 
 
-class Genesis(_ToWorker):
+class Genesis(_ToWorker, frozen=True, kw_only=True):
     """Fill `base` with the initial weights of the seed."""
 
 
-class Data(_ToWorker):
+class Data(_ToWorker, frozen=True, kw_only=True):
     """Queue tokens `start` to `stop` of a zstd-compressed shard on disk, behind what is queued."""
 
     shard: int
@@ -82,7 +81,7 @@ class Data(_ToWorker):
     stop: int
 
 
-class Begin(_ToWorker):
+class Begin(_ToWorker, frozen=True, kw_only=True):
     """Start a round from `base`. `first_step` is the first inner step's place in the schedule."""
 
     round: int
@@ -91,34 +90,34 @@ class Begin(_ToWorker):
     seconds_max: float
 
 
-class Stop(_ToWorker):
+class Stop(_ToWorker, frozen=True, kw_only=True):
     """End the round after the step that is being done; answered with Finished."""
 
 
-class Adopt(_ToWorker):
+class Adopt(_ToWorker, frozen=True, kw_only=True):
     """Local parameters become `base`; AdamW's moments stay. Between rounds only."""
 
 
-class Evaluate(_ToWorker):
+class Evaluate(_ToWorker, frozen=True, kw_only=True):
     """Loss of `base` over held-out shards. Between rounds only."""
 
     paths: tuple[str, ...]
     tokens_max: int
 
 
-class Forget(_ToWorker):
+class Forget(_ToWorker, frozen=True, kw_only=True):
     """Drop the queued data that no step has consumed."""
 
 
-class Save(_ToWorker):
+class Save(_ToWorker, frozen=True, kw_only=True):
     """Write AdamW's moments to `optimizer_path` now."""
 
 
-class Exit(_ToWorker):
+class Exit(_ToWorker, frozen=True, kw_only=True):
     """Exit with code 0 after the step that is being done; an unfinished round is dropped."""
 
 
-class Configured(_FromWorker):
+class Configured(_FromWorker, frozen=True, kw_only=True):
     device: str
     """`cpu`, `cuda:0`, `mps:0`."""
     device_name: str
@@ -132,22 +131,22 @@ class Configured(_FromWorker):
     """Why the file at `optimizer_path` was not used, for people; empty if all is well."""
 
 
-class GenesisDone(_FromWorker):
+class GenesisDone(_FromWorker, frozen=True, kw_only=True):
     pass
 
 
-class Evaluated(_FromWorker):
+class Evaluated(_FromWorker, frozen=True, kw_only=True):
     loss: float
     """Nats per token."""
     tokens: int
 
 
-class Saved(_FromWorker):
+class Saved(_FromWorker, frozen=True, kw_only=True):
     problem: str = ""
     """Why nothing was written, for people; the file that was there before is untouched."""
 
 
-class Step(_FromWorker):
+class Step(_FromWorker, frozen=True, kw_only=True):
     """One inner step is done."""
 
     round: int
@@ -165,14 +164,14 @@ class Step(_FromWorker):
     """Loss or gradient was not finite: nothing was updated, the data counts as consumed."""
 
 
-class NeedData(_FromWorker):
+class NeedData(_FromWorker, frozen=True, kw_only=True):
     """Queued data will run out soon. Said once, and again after each Data that was not enough."""
 
     round: int
     tokens_queued: int
 
 
-class Finished(_FromWorker):
+class Finished(_FromWorker, frozen=True, kw_only=True):
     """A round has ended and `pending` holds its work."""
 
     round: int
@@ -187,20 +186,18 @@ class Finished(_FromWorker):
     seconds: float
 
 
-class Failed(_FromWorker):
+class Failed(_FromWorker, frozen=True, kw_only=True):
     """Why the worker cannot go on, for people. It exits with code 1 after this."""
 
     reason: str
 
 
-ToWorker = (
-    Configure | Genesis | Data | Begin | Stop | Adopt | Evaluate | Forget | Save | Exit
-)
+ToWorker = Configure | Genesis | Data | Begin | Stop | Adopt | Evaluate | Forget | Save | Exit
 FromWorker = Configured | GenesisDone | Evaluated | Saved | Step | NeedData | Finished | Failed
 
 _encoder = msgspec.msgpack.Encoder()
-_to_worker = msgspec.msgpack.Decoder(ToWorker)
-_from_worker = msgspec.msgpack.Decoder(FromWorker)
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:
@@ -211,7 +208,9 @@ def encode(message: ToWorker | FromWorker) -> bytes:
     """
     body = _encoder.encode(message)
     if len(body) > MESSAGE_BYTES_MAX:
-        raise MessageError(f"{type(message).__name__} of {len(body)} bytes; {MESSAGE_BYTES_MAX} is the limit")
+        raise MessageError(
+            f"{type(message).__name__} of {len(body)} bytes; {MESSAGE_BYTES_MAX} is the limit"
+        )
     return _LENGTH.pack(len(body)) + body
 
 

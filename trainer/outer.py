@@ -1,4 +1,5 @@
-"""The outer step: Nesterov momentum on the averaged pseudo-gradient (DiLoCo, arXiv 2311.08105, algorithm 1).
+"""The outer step: Nesterov momentum on the averaged pseudo-gradient (DiLoCo, arXiv 2311.08105,
+algorithm 1).
 
     m' = mu * m + g
     theta' = theta - lr * (g + mu * m')
@@ -26,26 +27,33 @@ def nesterov(
     out_theta: NDArray[np.float32],
     out_momentum: NDArray[np.float32],
 ) -> None:
-    """One outer step of a chunk; all vectors are (num_elements,). Elements do not depend on each other.
+    """One outer step of a chunk; all vectors are (num_elements,). Elements do not depend on each
+    other.
 
-    `out_theta` may be `theta` and `out_momentum` may be `momentum`; no other overlap. Needs 256 KiB beside
-    its arguments and releases the GIL while it works, so it can run in a thread.
+    `out_theta` may be `theta` and `out_momentum` may be `momentum`; no other overlap. Needs 256
+    KiB beside its arguments and releases the GIL while it works, so it can run in a thread.
 
     Raises:
         ValueError: vectors of different shapes or of another type than fp32.
     """
     vectors = (theta, momentum, gradient, out_theta, out_momentum)
-    if any(vector.shape != theta.shape or vector.dtype != np.float32 or vector.ndim != 1 for vector in vectors):
+    if any(
+        vector.shape != theta.shape or vector.dtype != np.float32 or vector.ndim != 1
+        for vector in vectors
+    ):
         raise ValueError("the outer step needs flat fp32 vectors of one length")
     rate, decay = np.float32(learning_rate), np.float32(mu)
     scratch = np.empty(min(_BLOCK_ELEMENTS, len(theta)), dtype=np.float32)
-    for start in range(0, len(theta), _BLOCK_ELEMENTS):
-        part = slice(start, start + _BLOCK_ELEMENTS)
-        g, m = gradient[part], out_momentum[part]
-        step = scratch[: len(g)]
-        np.multiply(momentum[part], decay, out=m)
-        np.add(m, g, out=m)
-        np.multiply(m, decay, out=step)
-        np.add(g, step, out=step)
-        np.multiply(step, rate, out=step)
-        np.subtract(theta[part], step, out=out_theta[part])
+    # Values over the range become infinite, on every peer alike; whoever takes a gradient from the
+    # network checks it, and a warning from a thread helps nobody.
+    with np.errstate(all="ignore"):
+        for start in range(0, len(theta), _BLOCK_ELEMENTS):
+            part = slice(start, start + _BLOCK_ELEMENTS)
+            g, m = gradient[part], out_momentum[part]
+            step = scratch[: len(g)]
+            np.multiply(momentum[part], decay, out=m)
+            np.add(m, g, out=m)
+            np.multiply(m, decay, out=step)
+            np.add(g, step, out=step)
+            np.multiply(step, rate, out=step)
+            np.subtract(theta[part], step, out=out_theta[part])

@@ -1,4 +1,5 @@
-"""Learning rate of the inner steps: linear warm-up, then cosine (OpenDiLoCo, arXiv 2407.07852, section 3)."""
+"""Learning rate of the inner steps: linear warm-up, then cosine (OpenDiLoCo, arXiv 2407.07852,
+section 3)."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from gossamer.protocol.manifest import InnerConfig
 def learning_rate_at(step: int, inner: InnerConfig) -> float:
     """Learning rate of inner step `step` (counts from 0).
 
-    Step 0 has `learning_rate / warmup_steps` and not 0, so that no step is lost; the cosine runs from the end
-    of the warm-up to `total_steps` and stays at `final_fraction * learning_rate` afterwards.
+    Step 0 has `learning_rate / warmup_steps` and not 0, so that no step is lost; the cosine runs
+    from the end of the warm-up to `total_steps` and stays at `final_fraction * learning_rate`
+    afterwards.
     """
     if step < inner.warmup_steps:
         return inner.learning_rate * (step + 1) / inner.warmup_steps

@@ -1,0 +1,202 @@
+"""What a founder chooses for a run, before its data and its genesis state exist."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+import msgspec
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import ManifestError
+from gossamer.protocol.ids import DIGEST_BYTES, PeerId, peer_id_from_public_key
+from gossamer.protocol.manifest import (
+    DataConfig,
+    InnerConfig,
+    Manifest,
+    ModelConfig,
+    OuterConfig,
+    RoundConfig,
+    SyncMode,
+    problems_of,
+)
+from gossamer.trainer.corpus import DEFAULT_TEXT_FIELD
+from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
+from gossamer.trainer.shards import SHARD_BYTES_MAX, SHARD_SEQUENCES_MIN
+from gossamer.trainer.tokens import (
+    BPE_VOCABULARY_MIN,
+    BYTES_VOCABULARY,
+    TokenizerKind,
+    token_bytes_of,
+)
+
+VOCABULARY_MAX = 2**20
+DEFAULT_RUN_NAME = "gossamer"
+DEFAULT_SEED = 1
+
+Admission = Literal["open", "allow"]
+
+
+class CorpusDraft(msgspec.Struct, frozen=True, kw_only=True):
+    """What text to train on."""
+
+    paths: tuple[str, ...] = ()
+    """Files and folders; none: the sources of Python's standard library."""
+    text_field: str = DEFAULT_TEXT_FIELD
+    """Field of a JSON line that holds the text."""
+    max_bytes: int = 0
+    """Use no more text than this; 0: all of it."""
+
+
+class TokenizerDraft(msgspec.Struct, frozen=True, kw_only=True):
+    kind: TokenizerKind
+    vocabulary: int
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a founder may choose; `model.vocabulary` is `tokenizer.vocabulary`."""
+
+    name: str
+    seed: int
+    sync: SyncMode
+    admission: Admission
+    allowed: tuple[str, ...]
+    """Peer ids, besides the founder's, that may join when `admission` is `allow`."""
+    corpus: CorpusDraft
+    tokenizer: TokenizerDraft
+    model: ModelConfig
+    inner: InnerConfig
+    outer: OuterConfig
+    rounds: RoundConfig
+
+
+def draft_of_preset(preset: str = DEFAULT_PRESET, *, name: str = DEFAULT_RUN_NAME) -> Draft:
+    """A run with a preset's values on the default corpus.
+
+    Raises:
+        ManifestError: no such preset.
+    """
+    if preset not in PRESETS:
+        raise ManifestError([unknown_preset(preset)])
+    chosen = PRESETS[preset]
+    return Draft(
+        name=name,
+        seed=DEFAULT_SEED,
+        sync="diloco",
+        admission="open",
+        allowed=(),
+        corpus=CorpusDraft(),
+        tokenizer=TokenizerDraft(kind=chosen.tokenizer, vocabulary=chosen.model.vocabulary),
+        model=chosen.model,
+        inner=chosen.inner,
+        outer=chosen.outer,
+        rounds=chosen.rounds,
+    )
+
+
+def manifest_of(
+    draft: Draft,
+    *,
+    founder: PeerId,
+    created_unix_seconds: int,
+    data: DataConfig,
+    genesis_digest: bytes,
+) -> Manifest:
+    """The manifest of a draft whose data and genesis state are there. Not checked."""
+    return Manifest(
+        version=limits.PROTOCOL_VERSION,
+        name=draft.name,
+        founder=founder,
+        created_unix_seconds=created_unix_seconds,
+        sync=draft.sync,
+        model=draft.model,
+        inner=draft.inner,
+        outer=draft.outer,
+        rounds=draft.rounds,
+        data=data,
+        seed=draft.seed,
+        genesis_digest=genesis_digest,
+        admission=draft.admission,
+        allowed=draft.allowed,
+    )
+
+
+def problems_of_draft(draft: Draft) -> list[str]:
+    """One sentence for each value that is not allowed, by the manifest's rules and a few more."""
+    good = draft_of_preset()
+    change = msgspec.structs.replace
+    # The manifest's rules that compare two keys are skipped once any rule is broken. So each
+    # section is checked within an otherwise good draft first, and the whole for what spans them.
+    roomy = change(good.outer, chunk_elements=limits.CHUNK_ELEMENTS_MAX)
+    parts = (
+        change(
+            good,
+            name=draft.name,
+            seed=draft.seed,
+            admission=draft.admission,
+            allowed=draft.allowed,
+        ),
+        change(good, tokenizer=draft.tokenizer, model=draft.model, outer=roomy),
+        change(good, inner=draft.inner),
+        change(good, outer=draft.outer),
+        change(good, rounds=draft.rounds),
+        draft,
+    )
+    problems = dict.fromkeys(problem for part in parts for problem in problems_of(_probe(part)))
+    # Said below, for the key that the file has and with what the tokenizer allows.
+    found = [problem for problem in problems if not problem.startswith("model.vocabulary ")]
+    vocabulary = draft.tokenizer.vocabulary
+    if draft.tokenizer.kind == "bytes" and vocabulary != BYTES_VOCABULARY:
+        found.append(
+            f'tokenizer.vocabulary is {vocabulary}; allowed for "bytes": {BYTES_VOCABULARY}'
+        )
+    elif draft.tokenizer.kind == "bpe" and not BPE_VOCABULARY_MIN <= vocabulary <= VOCABULARY_MAX:
+        found.append(
+            f'tokenizer.vocabulary is {vocabulary}; allowed for "bpe": '
+            f"{BPE_VOCABULARY_MIN} to {VOCABULARY_MAX}"
+        )
+    context_max = SHARD_BYTES_MAX // token_bytes_of(vocabulary) // SHARD_SEQUENCES_MIN
+    if context_max < draft.model.context <= 2**20:
+        found.append(f"model.context is {draft.model.context}; allowed: 8 to {context_max}")
+    if 0 < draft.inner.total_steps < draft.inner.warmup_steps:
+        found.append(
+            f"inner.warmup_steps is {draft.inner.warmup_steps}; allowed: at most inner.total_steps "
+            f"({draft.inner.total_steps})"
+        )
+    if draft.corpus.max_bytes < 0:
+        found.append(f"corpus.max_bytes is {draft.corpus.max_bytes}; allowed: 0 (all) or more")
+    if not draft.corpus.text_field:
+        found.append("corpus.text_field is empty; allowed: the name of a field")
+    if "" in draft.corpus.paths:
+        found.append("corpus.paths has an empty path; allowed: files and folders")
+    return found
+
+
+def _probe(draft: Draft) -> Manifest:
+    """A manifest whose data and genesis are well-formed, to check everything else."""
+    data = DataConfig(
+        tokenizer=draft.tokenizer.kind,
+        tokenizer_digest=bytes(DIGEST_BYTES),
+        token_bytes=token_bytes_of(draft.tokenizer.vocabulary),
+        index_digest=bytes(DIGEST_BYTES),
+        num_shards=1,
+        num_tokens=1,
+        heldout_tokens=1,
+    )
+    return manifest_of(
+        draft,
+        founder=peer_id_from_public_key(bytes(32)),
+        created_unix_seconds=0,
+        data=data,
+        genesis_digest=bytes(DIGEST_BYTES),
+    )
+
+
+def unknown_preset(preset: str) -> str:
+    """The sentence for a preset that does not exist."""
+    return f"preset is {json.dumps(preset, ensure_ascii=False)}; allowed: {preset_names()}"
+
+
+def preset_names() -> str:
+    """All presets, for people."""
+    return ", ".join(json.dumps(name) for name in PRESETS)

@@ -1,0 +1,57 @@
+"""Who is out of a ring, from what its members say of each other.
+
+Rules
+-----
+- A member is out for good once a member that I hold to be in accuses it, or once it says so itself.
+- What a member says of others after I hold it to be out does not count. So a machine that lost its
+  network, and accuses everybody when it is back, harms nobody.
+- A member that hears that it is out says so itself.
+- When the accusers of a member are all out themselves, I accuse it again in my own name: others may
+  have heard of its accusers' fall first, and would wait for somebody whom I pass over.
+
+Members that hold each other to be in therefore come to hold the same members out: take the first
+removal on which two of them differ. Its accuser is in for one of them, who repeats or relays what
+the other has to accept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gossamer.protocol.ids import PeerId
+
+
+class Accusations:
+    """One member's view of who is out of one ring."""
+
+    def __init__(self, members: Sequence[PeerId], me: PeerId) -> None:
+        self._members = frozenset(members)
+        self._me = me
+        self._accusers: dict[PeerId, set[PeerId]] = {}
+        self._out: set[PeerId] = set()
+
+    @property
+    def out(self) -> frozenset[PeerId]:
+        return frozenset(self._out)
+
+    def accuse(self, author: PeerId, accused: PeerId) -> bool:
+        """Takes an accusation, in the order of hearing; says whether the accused is newly out."""
+        if author not in self._members or accused not in self._members:
+            return False
+        if author in self._out and author != accused:
+            return False
+        self._accusers.setdefault(accused, set()).add(author)
+        if accused in self._out:
+            return False
+        self._out.add(accused)
+        return True
+
+    def to_repeat(self) -> list[PeerId]:
+        """Members that are out only by the word of others that are out: I have to accuse them."""
+        if self._me in self._out:
+            return []
+        return [
+            accused
+            for accused, accusers in sorted(self._accusers.items())
+            if accused not in accusers and accusers <= self._out
+        ]

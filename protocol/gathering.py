@@ -1,0 +1,126 @@
+"""Who is ready for the round after a head, and when it is my turn to organise it.
+
+Rules
+-----
+- The roster rules are `roster.decide`; this keeps what it is decided from, with the local clock.
+- A ready peer that was expected and is so no more (it died, left, or went to another head) is left
+  out, so that a ring does not begin by finding it dead.
+- While a ring that does not name me is at work on this head I organise none. It is at work as long
+  as one of its members is expected here and is not out of it. Members that leave a ring say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gossamer.protocol import limits
+from gossamer.protocol.accusations import Accusations
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.messages import Signed
+from gossamer.protocol.roster import Decision, Gathering, Ring, decide, is_complete
+
+
+class Gatherer:
+    """The `Ready` of one head. Events carry the local clock in seconds."""
+
+    def __init__(
+        self, me: PeerId, head: Digest, gather_seconds: float, attempt_seconds: float
+    ) -> None:
+        self._me = me
+        self._head = head
+        self._gather_seconds = gather_seconds
+        self._attempt_seconds = attempt_seconds
+        self._ready: dict[PeerId, Signed] = {}
+        self._expected: frozenset[PeerId] = frozenset()
+        self._gone: frozenset[PeerId] = frozenset()
+        self._foreign: dict[Digest, tuple[frozenset[PeerId], Accusations]] = {}
+        self.first_ready_seconds: float | None = None
+        self._began_seconds: float | None = None
+        self._complete_seconds: float | None = None
+        self._not_before_seconds = float("-inf")
+        self._first_attempt = 0
+
+    @property
+    def expected(self) -> frozenset[PeerId]:
+        """Living others that work on this head."""
+        return self._expected
+
+    @property
+    def ready(self) -> dict[PeerId, Signed]:
+        """Ready peers that a roster would name."""
+        return {peer: signed for peer, signed in self._ready.items() if peer not in self._gone}
+
+    @property
+    def mine(self) -> Signed | None:
+        """My own `Ready`."""
+        return self._ready.get(self._me)
+
+    def note_ready(self, now: float, signed: Signed) -> None:
+        self._ready[PeerId(signed.author)] = signed
+        if self.first_ready_seconds is None:
+            self.first_ready_seconds = self._began_seconds = now
+        self._note_complete(now)
+
+    def expect(self, now: float, peers: Collection[PeerId]) -> None:
+        """The living other peers that work on this head."""
+        expected = frozenset(peers)
+        self._gone = (self._gone | self._expected) - expected
+        self._expected = expected
+        self._note_complete(now)
+
+    def note_foreign(self, ring: Ring) -> bool:
+        """A ring without me is at work on this head; says whether that is news."""
+        if ring.ring_id in self._foreign:
+            return False
+        if len(self._foreign) >= limits.ROSTERS_KEPT_MAX:
+            del self._foreign[next(iter(self._foreign))]
+        members = frozenset(ring.members) - {self._me}
+        self._foreign[ring.ring_id] = (members, Accusations(ring.members, self._me))
+        return True
+
+    def note_accusation(self, ring_id: bytes, author: PeerId, accused: PeerId) -> None:
+        """An accusation in a ring without me."""
+        if (foreign := self._foreign.get(Digest(ring_id))) is not None:
+            foreign[1].accuse(author, accused)
+
+    def begin_again(self, now: float, failed_attempt: int) -> None:
+        """The ring of an attempt came to nothing: gather for a later one.
+
+        It begins `attempt_seconds` from now, so that those who share this fate know it too.
+        """
+        self._first_attempt = min(
+            max(self._first_attempt, failed_attempt + 1), limits.ATTEMPTS_MAX
+        )
+        self._began_seconds = self._not_before_seconds = now + self._attempt_seconds
+        self._complete_seconds = None
+        self._note_complete(now)
+
+    def decision(self, now: float) -> Decision:
+        """Whether I publish a roster now, and when to ask again."""
+        decision = decide(now, self._gathering(), self._gather_seconds, self._attempt_seconds)
+        if decision.attempt is not None and self._is_foreign_at_work():
+            return Decision(None, "a ring without me is at work on this head", None)
+        return decision
+
+    def _is_foreign_at_work(self) -> bool:
+        return any(
+            (members - accusations.out) & self._expected
+            for members, accusations in self._foreign.values()
+        )
+
+    def _gathering(self) -> Gathering:
+        return Gathering(
+            self._me,
+            self._head,
+            self.ready,
+            self._expected,
+            self._began_seconds,
+            self._complete_seconds,
+            self._first_attempt,
+        )
+
+    def _note_complete(self, now: float) -> None:
+        if not is_complete(self._gathering()):
+            self._complete_seconds = None
+        elif self._complete_seconds is None:
+            self._complete_seconds = max(now, self._not_before_seconds)

@@ -1,0 +1,363 @@
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer.node.blocks import (
+    BlockStore,
+    CorruptBlockError,
+    DiskFullError,
+    MissingBlockError,
+)
+from gossamer.protocol import limits
+from gossamer.protocol.errors import ForgedError
+from gossamer.protocol.ids import Digest, digest_of
+
+QUOTA_BYTES = 1000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlockStore:
+    return BlockStore(tmp_path, QUOTA_BYTES)
+
+
+def block(number: int, num_bytes: int = 100) -> bytes:
+    return number.to_bytes(4, "big") * (num_bytes // 4)
+
+
+def files_under(root: Path) -> set[str]:
+    return {path.name for path in root.rglob("*") if path.is_file()}
+
+
+def test_put_and_get(store: BlockStore) -> None:
+    digest = store.put(b"some bytes")
+    assert digest == digest_of(b"some bytes")
+    assert store.has(digest)
+    assert store.size(digest) == 10
+    assert store.get(digest) == b"some bytes"
+    assert store.path(digest).read_bytes() == b"some bytes"
+    with store.open_block(digest) as file:
+        assert file.read() == b"some bytes"
+    assert (store.num_blocks(), store.used_bytes()) == (1, 10)
+
+
+def test_the_layout_on_disk_is_the_documented_one(store: BlockStore, tmp_path: Path) -> None:
+    digest = store.put(memoryview(bytearray(b"x")))
+    assert store.path(digest) == tmp_path / digest.hex()[:2] / digest.hex()
+    assert files_under(tmp_path) == {digest.hex()}
+
+
+def test_a_block_is_stored_once(store: BlockStore) -> None:
+    for durable in (False, True, False):
+        store.put(b"twice", durable=durable)
+    assert (store.num_blocks(), store.used_bytes()) == (1, 5)
+
+
+def test_a_block_that_is_not_there(store: BlockStore) -> None:
+    digest = digest_of(b"never stored")
+    assert not store.has(digest)
+    assert store.size(digest) is None
+    for read in (store.get, store.open_block):
+        with pytest.raises(MissingBlockError, match="is not in"):
+            read(digest)
+
+
+def test_a_file_that_somebody_removed_is_missing(store: BlockStore) -> None:
+    digest = store.put(b"soon gone")
+    store.path(digest).unlink()
+    with pytest.raises(MissingBlockError, match="is gone"):
+        store.get(digest)
+    assert not store.has(digest)
+    assert store.used_bytes() == 0
+
+
+def test_missing_keeps_the_order_and_drops_doubles(store: BlockStore) -> None:
+    here = store.put(b"here")
+    absent = [digest_of(bytes([number])) for number in (3, 1, 2)]
+    assert store.missing([absent[0], here, *absent]) == absent
+
+
+@pytest.mark.parametrize("data", [b"", bytes(limits.BLOCK_BYTES_MAX + 1)])
+def test_a_block_has_a_size(store: BlockStore, data: bytes) -> None:
+    with pytest.raises(ValueError, match="a block has 1 to"):
+        store.put(data)
+
+
+def test_the_largest_block(tmp_path: Path) -> None:
+    store = BlockStore(tmp_path, limits.BLOCK_BYTES_MAX)
+    data = os.urandom(limits.BLOCK_BYTES_MAX)
+    assert store.get(store.put(data, durable=True)) == data
+
+
+def test_unexpected_content_is_not_stored(store: BlockStore, tmp_path: Path) -> None:
+    with pytest.raises(ForgedError):
+        store.put(b"other", expected=digest_of(b"expected"))
+    assert store.num_blocks() == 0
+    assert not files_under(tmp_path)
+
+
+@pytest.mark.parametrize("read", ["get", "open_block"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"X" + data[1:],
+        lambda data: data[:-1],
+        lambda data: data + b"X",
+        lambda data: data * (limits.BLOCK_BYTES_MAX // len(data) + 1),
+        lambda data: b"",
+    ],
+    ids=["flipped", "cut", "longer", "far too long", "empty"],
+)
+def test_a_damaged_block_is_removed_and_can_be_put_again(
+    store: BlockStore, read: str, damage: Callable[[bytes], bytes]
+) -> None:
+    digest = store.put(block(1))
+    store.path(digest).write_bytes(damage(block(1)))
+    with pytest.raises(CorruptBlockError, match="fetched again"):
+        getattr(store, read)(digest)
+    assert store.verify_failures == 1
+    assert not store.has(digest)
+    assert not store.path(digest).exists()
+    assert store.used_bytes() == 0
+    store.put(block(1))
+    assert store.get(digest) == block(1)
+
+
+def test_a_block_replaced_while_its_damage_was_found_stays(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = store.put(block(1))
+    store.path(digest).write_bytes(b"damaged")
+    raise_damaged = store._raise_damaged
+
+    def replace_and_raise(*args: Any) -> None:
+        store.put(block(1), durable=True)
+        raise_damaged(*args)
+
+    monkeypatch.setattr(store, "_raise_damaged", replace_and_raise)
+    with pytest.raises(CorruptBlockError):
+        store.get(digest)
+    assert store.get(digest) == block(1)
+
+
+def test_a_block_the_disk_cannot_read_counts_as_damaged(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = store.put(block(1))
+
+    class FailingFile:
+        def __init__(self, file: Any) -> None:
+            self._file = file
+
+        def read(self, num_bytes: int) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._file.close()
+
+    monkeypatch.setattr(
+        "builtins.open", lambda *args, _open=open, **more: FailingFile(_open(*args, **more))
+    )
+    with pytest.raises(CorruptBlockError):
+        store.get(digest)
+
+
+def test_a_file_stays_readable_while_its_block_is_evicted(store: BlockStore) -> None:
+    digest = store.put(block(1))
+    with store.open_block(digest) as file:
+        store.delete(digest)
+        assert file.read() == block(1)
+
+
+def test_restart_finds_the_blocks_and_removes_what_a_crash_left(tmp_path: Path) -> None:
+    digests = [BlockStore(tmp_path, QUOTA_BYTES).put(block(number)) for number in range(3)]
+    (tmp_path / "tmp" / "7").write_bytes(b"half a blo")
+    empty = tmp_path / "ab" / ("ab" * 32)
+    empty.parent.mkdir(exist_ok=True)
+    empty.touch()  # what a power cut may leave of a block that was not synced
+    foreign = tmp_path / "ab" / "README"
+    foreign.write_text("not a block")
+
+    store = BlockStore(tmp_path, QUOTA_BYTES)
+    assert store.missing(digests) == []
+    assert (store.num_blocks(), store.used_bytes()) == (3, 300)
+    assert not (tmp_path / "tmp" / "7").exists()
+    assert not empty.exists()
+    assert foreign.exists()
+
+
+def test_the_least_recently_used_blocks_make_room(store: BlockStore) -> None:
+    digests = [store.put(block(number)) for number in range(10)]
+    store.get(digests[0])
+    store.open_block(digests[1]).close()
+    store.put(block(2))  # already here: that is a use as well
+    newest = [store.put(block(number)) for number in (10, 11)]
+    assert store.missing([*digests, *newest]) == digests[3:5]
+    assert store.used_bytes() == QUOTA_BYTES
+    assert store.evictions == 2
+    assert not store.path(digests[3]).exists()
+
+
+def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
+    store = BlockStore(tmp_path, QUOTA_BYTES)
+    digests = [store.put(block(number)) for number in range(3)]
+    for age, digest in enumerate(digests):
+        os.utime(store.path(digest), (1000 + age, 1000 + age))
+    store.get(digests[0])
+    restarted = BlockStore(tmp_path, 100)
+    assert restarted.evict() == 200
+    assert restarted.has(digests[0])
+
+
+def test_pinned_blocks_stay(store: BlockStore) -> None:
+    digests = [store.put(block(number)) for number in range(3)]
+    later = digest_of(block(50))
+    store.pin("state", [*digests[:2], later])
+    store.pin("other", digests[:1])
+    store.put(block(50))
+    for number in range(3, 20):
+        store.put(block(number))
+    assert store.missing([*digests, later]) == digests[2:]
+    assert store.num_pinned() == 3
+    assert store.used_bytes() == QUOTA_BYTES
+
+    store.unpin("state")
+    store.unpin("never pinned")
+    store.quota_bytes = 100
+    assert store.evict() == 900
+    assert store.has(digests[0])  # still pinned by "other"
+    store.pin("other", [])
+    store.quota_bytes = 0
+    store.evict()
+    assert store.num_blocks() == 0
+
+
+def test_pins_outrank_the_quota_and_a_new_block_is_never_its_own_victim(store: BlockStore) -> None:
+    digests = [digest_of(block(number)) for number in range(12)]
+    store.pin("state", digests)
+    for number in range(12):
+        store.put(block(number))
+    assert store.missing(digests) == []
+    extra = store.put(block(99))
+    assert store.has(extra)
+    store.put(block(100))
+    assert not store.has(extra)
+
+
+def refuse_writes(monkeypatch: pytest.MonkeyPatch, error_number: int, room: list[int]) -> None:
+    """Writing fails halfway through a file as long as `room` is empty."""
+
+    class FullFile:
+        def __init__(self, file: Any) -> None:
+            self._file = file
+
+        def write(self, data: memoryview) -> int:
+            if room:
+                return int(self._file.write(data))
+            self._file.write(data[: len(data) // 2])
+            raise OSError(error_number, os.strerror(error_number))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._file.close()
+
+    def open_full(path: Any, mode: str = "r", *args: Any, _open: Any = open, **more: Any) -> Any:
+        file = _open(path, mode, *args, **more)
+        return FullFile(file) if "w" in mode else file
+
+    monkeypatch.setattr("builtins.open", open_full)
+
+
+@pytest.mark.parametrize("error_number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_loses_nothing_and_leaves_no_half_block(
+    store: BlockStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error_number: int
+) -> None:
+    kept = store.put(block(1))
+    store.pin("state", [kept])
+    with monkeypatch.context() as patch:
+        refuse_writes(patch, error_number, room=[])
+        with pytest.raises(DiskFullError, match="the disk is full"):
+            store.put(block(2))
+    assert files_under(tmp_path) == {kept.hex()}
+    assert (store.num_blocks(), store.used_bytes()) == (1, 100)
+    assert store.get(kept) == block(1)
+    store.put(block(2))  # and when there is room again it goes on
+    assert store.num_blocks() == 2
+
+
+def test_cached_blocks_give_way_on_a_full_disk(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned, cached = store.put(block(1)), store.put(block(2))
+    store.pin("state", [pinned])
+    room: list[int] = []
+    monkeypatch.setattr(
+        Path,
+        "unlink",
+        lambda path, _unlink=Path.unlink, **more: (
+            room.extend([1] if path.name == cached.hex() else []),
+            _unlink(path, **more),
+        ),
+    )
+    refuse_writes(monkeypatch, errno.ENOSPC, room)
+    new = store.put(block(3))
+    assert store.missing([pinned, new, cached]) == [cached]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_the_kernels_own_full_device(store: BlockStore, tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / "tmp" / str(number)).symlink_to("/dev/full")
+    with pytest.raises(DiskFullError):
+        store.put(b"no room")
+    assert store.num_blocks() == 0
+
+
+def test_another_trouble_of_the_disk_is_not_called_full(
+    store: BlockStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_writes(monkeypatch, errno.EROFS, room=[])
+    with pytest.raises(OSError, match="Read-only"):
+        store.put(block(1))
+    assert not files_under(tmp_path)
+
+
+def test_threads_may_share_the_store(tmp_path: Path) -> None:
+    store = BlockStore(tmp_path, 20 * 100)
+    errors: list[Exception] = []
+
+    def work(first: int) -> None:
+        try:
+            for number in range(first, first + 60):
+                digest = store.put(block(number % 40))
+                try:
+                    assert store.get(digest) == block(number % 40)
+                except MissingBlockError:
+                    continue  # evicted in between
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(10 * index,)) for index in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    on_disk = files_under(tmp_path)
+    assert store.used_bytes() == 100 * store.num_blocks() == 100 * len(on_disk) <= 2000
+    assert all(store.has(Digest(bytes.fromhex(name))) for name in on_disk)

@@ -1,0 +1,192 @@
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gossamer.node import capacity
+from gossamer.node.capacity import (
+    Gpu,
+    GpuCollector,
+    Gpus,
+    cpu_name,
+    host_memory_bytes,
+    measure_capacity,
+    num_cores,
+    with_trainer_device,
+)
+
+SMALL = Gpu(index=0, uuid="GPU-aaaa", name="Small", memory_total_bytes=8_000, memory_used_bytes=100)
+LARGE = Gpu(
+    index=1, uuid="GPU-bbbb", name="Large", memory_total_bytes=80_000, memory_used_bytes=200
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_choice_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+class FakeNvml(ModuleType):
+    """NVML with one healthy card, one without sensors, and one that fell off the bus."""
+
+    NVML_TEMPERATURE_GPU = 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self) -> None:
+        super().__init__("fake")
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 3
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index == 2:
+            raise self.NVMLError
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return SimpleNamespace(total=1000, used=10 * handle)
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{handle}"
+
+    def nvmlDeviceGetName(self, handle: int) -> bytes:
+        return b"Card"
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        return SimpleNamespace(gpu=self._sensor(handle, 75))
+
+    def nvmlDeviceGetTemperature(self, handle: int, _sensor: int) -> int:
+        return self._sensor(handle, 61)
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        return self._sensor(handle, 250_500)
+
+    def _sensor(self, handle: int, value: int) -> int:
+        if handle:
+            raise self.NVMLError
+        return value
+
+
+def test_cards_are_read_and_a_dead_one_is_left_out() -> None:
+    healthy, plain = Gpus(FakeNvml()).read()
+    assert (healthy.uuid, healthy.name, healthy.memory_total_bytes) == ("GPU-0", "Card", 1000)
+    assert healthy.utilization_ratio == 0.75
+    assert (healthy.temperature_celsius, healthy.power_watts) == (61, 250.5)
+    assert (plain.memory_used_bytes, plain.utilization_ratio, plain.power_watts) == (10, None, None)
+
+
+def test_metrics_of_each_gpu() -> None:
+    registry = CollectorRegistry()
+    registry.register(GpuCollector(Gpus(FakeNvml())))
+    first = {"gpu": "0", "uuid": "GPU-0"}
+    assert registry.get_sample_value("gossamer_gpu_power_watts", first) == 250.5
+    assert registry.get_sample_value("gossamer_gpu_utilization_ratio", first) == 0.75
+    second = {"gpu": "1", "uuid": "GPU-1"}
+    assert registry.get_sample_value("gossamer_gpu_memory_used_bytes", second) == 10
+    assert registry.get_sample_value("gossamer_gpu_power_watts", second) is None
+
+
+def test_without_a_driver_there_are_no_cards() -> None:
+    class NoDriver(FakeNvml):
+        def nvmlInit(self) -> None:
+            raise self.NVMLError
+
+    assert Gpus(NoDriver()).read() == []
+
+
+def test_this_machine() -> None:
+    measured = measure_capacity("cpu", [])
+    assert measured.device_kind == "cpu"
+    assert measured.device
+    assert measured.host_memory_bytes == measured.device_memory_bytes > 2**28
+    assert measured.cores >= 1
+    assert measured.tokens_per_second == 0.0
+
+
+def test_a_card_is_taken_when_there_is_one() -> None:
+    assert measure_capacity("auto", [SMALL, LARGE]).device == "Small"
+    chosen = measure_capacity("cuda:1", [SMALL, LARGE])
+    assert (chosen.device, chosen.device_kind, chosen.device_memory_bytes) == (
+        "Large", "cuda", 80_000,
+    )  # fmt: skip
+    assert measure_capacity("cpu", [SMALL]).device_kind == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind", "device"),
+    [("1", "cuda", "Large"), ("GPU-bb", "cuda", "Large"), ("1,0", "cuda", "Large")],
+)
+def test_cuda_visible_devices_chooses(
+    monkeypatch: pytest.MonkeyPatch, setting: str, kind: str, device: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
+    measured = measure_capacity("auto", [SMALL, LARGE])
+    assert (measured.device_kind, measured.device) == (kind, device)
+
+
+def test_cuda_visible_devices_may_hide_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(capacity, "_amd_memory_bytes", list)
+    assert measure_capacity("auto", [SMALL]).device_kind == "cpu"
+
+
+def test_the_trainer_knows_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "_amd_memory_bytes", list)
+    guess = measure_capacity("auto", [SMALL, LARGE])
+    # CUDA's first is the fastest card, NVML's the one on the first bus.
+    assert with_trainer_device(guess, "cuda:0", "Large", [SMALL, LARGE]).device == "Large"
+    assert with_trainer_device(guess, "cpu", "", [SMALL]).device_kind == "cpu"
+    apple = with_trainer_device(measure_capacity("cpu", []), "mps", "Apple M2", [])
+    assert (apple.device, apple.device_kind) == ("Apple M2", "mps")
+    assert apple.device_memory_bytes == apple.host_memory_bytes
+
+
+def test_a_cuda_device_that_nvml_does_not_know_is_amd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = tmp_path / "card1" / "device"
+    card.mkdir(parents=True)
+    (card / "mem_info_vram_total").write_text("17163091968\n")
+    assert capacity._amd_memory_bytes(tmp_path) == [17163091968]
+    monkeypatch.setattr(capacity, "_amd_memory_bytes", lambda: [17163091968])
+    measured = with_trainer_device(measure_capacity("cpu", []), "cuda:0", "Radeon", [])
+    assert (measured.device, measured.device_kind) == ("Radeon", "rocm")
+    assert measured.device_memory_bytes == 17163091968
+
+
+def test_limits_of_a_container_count(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert host_memory_bytes(tmp_path) == 1_000_000
+    assert num_cores(tmp_path) == 1
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert host_memory_bytes(tmp_path) == host_memory_bytes(tmp_path / "none") > 1_000_000
+    assert num_cores(tmp_path) == num_cores(tmp_path / "none")
+
+
+def test_the_name_of_the_cpu(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: Fast   CPU @ 3 GHz\n")
+    assert cpu_name(cpuinfo) == "Fast CPU @ 3 GHz"
+    cpuinfo.write_text("model name\t: " + "x" * 1000)
+    assert len(cpu_name(cpuinfo)) == 256
+    assert cpu_name(tmp_path / "none")
+
+
+def test_the_daemons_shell_never_imports_torch() -> None:
+    program = (
+        "import sys, gossamer.node.cli, gossamer.node.http, gossamer.node.metrics, "
+        "gossamer.node.capacity, gossamer.node.doctor, gossamer.node.logs\n"
+        "gossamer.node.capacity.measure_capacity('auto', gossamer.node.capacity.Gpus().read())\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -1,0 +1,243 @@
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from rich.console import Console
+
+from gossamer.node import client
+from gossamer.node.cli import run_command
+from gossamer.node.config import Found, Join, Resume, Role, Settings
+from gossamer.node.state_dir import StateDir
+from gossamer.node.status import CapacityStatus, LastRound, PeerStatus, Status
+from gossamer.node.views import format_bytes, render_status
+
+PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+ADDRESS = f"/ip4/192.0.2.7/tcp/4610/p2p/{PEER}"
+RUN_ID = "ab" * 32
+STATUS = Status(
+    peer_id=PEER,
+    run_id=RUN_ID,
+    run_name="kitchen",
+    version="0.1.0",
+    addresses=(ADDRESS,),
+    phase="training",
+    round=12,
+    inner_step=3,
+    inner_steps=20,
+    loss=2.5,
+    capacity=CapacityStatus(
+        device="Fast GPU",
+        device_kind="cuda",
+        device_memory_bytes=24_000_000_000,
+        host_memory_bytes=64_000_000_000,
+        cores=8,
+    ),
+    peers=(PeerStatus(peer_id="other-peer", phase="averaging", round=12, tokens_per_second=1234.5,
+                      device="[red]GPU\x1b[2J", connected=True),),
+    last_round=LastRound(round=12, members=("a", "b"), contributors=("a",), duration_seconds=1.5,
+                         bytes_sent=1500, bytes_received=0, outcome="committed"),
+)  # fmt: skip
+
+
+class FakeDaemon(ModuleType):
+    """Stands where `gossamer.node.daemon` is imported from, and notes what it should run."""
+
+    def __init__(self) -> None:
+        super().__init__("gossamer.node.daemon")
+        self.ran: list[tuple[Settings, Role]] = []
+
+    def run(self, settings: Settings, role: Role) -> int:
+        self.ran.append((settings, role))
+        return 0
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
+    from gossamer.node import logs
+
+    fake = FakeDaemon()
+    monkeypatch.setitem(sys.modules, "gossamer.node.daemon", fake)
+    # Logging is the process's: the tests keep theirs.
+    monkeypatch.setattr(logs, "configure_logs", lambda *_arguments: None)
+    return fake
+
+
+def errors(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
+
+
+def test_start_founds_a_run(daemon: FakeDaemon, tmp_path: Path) -> None:
+    manifest, text = tmp_path / "run.toml", tmp_path / "text"
+    manifest.touch()
+    text.touch()
+    state = str(tmp_path / "state")
+    arguments = ["start", "--state-dir", state, "--manifest", str(manifest)]
+    arguments += ["--corpus", str(text), str(tmp_path), "--listen", "/ip4/127.0.0.1/tcp/0"]
+    arguments += ["--listen", "/ip6/::1/tcp/0", "--api", "127.0.0.1:0", "--device", "cpu"]
+    arguments += ["--threads", "1", "--cache-bytes", "1GiB", "--log-format", "json"]
+    assert run_command(arguments) == 0
+    ((settings, role),) = daemon.ran
+    assert role == Found(manifest_file=manifest, corpus=(text, tmp_path))
+    assert settings == Settings(
+        state_dir=Path(state),
+        listen=("/ip4/127.0.0.1/tcp/0", "/ip6/::1/tcp/0"),
+        api="127.0.0.1:0",
+        device="cpu",
+        threads=1,
+        cache_bytes=2**30,
+        log_format="json",
+    )
+
+
+def test_start_goes_on_where_a_run_is(daemon: FakeDaemon, tmp_path: Path) -> None:
+    StateDir(tmp_path).manifest_path.write_bytes(b"a run")
+    assert run_command(["start", "--state-dir", str(tmp_path)]) == 0
+    assert daemon.ran[0][1] == Resume()
+
+
+def test_join(daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = ["--state-dir", str(tmp_path)]
+    assert run_command(["join", f"{ADDRESS}#{RUN_ID}", *state]) == 0
+    assert run_command(["join", ADDRESS, *state]) == 0
+    monkeypatch.setenv("GOSSAMER_BOOTSTRAP", ADDRESS)
+    assert run_command(["join", *state]) == 0
+    assert [role for _, role in daemon.ran] == [
+        Join(addresses=(ADDRESS,), run_id=RUN_ID),
+        Join(addresses=(ADDRESS,)),
+        Join(addresses=(ADDRESS,)),
+    ]
+
+
+def test_join_goes_on_where_the_same_run_is_and_refuses_another(
+    daemon: FakeDaemon,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    StateDir(tmp_path).manifest_path.write_bytes(b"a run")
+    monkeypatch.setattr(StateDir, "run_id", lambda _self: bytes.fromhex(RUN_ID))
+    state = ["--state-dir", str(tmp_path)]
+    assert run_command(["join", f"{ADDRESS}#{RUN_ID}", *state]) == 0
+    assert daemon.ran[0][1] == Resume(addresses=(ADDRESS,), run_id=RUN_ID)
+    assert run_command(["join", f"{ADDRESS}#{'cd' * 32}", *state]) == 1
+    assert len(daemon.ran) == 1
+    (line,) = errors(capsys)
+    assert "holds run ababababab..., not cdcdcdcdcd..." in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "reasons"),
+    [
+        (["strat"], 2, ["strat", "--help"]),
+        (["start", "--bogus"], 2, ["--bogus", "--help"]),
+        (["start", "--threads", "many"], 2, ["many", "--help"]),
+        (["join"], 1, ["needs the address of a peer"]),
+        (["join", "somewhere"], 1, ["'somewhere' is not a peer's address"]),
+        (["join", ADDRESS[:-1]], 1, ["is not a peer id"]),
+        (["start", "--manifest", "/none.toml"], 1, ["/none.toml: no such file or directory"]),
+        (["start", "--corpus", "/none", "/nil"], 1, ["/none: no such", "/nil: no such"]),
+        (["start", "--device", "gpu", "--listen", "x"], 1, ["--listen: 'x'", "--device: 'gpu'"]),
+        (["status", "--config", "/none.toml"], 1, ["/none.toml: no such file"]),
+        (["status"], 1, ["no node runs on"]),
+        (["leave"], 1, ["no node runs on"]),
+        (["init", "/none/run.toml"], 1, ["/none/run.toml"]),
+        (["init", "--preset", "gigantic"], 1, ["gigantic"]),
+    ],
+)
+def test_mistakes_get_one_line_each(
+    daemon: FakeDaemon,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    status: int,
+    reasons: list[str],
+) -> None:
+    monkeypatch.setenv("GOSSAMER_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    assert run_command(arguments) == status
+    lines = errors(capsys)
+    assert len(lines) == len(reasons), lines
+    for line, reason in zip(lines, reasons, strict=True):
+        assert line.startswith("gossamer: ")
+        assert reason in line
+    assert daemon.ran == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_init_writes_a_manifest_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "my.toml"
+    assert run_command(["init", str(path)]) == 0
+    assert f"gossamer start --manifest {path}" in capsys.readouterr().out
+    written = path.read_text()
+    assert "[model]" in written
+    assert run_command(["init", str(path)]) == 1
+    assert "exists already" in errors(capsys)[0]
+    assert path.read_text() == written
+
+
+def test_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(client, "fetch_status", lambda _state_dir: STATUS)
+    assert run_command(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run_name"] == "kitchen"
+    assert run_command(["status"]) == 0
+    assert "kitchen" in capsys.readouterr().out
+
+
+def test_the_table_shows_what_peers_say_without_believing_it() -> None:
+    console = Console(width=120, record=True, file=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(render_status(STATUS))
+    text = capture.get()
+    assert "step 3 of 20" in text
+    assert "Fast GPU (cuda, 24.0 GB, 8 cores)" in text
+    assert "12 committed: 1 of 2 contributed, 1.5 s, 1.5 kB sent" in text
+    assert "[red]GPU\\x1b[2J" in text
+    assert "1,234" in text
+    assert "\x1b" not in text
+    assert format_bytes(999) == "999 B"
+
+
+@pytest.mark.parametrize("order", ["pause", "resume", "leave"])
+def test_orders(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    record: Callable[[StateDir, str], None] = lambda _state_dir, name: given.append(name)  # noqa: E731
+    monkeypatch.setattr(client, "give_order", record)
+    assert run_command([order]) == 0
+    assert given == [order]
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    program = (
+        "import sys\nfrom gossamer.node.cli import run_command\n"
+        "status = run_command(['--help'])\n"
+        "heavy = {'torch', 'numpy', 'libp2p', 'trio', 'hypercorn'} & set(sys.modules)\n"
+        "assert not heavy, heavy\nsys.exit(status)\n"
+    )
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # Takes about 0.25 s; the bound is generous because the machine may be busy.
+    assert time.perf_counter() - started < 5
+    for command in (
+        "start",
+        "join",
+        "status",
+        "pause",
+        "resume",
+        "leave",
+        "demo",
+        "doctor",
+        "export",
+    ):
+        assert command in done.stdout
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("gossamer 0.")

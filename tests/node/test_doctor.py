@@ -1,0 +1,165 @@
+import io
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gossamer.node import doctor
+from gossamer.node.capacity import Gpu
+from gossamer.node.config import Settings
+from gossamer.node.doctor import TorchReport, run_doctor
+
+PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+CPU_ONLY = TorchReport(version="2.9", cuda=0, names=[], hip="", mps=False)
+CARD = Gpu(index=0, uuid="GPU-a", name="Card", memory_total_bytes=8, memory_used_bytes=1)
+
+
+@contextmanager
+def port_that_says(answer: bytes) -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def talk() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(1024):
+                    pass
+
+        thread = threading.Thread(target=talk)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join()
+
+
+def test_a_healthy_machine(tmp_path: Path) -> None:
+    settings = Settings(
+        state_dir=tmp_path / "new",
+        listen=("/ip4/127.0.0.1/tcp/0",),
+        api="127.0.0.1:0",
+        device="cpu",
+        cache_bytes=1,
+    )
+    text = io.StringIO()
+    assert run_doctor(settings, None, Console(file=text, width=200)) == 0
+    lines = text.getvalue().splitlines()
+    for name in ("python", "torch", "device", "state", "disk", "ports", "clock"):
+        assert any(line.startswith("ok") and name in line for line in lines), (name, lines)
+    assert not (tmp_path / "new").exists()
+
+
+def test_one_failure_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "check_torch", lambda _device: iter(()))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = Settings(
+            state_dir=tmp_path,
+            listen=(f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}",),
+            api="127.0.0.1:0",
+        )
+        text = io.StringIO()
+        assert run_doctor(settings, None, Console(file=text, width=200)) == 1
+    assert "Give another address with --listen" in text.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("probe", "reason"),
+    [
+        ("raise ImportError('no torch here')", "no torch here"),
+        ("import os; os.kill(os.getpid(), 9)", "exit status -9"),
+        ("print('strange')", "unexpected answer"),
+    ],
+)
+def test_a_torch_that_does_not_work(probe: str, reason: str) -> None:
+    (check,) = doctor.check_torch("auto", probe)
+    assert check.level == "fail"
+    assert reason in check.text
+    assert "Install torch" in check.advice
+
+
+@pytest.mark.parametrize(
+    ("device", "torch", "gpus", "level"),
+    [
+        ("auto", CPU_ONLY, [], "ok"),
+        ("auto", CPU_ONLY, [CARD], "warn"),
+        ("cpu", CPU_ONLY, [CARD], "ok"),
+        ("cuda", CPU_ONLY, [CARD], "fail"),
+        ("mps", CPU_ONLY, [], "fail"),
+        ("auto", TorchReport("2.9", 1, ["Card"], "", False), [CARD], "ok"),
+        ("cuda:1", TorchReport("2.9", 1, ["Card"], "", False), [CARD], "fail"),
+        ("cuda:0", TorchReport("2.9", 1, ["Radeon"], "6.2", False), [], "ok"),
+        ("mps", TorchReport("2.9", 0, [], "", True), [], "ok"),
+    ],
+)
+def test_devices(device: str, torch: TorchReport, gpus: list[Gpu], level: str) -> None:
+    check = doctor.check_device(device, torch, gpus)
+    assert check.level == level
+    assert bool(check.advice) == (level != "ok")
+
+
+def test_the_state_directory(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    (tmp_path / "identity.key").write_bytes(b"")
+    (tmp_path / "identity.key").chmod(0o644)
+    checks = list(doctor.check_state_dir(tmp_path, running=False))
+    assert [check.level for check in checks] == ["warn", "fail"]
+    assert checks[0].advice == f"chmod 700 {tmp_path}"
+    assert "chmod 600" in checks[1].advice
+    (in_a_file,) = doctor.check_state_dir(tmp_path / "identity.key", running=False)
+    assert in_a_file.level == "fail"
+
+
+def test_disk(tmp_path: Path) -> None:
+    assert doctor.check_disk(Settings(state_dir=tmp_path / "a" / "b", cache_bytes=1)).level == "ok"
+    huge = Settings(state_dir=tmp_path, cache_bytes=2**60)
+    assert doctor.check_disk(huge).level == "warn"
+
+
+def test_ports_of_a_running_node_are_its_own(tmp_path: Path) -> None:
+    (check,) = doctor.check_ports(Settings(state_dir=tmp_path), running=True)
+    assert check.level == "ok"
+
+
+def test_clock() -> None:
+    assert doctor.check_clock(0.0).level == "warn"
+    assert doctor.check_clock(1.8e9).level == "ok"
+
+
+def test_a_seed_that_answers() -> None:
+    with port_that_says(b"\x13/multistream/1.0.0\n") as port:
+        assert doctor.check_seed(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}").level == "ok"
+
+
+def test_a_seed_that_is_something_else() -> None:
+    with port_that_says(b"SSH-2.0-x\r\n") as port:
+        check = doctor.check_seed(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
+    assert check.level == "fail"
+    assert "does not speak libp2p" in check.text
+
+
+def test_a_seed_that_is_gone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    check = doctor.check_seed(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
+    assert check.level == "fail"
+    assert "cannot be reached" in check.text
+    assert doctor.check_seed("nonsense").level == "fail"
+
+
+def test_a_seed_that_keeps_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_SEED_SECONDS_MAX", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        check = doctor.check_seed(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
+    assert check.level == "fail"
+    assert "did not answer" in check.text
+
+
+def test_a_state_directory_that_cannot_be_created(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (check,) = doctor.check_state_dir(tmp_path / "file" / "new", running=False)
+    assert check.level == "fail"
+    assert "--state-dir" in check.advice

@@ -1,0 +1,171 @@
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from gossamer.node.draft import Draft, draft_of_preset
+from gossamer.node.founding import FoundedRun, found_run
+from gossamer.node.identity import Identity, verify
+from gossamer.protocol.errors import ManifestError
+from gossamer.protocol.ids import Digest, digest_of, peer_id_from_public_key
+from gossamer.protocol.manifest import (
+    ModelConfig,
+    decode_index,
+    decode_manifest,
+    signing_bytes,
+)
+from gossamer.protocol.state import FloatVector, genesis_digest_of
+from gossamer.trainer.corpus import CorpusError
+from gossamer.trainer.data import load_shard
+from gossamer.trainer.tokens import load_tokenizer
+
+IDENTITY = Identity.from_seed(bytes(32))
+replace = msgspec.structs.replace
+
+
+class Store:
+    def __init__(self) -> None:
+        self.blocks: dict[bytes, bytes] = {}
+
+    def put(self, data: bytes) -> Digest:
+        digest = digest_of(data)
+        self.blocks[digest] = data
+        return digest
+
+
+def init_genesis(model: ModelConfig, seed: int) -> FloatVector:
+    return np.random.default_rng(seed).standard_normal(model.num_parameters, dtype=np.float32)
+
+
+def found(draft: Draft, corpus: list[Path], store: Store) -> FoundedRun:
+    return found_run(
+        draft,
+        corpus,
+        identity=IDENTITY,
+        put=store.put,
+        init_genesis=init_genesis,
+        created_unix_seconds=1_700_000_000,
+    )
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number in range(60):
+        words = " ".join(f"word{(number * i) % 97}" for i in range(400))
+        (folder / f"{number}.txt").write_text(f"Text {number}.\n{words}\n")
+    return folder
+
+
+def test_a_founded_run_is_signed_and_complete(corpus: Path, tmp_path: Path) -> None:
+    store = Store()
+    draft = draft_of_preset("tiny", name="a run")
+
+    founded = found(draft, [corpus], store)
+
+    manifest = decode_manifest(founded.signed.manifest)
+    assert manifest == founded.manifest
+    assert verify(IDENTITY.peer_id, signing_bytes(manifest.run_id), founded.signed.signature)
+    assert (manifest.name, manifest.founder) == ("a run", IDENTITY.peer_id)
+    assert (manifest.model, manifest.inner) == (draft.model, draft.inner)
+    assert manifest.created_unix_seconds == 1_700_000_000
+    genesis = init_genesis(draft.model, draft.seed)
+    assert manifest.genesis_digest == genesis_digest_of(genesis, draft.outer.chunk_elements)
+
+    index = decode_index(store.blocks[manifest.data.index_digest])
+    assert index == founded.index
+    assert len(index.shards) == manifest.data.num_shards
+    texts: set[bytes] = set()
+    for infos, num_tokens in (
+        (index.shards, manifest.data.num_tokens),
+        (index.heldout, manifest.data.heldout_tokens),
+    ):
+        stream = b""
+        for info in infos:
+            path = tmp_path / info.digest.hex()
+            path.write_bytes(store.blocks[info.digest])
+            stream += bytes(load_shard(path, manifest.data.token_bytes, 256).tolist())
+        assert len(stream) == num_tokens
+        texts |= set(stream.split(b"\0")[:-1])
+    assert texts == {path.read_bytes() for path in corpus.iterdir()}
+
+
+def test_the_same_corpus_and_draft_found_the_same_run(corpus: Path) -> None:
+    draft = draft_of_preset("tiny")
+    first = found(draft, [corpus], Store())
+    again = found(draft, sorted(corpus.iterdir(), reverse=True), Store())
+    reseeded = found(replace(draft, seed=2), [corpus], Store())
+
+    assert again.manifest.run_id == first.manifest.run_id
+    assert reseeded.manifest.data.index_digest != first.manifest.data.index_digest
+    assert reseeded.manifest.genesis_digest != first.manifest.genesis_digest
+
+
+def test_a_bpe_tokenizer_travels_as_a_block(corpus: Path) -> None:
+    store = Store()
+    founded = found(draft_of_preset("1m"), [corpus], store)
+    data = founded.manifest.data
+    tokenizer = load_tokenizer(data.tokenizer, store.blocks[data.tokenizer_digest])
+    assert data.tokenizer == "bpe"
+    assert 257 < tokenizer.vocabulary <= founded.manifest.model.vocabulary
+
+
+def test_the_drafts_corpus_is_used_unless_another_is_named(corpus: Path, tmp_path: Path) -> None:
+    draft = draft_of_preset("tiny")
+    draft = replace(draft, corpus=replace(draft.corpus, paths=(str(corpus),)))
+    other = tmp_path / "other.txt"
+    other.write_text("".join(f"line {number}\n" for number in range(5_000)))
+
+    own = found(draft, [], Store()).manifest.data
+    named = found(draft, [other], Store()).manifest.data
+
+    assert own.num_tokens + own.heldout_tokens == 60 + sum(
+        path.stat().st_size for path in corpus.iterdir()
+    )
+    assert own.num_tokens != named.num_tokens
+
+
+def test_max_bytes_bounds_the_default_corpus() -> None:
+    draft = draft_of_preset("tiny")
+    draft = replace(draft, corpus=replace(draft.corpus, max_bytes=1_000_000))
+    data = found(draft, [], Store()).manifest.data
+    assert 800_000 < data.num_tokens + data.heldout_tokens < 1_010_000
+    assert data.num_shards >= 32
+
+
+def test_the_founder_is_always_allowed(corpus: Path) -> None:
+    friend = peer_id_from_public_key(bytes(range(32)))
+    draft = replace(draft_of_preset("tiny"), admission="allow", allowed=(friend,))
+    manifest = found(draft, [corpus], Store()).manifest
+    assert manifest.allowed == tuple(sorted([friend, IDENTITY.peer_id]))
+
+
+def test_a_wrong_draft_is_refused_before_anything_is_stored(corpus: Path) -> None:
+    store = Store()
+    draft = draft_of_preset("tiny")
+    wrong = replace(draft, seed=-1, inner=replace(draft.inner, learning_rate=0.0))
+    with pytest.raises(ManifestError) as caught:
+        found(wrong, [corpus], store)
+    assert [problem.split(";")[0] for problem in caught.value.problems] == [
+        "seed is -1",
+        "inner.learning_rate is 0.0",
+    ]
+    assert not store.blocks
+
+
+def test_too_little_text_is_refused(tmp_path: Path) -> None:
+    draft = draft_of_preset("tiny")
+    for number, text in enumerate(["some text", "more text"]):
+        (tmp_path / f"{number}.txt").write_text(text)
+    with pytest.raises(CorpusError) as caught:
+        found(draft, [tmp_path], Store())
+    train, heldout = caught.value.problems
+    assert "10 tokens to train on, but one inner step takes 513; name more text" in train
+    assert "10 tokens, but one sequence takes 65; name more text" in heldout
+
+
+def test_an_unreadable_corpus_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="missing: no such file or directory"):
+        found(draft_of_preset("tiny"), [tmp_path / "missing"], Store())

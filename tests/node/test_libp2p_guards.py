@@ -1,0 +1,670 @@
+"""Each guard around py-libp2p 0.8.1, by the symptom it cures: every test fails without its guard.
+
+`test_upstream_still_...` show the symptom in py-libp2p itself where that is cheap: when one of them
+fails after an upgrade, its guard may go.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+import trio
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.security.noise.transport import Transport as StockNoiseTransport
+from libp2p.stream_muxer.exceptions import MuxedStreamError
+from libp2p.stream_muxer.yamux.yamux import Yamux as StockYamux
+from multiaddr import Multiaddr
+
+from gossamer.node import libp2p_guards, libp2p_transport, libp2p_yamux, libp2p_yamux_stream
+from gossamer.node.identity import Identity
+from gossamer.node.libp2p_noise import FastNoiseTransport, NoiseSession, socket_of
+from gossamer.node.libp2p_transport import Libp2pTransport, open_libp2p_transport
+from gossamer.node.libp2p_yamux import YamuxConnection
+from gossamer.node.transport import ListenError, Stream
+from gossamer.protocol.ids import PeerId
+
+ECHO = "/gossamer-test/echo/1"
+LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+MIB = 1024 * 1024
+HEADER = struct.Struct("!BBHII")
+
+
+async def echo_byte(stream: Stream) -> None:
+    """Answers every byte."""
+    while True:
+        await stream.send(await stream.receive_exactly(1))
+
+
+async def assert_serves(server: Libp2pTransport) -> None:
+    """A newcomer connects and is answered: the host lives."""
+    async with open_libp2p_transport(Identity.generate(), []) as newcomer:
+        peer_id = await newcomer.connect(server.addresses()[0])
+        stream = await newcomer.open_stream(peer_id, ECHO)
+        await stream.send(b"?")
+        assert await stream.receive_exactly(1) == b"?"
+
+
+@asynccontextmanager
+async def client_and_server() -> AsyncIterator[tuple[Libp2pTransport, Libp2pTransport]]:
+    """A connected pair on loopback."""
+    async with (
+        open_libp2p_transport(Identity.generate(), LOOPBACK) as client,
+        open_libp2p_transport(Identity.generate(), LOOPBACK) as server,
+    ):
+        server.handle(ECHO, echo_byte)
+        await client.connect(server.addresses()[0])
+        yield client, server
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for what happens in another task or at another peer."""
+    while not condition():  # noqa: ASYNC110 (there is no event to wait for)
+        await trio.sleep(0.01)
+
+
+async def raw_stream(client: Libp2pTransport, server: PeerId) -> Any:
+    """A stream on which nothing has been negotiated."""
+    connection = client._swarm.get_connections(ID.from_base58(server))[0]
+    return await connection.new_stream()
+
+
+# -- pairs of bare connections, with either side's layers from py-libp2p
+
+
+@asynccontextmanager
+async def secured_pair(
+    dialler: type[StockNoiseTransport] = FastNoiseTransport,
+    listener: type[StockNoiseTransport] = FastNoiseTransport,
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Two ends of a noise channel over loopback TCP."""
+    ends: list[Any] = []
+
+    def noise(kind: type[StockNoiseTransport]) -> Any:
+        keys = create_new_key_pair(Identity.generate().private_bytes())
+        return kind(keys, noise_privkey=create_new_x25519_key_pair().private_key)
+
+    first, second = noise(dialler), noise(listener)
+    (accepting,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with accepting:
+        port = accepting.socket.getsockname()[1]
+        outbound = await trio.open_tcp_stream("127.0.0.1", port)
+        inbound = await accepting.accept()
+
+    async def accept() -> None:
+        ends.append(await second.secure_inbound(RawConnection(TrioTCPStream(inbound), False)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(accept)
+        ours = await first.secure_outbound(
+            RawConnection(TrioTCPStream(outbound), True), second.local_peer
+        )
+    try:
+        yield ours, ends[0]
+    finally:
+        await trio.aclose_forcefully(outbound)
+        await trio.aclose_forcefully(inbound)
+
+
+@asynccontextmanager
+async def muxed_pair(
+    dialler: type[Any] = YamuxConnection, listener: type[Any] = YamuxConnection
+) -> AsyncIterator[tuple[Any, Any]]:
+    """Two ends of a yamux connection, not yet started."""
+
+    def noise_for(muxer: type[Any]) -> type[StockNoiseTransport]:
+        return FastNoiseTransport if muxer is YamuxConnection else StockNoiseTransport
+
+    async with secured_pair(noise_for(dialler), noise_for(listener)) as (ours, theirs):
+        yield (
+            dialler(ours, ours.get_remote_peer(), is_initiator=True),
+            listener(theirs, theirs.get_remote_peer(), is_initiator=False),
+        )
+
+
+@asynccontextmanager
+async def running(*connections: Any) -> AsyncIterator[None]:
+    """Run muxed connections until the block ends."""
+    async with trio.open_nursery() as nursery:
+        for connection in connections:
+            nursery.start_soon(connection.start)
+            await connection.event_started.wait()
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def read_all(stream: Any, num_bytes: int) -> bytes:
+    """`num_bytes` by libp2p's short reads."""
+    got = bytearray()
+    while len(got) < num_bytes:
+        got += await stream.read(65536)
+    return bytes(got)
+
+
+def run(case: Callable[[], Any], seconds: float = 30) -> None:
+    """`trio.run` with an end."""
+
+    async def bounded() -> None:
+        with trio.fail_after(seconds):
+            await case()
+
+    trio.run(bounded)
+
+
+# -- the wire is libp2p's
+
+
+@pytest.mark.parametrize(
+    ("dialler", "listener"),
+    [(YamuxConnection, StockYamux), (StockYamux, YamuxConnection)],
+    ids=["we dial", "they dial"],
+)
+def test_speaks_with_py_libp2ps_own_noise_and_yamux(dialler: Any, listener: Any) -> None:
+    block = bytes(range(256)) * (2 * MIB // 256)
+
+    async def exchange(stream: Any) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.write, block)
+            assert await read_all(stream, len(block)) == block
+
+    async def case() -> None:
+        async with muxed_pair(dialler, listener) as (ours, theirs), running(ours, theirs):
+            for opener, accepter in ((ours, theirs), (theirs, ours)):
+                stream = await opener.open_stream()
+                accepted = await accepter.accept_stream()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(exchange, stream)
+                    nursery.start_soon(exchange, accepted)
+                await stream.close()
+                with pytest.raises(MuxedStreamError):
+                    await accepted.read(1)
+
+    run(case)
+
+
+# -- defect 1: exceptions in stream handlers, and in gossip
+
+
+def test_protocol_name_that_is_not_utf8_costs_one_stream() -> None:
+    async def case() -> None:
+        async with client_and_server() as (client, server):
+            stream = await raw_stream(client, server.peer_id)
+            await stream.write(b"\x13/multistream/1.0.0\n\x05\xff\xfe\xfd\xfc\n")
+            with suppress(Exception):
+                while True:
+                    await stream.read(100)
+            await assert_serves(server)
+            assert client.peers() == [server.peer_id]
+
+    run(case)
+
+
+def test_garbage_on_meshsub_costs_one_stream() -> None:
+    async def case() -> None:
+        async with client_and_server() as (client, server):
+            peer = ID.from_base58(server.peer_id)
+            stream = await client._host.new_stream(peer, client._pubsub.protocols)
+            await stream.write(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff")
+            with suppress(Exception):
+                await stream.read(100)
+            await assert_serves(server)
+
+    run(case)
+
+
+def test_handler_that_times_out_costs_one_stream() -> None:
+    async def case() -> None:
+        async with client_and_server() as (client, server):
+
+            async def handler(stream: Any) -> None:
+                raise trio.TooSlowError
+
+            server._host.set_stream_handler("/raw/1", handler)  # type: ignore[arg-type]
+            stream = await client.open_stream(server.peer_id, "/raw/1")
+            with suppress(Exception):
+                await stream.receive_exactly(1)
+            await assert_serves(server)
+
+    run(case)
+
+
+def test_gossip_from_an_impossible_sender_costs_one_message() -> None:
+    async def case() -> None:
+        async with client_and_server() as (client, server):
+            server.subscribe("news", lambda author, data: None)
+            await trio.sleep(0.2)
+            rpc = rpc_pb2.RPC()
+            rpc.publish.add(
+                data=b"x", topicIDs=["news"], from_id=b"\x01\x02", seqno=b"1", key=b"?",
+                signature=b"?",
+            )  # fmt: skip
+            body = rpc.SerializeToString()
+            peer = ID.from_base58(server.peer_id)
+            stream = await client._host.new_stream(peer, client._pubsub.protocols)
+            await stream.write(bytes([len(body)]) + body)
+            await trio.sleep(0.3)
+            await assert_serves(server)
+
+    run(case)
+
+
+def test_failed_gossip_heartbeat_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def case() -> None:
+        async with open_libp2p_transport(Identity.generate(), LOOPBACK) as server:
+            server.handle(ECHO, echo_byte)
+            router: Any = server._pubsub.router
+            beats: list[float] = []
+
+            def broken() -> None:
+                beats.append(trio.current_time())
+                raise KeyError("a peer that has just gone")
+
+            router.heartbeat_interval = 0.05
+            monkeypatch.setattr(router, "fanout_heartbeat", broken)
+            await eventually(lambda: len(beats) >= 3)
+            await assert_serves(server)
+
+    run(case)
+
+
+# -- defect 2: inbound slots, and newcomers
+
+
+def test_inbound_slots_come_back() -> None:
+    async def case() -> None:
+        async with open_libp2p_transport(
+            Identity.generate(), LOOPBACK, connections_max=4
+        ) as server:
+            server.handle(ECHO, echo_byte)
+            for _ in range(6):
+                await assert_serves(server)
+                await eventually(lambda: not server.peers())
+
+    run(case)
+
+
+def test_silent_connections_keep_nobody_out() -> None:
+    async def case() -> None:
+        async with open_libp2p_transport(
+            Identity.generate(), LOOPBACK, connections_max=40
+        ) as server:
+            server.handle(ECHO, echo_byte)
+            port = int(server.addresses()[0].split("/")[4])
+            silent = [
+                await trio.open_tcp_stream("127.0.0.1", port)
+                for _ in range(libp2p_guards.HANDSHAKES_MAX + 20)
+            ]
+            with trio.fail_after(libp2p_guards.HANDSHAKE_SECONDS_MAX / 2):
+                await assert_serves(server)
+            for stream in silent:
+                await stream.aclose()
+
+    run(case)
+
+
+def test_silent_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_guards, "HANDSHAKE_SECONDS_MAX", 0.2)
+
+    async def case() -> None:
+        async with open_libp2p_transport(Identity.generate(), LOOPBACK) as server:
+            port = int(server.addresses()[0].split("/")[4])
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                with suppress(trio.BrokenResourceError):
+                    while await stream.receive_some(100):
+                        pass
+            await eventually(lambda: not server._swarm._handshakes)
+
+    run(case, seconds=5)
+
+
+# -- defect 3: cancellation
+
+
+async def _survives_a_cancelled_write(muxer: Any) -> bool:
+    """Whether a connection works on after a write was cancelled while TCP was full."""
+    async with muxed_pair(muxer, muxer) as (ours, theirs):
+        for end in (ours, theirs):
+            raw = socket_of(end)
+            assert raw is not None
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        survived = False
+
+        async def write(stream: Any) -> None:
+            with suppress(MuxedStreamError, ConnectionClosedError):
+                await stream.write(b"k" * 100_000)
+
+        async with running(ours):  # the other side does not read yet: TCP fills
+            keep, stuck = await ours.open_stream(), await ours.open_stream()
+            with trio.move_on_after(0.2) as scope:
+                await stuck.write(bytes(200_000))
+            assert scope.cancelled_caught
+            async with running(theirs):
+                accepted = await theirs.accept_stream()
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(write, keep)
+                    with trio.move_on_after(3), suppress(MuxedStreamError):
+                        survived = await read_all(accepted, 100_000) == b"k" * 100_000
+                    nursery.cancel_scope.cancel()
+        return survived
+
+
+def test_write_cancelled_while_tcp_is_full_leaves_the_connection_whole() -> None:
+    async def case() -> None:
+        assert await _survives_a_cancelled_write(YamuxConnection)
+
+    run(case)
+
+
+def test_upstream_still_breaks_the_connection_of_a_cancelled_write() -> None:
+    async def case() -> None:
+        assert not await _survives_a_cancelled_write(StockYamux)
+
+    run(case)
+
+
+def test_timeouts_around_reads_lose_no_bytes() -> None:
+    async def case() -> None:
+        async with muxed_pair() as (ours, theirs), running(ours, theirs):
+            stream = await ours.open_stream()
+            accepted = await theirs.accept_stream()
+            total = 4 * MIB
+            block = bytes(range(256)) * 4
+            got = bytearray()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stream.write, block * (total // len(block)))
+                while len(got) < total:
+                    with trio.move_on_after(0.0005):
+                        got += await accepted.receive_exactly(min(100_000, total - len(got)))
+            assert bytes(got) == block * (total // len(block))
+
+    run(case)
+
+
+# -- defect 4: silently dead links (`test_libp2p_transport.py` pulls a real one)
+
+
+def test_both_ends_detect_dead_links() -> None:
+    async def case() -> None:
+        async with client_and_server() as (client, server):
+            await trio.sleep(0.1)
+            for transport in (client, server):
+                ((connection,),) = transport._swarm.get_connections_map().values()
+                raw = socket_of(connection.muxed_conn)
+                assert raw is not None
+                assert raw.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                milliseconds = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+                assert milliseconds == libp2p_guards.DEAD_LINK_SECONDS * 1000
+                idle = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+                assert idle == libp2p_guards.KEEPALIVE_IDLE_SECONDS
+
+    run(case)
+
+
+def test_stopped_process_behind_a_live_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p_yamux, "PING_INTERVAL_SECONDS", 0.1)
+    monkeypatch.setattr(libp2p_yamux, "SILENCE_SECONDS_MAX", 0.3)
+
+    async def case() -> None:
+        async with muxed_pair() as (ours, theirs), running(ours):  # theirs never answers
+            stream = await ours.open_stream()
+            with pytest.raises(MuxedStreamError):
+                await stream.receive_exactly(1)
+            await ours.event_closed.wait()
+            assert not theirs.is_closed
+
+    run(case, seconds=5)
+
+
+# -- defect 5: the receive window, and other ways to fill our memory
+
+
+async def _attack(frames: list[bytes]) -> tuple[YamuxConnection, int]:
+    """What becomes of a connection whose peer sends these frames; and its bytes held at the end."""
+    async with secured_pair() as (ours, theirs):
+        connection = YamuxConnection(ours, ours.get_remote_peer())
+        session: NoiseSession = theirs
+        async with running(connection):
+            held = 0
+            with suppress(Exception):
+                for frame in frames:
+                    await session.write(frame)
+                    held = max(held, sum(s._buffered for s in connection.streams.values()))
+            with trio.move_on_after(1):
+                await connection.event_closed.wait()
+        return connection, held
+
+
+def _syn(stream_id: int) -> bytes:
+    return HEADER.pack(0, 1, 1, stream_id, 0)
+
+
+def _data(stream_id: int, body: bytes) -> bytes:
+    return HEADER.pack(0, 0, 0, stream_id, len(body)) + body
+
+
+def test_peer_that_ignores_the_window_is_cut_off() -> None:
+    async def case() -> None:
+        body = bytes(60_000)
+        frames = [_syn(2), *[_data(2, body)] * 100]  # 6 MB into a window of 1 MiB
+        connection, held = await _attack(frames)
+        assert connection.is_closed
+        assert held <= libp2p_yamux_stream.FIRST_WINDOW_BYTES
+
+    run(case)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        HEADER.pack(1, 0, 0, 0, 0),  # version
+        HEADER.pack(0, 9, 0, 0, 0),  # type
+        _syn(3),  # an odd stream is ours to open
+        _syn(2) + _syn(2),  # open already
+    ],
+    ids=["version", "type", "parity", "twice"],
+)
+def test_frames_that_are_not_yamux_end_the_connection(frame: bytes) -> None:
+    async def case() -> None:
+        connection, _ = await _attack([frame])
+        assert connection.is_closed
+
+    run(case)
+
+
+def test_bytes_that_do_not_authenticate_end_the_connection() -> None:
+    async def case() -> None:
+        async with secured_pair() as (ours, theirs):
+            connection = YamuxConnection(ours, ours.get_remote_peer())
+            raw = theirs.conn.read_writer.read_write_closer
+            async with running(connection):
+                await raw.write(b"\x00\x20" + bytes(32))
+                await connection.event_closed.wait()
+
+    run(case)
+
+
+def test_peer_opens_no_more_streams_than_allowed() -> None:
+    async def case() -> None:
+        async with muxed_pair() as (ours, theirs), running(ours, theirs):
+            limit = libp2p_yamux.INBOUND_STREAMS_MAX
+            streams = [await ours.open_stream() for _ in range(limit + 10)]
+            for stream in streams[limit:]:
+                with pytest.raises(MuxedStreamError):
+                    await stream.receive_exactly(1)
+            assert len(theirs.streams) == limit
+            await streams[0].reset()
+            await eventually(lambda: len(theirs.streams) < limit)  # and the place is free again
+            await ours.open_stream()
+            await eventually(lambda: len(theirs.streams) == limit)
+
+    run(case)
+
+
+def test_peer_that_makes_us_reply_and_does_not_read_is_dropped() -> None:
+    async def case() -> None:
+        async with secured_pair() as (ours, theirs):
+            for end in (ours, theirs):
+                raw = socket_of(end)
+                assert raw is not None
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+                raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            connection = YamuxConnection(ours, ours.get_remote_peer())
+            ping = HEADER.pack(0, 2, 1, 0, 7)
+            async with running(connection):
+                with suppress(Exception):
+                    while True:
+                        await theirs.write(ping * 1000)
+                await connection.event_closed.wait()
+
+    run(case)
+
+
+def test_tiny_frames_do_not_pin_their_messages() -> None:
+    async def case() -> None:
+        async with muxed_pair() as (ours, theirs), running(ours, theirs):
+            stream = await ours.open_stream()
+            accepted = await theirs.accept_stream()
+            message = memoryview(bytes(65_000))
+            for index in range(5000):
+                accepted.feed(message[index : index + 1])
+            assert len(accepted._pieces) == 1
+            await stream.reset()
+
+    run(case)
+
+
+# -- the rest of LIBP2P.md's traps
+
+
+def test_port_in_use_is_refused_by_name() -> None:
+    async def case() -> None:
+        async with open_libp2p_transport(Identity.generate(), LOOPBACK) as first:
+            taken, _, _ = first.addresses()[0].partition("/p2p/")
+            with pytest.raises(ListenError, match=f"cannot listen on {taken}: .*in use"):
+                async with open_libp2p_transport(Identity.generate(), [taken]):
+                    pass
+
+    run(case)
+
+
+def test_plaintext_is_not_spoken() -> None:
+    async def case() -> None:
+        async with open_libp2p_transport(Identity.generate(), LOOPBACK) as server:
+            port = int(server.addresses()[0].split("/")[4])
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                for protocol in (b"/plaintext/2.0.0", b"/secio/1.0.0", b"/tls/1.0.0"):
+                    line = protocol + b"\n"
+                    if protocol == b"/plaintext/2.0.0":
+                        await stream.send_all(b"\x13/multistream/1.0.0\n")
+                    await stream.send_all(bytes([len(line)]) + line)
+                got = b""
+                while got.count(b"na\n") < 3:
+                    got += await stream.receive_some(1000)
+                    assert b"plaintext" not in got
+
+    run(case)
+
+
+def test_gossip_survives_the_death_of_the_older_of_two_connections() -> None:
+    async def case() -> None:
+        identity = Identity.generate()
+        async with open_libp2p_transport(Identity.generate(), LOOPBACK) as hub:
+            heard_by_hub: list[bytes] = []
+            heard: list[bytes] = []
+            hub.subscribe("news", lambda author, data: heard_by_hub.append(data))
+            async with open_libp2p_transport(identity, []) as old:
+                old.subscribe("news", lambda author, data: None)
+                await old.connect(hub.addresses()[0])
+                await trio.sleep(0.5)
+                peer = ID.from_base58(identity.peer_id)
+                (older,) = hub._swarm.get_connections(peer)
+                async with open_libp2p_transport(identity, []) as new:  # restarted elsewhere
+                    new.subscribe("news", lambda author, data: heard.append(data))
+                    await new.connect(hub.addresses()[0])
+                    await trio.sleep(0.5)
+                    await older.close()
+                    for number in range(20):
+                        await hub.publish("news", b"%d" % number)
+                        await new.publish("news", b"%d" % number)
+                        await trio.sleep(0.2)
+                        if heard and heard_by_hub:
+                            return
+                    raise AssertionError((heard, heard_by_hub))
+
+    run(case)
+
+
+def test_gossip_is_heard_right_after_a_restart_with_the_same_key() -> None:
+    async def case() -> None:
+        identity = Identity.generate()
+        async with open_libp2p_transport(Identity.generate(), LOOPBACK) as hub:
+            heard: set[bytes] = set()
+            hub.subscribe("news", lambda author, data: heard.add(data))
+            for life in (b"first", b"second"):
+                async with open_libp2p_transport(identity, []) as peer:
+                    peer.subscribe("news", lambda author, data: None)
+                    await peer.connect(hub.addresses()[0])
+                    started = time.monotonic()
+                    while life not in heard:
+                        await peer.publish("news", life)
+                        await trio.sleep(0.02)
+                        assert time.monotonic() - started < 10
+                    for _ in range(200):  # as many as a counter of seconds would take 200 s for
+                        await peer.publish("news", life)
+
+    run(case)
+
+
+def test_nobody_is_dialled_unasked() -> None:
+    async def case() -> None:
+        async with (
+            client_and_server() as (client, server),
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as other,
+        ):
+            peer = ID.from_base58(other.peer_id)
+            address = Multiaddr(other.addresses()[0].partition("/p2p/")[0])
+            client._swarm.peerstore.add_addrs(peer, [address], 120)
+            await client._swarm.auto_connector.maybe_connect()
+            await client.disconnect(server.peer_id)
+            await trio.sleep(0.5)
+            assert client.peers() == []
+            assert other.peers() == []
+
+    run(case)
+
+
+def test_failed_dial_does_not_block_the_peer() -> None:
+    async def case() -> None:
+        async with open_libp2p_transport(Identity.generate(), []) as client:
+            identity = Identity.generate()
+            async with open_libp2p_transport(identity, LOOPBACK) as server:
+                address = server.addresses()[0]
+            for _ in range(3):
+                with pytest.raises(libp2p_transport.ConnectError):
+                    await client.connect(address)
+            listen, _, _ = address.partition("/p2p/")
+            async with open_libp2p_transport(identity, [listen]) as server:
+                assert await client.connect(address) == server.peer_id
+
+    run(case)
+
+
+def test_dialling_tells_the_kernels_reason() -> None:
+    async def case() -> None:
+        async with open_libp2p_transport(Identity.generate(), []) as client:
+            with pytest.raises(libp2p_transport.ConnectError, match="refused"):
+                await client.connect("/ip4/127.0.0.1/tcp/1")
+
+    run(case)

@@ -1,0 +1,286 @@
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossamer.node.draft import Draft, draft_of_preset, problems_of_draft
+from gossamer.node.manifest_file import (
+    MANIFEST_FILE_BYTES_MAX,
+    parse_manifest_file,
+    read_manifest_file,
+    render,
+    write_manifest_file,
+)
+from gossamer.node.manifest_keys import EXPLANATIONS, HINTS
+from gossamer.protocol.chunks import default_chunk_elements
+from gossamer.protocol.errors import ManifestError
+from gossamer.protocol.ids import peer_id_from_public_key
+from gossamer.trainer.presets import PRESETS
+
+PEER = peer_id_from_public_key(bytes(range(32)))
+replace = msgspec.structs.replace
+
+
+def parse(text: str) -> Draft:
+    return parse_manifest_file(text, Path("/somewhere"))
+
+
+def problems_of(text: str) -> list[str]:
+    with pytest.raises(ManifestError) as caught:
+        parse(text)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_written_file_gives_the_presets_values_back(preset: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    write_manifest_file(path, draft_of_preset(preset), preset=preset)
+
+    draft = read_manifest_file(path)
+
+    assert draft == draft_of_preset(preset)
+    assert (draft.model, draft.inner) == (PRESETS[preset].model, PRESETS[preset].inner)
+    assert (draft.outer, draft.rounds) == (PRESETS[preset].outer, PRESETS[preset].rounds)
+
+
+def test_every_key_of_a_written_file_is_explained() -> None:
+    assert {s: set(keys) for s, keys in EXPLANATIONS.items()} == {
+        section: set(hints) for section, hints in HINTS.items()
+    }
+    lines = render(draft_of_preset()).splitlines()
+    for number, line in enumerate(lines):
+        if "=" in line and not line.startswith("#"):
+            assert lines[number - 1].startswith("# "), line
+
+
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("mine")
+    with pytest.raises(ManifestError, match="exists already; name another file"):
+        write_manifest_file(path, draft_of_preset())
+    assert path.read_text() == "mine"
+    with pytest.raises(ManifestError, match="no such file or directory; name another file"):
+        write_manifest_file(tmp_path / "missing" / "run.toml", draft_of_preset())
+
+
+NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    name=NAME,
+    seed=st.integers(0, 2**63 - 1),
+    field=NAME,
+    learning_rate=st.floats(1e-8, 10.0),
+    tied=st.booleans(),
+    width=st.integers(1, 50).map(lambda n: 8 * n),
+    chunk_elements=st.sampled_from([1024, 5000, 2**20]),
+)
+def test_any_draft_survives_the_file(
+    name: str,
+    seed: int,
+    field: str,
+    learning_rate: float,
+    tied: bool,
+    width: int,
+    chunk_elements: int,
+) -> None:
+    draft = draft_of_preset("1m", name=name)
+    draft = replace(
+        draft,
+        seed=seed,
+        admission="allow",
+        allowed=(PEER,),
+        corpus=replace(draft.corpus, paths=('/a "b"\\c', str(Path(f"/{name}"))), text_field=field),
+        model=replace(draft.model, tied_embeddings=tied, width=width),
+        inner=replace(draft.inner, learning_rate=learning_rate),
+        outer=replace(draft.outer, chunk_elements=chunk_elements),
+    )
+    assert parse(render(draft)) == draft
+
+
+def test_a_short_file_names_a_preset_and_what_differs() -> None:
+    draft = parse('preset = "5m"\nname = "mine"\n[model]\nnum_layers = 2\n[inner]\nclip_norm = 2\n')
+
+    assert draft.name == "mine"
+    assert draft.model == replace(PRESETS["5m"].model, num_layers=2)
+    assert draft.inner == replace(PRESETS["5m"].inner, clip_norm=2.0)
+    assert isinstance(draft.inner.clip_norm, float)  # an integer is not the same canonical bytes
+    # The chunks follow the model where the file does not set them.
+    assert draft.outer.chunk_elements == default_chunk_elements(draft.model.num_parameters)
+    assert replace(draft.outer, chunk_elements=0) == replace(PRESETS["5m"].outer, chunk_elements=0)
+
+
+def test_the_tokenizer_sets_the_models_vocabulary() -> None:
+    draft = parse('preset = "tiny"\n[tokenizer]\nkind = "bpe"\nvocabulary = 1000')
+    assert (draft.tokenizer.kind, draft.model.vocabulary) == ("bpe", 1000)
+    draft = parse('preset = "40m"\n[tokenizer]\nkind = "bytes"')
+    assert (draft.tokenizer.vocabulary, draft.model.vocabulary) == (256, 256)
+
+
+def test_corpus_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('preset = "tiny"\n[corpus]\npaths = ["texts", "/absolute", "~/home"]')
+    assert read_manifest_file(path).corpus.paths == (
+        str(tmp_path / "texts"),
+        "/absolute",
+        os.path.expanduser("~/home"),
+    )
+
+
+MISTAKES = [
+    ("nme = 'x'", "nme is not a key; did you mean name?"),
+    ("zzzzz = 1", "zzzzz is not a key; allowed at the top: preset, name, seed, sync, admission, "),
+    ("[modle]\nwidth = 1", "modle is not a key; did you mean model?"),
+    ("[model]\nlayers = 1", "model.layers is not a key; did you mean model.num_layers?"),
+    (
+        "[outer]\nzzzzz = 1",
+        "outer.zzzzz is not a key; allowed in [outer]: inner_steps, learning_rate",
+    ),
+    ("[model]\nvocabulary = 9", "model.vocabulary is not a key; set tokenizer.vocabulary instead"),
+    ("model = 3", "model is 3; allowed: a table, begun with [model]"),
+    ("name = 3", "name is 3; allowed: text in quotes"),
+    ("name = ''", "name has 0 characters; allowed: 1 to 256"),
+    ("seed = 'one'", 'seed is "one"; allowed: a whole number'),
+    ("seed = -1", "seed is -1; allowed: 0 to "),
+    ("seed = 99999999999999999999999", "seed is 99999999999999999999999; allowed: "),
+    ("sync = 'sparse'", 'sync is "sparse"; allowed: "diloco"'),
+    ("admission = 'closed'", 'admission is "closed"; allowed: "open", "allow"'),
+    ("admission = 'allow'", 'admission is "allow" but allowed is empty: nobody could join'),
+    ("allowed = 'me'", 'allowed is "me"; allowed: a list of texts, such as ["one", "two"]'),
+    ("allowed = ['me']", "allowed: 'me' is not the peer id of an Ed25519 key"),
+    ("[corpus]\npaths = [1]", "corpus.paths is a list; allowed: a list of texts"),
+    ("[corpus]\npaths = ['']", "corpus.paths has an empty path; allowed: files and folders"),
+    ("[corpus]\ntext_field = ''", "corpus.text_field is empty; allowed: the name of a field"),
+    ("[corpus]\nmax_bytes = -1", "corpus.max_bytes is -1; allowed: 0 (all) or more"),
+    ("[tokenizer]\nkind = 'words'", 'tokenizer.kind is "words"; allowed: "bytes", "bpe"'),
+    ("[tokenizer]\nkind = 'bpe'", 'tokenizer.vocabulary is missing; allowed for "bpe": 257 to '),
+    ("[tokenizer]\nvocabulary = 300", 'tokenizer.vocabulary is 300; allowed for "bytes": 256'),
+    (
+        "[tokenizer]\nkind = 'bpe'\nvocabulary = 256",
+        'tokenizer.vocabulary is 256; allowed for "bpe": 257 to 1048576',
+    ),
+    ("[model]\nwidth = 'wide'", 'model.width is "wide"; allowed: a whole number'),
+    ("[model]\nwidth = 96.5", "model.width is 96.5; allowed: a whole number"),
+    ("[model]\nwidth = 0", "model.width is 0; allowed: 8 to 65536"),
+    (
+        "[model]\nwidth = 97",
+        "model.width is 97; it must be an even multiple of model.num_heads (4)",
+    ),
+    ("[model]\nnum_heads = 0", "model.num_heads is 0; allowed: 1 to 1024"),
+    ("[model]\nnum_kv_heads = 3", "model.num_kv_heads is 3; it must divide model.num_heads (4)"),
+    ("[model]\ntied_embeddings = 1", "model.tied_embeddings is 1; allowed: true or false"),
+    ("[model]\ncontext = 200000", "model.context is 200000; allowed: 8 to 131072"),
+    ("[inner]\nlearning_rate = nan", "inner.learning_rate is nan; allowed: 1e-08 to 10"),
+    ("[inner]\nbeta1 = true", "inner.beta1 is true; allowed: a number"),
+    (
+        "[inner]\nwarmup_steps = 900",
+        "inner.warmup_steps is 900; allowed: at most inner.total_steps (800)",
+    ),
+    ("[outer]\ncodec = 'int8'", 'outer.codec is "int8"; allowed: "fp32", "fp16"'),
+    ("[outer]\nchunk_elements = 10", "outer.chunk_elements is 10; allowed: 1024 to "),
+    ("[rounds]\ngather_seconds = 0", "rounds.gather_seconds is 0.0; allowed: 0.1 to 3600"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), MISTAKES, ids=[text for text, _ in MISTAKES])
+def test_one_mistake_gives_one_sentence(text: str, expected: str) -> None:
+    (problem,) = problems_of(f'preset = "tiny"\n{text}\n')
+    assert problem.startswith(expected)
+    assert "\n" not in problem
+
+
+def test_all_mistakes_are_reported_at_once() -> None:
+    problems = problems_of(
+        """
+        preset = "huge"
+        nme = "x"
+        seed = -3
+        [model]
+        width = "wide"
+        num_heads = 4
+        num_kv_heads = 3
+        [inner]
+        learning_rate = -1
+        [outer]
+        codec = "int8"
+        inner_steps = 0
+        """
+    )
+    assert [problem.split(";")[0] for problem in problems] == [
+        'preset is "huge"',
+        "nme is not a key",
+        'model.width is "wide"',
+        'outer.codec is "int8"',
+        "seed is -3",
+        "model.num_kv_heads is 3",
+        "inner.learning_rate is -1.0",
+        "outer.inner_steps is 0",
+    ]
+
+
+def test_a_wrong_value_causes_no_complaint_about_another() -> None:
+    # 97 is no multiple of the 4 heads that stand in for "many".
+    assert len(problems_of('preset = "tiny"\n[model]\nwidth = 97\nnum_heads = "many"')) == 1
+    # Neither is 100 of the preset that was meant, perhaps.
+    assert len(problems_of('preset = "tyni"\n[model]\nwidth = 97')) == 1
+
+
+def test_a_file_without_a_preset_must_be_complete() -> None:
+    (problem,) = problems_of(render(draft_of_preset()).replace("\nwidth = 96", ""))
+    assert problem.startswith("missing: model.width; give each, or take them from a preset")
+    (problem,) = problems_of("")
+    assert "model.num_layers, model.width" in problem
+    assert "model.rope_theta" not in problem
+
+
+def test_more_chunks_than_the_protocol_allows_are_refused() -> None:
+    (problem,) = problems_of('preset = "1.1b"\n[outer]\nchunk_elements = 1024')
+    assert problem.startswith("number of chunks (model.num_parameters / outer.chunk_elements) is ")
+
+
+def test_files_that_are_no_manifests_are_named(tmp_path: Path) -> None:
+    def problem_of(content: bytes | None) -> str:
+        path = tmp_path / "run.toml"
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ManifestError) as caught:
+            read_manifest_file(path)
+        (problem,) = caught.value.problems
+        return problem
+
+    assert "run.toml: no such file or directory; write one with: gossamer init" in problem_of(None)
+    assert "is not valid TOML: " in problem_of(b"seed = = 3")
+    assert "at line 2" in problem_of(b"seed = 3\nseed = 4\n")
+    assert "is not UTF-8 text" in problem_of(b"\xff\xfe")
+    assert "name the right one" in problem_of(b"#" * (MANIFEST_FILE_BYTES_MAX + 1))
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    with pytest.raises(ManifestError, match='preset is "2m"; allowed: "tiny", "1m"'):
+        draft_of_preset("2m")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_are_allowed(preset: str) -> None:
+    assert problems_of_draft(draft_of_preset(preset)) == []
+
+
+def test_the_file_is_toml_that_others_can_read() -> None:
+    document = tomllib.loads(render(draft_of_preset("10m")))
+    assert document["model"]["width"] == 384
+    assert document["outer"]["codec"] == "fp16"
+
+
+def test_reading_manifests_does_not_import_torch() -> None:
+    code = (
+        "import sys, gossamer.node.manifest_file, gossamer.node.founding\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

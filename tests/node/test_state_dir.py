@@ -1,0 +1,246 @@
+import errno
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gossamer.node.state_dir import (
+    DiskFullError,
+    KnownPeers,
+    StateDir,
+    StateDirError,
+    StateDirInUseError,
+    write_atomically,
+)
+from gossamer.protocol import limits
+from gossamer.protocol.ids import PeerId, peer_id_from_public_key
+from gossamer.protocol.manifest import (
+    DataConfig,
+    InnerConfig,
+    Manifest,
+    ModelConfig,
+    OuterConfig,
+    RoundConfig,
+    SignedManifest,
+    encode_manifest,
+    require_valid,
+)
+
+
+def peer(number: int) -> PeerId:
+    return peer_id_from_public_key(number.to_bytes(32, "big"))
+
+
+def signed_manifest(seed: int) -> SignedManifest:
+    manifest = Manifest(
+        version=limits.PROTOCOL_VERSION,
+        name="test",
+        founder=peer(1),
+        created_unix_seconds=0,
+        sync="diloco",
+        model=ModelConfig(
+            num_layers=1,
+            width=8,
+            num_heads=1,
+            num_kv_heads=1,
+            hidden_width=8,
+            vocabulary=256,
+            context=8,
+            tied_embeddings=True,
+        ),
+        inner=InnerConfig(
+            learning_rate=1e-3,
+            warmup_steps=1,
+            total_steps=10,
+            final_fraction=0.1,
+            beta1=0.9,
+            beta2=0.95,
+            epsilon=1e-8,
+            weight_decay=0.1,
+            clip_norm=1.0,
+            sequences_per_step=1,
+        ),
+        outer=OuterConfig(
+            inner_steps=2,
+            learning_rate=0.7,
+            momentum=0.9,
+            warmup_rounds=0,
+            warmup_inner_steps=1,
+            codec="fp32",
+            chunk_elements=1024,
+        ),
+        rounds=RoundConfig(
+            round_seconds=1.0, gather_seconds=1.0, attempt_seconds=1.0, stale_rounds=1
+        ),
+        data=DataConfig(
+            tokenizer="bytes",
+            tokenizer_digest=b"",
+            token_bytes=2,
+            index_digest=bytes(32),
+            num_shards=1,
+            num_tokens=1,
+            heldout_tokens=1,
+        ),
+        seed=seed,
+        genesis_digest=bytes(32),
+        admission="open",
+        allowed=(),
+    )
+    return SignedManifest(manifest=encode_manifest(require_valid(manifest)), signature=bytes(64))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_write_replaces_the_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "head"
+    write_atomically(path, b"old")
+    write_atomically(path, memoryview(b"new" * 100_000))
+    assert path.read_bytes() == b"new" * 100_000
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert names(tmp_path) == ["head"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_keeps_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    path = tmp_path / "head"
+    write_atomically(path, b"old")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskFullError, match=r"the disk is full: 3 bytes for .*head"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["head"]
+
+
+def test_content_and_directory_are_synced_around_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    real_fsync, real_replace = os.fsync, os.replace
+
+    def fsync(descriptor: int) -> None:
+        is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        order.append("sync directory" if is_directory else "sync file")
+        real_fsync(descriptor)
+
+    def replace(source: Path, target: Path) -> None:
+        order.append("rename")
+        real_replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    write_atomically(tmp_path / "head", b"x")
+    assert order == ["sync file", "rename", "sync directory"]
+
+
+def test_the_lock_names_the_process_that_holds_it(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom gossamer.node.state_dir import StateDir\n"
+        "with StateDir(Path(sys.argv[1])).locked():\n    print('held', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    root = tmp_path / "state"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(StateDirInUseError, match=f"process {holder.pid}:") as caught:
+            StateDir(root).locked().__enter__()
+        assert caught.value.pid == holder.pid
+        holder.kill()
+    # The kernel's lock ends with its holder, however that ended.
+    with StateDir(root).locked():
+        assert (root / "lock").read_text() == f"{os.getpid()}\n"
+    assert (root / "lock").read_text() == ""
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+
+
+def test_locking_removes_what_a_crash_left(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    (tmp_path / ".head.0123.tmp").write_bytes(b"half")
+    state_dir.write_api("127.0.0.1:1")
+    with state_dir.locked():
+        assert names(tmp_path) == ["lock"]
+        state_dir.write_api("127.0.0.1:2")
+        assert state_dir.read_api() == "127.0.0.1:2"
+    assert state_dir.read_api() is None
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StateDirError, match="cannot be used as state directory"):
+        StateDir(tmp_path / "file" / "state").locked().__enter__()
+
+
+def test_a_directory_belongs_to_one_run(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    assert not state_dir.has_run()
+    assert state_dir.run_id() is None
+    state_dir.require_run(bytes(32))
+    mine, other = signed_manifest(1), signed_manifest(2)
+    state_dir.write_manifest(mine)
+    state_dir.write_manifest(mine)
+    assert state_dir.has_run()
+    assert state_dir.read_manifest() == mine
+    with pytest.raises(StateDirError, match=r"holds run .*its own --state-dir"):
+        state_dir.write_manifest(other)
+    assert state_dir.read_manifest() == mine
+
+
+@pytest.mark.parametrize("data", [b"", b"rubbish", msgspec.msgpack.encode({"manifest": b""})])
+def test_a_damaged_manifest(tmp_path: Path, data: bytes) -> None:
+    state_dir = StateDir(tmp_path)
+    state_dir.manifest_path.write_bytes(data)
+    with pytest.raises(StateDirError, match="is damaged"):
+        state_dir.read_manifest()
+
+
+def test_known_peers_are_kept_newest_first(tmp_path: Path) -> None:
+    peers = StateDir(tmp_path).known_peers()
+    for number in (1, 2, 3, 1):
+        peers.saw(peer(number), (f"/ip4/192.0.2.{number}/tcp/1",))
+    peers.forget(peer(2))
+    peers.save()
+    again = StateDir(tmp_path).known_peers()
+    assert [peer_id for peer_id, _ in again.newest_first()] == [peer(1), peer(3)]
+    assert again.newest_first()[1] == (peer(3), ("/ip4/192.0.2.3/tcp/1",))
+    assert not again.damaged
+
+
+def test_known_peers_are_bounded(tmp_path: Path) -> None:
+    peers = KnownPeers(tmp_path / "peers")
+    for number in range(limits.MEMBERS_MAX + 1):
+        peers.saw(peer(number), tuple(str(index) for index in range(limits.ADDRESSES_MAX + 1)))
+    assert len(peers) == limits.MEMBERS_MAX
+    assert peer(0) not in dict(peers.newest_first())
+    assert len(peers.newest_first()[0][1]) == limits.ADDRESSES_MAX
+
+
+@pytest.mark.parametrize("data", [b"\xff", msgspec.msgpack.encode([("not a peer", ["x"])])])
+def test_damaged_known_peers_count_as_none(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "peers"
+    path.write_bytes(data)
+    peers = KnownPeers(path)
+    assert peers.damaged
+    assert len(peers) == 0
+    peers.saw(peer(1), ())
+    peers.save()
+    assert len(KnownPeers(path)) == 1
+
+
+def test_saving_unchanged_peers_writes_nothing(tmp_path: Path) -> None:
+    peers = KnownPeers(tmp_path / "peers")
+    peers.save()
+    assert names(tmp_path) == []

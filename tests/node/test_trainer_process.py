@@ -1,0 +1,296 @@
+"""The trainer as a process, end to end, and what the daemon sees when it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+import trio
+import zstandard
+
+from gossamer.node import trainer_process
+from gossamer.node.trainer_process import (
+    Backoff,
+    TrainerEvent,
+    TrainerExit,
+    TrainerGoneError,
+    TrainerProcess,
+)
+from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.trainer import messages as m
+
+MODEL = ModelConfig(
+    num_layers=1,
+    width=32,
+    num_heads=4,
+    num_kv_heads=2,
+    hidden_width=48,
+    vocabulary=64,
+    context=16,
+    tied_embeddings=True,
+)
+INNER = InnerConfig(
+    learning_rate=1e-2,
+    warmup_steps=4,
+    total_steps=10_000,
+    final_fraction=0.1,
+    beta1=0.9,
+    beta2=0.95,
+    epsilon=1e-8,
+    weight_decay=0.1,
+    clip_norm=1.0,
+    sequences_per_step=4,
+)
+Event = TypeVar("Event", bound=TrainerEvent)
+
+# Generous: several of these start torch on a machine that is busy with other tests.
+PATIENCE_SECONDS = 120
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> str:
+    """32,000 tokens that repeat with a period of 40: 500 steps."""
+    period = np.random.default_rng(0).integers(0, 64, 40)
+    path = tmp_path / "shard"
+    path.write_bytes(zstandard.compress(np.tile(period, 800).astype("<u2").tobytes()))
+    return str(path)
+
+
+@pytest.fixture
+def trainer() -> Iterator[TrainerProcess]:
+    process = TrainerProcess(MODEL.num_parameters)
+    yield process
+    process.release()
+
+
+def configure(trainer: TrainerProcess, **options: object) -> m.Configure:
+    return m.Configure(
+        model=MODEL,
+        inner=INNER,
+        device="cpu",
+        threads=1,
+        seed=3,
+        base_fd=trainer.base_fd,
+        pending_fd=trainer.pending_fd,
+        token_bytes=2,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+async def next_of(trainer: TrainerProcess, kind: type[Event]) -> Event:
+    """The next event of a kind; the ones before it are dropped, but not an end of the process."""
+    async for event in trainer.events:
+        if isinstance(event, kind):
+            return event
+        assert not isinstance(event, TrainerExit | m.Failed), event
+    raise AssertionError("no more events")
+
+
+def in_trio(scenario: Callable[[trio.Nursery], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with trio.open_nursery() as nursery:
+                await scenario(nursery)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_trains_evaluates_dies_and_comes_back(
+    trainer: TrainerProcess, shard: str, tmp_path: Path
+) -> None:
+    optimizer_path = str(tmp_path / "optimizer")
+
+    async def scenario(nursery: trio.Nursery) -> None:
+        await nursery.start(trainer.run)
+        await trainer.send(configure(trainer, optimizer_path=optimizer_path))
+        configured = await next_of(trainer, m.Configured)
+        assert configured.num_parameters == MODEL.num_parameters == len(trainer.base)
+        assert (configured.device, configured.precision) == ("cpu", "fp32")
+        assert configured.problem == ""
+        await trainer.send(m.Genesis())
+        await next_of(trainer, m.GenesisDone)
+        assert trainer.base.any()
+        await trainer.send(m.Evaluate(paths=(shard,), tokens_max=2000))
+        before = await next_of(trainer, m.Evaluated)
+
+        # A round that ends by its number of steps, and one that Stop ends while it waits for data.
+        await trainer.send(m.Begin(round=1, first_step=0, steps_max=50, seconds_max=60.0))
+        need = await next_of(trainer, m.NeedData)
+        assert (need.round, need.tokens_queued) == (1, 0)
+        await trainer.send(m.Data(shard=5, path=shard, start=0, stop=6400))
+        losses = [(await next_of(trainer, m.Step)).loss for _ in range(50)]
+        assert losses[-1] < 0.8 * losses[0]
+        finished = await next_of(trainer, m.Finished)
+        assert finished.tokens == 50 * 64
+        assert finished.spans == ((5, 0, 3200),)
+        trainer.base -= trainer.pending
+        trainer.pending[:] = 0
+        await trainer.send(m.Stop())  # too late, so it means nothing
+        await trainer.send(m.Adopt())
+        await trainer.send(m.Begin(round=2, first_step=50, steps_max=10_000, seconds_max=60.0))
+        for _ in range(50):
+            await next_of(trainer, m.Step)
+        await trainer.send(m.Stop())
+        finished = await next_of(trainer, m.Finished)
+        assert (finished.round, finished.steps) == (2, 50)
+        assert finished.spans == ((5, 3200, 6400),)
+        trainer.base -= trainer.pending
+        await trainer.send(m.Evaluate(paths=(shard,), tokens_max=2000))
+        after = await next_of(trainer, m.Evaluated)
+        assert after.loss < 0.5 * before.loss
+        await trainer.send(m.Save())
+        assert (await next_of(trainer, m.Saved)).problem == ""
+
+        base, pending = trainer.base.copy(), trainer.pending.copy()
+        await trainer.send(m.Data(shard=5, path=shard, start=6400, stop=32_000))
+        await trainer.send(m.Begin(round=3, first_step=100, steps_max=10_000, seconds_max=60.0))
+        await next_of(trainer, m.Step)
+        assert trainer.pid is not None
+        os.kill(trainer.pid, signal.SIGKILL)
+        death = await next_of(trainer, TrainerExit)
+        assert (death.code, death.signal, death.wanted) == (None, signal.SIGKILL, False)
+        assert "SIGKILL" in death.description
+        with pytest.raises(TrainerGoneError):
+            await trainer.send(m.Stop())
+        assert (trainer.base == base).all()
+        assert (trainer.pending == pending).all()
+
+        await nursery.start(trainer.run)
+        await trainer.send(configure(trainer, optimizer_path=optimizer_path))
+        assert (await next_of(trainer, m.Configured)).optimizer_steps == 100
+        await trainer.send(m.Evaluate(paths=(shard,), tokens_max=2000))
+        assert (await next_of(trainer, m.Evaluated)).loss == after.loss
+        nursery.start_soon(trainer.close)
+        end = await next_of(trainer, TrainerExit)
+        assert (end.code, end.wanted, end.failure) == (0, True, "")
+
+    in_trio(scenario)
+
+
+def test_what_the_worker_cannot_do_is_said(trainer: TrainerProcess, shard: str) -> None:
+    async def scenario(nursery: trio.Nursery) -> None:
+        await nursery.start(trainer.run)
+        await trainer.send(configure(trainer))
+        await next_of(trainer, m.Configured)
+        await trainer.send(m.Data(shard=5, path=shard + "-missing", start=0, stop=6400))
+        await trainer.send(m.Begin(round=1, first_step=0, steps_max=50, seconds_max=60.0))
+        async for event in trainer.events:
+            if isinstance(event, TrainerExit):
+                break
+        assert (event.code, event.wanted) == (1, False)
+        assert f"cannot read shard {shard}-missing" in event.failure
+        assert event.failure in event.description
+
+    in_trio(scenario)
+
+
+def test_cancelling_run_ends_the_process(trainer: TrainerProcess) -> None:
+    pids: list[int] = []
+
+    async def scenario(nursery: trio.Nursery) -> None:
+        await nursery.start(trainer.run)
+        assert trainer.pid is not None
+        pids.append(trainer.pid)
+
+    in_trio(scenario)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+    assert trainer.pid is None
+
+
+def python(code: str) -> TrainerProcess:
+    """A trainer whose worker is a few lines of Python."""
+    return TrainerProcess(4, command=[sys.executable, "-c", code])
+
+
+def end_of(trainer: TrainerProcess) -> TrainerExit:
+    async def main() -> TrainerExit:
+        with trio.fail_after(PATIENCE_SECONDS):
+            return await trainer.run()
+
+    try:
+        return trio.run(main)
+    finally:
+        trainer.release()
+
+
+def test_the_last_lines_on_stderr_are_kept() -> None:
+    exit_ = end_of(
+        python(
+            "import sys\n"
+            "for i in range(1000): print('line', i, file=sys.stderr)\n"
+            "sys.stderr.write('x' * 10_000 + '\\xe9 last')\n"
+            "sys.exit(3)"
+        )
+    )
+    assert exit_.code == 3
+    assert len(exit_.stderr) == trainer_process.STDERR_LINES_KEPT
+    assert exit_.stderr[0].startswith("line ")
+    assert all(len(line) <= trainer_process.STDERR_LINE_CHARACTERS_MAX for line in exit_.stderr)
+    assert "code 3" in exit_.description
+
+
+def test_a_worker_that_talks_nonsense_is_killed() -> None:
+    exit_ = end_of(
+        python(
+            "import sys, time; print('Hello, this is no message'); sys.stdout.flush(); time.sleep(600)"
+        )
+    )
+    assert exit_.signal == signal.SIGKILL
+    assert "message of" in exit_.failure
+
+
+def test_a_worker_that_does_not_want_to_go_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_process, "EXIT_SECONDS", 0.1)
+    monkeypatch.setattr(trainer_process, "TERMINATE_SECONDS", 0.1)
+    trainer = python(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"sys.stdout.buffer.write({m.encode(m.GenesisDone())!r}); sys.stdout.flush()\n"
+        "while True: time.sleep(600)"
+    )
+
+    async def scenario(nursery: trio.Nursery) -> None:
+        await nursery.start(trainer.run)
+        await next_of(trainer, m.GenesisDone)
+        nursery.start_soon(trainer.close)
+        exit_ = await next_of(trainer, TrainerExit)
+        assert (exit_.signal, exit_.wanted) == (signal.SIGKILL, True)
+
+    in_trio(scenario)
+    trainer.release()
+
+
+def test_a_program_that_is_not_there() -> None:
+    trainer = TrainerProcess(4, command=["/nonexistent/program"])
+    with pytest.raises(FileNotFoundError):
+        end_of(trainer)
+
+
+def test_back_off_grows_to_its_limit_and_starts_again() -> None:
+    backoff = Backoff(first_seconds=1.0, factor=2.0, seconds_max=5.0, healthy_seconds=60.0)
+    delays = [backoff.delay_seconds]
+    for _ in range(4):
+        backoff = backoff.after(lived_seconds=1.0)
+        delays.append(backoff.delay_seconds)
+    assert delays == [0.0, 1.0, 2.0, 4.0, 5.0]
+    for _ in range(5000):
+        backoff = backoff.after(1.0)
+    assert backoff.delay_seconds == 5.0
+    assert backoff.after(lived_seconds=61.0).delay_seconds == 1.0
+
+
+def test_the_daemons_side_does_not_load_torch() -> None:
+    code = (
+        "import sys, gossamer.node.trainer_process, gossamer.trainer.outer, gossamer.trainer.export\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,97 @@
+"""What one seed decides: the swarm, its network and what goes wrong in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
+
+FAULT_SECONDS = 60.0
+"""Faults happen in this first part of the virtual time; what must live has to finish after it."""
+
+FaultKind = Literal["crash", "hang", "suspect", "break", "restart"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong: with whom is drawn when it happens."""
+
+    seconds: float
+    kind: FaultKind
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One world. Times in virtual seconds, probabilities from 0 to 1."""
+
+    seed: int
+    num_peers: int
+    num_chunks: int
+    num_rounds: int
+    gather_seconds: float
+    attempt_seconds: float
+    latency_seconds: tuple[float, float]
+    frame_seconds: tuple[float, float]
+    """Time that a token occupies a link."""
+    arithmetic_seconds: tuple[float, float]
+    train_seconds: tuple[float, float]
+    gossip_loss: float
+    gossip_duplicates: float
+    gossip_seconds: tuple[float, float]
+    exchange_seconds: float
+    """Each peer compares its board with another's this often."""
+    faults: tuple[Fault, ...]
+
+    @property
+    def has_wrong_suspicions(self) -> bool:
+        """Whether a living peer may be accused: then two heads on one ring are allowed."""
+        return any(fault.kind in ("suspect", "break", "restart") for fault in self.faults)
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed: mild and harsh ones, small swarms more often than large ones."""
+    random = Random(seed)
+    num_peers = random.choice((1, 2, 2, 3, 3, 3, 4, 4, 5, 5, 6, 7, 8, 8, 12, 16))
+    latency = random.choice((0.01, 0.1, 0.5))
+    kinds: tuple[FaultKind, ...] = random.choice(
+        (
+            ("crash",),
+            ("crash", "hang"),
+            ("suspect",),
+            ("break",),
+            ("crash", "hang", "suspect", "break"),
+            ("crash", "restart", "break"),
+            ("suspect", "break", "restart"),
+        )
+    )
+    num_faults = random.choice((0, 1, 1, 2, 3, 4, num_peers, 2 * num_peers))
+    # Faults come in a part of the time only, so that several fall into one ring.
+    start = random.uniform(0.0, FAULT_SECONDS / 3)
+    stop = start + random.choice((0.5, 5.0, FAULT_SECONDS - start))
+    faults = tuple(
+        sorted(
+            (
+                Fault(random.uniform(start, stop), random.choice(kinds))
+                for _ in range(num_faults)
+            ),
+            key=lambda fault: fault.seconds,
+        )
+    )
+    train = random.choice((0.5, 5.0, 10.0))
+    return Scenario(
+        seed=seed,
+        num_peers=num_peers,
+        num_chunks=random.choice((1, 2, 3, num_peers, 2 * num_peers)),
+        num_rounds=random.choice((1, 1, 2, 3)),
+        gather_seconds=random.choice((2.0, 10.0)),
+        attempt_seconds=random.choice((1.0, 2.5)),
+        latency_seconds=(latency / 10, latency),
+        frame_seconds=random.choice(((0.0, 0.01), (0.01, 0.2), (0.1, 1.0))),
+        arithmetic_seconds=random.choice(((0.0, 0.0), (0.0, 0.05), (0.1, 1.5))),
+        train_seconds=(train * random.choice((0.0, 0.5, 0.95)), train),
+        gossip_loss=random.choice((0.0, 0.0, 0.1, 0.5, 1.0)),
+        gossip_duplicates=random.choice((0.0, 0.1)),
+        gossip_seconds=random.choice(((0.01, 0.1), (0.05, 1.0), (0.1, 5.0))),
+        exchange_seconds=random.choice((1.0, 3.0)),
+        faults=faults,
+    )

@@ -1,0 +1,90 @@
+"""A small model, AdamW settings and a shard of learnable text for the trainer's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import zstandard
+
+from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.trainer.local_round import LocalTrainer
+
+torch.set_num_threads(1)
+
+MakeTrainer = Callable[..., LocalTrainer]
+
+
+@pytest.fixture
+def model_config() -> ModelConfig:
+    return ModelConfig(
+        num_layers=2,
+        width=32,
+        num_heads=4,
+        num_kv_heads=2,
+        hidden_width=48,
+        vocabulary=64,
+        context=16,
+        tied_embeddings=True,
+    )
+
+
+@pytest.fixture
+def inner_config() -> InnerConfig:
+    return InnerConfig(
+        learning_rate=1e-2,
+        warmup_steps=4,
+        total_steps=100,
+        final_fraction=0.1,
+        beta1=0.9,
+        beta2=0.95,
+        epsilon=1e-8,
+        weight_decay=0.1,
+        clip_norm=1.0,
+        sequences_per_step=4,
+    )
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> str:
+    """4,000 tokens that repeat with a period of 40: their successor can be learnt."""
+    period = np.random.default_rng(0).integers(0, 64, 40)
+    return write_shard(tmp_path / "shard", np.tile(period, 100))
+
+
+@pytest.fixture
+def make_trainer(model_config: ModelConfig, inner_config: InnerConfig) -> MakeTrainer:
+    """A trainer on the CPU with `base` from the seed; `pending` starts at 0. Also sets them as
+    attributes."""
+
+    def make(
+        base: np.ndarray | None = None,
+        pending: np.ndarray | None = None,
+        inner: InnerConfig = inner_config,
+        **options: object,
+    ) -> LocalTrainer:
+        fresh = base is None
+        zeros = np.zeros(model_config.num_parameters, np.float32)
+        trainer = LocalTrainer(
+            model_config,
+            inner,
+            seed=7,
+            base=zeros if base is None else base,
+            pending=zeros.copy() if pending is None else pending,
+            token_bytes=2,
+            device="cpu",
+            **options,  # type: ignore[arg-type]
+        )
+        if fresh:
+            trainer.genesis()
+        return trainer
+
+    return make
+
+
+def write_shard(path: Path, tokens: np.ndarray) -> str:
+    path.write_bytes(zstandard.compress(tokens.astype("<u2").tobytes()))
+    return str(path)

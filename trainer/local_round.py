@@ -1,0 +1,329 @@
+"""One peer's local training: rounds of inner steps from `base`, the result added to `pending`.
+
+`LocalTrainer` is all of it without processes or pipes. The worker is a thin shell around it; tests
+and experiments drive many of them in one process.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gossamer.protocol import limits
+from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.trainer import evaluate, messages
+from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
+from gossamer.trainer.data import Batch, DataQueue, add_span, load_shard
+from gossamer.trainer.device import choose_device
+from gossamer.trainer.model import Decoder
+from gossamer.trainer.optimizer import AdamW
+from gossamer.trainer.schedule import learning_rate_at
+
+# Data is asked for when less than this many steps are queued: time for a shard to come over the
+# network.
+STEPS_AHEAD = 4
+
+# A round ends early when its data was in this many pieces: its spans go into one message to all
+# peers, which has room for `limits.SPANS_MAX`, and one step may add several.
+_SPANS_PER_ROUND = limits.SPANS_MAX // 2
+
+# Elements of one pass over the flat vectors at the end of a round: no third vector of full length.
+_BLOCK_ELEMENTS = 1024 * 1024
+
+log = logging.getLogger(__name__)
+
+
+class TrainerError(RuntimeError):
+    """Training cannot go on. The message says why, for people."""
+
+
+@dataclass
+class _Round:
+    number: int
+    next_step: int
+    steps_max: int
+    seconds_max: float
+    started: float
+    base: NDArray[np.float32]
+    """What the round started from; the shared `base` may move on meanwhile."""
+    steps: int = 0
+    tokens: int = 0
+    loss_sum: float = 0.0
+    spans: list[messages.Span] = field(default_factory=list)
+
+
+class LocalTrainer:
+    """Model, data queue and AdamW of one peer. Not for use from several threads.
+
+    `base` and `pending` are (num_parameters,) fp32, shared with whoever made them. `base` is only
+    read, but for `genesis`; `pending` is only added to, in `finish`.
+    """
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        inner: InnerConfig,
+        *,
+        seed: int,
+        base: NDArray[np.float32],
+        pending: NDArray[np.float32],
+        token_bytes: int,
+        device: str = "auto",
+        optimizer_path: str = "",
+        micro_batch: int = 0,
+    ) -> None:
+        """Moments come from `optimizer_path` if it has some; `optimizer_problem` says why not.
+
+        Raises:
+            DeviceError: no such device here.
+            ValueError: `base` or `pending` of the wrong length or type.
+        """
+        for vector in (base, pending):
+            if vector.shape != (model.num_parameters,) or vector.dtype != np.float32:
+                raise ValueError(f"base and pending must be {model.num_parameters} fp32 values")
+        self._config, self._inner, self._seed = model, inner, seed
+        self._base, self._pending = base, pending
+        self._token_bytes = token_bytes
+        self.device = choose_device(device)
+        self._decoder = Decoder(model, self.device.torch_device)
+        self._decoder.flat.zero_()
+        self._parameters = list(self._decoder.parameters())
+        self._optimizer = AdamW(self._parameters, inner)
+        self._optimizer_path = Path(optimizer_path) if optimizer_path else None
+        self._queue = DataQueue(model.context, token_bytes, model.vocabulary)
+        self._micro_batch = micro_batch or self.device.micro_batch_of(
+            inner.sequences_per_step, model.context
+        )
+        self._round: _Round | None = None
+        self._asked = False
+        self.optimizer_problem = self._load_moments()
+
+    @property
+    def optimizer_steps(self) -> int:
+        return self._optimizer.num_steps
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of one forward pass at present."""
+        return self._micro_batch
+
+    @property
+    def in_round(self) -> bool:
+        return self._round is not None
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the round's time is up; not positive when it is."""
+        current = self._require_round()
+        return current.started + current.seconds_max - time.monotonic()
+
+    @property
+    def is_round_over(self) -> bool:
+        """Whether the round has had its steps, its time or its pieces of data."""
+        current = self._require_round()
+        return (
+            current.steps >= current.steps_max
+            or self.seconds_left <= 0
+            or len(current.spans) >= _SPANS_PER_ROUND
+        )
+
+    def genesis(self) -> None:
+        """Writes the seed's initial weights into `base` and adopts them."""
+        self._require_between_rounds("Genesis")
+        self._decoder.initialise(self._seed)
+        self._base[:] = self._decoder.flat.cpu().numpy()
+
+    def adopt(self) -> None:
+        """Local parameters become `base`."""
+        self._require_between_rounds("Adopt")
+        self._load_base()
+
+    def push(self, shard: int, path: str, start: int, stop: int) -> None:
+        """Queues data, see `DataQueue.push`."""
+        self._queue.push(shard, path, start, stop)
+        self._asked = False
+
+    def forget(self) -> None:
+        self._queue.forget()
+        self._asked = False
+
+    def begin(self, number: int, first_step: int, steps_max: int, seconds_max: float) -> None:
+        """Starts a round from `base`."""
+        self._require_between_rounds("Begin")
+        self._load_base()
+        self._round = _Round(
+            number, first_step, steps_max, seconds_max, time.monotonic(), base=self._base.copy()
+        )
+        self._asked = False
+
+    def need_data(self) -> messages.NeedData | None:
+        """What to tell the daemon if data runs short, once a shortage."""
+        current = self._require_round()
+        queued = self._queue.tokens_queued
+        step_tokens = self._inner.sequences_per_step * self._config.context
+        if self._asked or queued >= STEPS_AHEAD * step_tokens:
+            return None
+        self._asked = True
+        return messages.NeedData(round=current.number, tokens_queued=queued)
+
+    def step(self) -> messages.Step | None:
+        """One inner step, or None if there is too little data for one.
+
+        Raises:
+            DataError: a shard that cannot be used.
+            TrainerError: memory does not suffice for a single sequence.
+        """
+        current = self._require_round()
+        started = time.monotonic()
+        batch = self._queue.take(self._inner.sequences_per_step)
+        if batch is None:
+            return None
+        loss, norm = self._gradients(batch)
+        skipped = not (math.isfinite(loss) and math.isfinite(norm))
+        learning_rate = learning_rate_at(current.next_step, self._inner)
+        if not skipped:
+            if norm > self._inner.clip_norm:
+                for parameter in self._parameters:
+                    assert parameter.grad is not None
+                    parameter.grad.mul_(self._inner.clip_norm / norm)
+            self._optimizer.step(learning_rate)
+        self._drop_gradients()
+
+        tokens = 0 if skipped else self._inner.sequences_per_step * self._config.context
+        for span in batch.spans:
+            add_span(current.spans, span)
+        current.steps += 1
+        current.next_step += 1
+        current.tokens += tokens
+        if not skipped:
+            current.loss_sum += loss * tokens
+        return messages.Step(
+            round=current.number,
+            step=current.next_step - 1,
+            loss=loss,
+            tokens=tokens,
+            seconds=time.monotonic() - started,
+            gradient_norm=norm,
+            learning_rate=learning_rate,
+            skipped=skipped,
+        )
+
+    def finish(self) -> messages.Finished:
+        """Ends the round: `pending += base at its start - local parameters`."""
+        current = self._require_round()
+        if current.tokens:
+            local = self._decoder.flat.cpu().numpy()
+            for start in range(0, len(local), _BLOCK_ELEMENTS):
+                part = slice(start, start + _BLOCK_ELEMENTS)
+                self._pending[part] += current.base[part] - local[part]
+        self._round = None
+        return messages.Finished(
+            round=current.number,
+            steps=current.steps,
+            tokens=current.tokens,
+            spans=tuple(current.spans),
+            loss_mean=current.loss_sum / current.tokens if current.tokens else math.nan,
+            seconds=time.monotonic() - current.started,
+        )
+
+    def evaluate(self, paths: tuple[str, ...], tokens_max: int) -> messages.Evaluated:
+        """Loss of `base` over held-out shards.
+
+        Raises:
+            DataError: a shard that cannot be used, or nothing to predict.
+        """
+        self._require_between_rounds("Evaluate")
+        self._load_base()
+        shards = (load_shard(path, self._token_bytes, self._config.vocabulary) for path in paths)
+        batches = evaluate.batches_of(shards, self._config.context, self._micro_batch, tokens_max)
+        loss, tokens = evaluate.evaluate(self._decoder, self.device, batches)
+        return messages.Evaluated(loss=loss, tokens=tokens)
+
+    def save(self) -> str:
+        """Writes the moments to `optimizer_path`. Returns why it could not, or the empty string."""
+        if self._optimizer_path is None:
+            return ""
+        try:
+            save_optimizer(self._optimizer, self._config, self._optimizer_path)
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    def _load_moments(self) -> str:
+        if self._optimizer_path is None:
+            return ""
+        try:
+            load_optimizer(self._optimizer, self._config, self._optimizer_path)
+        except FileNotFoundError:
+            return ""
+        except CheckpointError as error:
+            return f"{error}; AdamW starts with fresh moments"
+        return ""
+
+    @torch.no_grad()
+    def _load_base(self) -> None:
+        self._decoder.flat.copy_(torch.from_numpy(self._base))
+
+    def _gradients(self, batch: Batch) -> tuple[float, float]:
+        """(mean loss, norm of the gradient, which is left in `.grad`)."""
+        sequences = torch.from_numpy(batch.sequences).to(self.device.torch_device)
+        num_targets = sequences.shape[0] * self._config.context
+        while True:
+            try:
+                loss = torch.zeros((), device=sequences.device)
+                for micro_batch in torch.split(sequences, self._micro_batch):
+                    with self.device.autocast():
+                        part = self._decoder.loss_sum(micro_batch) / num_targets
+                    part.backward()  # type: ignore[no-untyped-call]
+                    loss += part.detach()
+                gradients = [
+                    parameter.grad for parameter in self._parameters if parameter.grad is not None
+                ]
+                norm = torch.nn.utils.get_total_norm(gradients)
+                # One wait for the device a step: both numbers at once.
+                loss_value, norm_value = torch.stack((loss, norm)).tolist()
+                return loss_value, norm_value
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+            self._halve_micro_batch(len(sequences))
+
+    def _halve_micro_batch(self, num_sequences: int) -> None:
+        self._drop_gradients()
+        self.device.release_memory()
+        failed = min(self._micro_batch, num_sequences)
+        if failed == 1:
+            raise TrainerError(
+                f"{self.device.name} has too little memory for one sequence of "
+                f"{self._config.context} tokens with {self._config.num_parameters} parameters: "
+                "use a device with more, or stop what else uses it"
+            )
+        self._micro_batch = failed // 2
+        log.warning("out of memory with %d sequences at once, trying %d", failed, self._micro_batch)
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _require_round(self) -> _Round:
+        if self._round is None:
+            raise TrainerError("no round is running: Begin comes first")
+        return self._round
+
+    def _require_between_rounds(self, what: str) -> None:
+        if self._round is not None:
+            raise TrainerError(
+                f"{what} is for between rounds, but round {self._round.number} is running"
+            )
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    # The CPU's allocator has no exception of its own.
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

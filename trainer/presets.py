@@ -1,0 +1,205 @@
+"""Model sizes with settings to start from. Pure data; a manifest file may override every value.
+
+Sources: the shapes and AdamW of `150m` and `1.1b` are OpenDiLoCo's (arXiv 2407.07852, section 3):
+inner 4e-4, betas 0.9/0.95, weight decay 0.1, clip 1.0, 1,000 warm-up steps of 88,000, batch 512 and
+2,048 sequences of 1,024 tokens, H 500 and (because 500 was worse early at that size) 125; outer
+Nesterov 0.7/0.9 as in DiLoCo (arXiv 2311.08105). H=30 between them and the small sizes, and the
+cosine's end at 5 %, are those of the DiLoCo scaling laws (arXiv 2503.09799).
+
+Below some 10 million parameters 0.7/0.9 is not safe from a cold start, so every preset begins with
+rounds of few inner steps and plain averaging, about a fifth of a small run's steps.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gossamer.protocol.chunks import default_chunk_elements
+from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig, RoundConfig
+from gossamer.trainer.tokens import BYTES_VOCABULARY, TokenizerKind
+
+DEFAULT_PRESET = "tiny"
+
+
+class Preset(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about a run that follows from the size of its model."""
+
+    name: str
+    summary: str
+    """What it is for, in one line, for people."""
+    tokenizer: TokenizerKind
+    model: ModelConfig
+    inner: InnerConfig
+    outer: OuterConfig
+    rounds: RoundConfig
+
+
+def preset_of(name: str) -> Preset:
+    """The preset of that name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return PRESETS[name]
+
+
+def _model(
+    shape: tuple[int, int, int, int, int], *, vocabulary: int, context: int, tied: bool = True
+) -> ModelConfig:
+    """`shape`: layers, width, heads, key-value heads, hidden width."""
+    num_layers, width, num_heads, num_kv_heads, hidden_width = shape
+    return ModelConfig(
+        num_layers=num_layers,
+        width=width,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        hidden_width=hidden_width,
+        vocabulary=vocabulary,
+        context=context,
+        tied_embeddings=tied,
+    )
+
+
+def _inner(
+    learning_rate: float, *, sequences: int, warmup_steps: int, total_steps: int
+) -> InnerConfig:
+    return InnerConfig(
+        learning_rate=learning_rate,
+        warmup_steps=warmup_steps,
+        total_steps=total_steps,
+        final_fraction=0.05,
+        beta1=0.9,
+        beta2=0.95,
+        epsilon=1e-8,
+        weight_decay=0.1,
+        clip_norm=1.0,
+        sequences_per_step=sequences,
+    )
+
+
+def _outer(
+    model: ModelConfig, *, inner_steps: int, warmup_rounds: int, warmup_inner_steps: int
+) -> OuterConfig:
+    return OuterConfig(
+        inner_steps=inner_steps,
+        learning_rate=0.7,
+        momentum=0.9,
+        warmup_rounds=warmup_rounds,
+        warmup_inner_steps=warmup_inner_steps,
+        # Half the bytes of fp32 without loss (OpenDiLoCo); rounding errors are carried as residual.
+        codec="fp16",
+        chunk_elements=default_chunk_elements(model.num_parameters),
+    )
+
+
+def _rounds(round_seconds: float, gather_seconds: float, attempt_seconds: float) -> RoundConfig:
+    return RoundConfig(
+        round_seconds=round_seconds,
+        gather_seconds=gather_seconds,
+        attempt_seconds=attempt_seconds,
+        stale_rounds=5,
+    )
+
+
+def _preset(
+    name: str,
+    summary: str,
+    model: ModelConfig,
+    inner: InnerConfig,
+    rounds: RoundConfig,
+    *,
+    inner_steps: int,
+    warmup_rounds: int,
+    warmup_inner_steps: int,
+) -> Preset:
+    return Preset(
+        name=name,
+        summary=summary,
+        tokenizer="bytes" if model.vocabulary == BYTES_VOCABULARY else "bpe",
+        model=model,
+        inner=inner,
+        outer=_outer(
+            model,
+            inner_steps=inner_steps,
+            warmup_rounds=warmup_rounds,
+            warmup_inner_steps=warmup_inner_steps,
+        ),
+        rounds=rounds,
+    )
+
+
+_ALL = (
+    _preset(
+        "tiny",
+        "0.47 million parameters on plain bytes: seconds a round on one CPU core",
+        _model((4, 96, 4, 4, 256), vocabulary=BYTES_VOCABULARY, context=64),
+        _inner(3e-3, sequences=8, warmup_steps=40, total_steps=800),
+        _rounds(20.0, 5.0, 3.0),
+        inner_steps=20,
+        warmup_rounds=40,
+        warmup_inner_steps=4,
+    ),
+    _preset(
+        "1m",
+        "1 million parameters: a CPU core",
+        _model((4, 128, 4, 4, 352), vocabulary=2048, context=128),
+        _inner(3e-3, sequences=8, warmup_steps=100, total_steps=2_000),
+        _rounds(30.0, 5.0, 3.0),
+        inner_steps=20,
+        warmup_rounds=100,
+        warmup_inner_steps=4,
+    ),
+    _preset(
+        "5m",
+        "5 million parameters: a few CPU cores",
+        _model((6, 256, 8, 4, 640), vocabulary=4096, context=256),
+        _inner(2e-3, sequences=8, warmup_steps=200, total_steps=5_000),
+        _rounds(60.0, 10.0, 5.0),
+        inner_steps=20,
+        warmup_rounds=100,
+        warmup_inner_steps=5,
+    ),
+    _preset(
+        "10m",
+        "10 million parameters: many CPU cores or any GPU",
+        _model((5, 384, 6, 2, 896), vocabulary=8192, context=512),
+        _inner(1.5e-3, sequences=8, warmup_steps=400, total_steps=10_000),
+        _rounds(120.0, 15.0, 5.0),
+        inner_steps=30,
+        warmup_rounds=100,
+        warmup_inner_steps=10,
+    ),
+    _preset(
+        "40m",
+        "40 million parameters: any GPU",
+        _model((12, 512, 8, 4, 1280), vocabulary=16_384, context=512),
+        _inner(1e-3, sequences=32, warmup_steps=500, total_steps=20_000),
+        _rounds(300.0, 30.0, 10.0),
+        inner_steps=30,
+        warmup_rounds=100,
+        warmup_inner_steps=10,
+    ),
+    _preset(
+        "150m",
+        "OpenDiLoCo's 150 million (and 66 million of embeddings): 3.2 GiB of weights and AdamW",
+        _model((12, 1024, 16, 16, 2688), vocabulary=32_000, context=1024, tied=False),
+        _inner(4e-4, sequences=512, warmup_steps=1_000, total_steps=88_000),
+        _rounds(3_600.0, 120.0, 30.0),
+        inner_steps=500,
+        warmup_rounds=20,
+        warmup_inner_steps=50,
+    ),
+    _preset(
+        "1.1b",
+        "TinyLlama's 1.1 billion: 16.4 GiB of weights and AdamW",
+        _model((22, 2048, 32, 4, 5632), vocabulary=32_000, context=1024, tied=False),
+        _inner(4e-4, sequences=2_048, warmup_steps=1_000, total_steps=88_000),
+        _rounds(7_200.0, 300.0, 60.0),
+        inner_steps=125,
+        warmup_rounds=20,
+        warmup_inner_steps=50,
+    ),
+)
+
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in _ALL}
+"""By name, from the smallest to the largest."""

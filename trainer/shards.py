@@ -1,0 +1,211 @@
+"""A corpus as token shards.
+
+- A shard is a run of tokens, little-endian uint16 (uint32 beyond 65,536 tokens), compressed with
+  zstd, and named by the BLAKE3 of its compressed bytes (`data.load_shard` reads it). Shards of one
+  kind laid end to end are the stream "document, 0, document, 0, ..."; only the last may be shorter.
+- Documents are in the order of `Corpus.keys`, so shards are samples of one distribution (i.i.d.).
+- About 2 % of the text, whole documents, is held out: it has shards of its own that nobody trains
+  on. Copies of a document count once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import zstandard
+
+from gossamer.protocol import limits
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.limits import KIB, MIB
+from gossamer.protocol.manifest import ShardIndex, ShardInfo
+from gossamer.trainer.corpus import Corpus, CorpusError, IntVector, Progress, no_progress
+from gossamer.trainer.tokens import END_OF_DOCUMENT, TokenBytes, Tokenizer, TokenVector
+
+Put = Callable[[bytes], Digest]
+"""Keeps a block and returns its address."""
+
+HELDOUT_FRACTION = 0.02
+# 2 % of a small corpus says little, so up to a tenth of it is taken to reach this.
+HELDOUT_BYTES_MIN = 64 * KIB
+HELDOUT_FRACTION_MAX = 0.1
+# Every peer fetches all of it to evaluate, and a mean over 4 MiB of text is sharp enough.
+HELDOUT_BYTES_MAX = 4 * MIB
+
+SHARD_TOKENS_DEFAULT = 64 * KIB
+# Small corpora get smaller shards, so that eight peers can hold several different ones each.
+SHARDS_WANTED = 64
+SHARD_TOKENS_MIN = 4 * KIB
+# Large corpora get larger shards, so that their index stays short (some 45 bytes a shard).
+SHARDS_DEFAULT_MAX = 4096
+# A shard's tail that is shorter than a sequence is not trained on: it should be a small part.
+SHARD_SEQUENCES_MIN = 8
+# Before compression. Half a block: even noise, which zstd makes a little longer, fits a block.
+SHARD_BYTES_MAX = limits.BLOCK_BYTES_MAX // 2
+
+_BATCH_BYTES = MIB
+_ZSTD_LEVEL = 3
+
+
+class Split(NamedTuple):
+    """Numbers of documents, in the order in which they are packed."""
+
+    train: IntVector
+    heldout: IntVector
+
+
+def split_documents(corpus: Corpus, max_bytes: int | None = None) -> Split:
+    """Which documents are trained on and which are held out. A function of the texts and the seed.
+
+    Args:
+        max_bytes: Use no more text than this: as many documents of the random order as fit.
+
+    Raises:
+        CorpusError: fewer than two different documents.
+    """
+    order = np.argsort(corpus.keys, kind="stable").astype(np.int64)
+    keys = corpus.keys[order]
+    first_copy = np.ones(len(order), dtype=bool)
+    first_copy[1:] = keys[1:] != keys[:-1]
+    order = order[first_copy]
+    sizes = corpus.text_bytes[order].astype(np.int64)
+    if max_bytes is not None:
+        fitting = int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right"))
+        order, sizes = order[:fitting], sizes[:fitting]
+    if len(order) < 2:
+        limit = f" within {max_bytes:,} bytes" if max_bytes is not None else ""
+        raise CorpusError(
+            [
+                f"the corpus has only {corpus.num_bytes:,} bytes in {len(order)} different "
+                f"documents{limit}; it needs two or more, one of them to hold out: name more text"
+            ]
+        )
+    total = int(sizes.sum())
+    wanted = max(HELDOUT_FRACTION * total, min(HELDOUT_BYTES_MIN, HELDOUT_FRACTION_MAX * total))
+    wanted = min(wanted, HELDOUT_BYTES_MAX)
+    # A document longer than that stays in training: so less than twice as much is taken.
+    small = sizes <= wanted
+    before = np.cumsum(sizes * small) - sizes * small
+    heldout = small & (before < wanted)
+    if not heldout.any():
+        heldout[int(np.argmin(sizes))] = True
+    return Split(train=order[~heldout], heldout=order[heldout])
+
+
+def default_shard_tokens(num_tokens: int, token_bytes: TokenBytes, context: int) -> int:
+    """Tokens of a shard for a corpus of about `num_tokens`, a power of two.
+
+    65,536, but less where that would give under 64 shards and more where it would give over 4,096
+    or a shard would hold fewer than 8 sequences of `context` tokens.
+    """
+    size = SHARD_TOKENS_DEFAULT
+    while size > SHARD_TOKENS_MIN and num_tokens < SHARDS_WANTED * size:
+        size //= 2
+    while size < SHARD_BYTES_MAX // token_bytes and (
+        num_tokens > SHARDS_DEFAULT_MAX * size or size < SHARD_SEQUENCES_MIN * context
+    ):
+        size *= 2
+    return size
+
+
+def tokenise(
+    corpus: Corpus,
+    split: Split,
+    tokenizer: Tokenizer,
+    *,
+    token_bytes: TokenBytes,
+    shard_tokens: int,
+    put: Put,
+    progress: Progress = no_progress,
+) -> ShardIndex:
+    """Cut a corpus into shards and `put` each; a few MiB are in memory at a time.
+
+    Raises:
+        CorpusError: as `Corpus.read`, or more than `limits.SHARDS_MAX` shards.
+    """
+    if not 0 < shard_tokens <= SHARD_BYTES_MAX // token_bytes:
+        raise ValueError(
+            f"shards of {shard_tokens} tokens; at most {SHARD_BYTES_MAX // token_bytes}"
+        )
+    total = int(corpus.text_bytes[np.concatenate(split)].sum(dtype=np.int64))
+    done = 0
+    parts: list[tuple[ShardInfo, ...]] = []
+    for documents in split:
+        packer = _Packer(shard_tokens, token_bytes, put)
+        for batch in _batches(corpus.read(documents)):
+            for tokens in tokenizer.encode(batch):
+                packer.add_document(tokens)
+            done += sum(len(text) for text in batch)
+            progress("cutting into tokens", done, total)
+        parts.append(packer.finish())
+    index = ShardIndex(shards=parts[0], heldout=parts[1])
+    if len(index.shards) + len(index.heldout) > limits.SHARDS_MAX:
+        raise _too_large(shard_tokens)
+    return index
+
+
+def encode_shard(tokens: TokenVector, token_bytes: TokenBytes) -> bytes:
+    """Compressed bytes of a shard. `tokens` has shape (num_tokens,)."""
+    compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+    return compressor.compress(tokens.astype(f"<u{token_bytes}").tobytes())
+
+
+class _Packer:
+    """Lays documents end to end and cuts the stream into shards."""
+
+    def __init__(self, shard_tokens: int, token_bytes: TokenBytes, put: Put) -> None:
+        self._buffer = np.empty(shard_tokens, dtype=f"<u{token_bytes}")
+        self._filled = 0
+        self._token_bytes = token_bytes
+        self._put = put
+        self._shards: list[ShardInfo] = []
+
+    def add_document(self, tokens: TokenVector) -> None:
+        self._add(tokens)
+        self._add(np.array([END_OF_DOCUMENT], dtype=np.uint16))
+
+    def _add(self, tokens: TokenVector) -> None:
+        while len(tokens):
+            taken = tokens[: len(self._buffer) - self._filled]
+            self._buffer[self._filled : self._filled + len(taken)] = taken
+            self._filled += len(taken)
+            tokens = tokens[len(taken) :]
+            if self._filled == len(self._buffer):
+                self._cut()
+
+    def _cut(self) -> None:
+        if len(self._shards) == limits.SHARDS_MAX:
+            raise _too_large(len(self._buffer))
+        data = encode_shard(self._buffer[: self._filled], self._token_bytes)
+        digest = self._put(data)
+        assert digest == digest_of(data), "the store names blocks by their BLAKE3"
+        self._shards.append(ShardInfo(digest, self._filled, len(data)))
+        self._filled = 0
+
+    def finish(self) -> tuple[ShardInfo, ...]:
+        if self._filled:
+            self._cut()
+        return tuple(self._shards)
+
+
+def _batches(texts: Iterator[bytes]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _too_large(shard_tokens: int) -> CorpusError:
+    return CorpusError(
+        [
+            f"the corpus has more than {limits.SHARDS_MAX:,} shards of {shard_tokens:,} tokens; "
+            "set max_bytes to use a part of it"
+        ]
+    )

@@ -1,0 +1,220 @@
+"""The trainer process: `python -m gossamer.trainer.worker`, started by the daemon, never by people.
+
+A thread reads messages from stdin; the main thread trains and looks at them after every step.
+stdout belongs to the messages: anything that prints goes to stderr. The end of stdin means that
+the daemon is gone and ends the process at once; SIGTERM does too. SIGINT is ignored: from a
+terminal it reaches the daemon as well, which decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from types import FrameType
+from typing import BinaryIO
+
+import torch
+
+from gossamer.trainer import memory, messages
+from gossamer.trainer.data import DataError
+from gossamer.trainer.device import DeviceError
+from gossamer.trainer.local_round import LocalTrainer, TrainerError
+
+# Messages read and not yet looked at. Bounds the memory; the daemon never has so many under way.
+_INBOX_MAX = 2 * messages.DATA_RANGES_MAX
+
+# Below everything else on the machine: the daemon and its owner's programs come first.
+_NICENESS = 10
+
+
+class _Exit(Exception):
+    """The daemon said Exit."""
+
+
+class Worker:
+    """Answers messages with a `LocalTrainer` until Exit."""
+
+    def __init__(self, output: BinaryIO) -> None:
+        self._output = output
+        self._inbox: queue.Queue[messages.ToWorker | messages.MessageError] = queue.Queue(
+            _INBOX_MAX
+        )
+        self._trainer: LocalTrainer | None = None
+
+    def read(self, source: BinaryIO) -> None:
+        """Reads messages until the end of `source`, and then ends the process. For a thread of its
+        own."""
+        while True:
+            prefix = source.read(messages.LENGTH_BYTES)
+            if len(prefix) < messages.LENGTH_BYTES:
+                break
+            try:
+                body = source.read(messages.decode_length(prefix))
+                self._inbox.put_nowait(messages.decode_to_worker(body))
+            except messages.MessageError as error:
+                self._inbox.put(error)
+                return
+            except queue.Full:
+                self._inbox.put(
+                    messages.MessageError(f"more than {_INBOX_MAX} messages are waiting")
+                )
+                return
+        # Not sys.exit: the main thread may be in a step that takes long, for nobody.
+        os._exit(0)
+
+    def run(self) -> None:
+        """Works until Exit.
+
+        Raises:
+            MessageError, TrainerError, DataError, DeviceError, ValueError: the worker cannot go on.
+        """
+        try:
+            while True:
+                if self._trainer is not None and self._trainer.in_round:
+                    self._train(self._trainer)
+                else:
+                    self._handle(self._next(None))
+        except _Exit:
+            return
+
+    def _train(self, trainer: LocalTrainer) -> None:
+        """One step, or a wait for data, of the round that is running."""
+        while not self._inbox.empty():
+            self._handle(self._next(None))
+            if not trainer.in_round:
+                return
+        if trainer.is_round_over:
+            self._send(trainer.finish())
+            return
+        done = trainer.step()
+        if done is not None:
+            self._send(done)
+        if not trainer.is_round_over and (shortage := trainer.need_data()) is not None:
+            self._send(shortage)
+        if done is None:
+            try:
+                message = self._next(max(trainer.seconds_left, 0.0))
+            except queue.Empty:
+                return
+            self._handle(message)
+
+    def _next(self, timeout_seconds: float | None) -> messages.ToWorker:
+        message = self._inbox.get(timeout=timeout_seconds)
+        if isinstance(message, messages.MessageError):
+            raise message
+        return message
+
+    def _handle(self, message: messages.ToWorker) -> None:
+        if isinstance(message, messages.Exit):
+            raise _Exit
+        if isinstance(message, messages.Configure):
+            self._configure(message)
+            return
+        trainer = self._trainer
+        if trainer is None:
+            raise TrainerError(f"{type(message).__name__} before Configure")
+        match message:
+            case messages.Data(shard=shard, path=path, start=start, stop=stop):
+                trainer.push(shard, path, start, stop)
+            case messages.Begin():
+                trainer.begin(
+                    message.round, message.first_step, message.steps_max, message.seconds_max
+                )
+            case messages.Stop():
+                # Between rounds: it crossed with the Finished of a round that ended by itself.
+                if trainer.in_round:
+                    self._send(trainer.finish())
+            case messages.Forget():
+                trainer.forget()
+            case messages.Adopt():
+                trainer.adopt()
+            case messages.Evaluate(paths=paths, tokens_max=tokens_max):
+                self._send(trainer.evaluate(paths, tokens_max))
+            case messages.Save():
+                self._send(messages.Saved(problem=trainer.save()))
+            case messages.Genesis():
+                trainer.genesis()
+                self._send(messages.GenesisDone())
+
+    def _configure(self, message: messages.Configure) -> None:
+        if self._trainer is not None:
+            raise TrainerError("Configure came twice")
+        if message.threads:
+            torch.set_num_threads(message.threads)
+        num_parameters = message.model.num_parameters
+        trainer = LocalTrainer(
+            message.model,
+            message.inner,
+            seed=message.seed,
+            base=memory.open_vector(message.base_fd, num_parameters),
+            pending=memory.open_vector(message.pending_fd, num_parameters),
+            token_bytes=message.token_bytes,
+            device=message.device,
+            optimizer_path=message.optimizer_path,
+            micro_batch=message.micro_batch,
+        )
+        self._trainer = trainer
+        self._send(
+            messages.Configured(
+                device=str(trainer.device.torch_device),
+                device_name=trainer.device.name,
+                num_parameters=num_parameters,
+                precision=trainer.device.precision,
+                optimizer_steps=trainer.optimizer_steps,
+                problem=trainer.optimizer_problem,
+            )
+        )
+
+    def _send(self, message: messages.FromWorker) -> None:
+        self._output.write(messages.encode(message))
+        self._output.flush()
+
+    def fail(self, reason: str) -> None:
+        self._send(messages.Failed(reason=reason))
+
+
+def main() -> int:
+    """Exit code: 0 after Exit, SIGTERM or the end of stdin; 1 after Failed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _terminate)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    os.nice(_NICENESS)
+
+    source = os.fdopen(os.dup(0), "rb")
+    output = os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+
+    worker = Worker(output)
+    threading.Thread(target=worker.read, args=(source,), name="stdin", daemon=True).start()
+    try:
+        worker.run()
+    except BrokenPipeError:
+        return 0  # the daemon is gone, as at the end of stdin
+    except (messages.MessageError, TrainerError, DataError, DeviceError) as error:
+        worker.fail(str(error))
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        worker.fail(f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    # The file of moments is replaced atomically, so there is nothing to tidy up.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    code = main()
+    # Not through the interpreter's end, which can hang or crash in a device's driver.
+    sys.stderr.flush()
+    os._exit(code)
