@@ -1,7 +1,8 @@
 """py-libp2p 0.8.1 made fit for a daemon: each guard, and the symptom it cures.
 
 Every class here overrides one class of py-libp2p and is passed in where that would be used;
-nothing is patched from outside. `tests/node/test_libp2p_guards.py` has a test for each that fails
+nothing is patched from outside. The guards of gossip are in `gossamer.node.libp2p_gossip`, those of
+the data path in `libp2p_yamux` and `libp2p_noise`. `tests/node/test_libp2p_guards.py` has a test for each that fails
 without it, so that a guard can go when upstream has mended the defect.
 """
 
@@ -31,9 +32,6 @@ from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
-from libp2p.pubsub.gossipsub import GossipSub
-from libp2p.pubsub.pb import rpc_pb2
-from libp2p.pubsub.pubsub import Pubsub
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
@@ -346,6 +344,13 @@ class GuardedHost(BasicHost):
             with trio.CancelScope(shield=True):
                 await net_stream.reset()
 
+    def _schedule_identify(self, peer_id: ID, *, reason: str) -> None:
+        """Ask nobody; we answer those who ask us.
+
+        Symptom: py-libp2p asks every peer who it is, in a task outside all nurseries, and files
+        whatever addresses it claims; peers here say these things in signed messages of our own.
+        """
+
     async def new_stream(self, peer_id: ID, protocol_ids: Sequence[TProtocol]) -> INetStream:
         """Open a stream and count its bytes."""
         stream = await super().new_stream(peer_id, protocol_ids)
@@ -357,60 +362,3 @@ class GuardedHost(BasicHost):
         muxed_stream = getattr(net_stream, "muxed_stream", None)
         if self.count_stream is not None and isinstance(muxed_stream, YamuxStream):
             self.count_stream(str(net_stream.get_protocol()), muxed_stream)
-
-
-class GuardedPubsub(Pubsub):
-    """Gossip messages: a bad one costs itself, and none is lost in a queue of 32."""
-
-    on_message: Callable[[rpc_pb2.Message], None] | None = None
-
-    async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
-        """Check, deliver and forward one message.
-
-        Symptom: a message with a sender id or key that cannot be parsed raises in a task of the
-        pubsub service, which ends the program: any remote can do it.
-        """
-        try:
-            await super().push_msg(msg_forwarder, msg)
-        except Exception as error:
-            if msg_forwarder == self.my_id:
-                raise
-            logger.info("gossip message from %s dropped: %r", msg_forwarder, error)
-
-    def notify_subscriptions(self, msg: rpc_pb2.Message) -> None:
-        """Deliver at once; py-libp2p's subscription queue drops what is over 32 messages."""
-        if self.on_message is not None:
-            self.on_message(msg)
-
-    def _forget_all_subscriptions(self, peer_id: ID) -> None:
-        """Forget a peer's topics when it is gone, and only then.
-
-        Symptom: when the older of two connections to a peer dies (it restarted, or both sides
-        dialled), its topics are forgotten although it will not announce them again: from then on
-        it hears nothing from us.
-        """
-        if not self._peer_is_connected(peer_id):
-            super()._forget_all_subscriptions(peer_id)
-
-    async def stream_handler(self, stream: INetStream) -> None:
-        """Read one peer's gossip stream, counted."""
-        host = self.host
-        if isinstance(host, GuardedHost):
-            host.count(stream)
-        await super().stream_handler(stream)
-
-
-class GuardedGossipSub(GossipSub):
-    """The mesh's upkeep goes on after an exception.
-
-    Symptom: an exception in one heartbeat (peers come and go while it iterates) ends the program.
-    """
-
-    async def heartbeat(self) -> None:
-        """Heartbeats for ever."""
-        while True:
-            try:
-                await super().heartbeat()
-            except Exception:
-                logger.exception("gossip heartbeat failed; going on")
-                await trio.sleep(self.heartbeat_interval)

@@ -7,7 +7,6 @@ libp2p. Open it with `open_libp2p_transport`; everything else is `gossamer.node.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -37,11 +36,10 @@ from gossamer.node.libp2p_addresses import (
     peer_id_of,
     why,
 )
+from gossamer.node.libp2p_gossip import GuardedPubsub, new_gossip
 from gossamer.node.libp2p_guards import (
-    GuardedGossipSub,
     GuardedHost,
     GuardedMuxer,
-    GuardedPubsub,
     GuardedSwarm,
     GuardedTcp,
 )
@@ -73,12 +71,7 @@ PROBE_SECONDS_MAX = 5.0
 CONNECTIONS_MAX = 400
 # Both sides may dial at once; more than two of one peer are leftovers.
 CONNECTIONS_PER_PEER_MAX = 3
-# Everyone in everyone's mesh up to 200 peers: with the usual 6 to 12, hosts with more topic peers
-# than the upper degree lose messages even without churn (measured: 88 of 128 in a star of 8).
-GOSSIP_DEGREE, GOSSIP_DEGREE_LOW, GOSSIP_DEGREE_HIGH = 200, 100, 400
-# Upstream's 120 s leave a newcomer out of the mesh for two minutes.
-GOSSIP_HEARTBEAT_SECONDS = 1
-GOSSIP_PROTOCOLS = ("/meshsub/1.2.0", "/meshsub/1.1.0", "/meshsub/1.0.0")
+# For the goodbye of a handler whose other side may be gone.
 HANDLER_CLOSE_SECONDS_MAX = 5.0
 
 
@@ -355,20 +348,7 @@ async def open_libp2p_transport(
         ),
     )
     host = GuardedHost(swarm, disable_identify_address_discovery=True)
-    router = GuardedGossipSub(
-        [TProtocol(protocol) for protocol in GOSSIP_PROTOCOLS],
-        degree=GOSSIP_DEGREE,
-        degree_low=GOSSIP_DEGREE_LOW,
-        degree_high=GOSSIP_DEGREE_HIGH,
-        heartbeat_interval=GOSSIP_HEARTBEAT_SECONDS,
-        adaptive_gossip_enabled=False,
-        spam_protection_enabled=False,
-        eclipse_protection_enabled=False,
-    )
-    pubsub = GuardedPubsub(host, router)
-    # Message ids are author and counter: after a restart within 120 s a counter that begins again
-    # would make everything we say look like a repetition.
-    pubsub.counter = time.time_ns()
+    pubsub, router = new_gossip(host)
     failure: Exception | None = None  # ours or the caller's, raised outside all nurseries
     async with host.run([]):
         try:

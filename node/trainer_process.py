@@ -253,6 +253,8 @@ class TrainerProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             pass_fds=self._fds,
+            # A Ctrl-C at the terminal is the daemon's to handle; the end of stdin ends the worker.
+            start_new_session=True,
         )
         try:
             yield process

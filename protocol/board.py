@@ -74,9 +74,7 @@ class Board:
             old, new = version_of(known.statement), version_of(statement)
             if old > new or (old == new and known.digest <= signed.digest):
                 return False
-        entry = _Entry(
-            statement, signed, signed.digest, len(signed.payload) + _OVERHEAD_BYTES
-        )
+        entry = _Entry(statement, signed, signed.digest, len(signed.payload) + _OVERHEAD_BYTES)
         if not self._has_room(entry, known):
             return False
         if known is not None:

@@ -88,9 +88,7 @@ class Gatherer:
 
         It begins `attempt_seconds` from now, so that those who share this fate know it too.
         """
-        self._first_attempt = min(
-            max(self._first_attempt, failed_attempt + 1), limits.ATTEMPTS_MAX
-        )
+        self._first_attempt = min(max(self._first_attempt, failed_attempt + 1), limits.ATTEMPTS_MAX)
         self._began_seconds = self._not_before_seconds = now + self._attempt_seconds
         self._complete_seconds = None
         self._note_complete(now)

@@ -252,12 +252,8 @@ class Round:
             return []
         if self.state == "gathering":
             return self._organise(now)
-        actions: list[Action] = []
-        if self.state == "voting" and not self._is_out:
-            actions += self._urge(now)
-        if self.state != "committed" and not self._is_out and now >= self._stall_seconds:
-            actions += self._accuse(now, self._me, "stalled")
-        return actions + self._return_if_lost(now)
+        actions = self._urge(now) if self.state == "voting" and not self._is_out else []
+        return [*actions, *self._leave_if_stalled(now), *self._return_if_lost(now)]
 
     def wake_seconds(self, now: float) -> float | None:
         """Local time at which `tick` has something to do; None: only on news."""
@@ -350,6 +346,15 @@ class Round:
             return []
         self.state = "committed"
         return [Committed(commit, self._proposal, self._computed_finals)]
+
+    def leave(self, now: float) -> list[Action]:
+        """I go to a head that another ring committed: mine has to do without me.
+
+        Call it before the machine is given up for such a head; else the others wait for my part.
+        """
+        if self.ring is None or self._is_out or self._reduce_of(self.ring.ring_id) is None:
+            return []
+        return self._accuse(now, self._me, "follows another head")
 
     # The rules: gathering
 
@@ -468,6 +473,12 @@ class Round:
             actions += self._vote(now, self._commitment.header)
         return [*actions, *self._after_finals()]
 
+    def _leave_if_stalled(self, now: float) -> list[Action]:
+        assert self.ring is not None
+        if now < self._stall_seconds or self._is_out or self._reduce_of(self.ring.ring_id) is None:
+            return []
+        return self._accuse(now, self._me, "stalled")
+
     def _return_if_lost(self, now: float) -> list[Action]:
         """Gathers again if I am out of the ring and it will not commit without me."""
         if self.state in ("gathering", "committed") or not self._is_out:
@@ -494,9 +505,7 @@ class Round:
         author = PeerId(signed.author)
         if self._reduce_of(statement.ring_id) is None:
             if isinstance(statement, Suspect):
-                self._gatherer.note_accusation(
-                    statement.ring_id, author, PeerId(statement.accused)
-                )
+                self._gatherer.note_accusation(statement.ring_id, author, PeerId(statement.accused))
             if statement.ring_id not in self._void_rings:
                 self._keep_early(signed, statement)
             return self.tick(now) if self.state == "gathering" else []

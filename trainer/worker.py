@@ -28,8 +28,13 @@ from gossamer.trainer.local_round import LocalTrainer, TrainerError
 # Messages read and not yet looked at. Bounds the memory; the daemon never has so many under way.
 _INBOX_MAX = 2 * messages.DATA_RANGES_MAX
 
-# Below everything else on the machine: the daemon and its owner's programs come first.
+# On a CPU below everything else there: the daemon and its owner's programs come first. (With a GPU
+# the worker's thread only feeds it, and must not wait.)
 _NICENESS = 10
+
+
+# Longer waits for data are cut in pieces: the system's clock calls refuse very large ones.
+_WAIT_SECONDS_MAX = 3600.0
 
 
 class _Exit(Exception):
@@ -98,7 +103,7 @@ class Worker:
             self._send(shortage)
         if done is None:
             try:
-                message = self._next(max(trainer.seconds_left, 0.0))
+                message = self._next(min(max(trainer.seconds_left, 0.0), _WAIT_SECONDS_MAX))
             except queue.Empty:
                 return
             self._handle(message)
@@ -158,6 +163,8 @@ class Worker:
             optimizer_path=message.optimizer_path,
             micro_batch=message.micro_batch,
         )
+        if trainer.device.torch_device.type == "cpu":
+            os.nice(_NICENESS)
         self._trainer = trainer
         self._send(
             messages.Configured(
@@ -183,7 +190,6 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _terminate)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    os.nice(_NICENESS)
 
     source = os.fdopen(os.dup(0), "rb")
     output = os.fdopen(os.dup(1), "wb")

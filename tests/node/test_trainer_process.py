@@ -241,7 +241,8 @@ def test_the_last_lines_on_stderr_are_kept() -> None:
 def test_a_worker_that_talks_nonsense_is_killed() -> None:
     exit_ = end_of(
         python(
-            "import sys, time; print('Hello, this is no message'); sys.stdout.flush(); time.sleep(600)"
+            "import sys, time\n"
+            "print('Hello, this is no message'); sys.stdout.flush(); time.sleep(600)"
         )
     )
     assert exit_.signal == signal.SIGKILL
@@ -290,7 +291,8 @@ def test_back_off_grows_to_its_limit_and_starts_again() -> None:
 
 def test_the_daemons_side_does_not_load_torch() -> None:
     code = (
-        "import sys, gossamer.node.trainer_process, gossamer.trainer.outer, gossamer.trainer.export\n"
+        "import sys, gossamer.node.trainer_process\n"
+        "import gossamer.trainer.outer, gossamer.trainer.export\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

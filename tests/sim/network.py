@@ -1,4 +1,4 @@
-"""The simulated network: ring links that keep order, gossip that does not, and broken connections."""
+"""The simulated network: ring links, which keep order, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -48,6 +48,9 @@ class Link:
         if not self.is_open:
             return
         target = self.world.peers[self.target]
+        if not self.world.reach(self.source, self.target):
+            self.fail(self.world.uniform(SILENCE_SECONDS), "timeout")
+            return
         if not target.alive:
             self.fail(target.death_notice_seconds(), "reset")
             return
@@ -61,9 +64,7 @@ class Link:
             return
         self.is_open = False
         source = self.world.peers[self.source]
-        self.world.later(
-            delay_seconds, source, lambda: source.link_failed(self, reason)
-        )
+        self.world.later(delay_seconds, source, lambda: source.link_failed(self, reason))
 
     def close(self) -> None:
         """The source has no more use for it."""

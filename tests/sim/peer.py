@@ -12,7 +12,6 @@ from signatures import sign_as, verify
 from gossamer.protocol.board import Board
 from gossamer.protocol.chain import Commit, Header, is_heavier, open_commit
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-
 from gossamer.protocol.messages import (
     Ready,
     Signed,
@@ -109,7 +108,7 @@ class Peer:
         self._leave_ring()
         self.head = head
         self.world.note(f"{self.name} enters round {self.committed_round + 1}")
-        self._announce()
+        self.announce()
         if self.committed_round >= self.world.scenario.num_rounds:
             self.round = None
             return
@@ -184,6 +183,13 @@ class Peer:
     def _adopt(self, head: Digest, header: Header) -> None:
         if any(m.peer_id == self.peer_id and m.tokens for m in header.members):
             self._carried_tokens = 0
+        round_ = self.round
+        ring_id = round_.ring.ring_id if round_ is not None and round_.ring is not None else None
+        if round_ is not None and ring_id is not None and ring_id != header.ring_id:
+            # Only what is to be published: the round is over here in any case.
+            for action in round_.leave(self.world.now):
+                if isinstance(action, Publish):
+                    self._execute(round_, action)
         self._enter(head)
 
     # What others say
@@ -199,13 +205,17 @@ class Peer:
         if round_ is not None:
             self.do(round_, round_.statement(self.world.now, signed, statement))
 
-    def view_changed(
-        self, peer: PeerId, version: tuple[int, int], head: Digest | None
-    ) -> None:
+    def view_changed(self, peer: PeerId, version: tuple[int, int], head: Digest | None) -> None:
         """Another peer is at a head, or gone (None)."""
         known = self._views.get(peer)
         if known is None or known[0] < version:
             self._views[peer] = (version, head)
+            self._expect()
+
+    def lost(self, peer: PeerId) -> None:
+        """Another peer cannot be reached any more, and may be alive."""
+        if peer in self._views and not self.world.reach(self.peer_id, peer):
+            self._views[peer] = (self._views[peer][0], None)
             self._expect()
 
     def _expect(self) -> None:
@@ -214,14 +224,19 @@ class Peer:
             peers = [peer for peer, (_, head) in sorted(self._views.items()) if head == self.head]
             self.do(round_, round_.expect(self.world.now, peers))
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
+        """Tells the others where I stand."""
         self._announced += 1
         version, head = (self.life, self._announced), self.head
         for other in self.world.others(self.peer_id):
             self.world.later(
                 self.world.uniform(self.world.scenario.latency_seconds),
                 other,
-                lambda other=other: other.view_changed(self.peer_id, version, head),  # type: ignore[misc]
+                lambda other=other: (  # type: ignore[misc]
+                    other.view_changed(self.peer_id, version, head)
+                    if self.world.reach(self.peer_id, other.peer_id)
+                    else None
+                ),
             )
 
     def introduce_to(self, other: Peer) -> None:
@@ -234,7 +249,11 @@ class Peer:
     def _exchange(self) -> None:
         """Anti-entropy: a living peer and I hand each other what is missing."""
         self.world.later(self._exchange_delay(), self, self._exchange)
-        others = [other for other in self.world.others(self.peer_id) if other.alive]
+        others = [
+            other
+            for other in self.world.others(self.peer_id)
+            if other.alive and self.world.reach(self.peer_id, other.peer_id)
+        ]
         if others:
             other = self.world.random.choice(others)
             for giver, taker in ((self, other), (other, self)):
@@ -276,9 +295,7 @@ class Peer:
                 assert self.ring is not None
                 value = arithmetic.value_of(self.peer_id, self.head, chunk)
                 weight = self.ring.weights[self.peer_id]
-                total = arithmetic.add(
-                    payload, self.ring.members, self.peer_id, weight, value
-                )
+                total = arithmetic.add(payload, self.ring.members, self.peer_id, weight, value)
                 self._answer(
                     round_,
                     lambda ring_id: round_.contributed(world.now, ring_id, chunk, total),
@@ -368,8 +385,8 @@ class Peer:
         ring_id = link.ring.ring_id
         if frame is None:
             self.statement_received(link.envelope)
-        if self.world.is_ancestor(link.ring.roster.head, self.head):
-            return None  # that round is committed here: its sender will hear of it
+        if self.world.is_committed(ring_id, self.head):
+            return None  # this ring is committed here: its sender will hear of it
         round_ = self.round
         if round_ is None or self.ring is None or self.ring.ring_id != ring_id:
             self.world.count("link refused")
@@ -413,5 +430,3 @@ class Peer:
     @property
     def name(self) -> str:
         return self.world.name(self.peer_id)
-
-

@@ -1,7 +1,7 @@
 """Runs any number of simulated worlds, and says how to replay the ones that fail.
 
-    python tests/sim/run.py --seeds 10000 [--start 0]
-    python tests/sim/run.py --seeds 1 --start 4711 --verbose
+python tests/sim/run.py --seeds 10000 [--start 0]
+python tests/sim/run.py --seeds 1 --start 4711 --verbose
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from simulator import simulate  # noqa: E402
+from simulator import simulate
 
 
 def main() -> int:

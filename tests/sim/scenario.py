@@ -9,7 +9,7 @@ from typing import Literal
 FAULT_SECONDS = 60.0
 """Faults happen in this first part of the virtual time; what must live has to finish after it."""
 
-FaultKind = Literal["crash", "hang", "suspect", "break", "restart"]
+FaultKind = Literal["crash", "hang", "suspect", "break", "restart", "partition"]
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,6 @@ class Scenario:
     """Each peer compares its board with another's this often."""
     faults: tuple[Fault, ...]
 
-    @property
-    def has_wrong_suspicions(self) -> bool:
-        """Whether a living peer may be accused: then two heads on one ring are allowed."""
-        return any(fault.kind in ("suspect", "break", "restart") for fault in self.faults)
-
 
 def draw(seed: int) -> Scenario:
     """The scenario of a seed: mild and harsh ones, small swarms more often than large ones."""
@@ -62,6 +57,9 @@ def draw(seed: int) -> Scenario:
             ("crash", "hang", "suspect", "break"),
             ("crash", "restart", "break"),
             ("suspect", "break", "restart"),
+            ("partition",),
+            ("partition", "crash"),
+            ("partition", "break", "restart", "suspect", "crash", "hang"),
         )
     )
     num_faults = random.choice((0, 1, 1, 2, 3, 4, num_peers, 2 * num_peers))
@@ -70,10 +68,7 @@ def draw(seed: int) -> Scenario:
     stop = start + random.choice((0.5, 5.0, FAULT_SECONDS - start))
     faults = tuple(
         sorted(
-            (
-                Fault(random.uniform(start, stop), random.choice(kinds))
-                for _ in range(num_faults)
-            ),
+            (Fault(random.uniform(start, stop), random.choice(kinds)) for _ in range(num_faults)),
             key=lambda fault: fault.seconds,
         )
     )

@@ -10,8 +10,8 @@ What is checked
 - Nobody counts twice, and sums hold exactly those that their masks name (`arithmetic`).
 - A committed header's votes stand up to `open_commit`.
 - Every chunk of a committed header holds all members that lived on and were never accused.
-- Without wrong suspicions one ring leads to one header.
-- Every living peer reaches the last round, and in the end all are on the heaviest head.
+- One ring leads to two headers only if somebody living was accused in it.
+- Every living peer reaches the last round, and in the end all are on one head.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import arithmetic
-from network import Links
+from network import RESET_SECONDS, SILENCE_SECONDS, Links
 from peer import Peer
 from scenario import FAULT_SECONDS, Scenario, draw
 from signatures import peer_id_of, verify
@@ -62,6 +63,7 @@ class World:
         self.ledgers: dict[Digest, Ledger] = {self.run_id: Ledger()}
         self.accused: dict[bytes, set[PeerId]] = {}
         self.accused_living: set[bytes] = set()
+        self._far_side: frozenset[PeerId] = frozenset()
         self.peers = {peer: Peer(self, peer) for peer in self.order}
 
     # The clock
@@ -125,6 +127,8 @@ class World:
         elif kind == "suspect":
             self.note(f"{peer.name} suspects its successor wrongly")
             peer.suspect_successor()
+        elif kind == "partition":
+            self._partition()
         elif links := self.links.all_open():
             link = self.random.choice(links)
             ends = {link.source, link.target}
@@ -133,11 +137,43 @@ class World:
                 if {broken.source, broken.target} == ends:
                     broken.fail(self.uniform((0.02, 0.5)), "reset")
 
+    def _partition(self) -> None:
+        """Some peers, often one, lose their network, and have it back after a while."""
+        num_peers = len(self.order)
+        if self._far_side or num_peers < 2:
+            return
+        size = self.random.choice((1, 1, self.random.randint(1, num_peers - 1)))
+        self._far_side = frozenset(self.random.sample(self.order, size))
+        names = sorted(self.name(peer) for peer in self._far_side)
+        self.note(f"{', '.join(names)} lose their network")
+        self.count("partition")
+        for link in self.links.all_open():
+            if not self.reach(link.source, link.target):
+                link.fail(
+                    self.uniform(self.random.choice((RESET_SECONDS, SILENCE_SECONDS))), "reset"
+                )
+        for peer in self.peers.values():
+            for other in self.order:
+                if peer.alive and not self.reach(peer.peer_id, other):
+                    self.later(self.uniform(SILENCE_SECONDS), peer, partial(peer.lost, other))
+        self.at(self.now + self.uniform((1.0, 40.0)), self._heal)
+
+    def _heal(self) -> None:
+        self._far_side = frozenset()
+        self.note("the network is whole again")
+        for peer in self.peers.values():
+            if peer.alive:
+                peer.announce()
+
+    def reach(self, one: PeerId, other: PeerId) -> bool:
+        """Whether two peers are on one side of the network."""
+        return (one in self._far_side) == (other in self._far_side)
+
     def _restart(self, peer: Peer) -> None:
         self.note(f"{peer.name} starts again")
         peer.start()
         for other in self.others(peer.peer_id):
-            if other.alive:
+            if other.alive and self.reach(peer.peer_id, other.peer_id):
                 self.later(
                     self.uniform(self.scenario.latency_seconds),
                     peer,
@@ -158,7 +194,9 @@ class World:
                     self.later(
                         self.uniform(scenario.gossip_seconds),
                         other,
-                        lambda other=other: deliver(other),  # type: ignore[misc]
+                        lambda other=other: (  # type: ignore[misc]
+                            deliver(other) if self.reach(me, other.peer_id) else None
+                        ),
                     )
 
     def gossip(self, me: PeerId, signed: Signed) -> None:
@@ -178,12 +216,12 @@ class World:
     def round_of(self, head: Digest) -> int:
         return 0 if head == self.run_id else self.headers[head].round
 
-    def is_ancestor(self, ancestor: bytes, head: Digest) -> bool:
-        """Whether a head lies before another (and is not the same)."""
+    def is_committed(self, ring_id: bytes, head: Digest) -> bool:
+        """Whether a head's chain has a round of this ring."""
         while head != self.run_id:
-            head = Digest(self.headers[head].parent)
-            if head == ancestor:
+            if self.headers[head].ring_id == ring_id:
                 return True
+            head = Digest(self.headers[head].parent)
         return False
 
     # Checks
@@ -216,9 +254,7 @@ class World:
         )
         self.count("commits")
         if header.digest not in self.headers:
-            rivals = [
-                other for other in self.headers.values() if other.ring_id == header.ring_id
-            ]
+            rivals = [other for other in self.headers.values() if other.ring_id == header.ring_id]
             if rivals:
                 self.count("two headers of one ring")
                 assert header.ring_id in self.accused_living, (
