@@ -137,6 +137,26 @@ class ChainStore:
             entry = self._entries.get(entry.parent)
         return None if entry is None else path[::-1]
 
+    def only_in(self, head: Digest, other: Digest) -> list[Digest]:
+        """Heads on the way to a known `head` that are not on the way to a known `other`."""
+        path = self.path_between(self.genesis, other) or []
+        theirs = {self.genesis, *path}
+        found: list[Digest] = []
+        while head in self._entries and head not in theirs:
+            found.append(head)
+            head = self._entries[head].parent
+        return found
+
+    def ancestors(self, head: Digest, num_rounds: int) -> list[Digest]:
+        """A known head and up to `num_rounds` before it, newest first."""
+        found = [head]
+        while len(found) <= num_rounds:
+            entry = self._entries.get(found[-1])
+            if entry is None or entry.round == 0:
+                break
+            found.append(entry.parent)
+        return found
+
     def tips(self) -> list[Digest]:
         """Known heads without a known child."""
         parents = {entry.parent for entry in self._entries.values() if entry.round}

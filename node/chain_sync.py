@@ -12,7 +12,7 @@ fetched stays in the block store, so a node that is killed meanwhile goes on whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 import structlog
@@ -70,7 +70,7 @@ class ChainSync:
         *,
         run_in_thread: RunInThread,
         on_offence: Callable[[PeerId, RemoteProtocolError], None],
-        on_replayed: Callable[[Replayed], None],
+        on_replayed: Callable[[Replayed], Awaitable[None]],
     ) -> None:
         self._manifest = manifest
         self._run_id = manifest.run_id
@@ -221,7 +221,7 @@ class ChainSync:
             await self._fetch([Digest(chain.header(step).update_digest)], sources)
             await self._fetch(committed.update_blocks(step), sources)
             replayed = await self._run_in_thread(lambda step=step: committed.replay(step))  # type: ignore[misc]
-            self._on_replayed(replayed)
+            await self._on_replayed(replayed)
             log.info("round taken over", round=replayed.header.round, head=short(step))
 
     async def _fetch(self, digests: list[Digest], sources: Callable[[], Sequence[PeerId]]) -> None:

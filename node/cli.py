@@ -278,13 +278,21 @@ def _errors_for_people() -> tuple[type[Exception], ...]:
     from gossamer.node.client import ClientError
     from gossamer.node.config import ConfigError
     from gossamer.node.identity import IdentityError
+    from gossamer.node.run_exchange import JoinError
     from gossamer.node.state_dir import StateDirError
+    from gossamer.node.training import TrainerFailedError
     from gossamer.node.transport import TransportError
     from gossamer.protocol.errors import ManifestError
+    from gossamer.trainer.corpus import CorpusError
+    from gossamer.trainer.export import ExportError
 
     return (
         ConfigError,
+        CorpusError,
+        ExportError,
+        JoinError,
         StateDirError,
+        TrainerFailedError,
         ClientError,
         ManifestError,
         BlockError,

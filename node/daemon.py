@@ -36,6 +36,7 @@ from gossamer.node.metrics import Metrics
 from gossamer.node.participant import Participant
 from gossamer.node.reporting import Reporter
 from gossamer.node.ring_link import RING_PROTOCOL, serve_ring
+from gossamer.node.round_driver import RunInThread
 from gossamer.node.run_exchange import (
     JoinError,
     open_signed_manifest,
@@ -46,7 +47,7 @@ from gossamer.node.speed import SpeedMeter
 from gossamer.node.starting import found_here
 from gossamer.node.state_dir import StateDir, write_atomically
 from gossamer.node.swarm import Standing, Swarm
-from gossamer.node.training import ProcessTrainer, TrainerFailedError
+from gossamer.node.training import ProcessTrainer, Trainer, TrainerFailedError
 from gossamer.node.transport import Stream, StreamClosed, Transport
 from gossamer.node.work import Work
 from gossamer.protocol.errors import RemoteProtocolError
@@ -163,7 +164,15 @@ class Node:
         transport: Transport,
         signed: SignedManifest,
         bootstrap: tuple[str, ...],
+        *,
+        make_trainer: Callable[..., Trainer] = ProcessTrainer,
+        run_in_thread: RunInThread = trio.to_thread.run_sync,
+        serves_http: bool = True,
     ) -> None:
+        """The last three are for tests in virtual time: no process, no thread, no socket."""
+        self._make_trainer = make_trainer
+        self._run_in_thread = run_in_thread
+        self._serves_http = serves_http
         self._settings = settings
         self._state_dir = state_dir
         self._identity = identity
@@ -198,7 +207,7 @@ class Node:
             "manifest",
             [Digest(d) for d in (manifest.data.index_digest, manifest.data.tokenizer_digest) if d],
         )
-        trainer = ProcessTrainer(
+        trainer = self._make_trainer(
             manifest,
             settings,
             str(self._state_dir.optimizer_path),
@@ -209,7 +218,12 @@ class Node:
         )
         chain = ChainStore(self._state_dir.chain_path, self.run_id, Digest(manifest.genesis_digest))
         committed = CommittedState(manifest, trainer.base, self._store, chain, self._state_dir)
-        work = Work(self._state_dir.root / "work", trainer.pending, self.metrics)
+        work = Work(
+            self._state_dir.root / "work",
+            trainer.pending,
+            manifest.rounds.stale_rounds,
+            self.metrics,
+        )
         swarm = Swarm(
             self._transport,
             self._identity,
@@ -230,7 +244,7 @@ class Node:
             self._transport,
             self._blocks,
             committed,
-            run_in_thread=trio.to_thread.run_sync,
+            run_in_thread=self._run_in_thread,
             on_offence=swarm.offence,
             on_replayed=lambda replayed: self._node.replayed(replayed),
         )
@@ -267,7 +281,7 @@ class Node:
                 swarm=swarm,
                 work=work,
                 metrics=self.metrics,
-                run_in_thread=trio.to_thread.run_sync,
+                run_in_thread=self._run_in_thread,
                 heldout_paths=lambda: self._heldout_paths(index),
             )
             participant.has_bootstrap = bool(self._bootstrap) or bool(
@@ -285,18 +299,9 @@ class Node:
             )
             self._transport.handle(RING_PROTOCOL, self._serve_ring)
             swarm.gossip.start()
-            api = await nursery.start(
-                lambda task_status: serve_http(
-                    settings.api,
-                    reporter.status,
-                    self.metrics.registry,
-                    Controls(participant.pause, participant.resume, self.leave),
-                    hosts=settings.api_hosts,
-                    task_status=task_status,
-                )
-            )
-            self._state_dir.write_api(api)
-            self._say_hello(api)
+            if self._serves_http:
+                await self._start_http(nursery, reporter)
+            self._say_hello()
             nursery.start_soon(swarm.run)
             nursery.start_soon(reporter.run)
             nursery.start_soon(feed.run, trainer.queue)
@@ -310,9 +315,8 @@ class Node:
         assert self.participant is not None
         return self.participant
 
-    async def _participate(self, participant: Participant, trainer: ProcessTrainer) -> None:
+    async def _participate(self, participant: Participant, trainer: Trainer) -> None:
         """Runs participant and trainer; after a trainer that gives up, waits to be told to leave."""
-        self._trainer = trainer
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(trainer.run)
@@ -323,14 +327,29 @@ class Node:
             participant.fail(str(group.exceptions[0]))
             await self._leaving.wait()
 
-    def _say_hello(self, api: str) -> None:
+    async def _start_http(self, nursery: trio.Nursery, reporter: Reporter) -> None:
+        assert self.participant is not None
+        controls = Controls(self.participant.pause, self.participant.resume, self.leave)
+        api = await nursery.start(
+            lambda task_status: serve_http(
+                self._settings.api,
+                reporter.status,
+                self.metrics.registry,
+                controls,
+                hosts=self._settings.api_hosts,
+                task_status=task_status,
+            )
+        )
+        self._state_dir.write_api(api)
+        log.info(f"status page at http://{api}/")
+
+    def _say_hello(self) -> None:
         manifest = self.manifest
         log.info(
             f"run {manifest.name}: {manifest.model.num_parameters:,} parameters, "
             f"{manifest.data.num_tokens:,} tokens",
             run=self.run_id.hex()[:16],
         )
-        log.info(f"status page at http://{api}/")
         for address in self._transport.addresses():
             log.info(f"others join with: gossamer join {address}")
 

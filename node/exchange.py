@@ -55,7 +55,8 @@ class ServeLimits:
 
     streams_max: int = 256
     """64 MiB of pieces in the worst case."""
-    streams_per_peer_max: int = 4
+    streams_per_peer_max: int = 16
+    """A peer fetches state, shards and averages at once, each with up to four streams."""
     idle_seconds: float = 60.0
     """An open stream without a request for so long is closed."""
     send_seconds: float = 120.0

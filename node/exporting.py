@@ -32,7 +32,7 @@ def export_state(settings: Settings, directory: Path) -> int:
         ExportError: the folder cannot be written.
     """
     # Here, not above: they load safetensors and tokenizers, which nothing else of the CLI needs.
-    from gossamer.trainer.export import export_model
+    from gossamer.trainer.export import byte_tokenizer_json, export_model
     from gossamer.trainer.tokens import END_OF_DOCUMENT
 
     state_dir = StateDir(settings.state_dir)
@@ -43,6 +43,7 @@ def export_state(settings: Settings, directory: Path) -> int:
         )
     manifest = open_signed_manifest(signed)
     committed, tokenizer = _read_state(state_dir, manifest, settings)
+    tokenizer = tokenizer or byte_tokenizer_json()
     export_model(
         committed.parameters, manifest.model, tokenizer, directory, end_token=END_OF_DOCUMENT
     )

@@ -1,9 +1,9 @@
 """py-libp2p 0.8.1 made fit for a daemon: each guard, and the symptom it cures.
 
 Every class here overrides one class of py-libp2p and is passed in where that would be used;
-nothing is patched from outside. The guards of gossip are in `gossamer.node.libp2p_gossip`, those of
-the data path in `libp2p_yamux` and `libp2p_noise`. `tests/node/test_libp2p_guards.py` has a test for each that fails
-without it, so that a guard can go when upstream has mended the defect.
+nothing is patched from outside. The guards of gossip are in `libp2p_gossip`, those of the data
+path in `libp2p_yamux` and `libp2p_noise`. `tests/node/test_libp2p_guards.py` has a test for each
+that fails without it, so that a guard can go when upstream has mended the defect.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ SLOW_LINE_SECONDS = 0.002
 PING_INTERVAL_SECONDS = 5.0
 # TCP_USER_TIMEOUT notices dead links in 10 s; this notices a stopped or hung process behind a live
 # kernel, and leaves a machine that swaps for a while its connection.
-SILENCE_SECONDS_MAX = 30.0
+SILENCE_SECONDS_MAX = 20.0
 CLOSE_SECONDS_MAX = 1.0
 # How long a stream that we are done with waits for the peer's end before it is reset.
 LINGER_SECONDS_MAX = 30.0

@@ -46,6 +46,10 @@ FIRST_CONTACT_SECONDS = 3.0
 OVERTAKEN_SECONDS = 5.0
 """A ring member that hears of the commit by others finishes within this, or fetches."""
 
+NEAR_ROUNDS = 2
+"""Rounds that a peer may be behind the head and still be waited for. Without it a newcomer would run
+after a swarm of quick rounds for ever."""
+
 AVOID_SECONDS = 20.0
 """A head that could not be reached is left alone this long."""
 
@@ -125,7 +129,6 @@ class Participant:
         self.last_round: LastRound | None = None
         self.history = LossHistory()
         self._driver: RoundDriver | None = None
-        self._parent_head = committed.head
         self._news = trio.Event()
         self._pause_wanted = False
         self._leave_wanted = False
@@ -198,13 +201,14 @@ class Participant:
             self._driver.tick()
         self._wake()
 
-    def replayed(self, replayed: Replayed) -> None:
+    async def replayed(self, replayed: Replayed) -> None:
         """A committed round was taken over from its blocks; it may contain this node's work."""
         header = replayed.header
         members = [member.peer_id for member in header.members]
         driver = self._driver
         if self._me in members and driver is not None and driver.ring_id == header.ring_id:
-            self._settle(header, chunks_with(replayed.update.finals, members.index(self._me)))
+            taken = chunks_with(replayed.update.finals, members.index(self._me))
+            await self._settle(header, taken)
 
     async def greeted(self, peer: PeerId, envelope: Signed) -> TokenHandler | None:
         """A ring member opened its stream to us."""
@@ -322,8 +326,8 @@ class Participant:
         while (better := self._better_head()) is not None:
             self._check_leave()
             head, _ = better
-            if self.phase not in ("syncing", "paused"):
-                self._set_phase("syncing")
+            if self.phase != "paused":
+                self._set_phase("training" if self._is_near(head) else "syncing")
             try:
                 await self._take_over(head)
             except (BehindError, RemoteProtocolError) as error:
@@ -338,6 +342,13 @@ class Participant:
             entry = self.committed.entry
             log.info("at the swarm's head", round=entry.round, head=short(entry.head))
             self._drop_if_stale()
+
+    def _is_near(self, head: Digest) -> bool:
+        """Whether I am so few rounds behind a head that the others may wait for me."""
+        chain = self.committed.chain
+        return self.committed.is_loaded and (
+            head not in chain or self.committed.head in chain.ancestors(head, NEAR_ROUNDS)
+        )
 
     async def _take_over(self, head: Digest) -> None:
         chain = self.committed.chain
@@ -355,13 +366,15 @@ class Participant:
                 except RemoteProtocolError as error:
                     self.swarm.offence(holder, error)
                     raise
-        if self.committed.is_loaded and not chain.is_heavier(head, self.committed.head):
+        mine = self.committed.head
+        if self.committed.is_loaded and not chain.is_heavier(head, mine):
             raise BehindError("it is lighter than was said")
         await self._sync.follow(head, self.swarm.sources)
+        for lost in chain.only_in(mine, head):
+            await self._run_in_thread(lambda lost=lost: self.work.reclaim(lost))  # type: ignore[misc]
 
     def _note_new_head(self) -> None:
         entry = self.committed.entry
-        self._parent_head = entry.parent
         self._better_since = None
         self._metrics.round.set(entry.round)
         board = self.swarm.gossip.board
@@ -384,18 +397,21 @@ class Participant:
             sign=self._identity.sign,
             verify=verify,
         )
+        recent_heads = self.committed.chain.ancestors(machine.head, NEAR_ROUNDS)
         return RoundDriver(
             machine,
             me=self._me,
             transport=self._transport,
             gossip=self.swarm.gossip,
-            committed=self.committed,
+            plan=self.committed.plan,
             pending=self.trainer.pending,
             codec_name=self.manifest.outer.codec,
+            compute=self.committed.compute,
             run_in_thread=self._run_in_thread,
             on_offence=self.swarm.offence,
             on_removed=lambda _peer, reason: self._metrics.ring_skips.add(reason.split(":")[0]),
-            expected=lambda: self.swarm.expected(machine.head, self._parent_head),
+            expected=lambda: self.swarm.expected(recent_heads),
+            reach=self.swarm.reach,
         )
 
     async def _one_round(self, rounds: trio.Nursery) -> None:
@@ -418,7 +434,7 @@ class Participant:
             driver.cancel()
             raise
         if outcome is None:
-            driver.cancel()
+            driver.leave()
         else:
             self._metrics.observe_round_phase("averaging", trio.current_time() - trained)
             await self._commit(outcome)
@@ -511,8 +527,11 @@ class Participant:
         return driver.committed
 
     def _is_overtaken(self, driver: RoundDriver) -> bool:
-        if self._better_head() is None or self._better_since is None:
+        """Whether a head is committed elsewhere that this round's own result would not win over."""
+        better = self._better_head()
+        if better is None or better[1] < driver.machine.attainable_tokens:
             return False
+        assert self._better_since is not None
         in_ring = driver.machine.successor is not None
         patience = OVERTAKEN_SECONDS if in_ring else 0.0
         return trio.current_time() >= self._better_since[1] + patience
@@ -526,7 +545,7 @@ class Participant:
         )
         members = [member.peer_id for member in proposal.header.members]
         position = members.index(self._me)
-        self._settle(proposal.header, chunks_with(proposal.update.finals, position))
+        await self._settle(proposal.header, chunks_with(proposal.update.finals, position))
         self.swarm.gossip.publish_commit(committed.commit)
         self._note_new_head()
         self._drop_if_stale()
@@ -534,18 +553,23 @@ class Participant:
         self._metrics.observe_round_phase("committing", trio.current_time() - started)
         await self._evaluate()
 
-    def _settle(self, header: Header, taken: list[bool]) -> None:
+    async def _settle(self, header: Header, taken: list[bool]) -> None:
         """My share of a committed round leaves `pending` and the account."""
         driver = self._driver
         assert driver is not None
-        settle(self.trainer.pending, self.committed.plan, taken, driver.contribution)
+        pending, plan, contribution = self.trainer.pending, self.committed.plan, driver.contribution
         tokens = next(m.tokens for m in header.members if m.peer_id == self._me)
         counted = spans_taken(sum(taken), len(taken))
-        self.work.committed(header.round, tokens, counted)
+
+        def take() -> None:
+            went = settle(pending, plan, taken, contribution)
+            self.work.committed(header.digest, header.round, tokens, counted, went)
+
+        await self._run_in_thread(take)
 
     def _drop_if_stale(self) -> None:
         next_round = self.committed.entry.round + 1
-        if self.work.is_stale(next_round, self.manifest.rounds.stale_rounds):
+        if self.work.is_stale(next_round):
             self.work.drop("stale")
             self.feed.forget_progress()
 

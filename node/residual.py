@@ -85,21 +85,18 @@ def settle(
     plan: ChunkPlan,
     taken: Sequence[bool],
     contribution: Contribution | None,
-) -> bool:
-    """Leaves in `pending` what the committed round did not take; says whether anything is left.
+) -> FloatVector:
+    """Leaves in `pending` what the committed round did not take; returns what it took.
 
     Args:
         taken: for each chunk whether its average contains this peer.
         contribution: the arithmetic of that ring, if this process did it.
     """
-    anything_left = False
+    went = pending.copy()
     for chunk, was_taken in enumerate(taken):
-        part = plan.range_of(chunk)
         if was_taken:
+            part = plan.range_of(chunk)
             error = contribution.error_of(chunk) if contribution is not None else None
-            if error is None:
-                pending[part] = 0.0
-            else:
-                pending[part] = error
-        anything_left = anything_left or bool(pending[part].any())
-    return anything_left
+            pending[part] = 0.0 if error is None else error
+    went -= pending
+    return went

@@ -7,18 +7,18 @@ round, so nothing of a round outlives it, except the links that still deliver fi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeAlias, TypeVar
 
 import structlog
 import trio
 
-from gossamer.node.committed import CommittedState
 from gossamer.node.gossip import Gossip
 from gossamer.node.residual import Contribution
 from gossamer.node.ring_link import LinkFailed, RingLink, TokenHandler
-from gossamer.node.transport import Transport
+from gossamer.node.transport import Transport, TransportError
 from gossamer.protocol.chain import Commit
+from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.messages import Ready, Signed, Statement
@@ -49,6 +49,9 @@ log = structlog.get_logger("round")
 
 _T = TypeVar("_T")
 
+OuterStep: TypeAlias = Callable[[int, Sequence[Payload]], Digest]
+"""(round, encoded averages of all chunks) -> state digest; runs in a thread, one at a time."""
+
 
 class RunInThread(Protocol):
     """`trio.to_thread.run_sync`, or in virtual time a plain call."""
@@ -66,27 +69,31 @@ class RoundDriver:
         me: PeerId,
         transport: Transport,
         gossip: Gossip,
-        committed: CommittedState,
+        plan: ChunkPlan,
         pending: FloatVector,
         codec_name: str,
+        compute: OuterStep,
         run_in_thread: RunInThread,
         on_offence: Callable[[PeerId, RemoteProtocolError], None],
         on_removed: Callable[[PeerId, str], None],
         expected: Callable[[], list[PeerId]],
+        reach: Callable[[PeerId], Awaitable[None]],
     ) -> None:
         self.machine = machine
         self._me = me
         self._transport = transport
         self._gossip = gossip
-        self._committed_state = committed
+        self._plan = plan
         self._pending = pending
+        self._compute_state = compute
         self._run_in_thread = run_in_thread
         self._codec_name = codec_name
         self._on_offence = on_offence
         self._on_removed = on_removed
         self._expected = expected
+        self._reach = reach
         self._nursery: trio.Nursery | None = None
-        self._links_scope = trio.CancelScope()
+        self._link_scopes: list[trio.CancelScope] = []
         self._links: dict[PeerId, RingLink] = {}
         self.contribution: Contribution | None = None
         self.committed: Committed | None = None
@@ -127,6 +134,12 @@ class RoundDriver:
                 nursery.cancel_scope.deadline = trio.current_time() + LINGER_SECONDS
         finally:
             self._nursery = None
+
+    def leave(self) -> None:
+        """Says that the ring has to do without me, and ends the round here."""
+        if self.is_running:
+            self._apply(self.machine.leave(trio.current_time()))
+        self.cancel()
 
     def cancel(self) -> None:
         """The round is not to be waited for any more: everything of it ends."""
@@ -204,7 +217,7 @@ class RoundDriver:
             self._apply(self.machine.token_received(now, ring_id, sender, chunk, mask, payload))
         else:
             digest = digest_of(payload)
-            codec(self._codec_name).decode(payload, self._committed_state.plan.elements_of(chunk))
+            codec(self._codec_name).decode(payload, self._plan.elements_of(chunk))
             self._apply(
                 self.machine.final_received(
                     now, ring_id, sender, chunk, mask, finisher, payload, digest
@@ -247,14 +260,15 @@ class RoundDriver:
         return self.machine.ring.ring_id
 
     def _begin(self, action: BeginRing) -> None:
-        self._links_scope.cancel()
-        self._links_scope = trio.CancelScope()
+        for scope in self._link_scopes:
+            scope.cancel()
+        self._link_scopes = []
         self._links = {}
         self._senders = {}
         self._envelope = action.envelope
         self.contribution = Contribution(
             self._pending,
-            self._committed_state.plan,
+            self._plan,
             action.ring.roster.codec,
             action.ring.members,
             action.ring.weights,
@@ -273,7 +287,7 @@ class RoundDriver:
             assert self._nursery is not None
             assert self.machine.ring is not None
             assert self._envelope is not None
-            num_chunks = self._committed_state.plan.num_chunks
+            num_chunks = self._plan.num_chunks
             # A chunk is sent to one member at most as token, as final, and once more of each when
             # a ring changes or votes differ.
             link = RingLink(
@@ -284,7 +298,7 @@ class RoundDriver:
                 4 * num_chunks,
             )
             self._links[peer] = link
-            self._nursery.start_soon(self._run_link, self._ring_id(), peer, link, self._links_scope)
+            self._nursery.start_soon(self._run_link, self._ring_id(), peer, link)
         return self._links[peer]
 
     def _send(self, action: Send) -> None:
@@ -293,17 +307,20 @@ class RoundDriver:
         except trio.WouldBlock:
             self._link_failed(self._ring_id(), action.peer, "slow: too much is queued")
 
-    async def _run_link(
-        self, ring_id: Digest, peer: PeerId, link: RingLink, scope: trio.CancelScope
-    ) -> None:
-        with scope:
+    async def _run_link(self, ring_id: Digest, peer: PeerId, link: RingLink) -> None:
+        with trio.CancelScope() as scope:
+            self._link_scopes.append(scope)
             try:
+                await self._reach(peer)
                 await link.run()
+            except TransportError as error:
+                self._link_failed(ring_id, peer, f"reset: {error}")
             except LinkFailed as error:
-                if self.committed is None:
-                    self._link_failed(ring_id, peer, str(error))
+                self._link_failed(ring_id, peer, str(error))
 
     def _link_failed(self, ring_id: Digest, peer: PeerId, reason: str) -> None:
+        if not self.is_running:
+            return
         self._apply(self.machine.link_failed(trio.current_time(), ring_id, peer, reason))
 
     async def _contribute(self, ring_id: Digest, action: Contribute) -> None:
@@ -335,16 +352,15 @@ class RoundDriver:
 
     async def _compute(self, ring_id: Digest, action: Compute) -> None:
         payloads = [final.payload for final in action.finals]
-        compute, number = self._committed_state.compute, self.machine.number
+        compute, number = self._compute_state, self.machine.number
         async with self._computing:
             digest = await self._run_in_thread(lambda: compute(number, payloads))
         now = trio.current_time()
         self._apply(self.machine.computed(now, ring_id, action.generation, digest))
 
     def _check_length(self, chunk: int, payload: Payload) -> None:
-        plan = self._committed_state.plan
-        if not 0 <= chunk < plan.num_chunks:
-            raise MalformedError(f"chunk {chunk} of {plan.num_chunks}")
-        expected = codec(self._codec_name).encoded_bytes(plan.elements_of(chunk))
+        if not 0 <= chunk < self._plan.num_chunks:
+            raise MalformedError(f"chunk {chunk} of {self._plan.num_chunks}")
+        expected = codec(self._codec_name).encoded_bytes(self._plan.elements_of(chunk))
         if len(payload) != expected:
             raise MalformedError(f"chunk of {len(payload)} bytes instead of {expected}")

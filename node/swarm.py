@@ -126,15 +126,16 @@ class Swarm:
         living = self.membership.living(trio.current_time())
         return {peer: announce for peer, announce in living.items() if peer in connected}
 
-    def expected(self, head: Digest, parent: Digest) -> list[PeerId]:
-        """Others that a round after `head` waits for.
+    def expected(self, recent_heads: Collection[Digest]) -> list[PeerId]:
+        """Others that a round waits for: those at work on its head or on one shortly before it.
 
-        Those that still announce its parent have committed or are about to: they come along.
+        Who is a little behind has committed that round too or is about to, or is a newcomer that
+        has almost caught up: waiting for it, once, is what lets it in.
         """
         return [
             peer
             for peer, announce in self.living().items()
-            if announce.phase in ("training", "averaging") and announce.head in (head, parent)
+            if announce.phase in ("training", "averaging") and announce.head in recent_heads
         ]
 
     def sources(self) -> list[PeerId]:
@@ -144,6 +145,17 @@ class Swarm:
     def claims(self) -> dict[PeerId, Collection[int]]:
         """The shards that living others hold."""
         return {peer: announce.claims for peer, announce in self.living().items()}
+
+    async def reach(self, peer: PeerId) -> None:
+        """Connects to a member that we have no connection to yet.
+
+        Raises:
+            ConnectError: it cannot be reached by any address that it announced.
+        """
+        if peer in self._transport.peers():
+            return
+        announce = self.membership.known().get(peer)
+        await self._transport.connect_any(peer, announce.addresses if announce else ())
 
     # Events
 

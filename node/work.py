@@ -1,5 +1,9 @@
 """The account of this node's own work: what it trained and where it went.
 
+What a committed round took is kept on disk for as many rounds as the manifest lets work be stale:
+if the swarm turns out to have gone another way (a split that healed), it is reclaimed, which means
+carried again.
+
 Tokens are trained, and then committed (on time or late, as residual) or dropped. What is neither is
 *carried*: it lies in `pending` and is part of the next `Ready`. With every change
 
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -21,6 +26,7 @@ import structlog
 from gossamer.node.metrics import Metrics
 from gossamer.node.state_dir import write_atomically
 from gossamer.protocol import limits
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.messages import Span
 from gossamer.protocol.state import FloatVector
 
@@ -40,14 +46,27 @@ class Account(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Data behind the carried work that no committed round has counted."""
 
 
-class Work:
-    """The account with its file and metrics."""
+class _Taken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one committed round took of this node's work."""
 
-    def __init__(self, path: Path, pending: FloatVector, metrics: Metrics) -> None:
-        self._path = path
+    round: int
+    tokens: int
+    spans: tuple[Span, ...]
+
+
+class Work:
+    """The account with its files and metrics."""
+
+    def __init__(
+        self, directory: Path, pending: FloatVector, stale_rounds: int, metrics: Metrics
+    ) -> None:
+        self._path = directory / "account"
+        self._taken_path = directory / "taken"
         self._pending = pending
+        self._stale_rounds = stale_rounds
         self._metrics = metrics
         self.account = Account()
+        self._taken_path.mkdir(parents=True, exist_ok=True)
 
     def trained(self, round_number: int, tokens: int, spans: Sequence[Span]) -> None:
         """The trainer finished a round's inner steps."""
@@ -58,9 +77,13 @@ class Work:
         account.carried += tokens
         account.spans = merged([*account.spans, *spans])
 
-    def committed(self, round_number: int, tokens: int, spans_counted: bool) -> None:
-        """A committed round took `tokens` of what was carried."""
+    def committed(
+        self, head: Digest, round_number: int, tokens: int, spans_counted: bool, vector: FloatVector
+    ) -> None:
+        """A committed round took `tokens` of what was carried, and `vector` out of `pending`."""
         account = self.account
+        spans = tuple(account.spans) if spans_counted else ()
+        self._keep_taken(head, _Taken(round_number, tokens, spans), vector)
         account.committed += tokens
         account.carried -= tokens
         timing = "on_time" if account.carried_since_round >= round_number else "late"
@@ -68,6 +91,42 @@ class Work:
         if spans_counted:
             account.spans = []
         account.carried_since_round = round_number if account.carried else 0
+
+    def reclaim(self, head: Digest) -> bool:
+        """The round of `head` is not in the chain after all: its part of ours is carried again.
+
+        Says whether there was anything of ours. May take long for large models: use a thread.
+        """
+        path = self._taken_path / head.hex()
+        try:
+            header, vector = _read(path, _Taken, self._pending.size)
+        except FileNotFoundError:
+            return False
+        except ValueError as error:
+            log.warning("work that a lost round took is damaged on disk", error=str(error))
+            return False
+        self._pending += vector
+        path.unlink()
+        account = self.account
+        account.committed -= header.tokens
+        account.carried += header.tokens
+        account.spans = merged([*account.spans, *header.spans])
+        since = account.carried_since_round or header.round
+        account.carried_since_round = min(since, header.round)
+        log.info("work of a lost round is carried again", round=header.round, tokens=header.tokens)
+        return True
+
+    def _keep_taken(self, head: Digest, header: _Taken, vector: FloatVector) -> None:
+        """Not synced to the disk: losing it costs something only after a split and a power cut."""
+        path = self._taken_path / head.hex()
+        try:
+            path.write_bytes(_encode(header, vector))
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            log.error("what a round took could not be kept", problem=str(error))
+        kept = sorted(self._taken_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+        for old in kept[: -self._stale_rounds]:
+            old.unlink(missing_ok=True)
 
     def drop(self, reason: str) -> None:
         """What is carried will not be taken: it is too old, or not a number."""
@@ -79,36 +138,48 @@ class Work:
         account.carried = account.carried_since_round = 0
         account.spans = []
 
-    def is_stale(self, next_round: int, stale_rounds: int) -> bool:
+    def is_stale(self, next_round: int) -> bool:
         """Whether the carried work missed more rounds than the manifest allows."""
         account = self.account
-        return account.carried > 0 and next_round - account.carried_since_round > stale_rounds
+        return account.carried > 0 and next_round - account.carried_since_round > self._stale_rounds
 
     def save(self) -> None:
         """Writes account and residual. Raises DiskFullError or OSError."""
-        residual = self._pending.tobytes() if self._pending.any() else b""
-        header = msgspec.msgpack.encode(self.account)
-        write_atomically(self._path, len(header).to_bytes(4, "big") + header + residual)
+        write_atomically(self._path, _encode(self.account, self._pending))
 
     def load(self) -> None:
         """Takes over what an earlier life left behind; a damaged file is reported and left out."""
         try:
-            data = self._path.read_bytes()
+            self.account, residual = _read(self._path, Account, self._pending.size)
         except FileNotFoundError:
             return
-        try:
-            length = int.from_bytes(data[:4], "big")
-            account = msgspec.msgpack.decode(data[4 : 4 + length], type=Account)
-            residual = np.frombuffer(data[4 + length :], dtype="<f4")
-            if residual.size not in (0, self._pending.size):
-                raise ValueError("residual of another model")
-        except (ValueError, msgspec.DecodeError) as error:
+        except ValueError as error:
             log.warning("the residual on disk is damaged and left out", error=str(error))
             return
-        # Work that was being done when the process died is gone with it.
-        self.account = account
-        if residual.size:
-            self._pending[:] = residual
+        self._pending[:] = residual
+
+
+_T = TypeVar("_T")
+
+
+def _encode(header: msgspec.Struct, vector: FloatVector) -> bytes:
+    """A header's length and msgpack, and the vector, left out if it is zero."""
+    encoded = msgspec.msgpack.encode(header)
+    content = vector.astype("<f4", copy=False).tobytes() if vector.any() else b""
+    return len(encoded).to_bytes(4, "big") + encoded + content
+
+
+def _read(path: Path, kind: type[_T], num_elements: int) -> tuple[_T, FloatVector]:
+    """What `_encode` wrote. FileNotFoundError; ValueError for a damaged file."""
+    data = path.read_bytes()
+    end = 4 + int.from_bytes(data[:4], "big")
+    header = msgspec.msgpack.decode(data[4:end], type=kind)  # its DecodeError is a ValueError
+    vector = np.frombuffer(data[end:], dtype="<f4")
+    if vector.size == 0:
+        return header, np.zeros(num_elements, dtype=np.float32)
+    if vector.size != num_elements or not np.isfinite(vector).all():
+        raise ValueError(f"{path.name} is of another model or damaged")
+    return header, vector.astype(np.float32)
 
 
 def merged(spans: Sequence[Span]) -> list[Span]:

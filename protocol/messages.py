@@ -32,7 +32,7 @@ _SIGNATURE_CONTEXT = b"gossamer statement 1:"
 class Span(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Tokens `start` to `stop` of one shard, counted over all epochs.
 
-    Token t of epoch e of a shard with n tokens has position e * n + t; a span lies in one epoch.
+    Token t of epoch e of a shard with n tokens has position e * n + t.
     """
 
     shard: int

@@ -27,6 +27,13 @@ from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.messages import Ready, Roster, Signed, Verify, open_signed
 
 
+ROSTER_BYTES_MAX = limits.GOSSIP_BYTES_MAX // 2 - limits.KIB
+"""Members of one roster: it has to fit a gossip message, and a board's reply."""
+
+_MEMBER_OVERHEAD_BYTES = 136
+"""Author and signature of a member's `Ready`, and msgpack's lengths."""
+
+
 def rank(head: bytes, attempt: int, peer_id: PeerId | str) -> Digest:
     return digest_of(b"gossamer rank:", head, attempt.to_bytes(4, "big"), peer_id.encode())
 
@@ -103,8 +110,17 @@ def make_roster(
     codec: str,
     chunk_elements: int,
 ) -> Roster:
-    """The ring of all ready peers, at most `RING_MEMBERS_MAX` of them by rank."""
+    """The ring of all ready peers, at most `RING_MEMBERS_MAX` of them by rank.
+
+    Of peers that consumed data in very many pieces fewer fit into one message.
+    """
     order = ring_order(head, attempt, ready)[: limits.RING_MEMBERS_MAX]
+    num_bytes = 0
+    for place, peer in enumerate(order):
+        num_bytes += len(ready[peer].payload) + _MEMBER_OVERHEAD_BYTES
+        if num_bytes > ROSTER_BYTES_MAX:
+            order = order[:place]
+            break
     return Roster(
         round_number, head, attempt, tuple(ready[peer] for peer in order), codec, chunk_elements
     )

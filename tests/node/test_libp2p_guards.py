@@ -192,6 +192,25 @@ def test_speaks_with_py_libp2ps_own_noise_and_yamux(dialler: Any, listener: Any)
     run(case)
 
 
+def test_frames_may_be_cut_anywhere() -> None:
+    async def case() -> None:
+        async with secured_pair() as (ours, theirs):
+            connection = YamuxConnection(ours, ours.get_remote_peer())
+            body = bytes(range(100))
+            async with running(connection):
+                for byte in _syn(2) + _data(2, body) + _data(2, b"") + _data(2, body):
+                    await theirs.write(bytes([byte]))
+                stream = await connection.accept_stream()
+                assert await stream.receive_exactly(200) == body * 2
+                await theirs.write(_data(2, body[:50]) + _data(2, body[50:]) + _data(2, body)[:30])
+                await theirs.write(_data(2, body)[30:] + HEADER.pack(0, 1, 4, 2, 0))
+                assert await stream.receive_exactly(200) == body * 2
+                with pytest.raises(MuxedStreamError):
+                    await stream.receive_exactly(1)
+
+    run(case)
+
+
 # -- defect 1: exceptions in stream handlers, and in gossip
 
 

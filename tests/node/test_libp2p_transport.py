@@ -87,7 +87,7 @@ def test_wildcard_listener_is_spelled_out_per_interface() -> None:
 def test_several_listeners() -> None:
     async def case() -> None:
         async with (
-            open_libp2p_transport(Identity.generate(), LOOPBACK * 1 + ["/ip6/::1/tcp/0"]) as server,
+            open_libp2p_transport(Identity.generate(), [*LOOPBACK, "/ip6/::1/tcp/0"]) as server,
             open_libp2p_transport(Identity.generate(), []) as client,
         ):
             assert [address.split("/")[1] for address in server.addresses()] == ["ip4", "ip6"]

@@ -1,0 +1,234 @@
+"""Gossamer's ring as one member of a measured all-reduce (see `_member`).
+
+Everything that a node uses in a round is the real thing: libp2p, gossip, the round machine and its
+driver, the ring's links, the arithmetic, the outer step and the votes. Only training, the run's
+history and the disk are left out: the vector is the work, and every repeat is a round of its own.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import trio
+from _member import Assignment, Channel, Checker, Usage, Vector, sleep_until, vector_of
+
+from gossamer.node.gossip import Gossip
+from gossamer.node.identity import Identity, verify
+from gossamer.node.libp2p_transport import open_libp2p_transport
+from gossamer.node.ring_link import RING_PROTOCOL, TokenHandler, serve_ring
+from gossamer.node.round_driver import RoundDriver
+from gossamer.node.transport import Stream, StreamClosed, Transport
+from gossamer.protocol.chain import Commit
+from gossamer.protocol.chunks import ChunkPlan, default_chunk_elements
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.messages import Ready, Roster, Signed, Statement, open_signed
+from gossamer.protocol.ring import Payload
+from gossamer.protocol.round import Parent, Round, RoundRules
+from gossamer.protocol.state import chunk_bytes
+from gossamer.protocol.tensor_codecs import codec
+from gossamer.trainer.outer import nesterov
+
+RUN_ID = digest_of(b"ring benchmark")
+CONNECT_SECONDS = 30.0
+TOKENS = 1000
+"""Everybody's weight: equal, so that the result is the mean."""
+
+
+class OuterStep:
+    """The arithmetic of a commit on a state of zeros: Nesterov and the digests of every chunk."""
+
+    def __init__(self, plan: ChunkPlan, codec_name: str) -> None:
+        self._plan = plan
+        self._codec = codec(codec_name)
+        self._zeros = np.zeros(plan.chunk_elements, np.float32)
+        self._parameters = np.empty(plan.chunk_elements, np.float32)
+        self._momentum = np.empty(plan.chunk_elements, np.float32)
+        self._chunk = ChunkPlan(plan.chunk_elements, plan.chunk_elements)
+        self.finals: Sequence[Payload] = ()
+        self.finished_seconds = 0.0
+        self.cost: dict[str, float] = {}
+        self.usage = Usage()
+
+    def begin(self) -> None:
+        """A new round: what it costs is counted from here."""
+        self.finals = ()
+        self.usage = Usage()
+
+    def __call__(self, _round: int, finals: Sequence[Payload]) -> Digest:
+        self.finished_seconds = time.monotonic()
+        self.cost = self.usage.so_far()
+        self.finals = finals
+        digests = []
+        for chunk, payload in enumerate(finals):
+            size = self._plan.elements_of(chunk)
+            zeros, parameters = self._zeros[:size], self._parameters[:size]
+            gradient = self._codec.decode(payload, size)
+            nesterov(zeros, zeros, gradient, 0.7, 0.9, parameters, self._momentum[:size])
+            for vector in (self._parameters, self._momentum):
+                digests.append(digest_of(chunk_bytes(vector, self._chunk, 0)))
+        return digest_of(*digests)
+
+    def result(self) -> Vector:
+        """The average."""
+        vector = np.empty(self._plan.num_elements, np.float32)
+        for chunk, payload in enumerate(self.finals):
+            part = self._plan.range_of(chunk)
+            self._codec.decode(payload, part.stop - part.start, vector[part])
+        return vector
+
+
+class Member:
+    """One peer."""
+
+    def __init__(self, channel: Channel, identity: Identity, transport: Transport) -> None:
+        self._channel = channel
+        self._assignment = channel.assignment
+        self._identity = identity
+        self._transport = transport
+        self._plan = _plan_of(self._assignment)
+        self._vector = vector_of(self._assignment.rank, self._assignment.num_elements)
+        self._outer_step = OuterStep(self._plan, self._assignment.codec)
+        self._driver: RoundDriver | None = None
+        self._others: list[PeerId] = []
+        self._gossip = Gossip(
+            transport,
+            identity,
+            RUN_ID,
+            on_statement=self._heard,
+            on_commit=self._heard_commit,
+            on_offence=self._offence,
+            randomness=random.Random(self._assignment.rank),
+        )
+        transport.handle(RING_PROTOCOL, self._serve)
+
+    async def run(self) -> None:
+        """Connects, then a round whenever `ring.py` says so."""
+        self._channel.say(address=self._transport.addresses()[0])
+        addresses = ((await self._hear()) or {})["addresses"]
+        self._others = sorted({PeerId(a.rsplit("/", 1)[1]) for a in addresses} - {self._me})
+        self._gossip.start()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._gossip.run)
+            for address in addresses[: self._assignment.rank]:
+                await self._transport.connect(address)
+            with trio.fail_after(CONNECT_SECONDS):
+                while self._transport.peers() != self._others:  # noqa: ASYNC110  # has no event
+                    await trio.sleep(0.05)
+            self._channel.say()
+            checker = Checker(self._assignment)
+            while (order := await self._hear()) is not None:
+                await self._round(order["repeat"])
+                self._channel.say(**checker.check(self._outer_step.result()))
+            nursery.cancel_scope.cancel()
+
+    async def _round(self, number: int) -> None:
+        head = digest_of(b"repeat", number.to_bytes(4, "big"))
+        self._gossip.board.keep(lambda _signed, _statement: False)
+        async with trio.open_nursery() as nursery:
+            driver = self._driver = self._new_driver(Parent(head, number, number, Ledger()))
+            nursery.start_soon(driver.run)
+            self._channel.say()
+            start_seconds = ((await self._hear()) or {})["start_seconds"]
+            self._outer_step.begin()
+            sent_before = self._bytes_sent()
+            await trio.to_thread.run_sync(sleep_until, start_seconds)
+            driver.ready(Ready(number + 1, head, TOKENS, 1, 0.0, ()))
+            while driver.machine.ring is None:
+                await driver.changed.wait()
+            ring_seconds = time.monotonic()
+            await driver.finished.wait()
+            self._channel.say(
+                finished_seconds=self._outer_step.finished_seconds,
+                ring_seconds=ring_seconds,
+                committed_seconds=time.monotonic(),
+                bytes_sent=self._bytes_sent() - sent_before,
+                **self._outer_step.cost,
+            )
+            await self._hear()
+
+    def _new_driver(self, parent: Parent) -> RoundDriver:
+        plan, codec_name = self._plan, self._assignment.codec
+        machine = Round(
+            me=self._me,
+            run_id=RUN_ID,
+            parent=parent,
+            rules=RoundRules(codec_name, plan.chunk_elements, plan.num_chunks, 30.0, 5.0),
+            sign=self._identity.sign,
+            verify=verify,
+        )
+        return RoundDriver(
+            machine,
+            me=self._me,
+            transport=self._transport,
+            gossip=self._gossip,
+            plan=plan,
+            pending=self._vector,
+            codec_name=codec_name,
+            compute=self._outer_step,
+            run_in_thread=trio.to_thread.run_sync,
+            on_offence=self._offence,
+            on_removed=_removed,
+            expected=lambda: self._others,
+        )
+
+    @property
+    def _me(self) -> PeerId:
+        return self._identity.peer_id
+
+    def _bytes_sent(self) -> int:
+        return self._transport.traffic().get(RING_PROTOCOL, (0, 0))[0]
+
+    async def _hear(self) -> dict[str, Any] | None:
+        return await trio.to_thread.run_sync(self._channel.hear)
+
+    # What comes from the others
+
+    def _heard(self, signed: Signed, statement: Statement) -> None:
+        if self._driver is not None:
+            self._driver.heard(signed, statement)
+
+    def _heard_commit(self, _peer: PeerId, commit: Commit) -> None:
+        if self._driver is not None:
+            self._driver.commit_received(commit)
+
+    def _offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        raise AssertionError(f"{peer} broke the protocol: {error}")
+
+    async def _serve(self, stream: Stream) -> None:
+        try:
+            await serve_ring(stream, self._greeted)
+        except StreamClosed:
+            await stream.reset()
+
+    async def _greeted(self, _peer: PeerId, envelope: Signed) -> TokenHandler | None:
+        statement = open_signed(envelope, RUN_ID, verify)
+        assert isinstance(statement, Roster)
+        assert self._driver is not None
+        return await self._driver.greeted(envelope, statement)
+
+
+def _removed(peer: PeerId, reason: str) -> None:
+    raise AssertionError(f"{peer} was removed from the ring: {reason}")
+
+
+def _plan_of(assignment: Assignment) -> ChunkPlan:
+    elements = assignment.chunk_elements or default_chunk_elements(assignment.num_elements)
+    return ChunkPlan(assignment.num_elements, elements)
+
+
+async def main() -> None:
+    channel = Channel()
+    identity = Identity.generate()
+    listen = [f"/ip4/{channel.assignment.host}/tcp/0"]
+    async with open_libp2p_transport(identity, listen) as transport:
+        await Member(channel, identity, transport).run()
+
+
+if __name__ == "__main__":
+    trio.run(main)

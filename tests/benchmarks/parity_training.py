@@ -1,0 +1,239 @@
+"""Training arms that need no network: the baselines of `parity.py`, and DiLoCo to tune settings.
+
+All arms read the same text in the same pieces: worker w of k has shards w, w + k, w + 2k ... of the
+corpus, and every step takes `sequences_per_step` sequences of each worker. So "the same tokens"
+is meant literally: synchronous training with k workers does a step on exactly the text on which the
+k workers of the other arms do their steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gossamer.node.draft import Draft
+from gossamer.node.founding import prepare_data
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig, ShardIndex
+from gossamer.trainer import evaluate as evaluation
+from gossamer.trainer.data import DataQueue, Tokens, load_shard
+from gossamer.trainer.device import choose_device
+from gossamer.trainer.local_round import LocalTrainer
+from gossamer.trainer.model import Decoder
+from gossamer.trainer.optimizer import AdamW
+from gossamer.trainer.outer import nesterov
+from gossamer.trainer.schedule import learning_rate_at
+
+CURVE_TOKENS = 65_536
+"""Held-out tokens of a point of the curve; the last point has all of them."""
+
+CURVE_POINTS = 16
+
+Rates = Callable[[int, int], tuple[float, float]]
+"""(round, contributors) to (outer learning rate, momentum), as `OuterConfig.rates_of`."""
+
+
+@dataclass
+class Curve:
+    """Held-out loss in nats per token over the inner steps of one worker."""
+
+    steps: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    tokens: int = 0
+    """Trained by all workers together."""
+    rounds: int = 0
+    """Outer rounds; 0 where there are none."""
+
+    def add(self, step: int, loss: float) -> None:
+        self.steps.append(step)
+        self.losses.append(loss)
+
+    @property
+    def final(self) -> float:
+        """Loss at the end, on all held-out text."""
+        return self.losses[-1]
+
+
+@dataclass(frozen=True)
+class Text:
+    """A corpus as shards on disk."""
+
+    folder: Path
+    index: ShardIndex
+    token_bytes: int
+    bytes_per_token: float
+    """Of held-out text, to write losses as bits per byte."""
+
+    def path_of(self, digest: bytes) -> str:
+        return str(self.folder / digest.hex())
+
+    def queue(self, model: ModelConfig, worker: int, num_workers: int) -> DataQueue:
+        """The sequences of one worker, in order."""
+        queue = DataQueue(model.context, self.token_bytes, model.vocabulary)
+        for number in range(worker, len(self.index.shards), num_workers):
+            shard = self.index.shards[number]
+            queue.push(number, self.path_of(shard.digest), 0, shard.num_tokens)
+        return queue
+
+    def heldout(self, vocabulary: int) -> Iterator[Tokens]:
+        for shard in self.index.heldout:
+            yield load_shard(self.path_of(shard.digest), self.token_bytes, vocabulary)
+
+
+def prepare_text(draft: Draft, folder: Path) -> Text:
+    """Cuts the draft's corpus (by default the standard library's sources) into shards on disk."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def put(data: bytes) -> Digest:
+        digest = digest_of(data)
+        (folder / digest.hex()).write_bytes(data)
+        return digest
+
+    data = prepare_data(draft, (), put=put)
+    return text_of(folder, data.index, data.config.token_bytes, data.config.tokenizer_digest)
+
+
+def text_of(folder: Path, index: ShardIndex, token_bytes: int, tokenizer_digest: bytes) -> Text:
+    """Shards that lie in `folder` under their digests."""
+    text = Text(folder, index, token_bytes, 1.0)
+    if not tokenizer_digest:
+        return text
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / tokenizer_digest.hex()))
+    shards = list(text.heldout(2**20))
+    num_bytes = sum(len(tokenizer.decode(shard.tolist()).encode()) for shard in shards)
+    return Text(folder, index, token_bytes, num_bytes / sum(map(len, shards)))
+
+
+class Heldout:
+    """Evaluates flat parameters on held-out text."""
+
+    def __init__(self, text: Text, model: ModelConfig) -> None:
+        self._model = model
+        self._device = choose_device("cpu")
+        self._decoder = Decoder(model)
+        self._shards = list(text.heldout(model.vocabulary))
+
+    @torch.no_grad()
+    def loss(self, parameters: np.ndarray, tokens_max: int = 2**62) -> float:
+        """Nats per token. parameters: (num_parameters,)"""
+        self._decoder.flat.copy_(torch.from_numpy(parameters))
+        batches = evaluation.batches_of(self._shards, self._model.context, 64, tokens_max)
+        loss, _ = evaluation.evaluate(self._decoder, self._device, batches)
+        return loss
+
+
+def synchronous(
+    text: Text,
+    model: ModelConfig,
+    inner: InnerConfig,
+    num_workers: int,
+    seed: int,
+    *,
+    data_workers: int | None = None,
+) -> Curve:
+    """Plain AdamW; every step has the batches of `num_workers` workers. With one: a worker alone.
+
+    Written without `LocalTrainer`, so that "one peer alone equals plain AdamW" says something.
+
+    Args:
+        data_workers: into how many streams the text is dealt; by default `num_workers`.
+    """
+    heldout, curve = Heldout(text, model), Curve()
+    decoder = Decoder(model)
+    decoder.initialise(seed)
+    parameters = list(decoder.parameters())
+    optimizer = AdamW(parameters, inner)
+    queues = [text.queue(model, w, data_workers or num_workers) for w in range(num_workers)]
+    num_targets = num_workers * inner.sequences_per_step * model.context
+    every = max(1, inner.total_steps // CURVE_POINTS)
+    for step in range(inner.total_steps):
+        for queue in queues:
+            batch = queue.take(inner.sequences_per_step)
+            assert batch is not None, "the corpus is too small for so many steps"
+            loss = decoder.loss_sum(torch.from_numpy(batch.sequences)) / num_targets
+            loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(parameters, inner.clip_norm)
+        optimizer.step(learning_rate_at(step, inner))
+        for parameter in parameters:
+            parameter.grad = None
+        if (step + 1) % every == 0 and step + 1 < inner.total_steps:
+            curve.add(step + 1, heldout.loss(decoder.flat.numpy(), CURVE_TOKENS))
+    curve.add(inner.total_steps, heldout.loss(decoder.flat.detach().numpy()))
+    curve.tokens = num_targets * inner.total_steps
+    return curve
+
+
+def rounds_of(outer: OuterConfig, total_steps: int) -> int:
+    """Rounds that together have at least `total_steps` inner steps."""
+    number = 1
+    while outer.first_inner_step_of(number + 1) < total_steps:
+        number += 1
+    return number
+
+
+def local_rounds(
+    text: Text,
+    model: ModelConfig,
+    inner: InnerConfig,
+    outer: OuterConfig,
+    num_workers: int,
+    seed: int,
+    rates: Rates,
+    *,
+    steps_of: Sequence[int] | None = None,
+) -> Curve:
+    """Workers that train rounds by themselves and take outer steps together, in one process.
+
+    The same arithmetic as in a swarm with codec fp32: `LocalTrainer`, the average weighted with
+    tokens, `nesterov`.
+
+    Args:
+        steps_of: Part of the round's steps that each worker does, in percent (slow workers).
+    """
+    heldout, curve = Heldout(text, model), Curve()
+    size = model.num_parameters
+    theta, momentum = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    pendings = [np.zeros(size, np.float32) for _ in range(num_workers)]
+    trainers = [
+        LocalTrainer(
+            model, inner, seed=seed, base=theta, pending=p, token_bytes=text.token_bytes, device="cpu"
+        )
+        for p in pendings
+    ]
+    for worker, trainer in enumerate(trainers):
+        for number in range(worker, len(text.index.shards), num_workers):
+            shard = text.index.shards[number]
+            trainer.push(number, text.path_of(shard.digest), 0, shard.num_tokens)
+    trainers[0].genesis()
+    num_rounds = rounds_of(outer, inner.total_steps)
+    every, next_point = max(1, inner.total_steps // CURVE_POINTS), 0
+    for number in range(1, num_rounds + 1):
+        first = outer.first_inner_step_of(number)
+        steps = min(outer.inner_steps_of(number), inner.total_steps - first)
+        tokens = []
+        for worker, trainer in enumerate(trainers):
+            mine = max(1, steps * steps_of[worker] // 100) if steps_of else steps
+            trainer.begin(number, first, mine, math.inf)
+            for _ in range(mine):
+                assert trainer.step() is not None, "the corpus is too small for so many steps"
+            tokens.append(trainer.finish().tokens)
+        gradient = np.zeros(size, np.float32)
+        for pending, weight in zip(pendings, tokens, strict=True):
+            gradient += pending * np.float32(weight / sum(tokens))
+            pending[:] = 0.0
+        rate, mu = rates(number, num_workers)
+        nesterov(theta, momentum, gradient, rate, mu, theta, momentum)
+        curve.tokens += sum(tokens)
+        if number < num_rounds and first + steps >= next_point + every:
+            next_point = first + steps
+            curve.add(first + steps, heldout.loss(theta, CURVE_TOKENS))
+    curve.rounds = num_rounds
+    curve.add(inner.total_steps, heldout.loss(theta))
+    return curve

@@ -1,0 +1,361 @@
+"""How fast is the ring? Gossamer's all-reduce among N processes, beside gloo's and hivemind's.
+
+    python tests/benchmarks/ring.py --elements 50000000 --with-gloo --with-hivemind
+    sudo python tests/benchmarks/ring.py --elements 10000000 --mbit 100 --with-gloo
+
+Every member is a process of its own. With `--mbit` each of them sits in its own network namespace
+behind a line of that rate in each direction (`tc tbf`), else they share the loopback. All systems
+take turns, one all-reduce each, so that other load on the machine meets them alike; the first turn
+warms up and does not count. The result of every turn is compared with numpy's mean and between the
+members.
+
+Columns:
+    seconds    from the common start to the moment when the last member has the whole average:
+               median (fastest to slowest). Gossamer's includes gathering the ring by gossip;
+               hivemind's matchmaking is done before.
+    algorithm  the vector's fp32 bytes / seconds
+    line       limit / seconds, with the limit 2 (N-1)/N * encoded bytes / rate
+    CPU        processor seconds of all members / gigabytes (1e9) they sent
+    memory     the largest member's peak resident memory, with its vector
+
+hivemind needs numpy < 2.3, so it runs in a virtual environment of its own. `--with-hivemind` makes
+one in a temporary folder; one that exists is given as `--with-hivemind ENVIRONMENT/bin/python`:
+
+    python -m venv ENVIRONMENT
+    ENVIRONMENT/bin/pip install hivemind==1.1.12 "numpy<2.3" torch==2.13.0
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from _member import Assignment, encode_assignment
+from _netns import LINE, ShapedLines
+from rich.console import Console
+from rich.table import Table
+
+from gossamer.protocol.chunks import default_chunk_elements
+from gossamer.protocol.limits import CHUNK_ELEMENTS_MAX, CHUNK_ELEMENTS_MIN
+from gossamer.protocol.tensor_codecs import codec, codec_names
+
+HERE = Path(__file__).parent
+ANSWER_SECONDS = 600.0
+START_SECONDS = 0.3
+"""Between the word and the common start: every member has heard it by then."""
+
+HIVEMIND = ("hivemind==1.1.12", "numpy<2.3", "torch==2.13.0")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One all-reduce of one system."""
+
+    seconds: float
+    cpu_seconds: float
+    rss_bytes: int
+    bytes_sent: int
+    error: float
+    magnitude: float
+    identical: bool
+    ring_seconds: float | None
+    committed_seconds: float | None
+
+
+class Member:
+    """One member's process and the conversation with it (see `_member`)."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], assignment: Assignment, log: Path
+    ) -> None:
+        self._name = name
+        self._log = log
+        with open(log, "wb") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        self._send(encode_assignment(assignment))
+
+    def say(self, **message: Any) -> None:
+        self._send(json.dumps(message) + "\n")
+
+    def hear(self) -> dict[str, Any]:
+        """The member's answer; SystemExit with its log if it has none to give."""
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], ANSWER_SECONDS)
+        line = self._process.stdout.readline() if ready else b""
+        if not line:
+            self._fail("ended" if ready else f"gave no answer in {ANSWER_SECONDS:.0f} s")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def end(self, patience_seconds: float = 10.0) -> None:
+        """End of input, and if that does not help SIGKILL to it and its children."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_seconds)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _send(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._fail("ended")
+
+    def _fail(self, what: str) -> NoReturn:
+        tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-30:])
+        raise SystemExit(f"{self._name} {what}; the end of its log:\n{tail}")
+
+
+@dataclass
+class System:
+    """One way to average, and what was measured of it."""
+
+    name: str
+    script: str
+    python: str
+    codec: str
+    members: list[Member] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+
+    def start(self, options: argparse.Namespace, lines: ShapedLines | None, logs: Path) -> None:
+        """Starts its members and connects them."""
+        for rank in range(options.peers):
+            assignment = Assignment(
+                rank=rank,
+                num_members=options.peers,
+                num_elements=options.elements,
+                codec=self.codec,
+                chunk_elements=options.chunk_elements,
+                host=lines.host(rank) if lines else "127.0.0.1",
+                interface=LINE if lines else "lo",
+            )
+            prefix = lines.prefix(rank) if lines else []
+            command = [*prefix, self.python, str(HERE / self.script)]
+            log = logs / f"{self.script}.{rank}.log"
+            self.members.append(Member(f"{self.name} member {rank}", command, assignment, log))
+        addresses = [answer["address"] for answer in self._hear_all()]
+        self._say_all(addresses=addresses)
+        self._hear_all()
+
+    def turn(self, number: int, num_elements: int) -> Turn:
+        """One all-reduce."""
+        self._say_all(repeat=number)
+        self._hear_all()
+        start = time.monotonic() + START_SECONDS
+        self._say_all(start_seconds=start)
+        answers = self._hear_all()
+        self._say_all(check=True)
+        checks = self._hear_all()
+
+        def latest(key: str) -> float | None:
+            return max(a[key] for a in answers) - start if key in answers[0] else None
+
+        seconds = latest("finished_seconds")
+        assert seconds is not None
+        return Turn(
+            seconds=seconds,
+            cpu_seconds=sum(answer["cpu_seconds"] for answer in answers),
+            rss_bytes=max(answer["rss_bytes"] for answer in answers),
+            bytes_sent=sum(
+                answer.get("bytes_sent", ideal_bytes(self.codec, num_elements, len(answers)))
+                for answer in answers
+            ),
+            error=checks[0]["error"],
+            magnitude=checks[0]["magnitude"],
+            identical=len({check["digest"] for check in checks}) == 1,
+            ring_seconds=latest("ring_seconds"),
+            committed_seconds=latest("committed_seconds"),
+        )
+
+    def end(self) -> None:
+        for member in self.members:
+            member.end()
+
+    def _say_all(self, **message: Any) -> None:
+        for member in self.members:
+            member.say(**message)
+
+    def _hear_all(self) -> list[dict[str, Any]]:
+        return [member.hear() for member in self.members]
+
+
+def ideal_bytes(codec_name: str, num_elements: int, num_members: int) -> float:
+    """What every member sends in a ring or a scatter-gather without any waste."""
+    encoded = codec(codec_name).encoded_bytes(num_elements)
+    return 2 * (num_members - 1) / num_members * encoded
+
+
+def error_max(codec_name: str, num_members: int, magnitude: float) -> float:
+    """What rounding may amount to: once a member, and once for the average.
+
+    Of a partial sum, whose largest magnitude is not that of the mean: hence the factor 4.
+    """
+    step = {"fp32": 2.0**-24, "fp16": 2.0**-11}[codec_name]
+    return 4 * (num_members + 1) * step * magnitude
+
+
+# The whole
+
+
+def measure(options: argparse.Namespace, systems: Sequence[System], console: Console) -> None:
+    """Fills in the systems' turns."""
+    with contextlib.ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-ring-")))
+        lines = stack.enter_context(network(options))
+        for system in systems:
+            stack.callback(system.end)
+            console.log(f"starting {options.peers} members of {system.name}")
+            system.start(options, lines, logs)
+        for number in range(options.repeats + 1):
+            for system in systems:
+                turn = system.turn(number, options.elements)
+                what = "warm-up" if number == 0 else f"turn {number}"
+                console.log(f"{system.name}: {what} {turn.seconds:.2f} s")
+                if number:
+                    system.turns.append(turn)
+
+
+@contextlib.contextmanager
+def network(options: argparse.Namespace) -> Iterator[ShapedLines | None]:
+    """Shaped lines if they are wanted, else the loopback."""
+    if options.mbit is None:
+        yield None
+        return
+    with ShapedLines(options.peers, options.mbit) as lines:
+        yield lines
+
+
+def table_of(options: argparse.Namespace, systems: Sequence[System]) -> Table:
+    line = "loopback" if options.mbit is None else f"{options.mbit:g} Mbit/s a member"
+    table = Table(
+        title=f"{options.peers} members, {options.elements:,} fp32 elements, {line}, "
+        f"median of {options.repeats}"
+    )
+    table.add_column("system")
+    for header in ("seconds", "algorithm MB/s", "line", "CPU s/GB", "memory MB", "error"):
+        table.add_column(header, justify="right")
+    table.add_column("same bits")
+    for system in systems:
+        table.add_row(*row_of(options, system))
+    return table
+
+
+def row_of(options: argparse.Namespace, system: System) -> list[str]:
+    turns = system.turns
+    seconds = [turn.seconds for turn in turns]
+    median = statistics.median(seconds)
+    share = "-"
+    if options.mbit is not None:
+        encoded = ideal_bytes(system.codec, options.elements, options.peers)
+        share = f"{encoded / (options.mbit * 1e6 / 8) / median:.1%}"
+    cpu = statistics.median(turn.cpu_seconds / (turn.bytes_sent / 1e9) for turn in turns)
+    return [
+        f"{system.name} {system.codec}",
+        f"{median:.2f} ({min(seconds):.2f}-{max(seconds):.2f})",
+        f"{4 * options.elements / median / 1e6:.0f}",
+        share,
+        f"{cpu:.2f}",
+        f"{max(turn.rss_bytes for turn in turns) / 1e6:.0f}",
+        f"{max(turn.error for turn in turns):.1e}",
+        "yes" if all(turn.identical for turn in turns) else "no",
+    ]
+
+
+def problems_of(system: System, num_members: int) -> list[str]:
+    """What Gossamer's ring got wrong."""
+    problems = []
+    for turn in system.turns:
+        if not turn.identical:
+            problems.append("the members' results differ")
+        if not turn.error <= error_max(system.codec, num_members, turn.magnitude):
+            problems.append(f"the result is off by {turn.error}")
+    return problems
+
+
+def hivemind_python(wanted: str, stack: contextlib.ExitStack, console: Console) -> str:
+    """The interpreter that has hivemind; makes a virtual environment if none is given."""
+    if wanted:
+        return wanted
+    root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-hivemind-")))
+    console.log(f"installing {', '.join(HIVEMIND)} in {root}")
+    subprocess.run([sys.executable, "-m", "venv", str(root)], check=True)
+    python = str(root / "bin" / "python")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", *HIVEMIND], check=True)
+    return python
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--elements", type=int, default=10_000_000)
+    parser.add_argument("--codec", choices=codec_names(), default="fp32")
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--mbit", type=float, help="each member's line, both directions")
+    parser.add_argument("--chunk-elements", type=int, help="of a chunk; default: a run's default")
+    parser.add_argument("--with-gloo", action="store_true")
+    parser.add_argument("--with-hivemind", nargs="?", const="", metavar="PYTHON")
+    options = parser.parse_args(arguments)
+    if options.peers < 2 or options.elements < options.peers or options.repeats < 1:
+        parser.error("at least two peers, an element each, and one repeat")
+    if options.chunk_elements is None:
+        options.chunk_elements = default_chunk_elements(options.elements)
+    if not CHUNK_ELEMENTS_MIN <= options.chunk_elements <= CHUNK_ELEMENTS_MAX:
+        parser.error(f"--chunk-elements: {CHUNK_ELEMENTS_MIN} to {CHUNK_ELEMENTS_MAX}")
+    return options
+
+
+def main() -> int:
+    options = parse_arguments()
+    console = Console()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is cleaned up
+    gossamer = System("Gossamer", "_ring_gossamer.py", sys.executable, options.codec)
+    systems = [gossamer]
+    with contextlib.ExitStack() as stack:
+        if options.with_gloo:
+            systems.append(System("gloo", "_ring_gloo.py", sys.executable, "fp32"))
+        if options.with_hivemind is not None:
+            python = hivemind_python(options.with_hivemind, stack, console)
+            systems.append(System("hivemind", "_ring_hivemind.py", python, options.codec))
+        measure(options, systems, console)
+    console.print(table_of(options, systems))
+    gather = statistics.median(turn.ring_seconds or 0.0 for turn in gossamer.turns)
+    commit = statistics.median(turn.committed_seconds or 0.0 for turn in gossamer.turns)
+    console.print(
+        f"Gossamer: chunks of {options.chunk_elements:,} elements; the ring was formed after "
+        f"{gather:.2f} s, the round committed after {commit:.2f} s (medians)"
+    )
+    problems = problems_of(gossamer, options.peers)
+    for problem in problems:
+        console.print(f"[red]wrong:[/red] {problem}")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,535 @@
+"""The whole node, over the transport in memory and in virtual time, with a trainer of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import trio
+import zstandard
+
+from gossamer.node.blocks import BlockStore
+from gossamer.node.config import Settings
+from gossamer.node.daemon import Node
+from gossamer.node.identity import Identity
+from gossamer.node.memory_transport import MemoryNetwork, run_simulated
+from gossamer.node.participant import Participant
+from gossamer.node.state_dir import StateDir
+from gossamer.protocol.chain import Header
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.manifest import (
+    DataConfig,
+    InnerConfig,
+    Manifest,
+    ModelConfig,
+    OuterConfig,
+    RoundConfig,
+    ShardIndex,
+    ShardInfo,
+    SignedManifest,
+    encode_index,
+    encode_manifest,
+    require_valid,
+    signing_bytes,
+)
+from gossamer.protocol.state import genesis_digest_of
+from gossamer.trainer import messages
+
+T = TypeVar("T")
+STEP_SECONDS = 0.1
+SHARD_TOKENS = 512
+
+MODEL = ModelConfig(
+    num_layers=1,
+    width=16,
+    num_heads=2,
+    num_kv_heads=1,
+    hidden_width=16,
+    vocabulary=256,
+    context=16,
+    tied_embeddings=True,
+)
+
+
+def initial_weights(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(MODEL.num_parameters).astype(np.float32)
+
+
+class NumbersTrainer:
+    """Trains towards a target of its own, a step every `STEP_SECONDS` of virtual time."""
+
+    step_seconds = STEP_SECONDS
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        settings: Settings,
+        optimizer_path: str,
+        *,
+        on_step: Callable[[messages.Step], None],
+        on_need: Callable[[int], None],
+        on_restart: Callable[[str], None],
+        on_configured: Callable[[messages.Configured], None],
+    ) -> None:
+        self._manifest = manifest
+        self._on_step = on_step
+        self._on_need = on_need
+        self.base = np.zeros(MODEL.num_parameters, dtype=np.float32)
+        self.pending = np.zeros(MODEL.num_parameters, dtype=np.float32)
+        self._queue: list[list[int]] = []
+        self._queued = trio.Event()
+        self._stop = False
+        self._target = initial_weights(hash(optimizer_path) % 1000)
+
+    async def run(self) -> None:
+        await trio.sleep_forever()
+
+    async def genesis(self) -> None:
+        self.base[:] = initial_weights(self._manifest.seed)
+
+    async def train(
+        self, round_number: int, first_step: int, steps: int, seconds: float
+    ) -> messages.Finished:
+        start = self.base.copy()
+        local = start.copy()
+        spans: list[tuple[int, int, int]] = []
+        tokens = done = 0
+        self._stop = False
+        wanted = self._manifest.inner.sequences_per_step * MODEL.context
+        deadline = trio.current_time() + seconds
+        while done < steps and not self._stop and trio.current_time() < deadline:
+            while not self._queue and not self._stop and trio.current_time() < deadline:
+                self._on_need(0)
+                with trio.move_on_after(STEP_SECONDS):
+                    await self._queued.wait()
+                    self._queued = trio.Event()
+            if not self._queue:
+                break
+            await trio.sleep(self.step_seconds)
+            left = wanted
+            while left and self._queue:
+                head = self._queue[0]
+                taken = min(left, head[2] - head[1])
+                spans.append((head[0], head[1], head[1] + taken))
+                head[1] += taken
+                left -= taken
+                if head[1] == head[2]:
+                    self._queue.pop(0)
+            local += np.float32(0.1) * (self._target - local)
+            tokens += wanted - left
+            loss = float(np.square(local).mean())
+            self._on_step(
+                messages.Step(
+                    round=round_number,
+                    step=first_step + done,
+                    loss=loss,
+                    tokens=wanted - left,
+                    seconds=self.step_seconds,
+                    gradient_norm=1.0,
+                    learning_rate=0.1,
+                    skipped=False,
+                )
+            )
+            done += 1
+        self.pending += start - local
+        return messages.Finished(
+            round=round_number,
+            steps=done,
+            tokens=tokens,
+            spans=tuple(spans),
+            loss_mean=1.0 if tokens else math.nan,
+            seconds=done * self.step_seconds,
+        )
+
+    async def stop(self) -> None:
+        self._stop = True
+
+    async def queue(self, shard: int, path: str, start: int, stop: int) -> None:
+        content = zstandard.ZstdDecompressor().decompress(Path(path).read_bytes())
+        assert len(content) == 2 * SHARD_TOKENS
+        self._queue.append([shard, start, stop])
+        self._queued.set()
+
+    async def forget(self) -> None:
+        self._queue.clear()
+
+    async def evaluate(self, paths: Sequence[str], tokens_max: int) -> messages.Evaluated | None:
+        return messages.Evaluated(loss=float(np.square(self.base).mean()), tokens=1)
+
+    async def suspend(self) -> None:
+        self._queue.clear()
+
+    def resume(self) -> None:
+        pass
+
+    async def save(self) -> None:
+        pass
+
+
+class SlowTrainer(NumbersTrainer):
+    step_seconds = 10 * STEP_SECONDS
+
+
+async def in_no_thread(function: Callable[[], T], /) -> T:
+    """A thread would not be seen by the virtual clock."""
+    await trio.lowlevel.checkpoint()
+    return function()
+
+
+def found(tmp_path: Path, *, codec: str = "fp32", num_shards: int = 64) -> tuple[
+    Identity, SignedManifest, list[bytes]
+]:
+    """A founder with a signed manifest, and the run's blocks."""
+    identity = Identity.generate()
+    blocks: list[bytes] = []
+    shards: list[ShardInfo] = []
+    for number in range(num_shards + 1):
+        tokens = np.full(SHARD_TOKENS, number % 250, dtype="<u2").tobytes()
+        data = zstandard.ZstdCompressor().compress(tokens)
+        blocks.append(data)
+        shards.append(ShardInfo(digest_of(data), SHARD_TOKENS, len(data)))
+    index = encode_index(ShardIndex(shards=tuple(shards[:-1]), heldout=tuple(shards[-1:])))
+    blocks.append(index)
+    manifest = require_valid(
+        Manifest(
+            version=1,
+            name="numbers",
+            founder=identity.peer_id,
+            created_unix_seconds=0,
+            sync="diloco",
+            model=MODEL,
+            inner=InnerConfig(
+                learning_rate=0.1,
+                warmup_steps=0,
+                total_steps=1000,
+                final_fraction=0.1,
+                beta1=0.9,
+                beta2=0.95,
+                epsilon=1e-8,
+                weight_decay=0.0,
+                clip_norm=1.0,
+                sequences_per_step=2,
+            ),
+            outer=OuterConfig(
+                inner_steps=4,
+                learning_rate=0.7,
+                momentum=0.5,
+                warmup_rounds=1,
+                warmup_inner_steps=2,
+                codec=codec,  # type: ignore[arg-type]
+                chunk_elements=1024,
+            ),
+            rounds=RoundConfig(
+                round_seconds=30.0,
+                gather_seconds=3.0,
+                attempt_seconds=1.0,
+                stale_rounds=5,
+                checkpoint_rounds=3,
+            ),
+            data=DataConfig(
+                tokenizer="bytes",
+                tokenizer_digest=b"",
+                token_bytes=2,
+                index_digest=digest_of(index),
+                num_shards=num_shards,
+                num_tokens=num_shards * SHARD_TOKENS,
+                heldout_tokens=SHARD_TOKENS,
+            ),
+            seed=7,
+            genesis_digest=genesis_digest_of(initial_weights(7), 1024),
+            admission="open",
+            allowed=(),
+        )
+    )
+    signature = identity.sign(signing_bytes(manifest.run_id))
+    return identity, SignedManifest(manifest=encode_manifest(manifest), signature=signature), blocks
+
+
+@dataclass
+class World:
+    """Nodes of one run in one network in memory."""
+
+    root: Path
+    seed: int
+    codec: str = "fp32"
+    nodes: dict[str, Node] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.network = MemoryNetwork(self.seed)
+        self.founder, self.signed, self._blocks = found(self.root, codec=self.codec)
+        self._identities = {"a": self.founder}
+        self._scopes: dict[str, trio.CancelScope] = {}
+
+    def identity(self, name: str) -> Identity:
+        return self._identities.setdefault(name, Identity.generate())
+
+    async def run(
+        self,
+        name: str,
+        seeds: Sequence[str] = (),
+        trainer: type[NumbersTrainer] = NumbersTrainer,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """One life of a node; `seeds` are names of nodes that run already."""
+        identity = self.identity(name)
+        state_dir = StateDir(self.root / name)
+        with trio.CancelScope() as scope, state_dir.locked():
+            self._scopes[name] = scope
+            store = BlockStore(state_dir.blocks_path, 2**30)
+            if name == "a":
+                for block in self._blocks:
+                    store.put(block)
+            async with AsyncExitStack() as stack:
+                transport = await stack.enter_async_context(self.network.transport(identity))
+                bootstrap = tuple(
+                    address
+                    for seed in seeds
+                    for address in self.network.get(self.identity(seed).peer_id).addresses()
+                )
+                node = Node(
+                    Settings(state_dir=state_dir.root),
+                    state_dir,
+                    identity,
+                    store,
+                    transport,
+                    self.signed,
+                    bootstrap,
+                    make_trainer=trainer,
+                    run_in_thread=in_no_thread,
+                    serves_http=False,
+                )
+                self.nodes[name] = node
+                task_status.started()
+                await node.run()
+
+    def crash(self, name: str) -> None:
+        """As SIGKILL: nothing more is done, and the connections break."""
+        self.network.kill(self.identity(name).peer_id)
+        self._scopes[name].cancel()
+
+    def participant(self, name: str) -> Participant:
+        participant = self.nodes[name].participant
+        assert participant is not None
+        return participant
+
+    def round(self, name: str) -> int:
+        node = self.nodes[name].participant
+        return node.committed.entry.round if node is not None else 0
+
+    async def reach(self, round_number: int, *names: str, seconds: float = 120.0) -> None:
+        with trio.fail_after(seconds):
+            while any(self.round(name) < round_number for name in names):
+                await trio.sleep(0.05)
+
+    def path(self, name: str) -> list[Digest]:
+        committed = self.participant(name).committed
+        path = committed.chain.path_between(committed.chain.genesis, committed.head)
+        assert path is not None
+        return path
+
+    def assert_one_chain(self, *names: str) -> None:
+        """All are on one chain, and whoever is at the same round has the same state."""
+        paths = [self.path(name) for name in names]
+        shortest = min(len(path) for path in paths)
+        assert len({tuple(path[:shortest]) for path in paths}) == 1
+        states: dict[Digest, bytes] = {}
+        for name in names:
+            committed = self.participant(name).committed
+            assert committed.index is not None
+            assert committed.index.digest == committed.entry.state_digest
+            content = committed.parameters.tobytes() + committed.momentum.tobytes()
+            assert states.setdefault(committed.head, content) == content
+
+
+def simulate(world: World, story: Callable[[trio.Nursery], object]) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await story(nursery)  # type: ignore[misc]
+            nursery.cancel_scope.cancel()
+
+    run_simulated(main, world.seed)
+
+
+def assert_every_token_counted_once(headers: Sequence[Header]) -> None:
+    """Every shard was consumed without a gap or an overlap, and all tokens are accounted."""
+    counted: dict[int, int] = {}
+    for header in headers:
+        assert sum(span.stop - span.start for span in header.spans) == header.tokens
+        for span in header.spans:
+            assert span.start == counted.get(span.shard, 0), "gap or overlap in a shard"
+            counted[span.shard] = span.stop
+    assert sum(counted.values()) == headers[-1].tokens_total
+
+
+def test_one_peer_commits_alone_and_a_second_joins_at_the_next_round(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=1)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await world.reach(4, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await world.reach(12, "a", "b")
+        world.assert_one_chain("a", "b")
+        chain = world.participant("a").committed.chain
+        rings = [len(chain.header(head).members) for head in world.path("a")]
+        assert rings[0] == 1
+        assert rings[-1] == 2
+        assert rings == sorted(rings)
+
+    simulate(world, story)
+
+
+def test_four_peers_share_every_round_and_consume_every_token_once(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=2)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        for name in "bcd":
+            await nursery.start(world.run, name, ["a"])
+        await world.reach(15, *"abcd")
+        world.assert_one_chain(*"abcd")
+        chain = world.participant("a").committed.chain
+        headers = [chain.header(head) for head in world.path("a")]
+        assert len(headers[-1].members) == 4
+        assert_every_token_counted_once(headers)
+        for name in "abcd":
+            account = world.participant(name).work.account
+            assert account.trained == account.committed + account.dropped + account.carried
+            assert account.dropped == 0
+
+    simulate(world, story)
+
+
+def test_a_crash_in_the_ring_does_not_stop_the_round(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=3)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        for name in "bcd":
+            await nursery.start(world.run, name, ["a"])
+        await world.reach(5, *"abcd")
+        with trio.fail_after(60):
+            while world.participant("c").phase != "averaging":
+                await trio.sleep(0.001)
+        before = world.round("a")
+        world.crash("c")
+        await world.reach(before + 3, *"abd", seconds=30)
+        world.assert_one_chain(*"abd")
+        await nursery.start(world.run, "c", ["b"])
+        await world.reach(before + 8, *"abcd")
+        world.assert_one_chain(*"abcd")
+
+    simulate(world, story)
+
+
+def test_the_seed_may_go_and_newcomers_join_by_anybody(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=4)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await nursery.start(world.run, "c", ["a"])
+        # Everything that newcomers need is with b and c by now; only claimed shards are.
+        await world.reach(6, *"abc")
+        with trio.fail_after(60):
+            while world.identity("c").peer_id not in world.participant("b").swarm.living():
+                await trio.sleep(0.1)
+        world.crash("a")
+        await nursery.start(world.run, "d", ["c"])
+        await world.reach(12, *"bcd")
+        world.assert_one_chain(*"bcd")
+
+    simulate(world, story)
+
+
+def test_all_crash_and_go_on_from_their_disks(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=5, codec="fp16")
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await nursery.start(world.run, "c", ["a"])
+        await world.reach(7, *"abc")
+        reached = min(world.round(name) for name in "abc")
+        head = world.path("a")[reached - 1]
+        for name in "abc":
+            world.crash(name)
+        await trio.sleep(1.0)
+        await nursery.start(world.run, "c")
+        await nursery.start(world.run, "a", ["c"])
+        await nursery.start(world.run, "b", ["c"])
+        await world.reach(reached + 5, *"abc")
+        world.assert_one_chain(*"abc")
+        assert world.path("b")[reached - 1] == head
+
+    simulate(world, story)
+
+
+def test_a_slow_peer_is_cut_off_in_time_and_its_work_counts(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=6)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await nursery.start(world.run, "slow", ["a"], SlowTrainer)
+        await world.reach(10, "a", "b", "slow")
+        world.assert_one_chain("a", "b", "slow")
+        chain = world.participant("a").committed.chain
+        header = chain.header(world.path("a")[-1])
+        tokens = {member.peer_id: member.tokens for member in header.members}
+        slow = tokens[world.identity("slow").peer_id]
+        assert 0 < slow < tokens[world.identity("b").peer_id]
+
+    simulate(world, story)
+
+
+def test_paused_peers_follow_and_resume(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=7)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await world.reach(4, "a", "b")
+        world.participant("b").pause()
+        with trio.fail_after(30):
+            while world.participant("b").phase != "paused":
+                await trio.sleep(0.1)
+        paused_at = world.round("b")
+        await world.reach(paused_at + 4, "a", "b")
+        world.participant("b").resume()
+        resumed_at = world.round("b")
+        await world.reach(resumed_at + 4, "a", "b")
+        world.assert_one_chain("a", "b")
+        account = world.participant("b").work.account
+        assert account.carried == 0 or world.participant("b").phase != "training"
+
+    simulate(world, story)
+
+
+def test_leaving_is_orderly(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=8)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        left = trio.Event()
+
+        async def run_b(task_status: trio.TaskStatus[None]) -> None:
+            await world.run("b", ["a"], task_status=task_status)
+            left.set()
+
+        await nursery.start(run_b)
+        await world.reach(4, "a", "b")
+        world.nodes["b"].leave()
+        with trio.fail_after(40):
+            await left.wait()
+        account = world.participant("b").work.account
+        assert account.carried == 0, "its last work was handed over"
+        before = world.round("a")
+        await world.reach(before + 3, "a", seconds=20)
+
+    simulate(world, story)

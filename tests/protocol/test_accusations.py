@@ -1,0 +1,114 @@
+"""Who is out of a ring."""
+
+from __future__ import annotations
+
+from builders import peers
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol.accusations import Accusations
+
+A, B, C, D = MEMBERS = peers(4)
+
+
+def test_the_word_of_a_member_puts_another_out() -> None:
+    seen = Accusations(MEMBERS, A)
+    assert seen.accuse(B, C)
+    assert not seen.accuse(D, C)
+    assert seen.out == {C}
+
+
+def test_strangers_neither_accuse_nor_are_accused() -> None:
+    seen = Accusations(MEMBERS, A)
+    stranger = peers(9)[8]
+    assert not seen.accuse(stranger, B)
+    assert not seen.accuse(B, stranger)
+    assert seen.out == frozenset()
+
+
+def test_who_is_out_puts_nobody_out_but_itself() -> None:
+    """A machine that lost its network accuses everybody; when it is back nobody minds."""
+    seen = Accusations(MEMBERS, A)
+    seen.accuse(D, B)
+    for accused in (A, C, D):
+        assert not seen.accuse(B, accused)
+    assert seen.out == {B}
+    assert seen.accuse(C, C)
+
+
+def test_an_accusation_whose_author_fell_is_repeated() -> None:
+    seen = Accusations(MEMBERS, A)
+    seen.accuse(B, C)
+    assert seen.to_repeat() == []
+    seen.accuse(D, B)
+    assert seen.to_repeat() == [C]
+    seen.accuse(A, C)
+    assert seen.to_repeat() == []
+
+
+def test_who_said_it_of_itself_needs_no_repeating_and_who_is_out_repeats_nothing() -> None:
+    seen = Accusations(MEMBERS, A)
+    seen.accuse(C, C)
+    assert seen.to_repeat() == []
+    seen.accuse(B, D)
+    seen.accuse(B, B)
+    assert seen.to_repeat() == [D]
+    seen.accuse(A, A)
+    assert seen.to_repeat() == []
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]], list[int]]:
+    """Members, accusations as (author, accused), and numbers to draw an order of delivery from."""
+    num = draw(st.integers(2, 6))
+    pairs = draw(st.lists(st.tuples(st.integers(0, num - 1), st.integers(0, num - 1)), max_size=8))
+    return num, pairs, draw(st.lists(st.integers(0, 2**16), min_size=400, max_size=400))
+
+
+@given(conversations())
+def test_members_that_hold_each_other_in_hold_the_same_out(
+    conversation: tuple[int, list[tuple[int, int]], list[int]],
+) -> None:
+    """Every member says what the rules make it say, and hears everything, in any order."""
+    num, pairs, numbers = conversation
+    members = peers(num)
+    views = {member: Accusations(members, member) for member in members}
+    queue: list[tuple[int, int, int]] = []  # hearer, author, accused
+
+    def say(author: int, accused: int) -> None:
+        view = views[members[author]]
+        if members[author] in view.out:
+            return
+        if view.accuse(members[author], members[accused]) or author == accused:
+            queue.extend((hearer, author, accused) for hearer in range(num) if hearer != author)
+            react(author)
+
+    def react(index: int) -> None:
+        view = views[members[index]]
+        for accused in view.to_repeat():
+            view.accuse(members[index], accused)
+            target = members.index(accused)
+            queue.extend((hearer, index, target) for hearer in range(num) if hearer != index)
+
+    def hear(hearer: int, author: int, accused: int) -> None:
+        view = views[members[hearer]]
+        was_in = members[hearer] not in view.out
+        view.accuse(members[author], members[accused])
+        if was_in and members[hearer] in view.out:
+            queue.extend((other, hearer, hearer) for other in range(num) if other != hearer)
+        react(hearer)
+
+    left = list(pairs)
+    for number in numbers:
+        if left and (number % 3 == 0 or not queue):
+            say(*left.pop())
+        elif queue:
+            hear(*queue.pop(number % len(queue)))
+    while queue:
+        hear(*queue.pop())
+
+    for one in members:
+        for other in members:
+            mutual = other not in views[one].out and one not in views[other].out
+            if mutual and one not in views[one].out and other not in views[other].out:
+                assert views[one].out == views[other].out

@@ -1,0 +1,82 @@
+"""Who counts as living."""
+
+from __future__ import annotations
+
+import pytest
+from builders import HEAD, announce, peer, peers
+
+from gossamer.protocol import limits
+from gossamer.protocol.ids import digest_of
+from gossamer.protocol.membership import MEMBER_SECONDS, Membership
+
+ME, OTHER = peer(0), peer(1)
+
+
+def test_a_peer_lives_while_it_announces_itself() -> None:
+    membership = Membership(ME)
+    assert not membership.is_living(0.0, OTHER)
+    assert membership.announced(0.0, OTHER, announce())
+    assert membership.is_living(MEMBER_SECONDS, OTHER)
+    assert not membership.is_living(MEMBER_SECONDS + 0.1, OTHER)
+    assert membership.announced(MEMBER_SECONDS + 1, OTHER, announce(sequence=8))
+    assert membership.is_living(MEMBER_SECONDS + 1, OTHER)
+
+
+def test_an_old_announcement_does_not_bring_back_the_dead() -> None:
+    membership = Membership(ME)
+    membership.announced(0.0, OTHER, announce())
+    assert not membership.announced(60.0, OTHER, announce())
+    assert not membership.announced(60.0, OTHER, announce(incarnation=2, sequence=99))
+    assert not membership.is_living(60.0, OTHER)
+
+
+def test_a_restart_replaces_the_life_before() -> None:
+    membership = Membership(ME)
+    membership.announced(0.0, OTHER, announce(incarnation=3, sequence=900))
+    assert membership.announced(1.0, OTHER, announce(incarnation=4, sequence=1, phase="syncing"))
+    assert membership.living(1.0)[OTHER].phase == "syncing"
+
+
+def test_a_broken_connection_ends_a_life_until_the_next_announcement() -> None:
+    membership = Membership(ME)
+    membership.disconnected(OTHER)  # never heard of: nothing happens
+    membership.announced(0.0, OTHER, announce())
+    membership.disconnected(OTHER)
+    assert not membership.is_living(0.0, OTHER)
+    membership.announced(1.0, OTHER, announce(sequence=8))
+    assert membership.is_living(1.0, OTHER)
+
+
+@pytest.mark.parametrize("phase", ["leaving", "failed"])
+def test_who_leaves_or_failed_does_not_live(phase: str) -> None:
+    membership = Membership(ME)
+    membership.announced(0.0, OTHER, announce(phase=phase))
+    assert not membership.is_living(0.0, OTHER)
+
+
+def test_a_round_waits_for_those_that_work_on_its_head() -> None:
+    membership = Membership(ME)
+    membership.announced(0.0, peer(1), announce(phase="training"))
+    membership.announced(0.0, peer(2), announce(phase="averaging"))
+    membership.announced(0.0, peer(3), announce(phase="paused"))
+    membership.announced(0.0, peer(4), announce(head=digest_of(b"other")))
+    assert membership.expected(0.0, HEAD) == sorted([peer(1), peer(2)])
+    assert sorted(membership.known()) == list(membership.known()) == sorted(peers(5)[1:])
+
+
+def test_i_am_not_my_own_member() -> None:
+    membership = Membership(ME)
+    assert not membership.announced(0.0, ME, announce())
+    assert membership.living(0.0) == {}
+
+
+def test_a_newcomer_replaces_who_has_been_silent_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MEMBERS_MAX", 2)
+    membership = Membership(ME)
+    membership.announced(0.0, peer(1), announce())
+    membership.announced(5.0, peer(2), announce())
+    assert not membership.announced(6.0, peer(3), announce())  # both are living
+    assert membership.announced(60.0, peer(3), announce())
+    assert sorted(membership.known()) == sorted([peer(2), peer(3)])

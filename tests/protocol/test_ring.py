@@ -1,0 +1,245 @@
+"""The rules of the ring, one by one. Members 0 to 3, two chunks unless said otherwise."""
+
+from __future__ import annotations
+
+import pytest
+from builders import peers
+
+from gossamer.protocol.errors import LocalProtocolError, MalformedError
+from gossamer.protocol.ids import digest_of
+from gossamer.protocol.ring import Action, Contribute, Final, Finalise, RingReduce, Send
+
+RING = peers(4)
+A, B, C, D = RING
+
+
+def member(me: int, num_chunks: int = 2) -> RingReduce:
+    return RingReduce(RING, RING[me], num_chunks)
+
+
+def take_token(
+    ring: RingReduce, sender: int, chunk: int, mask: int, payload: bytes = b"sum"
+) -> list[Action]:
+    """The token arrives and my part is added to it."""
+    assert ring.token_received(RING[sender], chunk, mask, payload) == [
+        Contribute(chunk, payload, RING[sender])
+    ]
+    return ring.contributed(chunk, payload + b"+")
+
+
+def final(
+    ring: RingReduce, sender: int, chunk: int, mask: int, payload: bytes = b"f", finisher: int = 0
+) -> list[Action]:
+    return ring.final_received(RING[sender], chunk, mask, finisher, payload, digest_of(payload))
+
+
+def test_each_member_starts_the_chunks_of_its_position() -> None:
+    for me in range(4):
+        assert member(me, 6).start() == [
+            Contribute(chunk, None) for chunk in range(6) if chunk % 4 == me
+        ]
+
+
+def test_a_token_is_added_to_once_and_passed_on() -> None:
+    ring = member(1)
+    assert take_token(ring, 0, 0, 0b0001) == [Send(C, 0, 0b0011, None, b"sum+")]
+    assert ring.token_received(A, 0, 0b0001, b"sum") == []
+    assert not ring.is_wanted(0, is_final=False)
+    assert ring.is_wanted(0, is_final=True)
+    assert ring.is_wanted(1, is_final=False)
+
+
+def test_a_token_that_claims_my_part_is_malformed() -> None:
+    with pytest.raises(MalformedError):
+        member(1).token_received(A, 0, 0b0011, b"sum")
+
+
+@pytest.mark.parametrize(
+    ("sender", "chunk", "mask"),
+    [(peers(9)[8], 0, 1), (A, 2, 1), (A, -1, 1), (A, 0, 0), (A, 0, 1 << 4), (A, 0, -1)],
+)
+def test_values_out_of_range_are_malformed(sender: str, chunk: int, mask: int) -> None:
+    ring = member(1)
+    with pytest.raises(MalformedError):
+        ring.token_received(sender, chunk, mask, b"sum")  # type: ignore[arg-type]
+    with pytest.raises(MalformedError):
+        ring.final_received(sender, chunk, mask, 0, b"f", digest_of(b"f"))  # type: ignore[arg-type]
+    with pytest.raises(MalformedError):
+        final(ring, 0, 0, 0b1111, finisher=4)
+
+
+def test_whoever_covers_the_living_finishes_and_sends_the_final_round() -> None:
+    ring = member(3)
+    assert take_token(ring, 2, 0, 0b0111) == [Finalise(0, b"sum+", 0b1111)]
+    assert ring.finalised(0, b"f", digest_of(b"f")) == [Send(A, 0, 0b1111, 3, b"f")]
+    assert ring.num_finals == 1
+    assert not ring.is_complete
+    with pytest.raises(LocalProtocolError):
+        _ = ring.finals
+
+
+def test_one_member_alone_does_it_all() -> None:
+    ring = RingReduce([A], A, 1)
+    assert ring.start() == [Contribute(0, None)]
+    assert ring.contributed(0, b"mine") == [Finalise(0, b"mine", 1)]
+    assert ring.finalised(0, b"f", digest_of(b"f")) == []
+    assert ring.is_complete
+    assert ring.successor is None
+
+
+def test_a_final_is_taken_and_passed_on_if_it_is_better() -> None:
+    ring = member(1)
+    low, high = sorted([b"x", b"y"], key=digest_of)
+    assert final(ring, 0, 0, 0b0011, high) == [Send(C, 0, 0b0011, 0, high)]
+    assert final(ring, 0, 0, 0b0011, high) == []
+    assert final(ring, 0, 0, 0b0011, low) == [Send(C, 0, 0b0011, 0, low)]
+    assert final(ring, 0, 0, 0b0011, high) == []
+    assert final(ring, 0, 0, 0b0111, high) == [Send(C, 0, 0b0111, 0, high)]
+    assert final(ring, 0, 0, 0b0011, low) == []
+
+
+def test_a_final_goes_neither_to_its_finisher_nor_back_to_its_sender() -> None:
+    ring = member(1)
+    assert final(ring, 0, 0, 0b1111, finisher=2) == []
+    pair = RingReduce([A, B], B, 1)
+    assert pair.final_received(A, 0, 0b11, 0, b"f", digest_of(b"f")) == []
+
+
+def test_after_the_final_a_token_is_of_no_use() -> None:
+    ring = member(1)
+    final(ring, 0, 0, 0b1111)
+    assert ring.token_received(A, 0, 0b0001, b"sum") == []
+    assert not ring.is_wanted(0, is_final=False)
+
+
+def test_a_final_that_comes_while_i_add_ends_the_walk() -> None:
+    ring = member(1)
+    ring.token_received(A, 0, 0b0001, b"sum")
+    final(ring, 0, 0, 0b1101)
+    assert ring.contributed(0, b"sum+") == []
+
+
+def test_when_the_receiver_of_a_copy_is_removed_the_next_one_gets_it() -> None:
+    ring = member(1)
+    ring.start()
+    take_token(ring, 0, 0, 0b0001)
+    assert ring.member_removed(C) == [Send(D, 0, 0b0011, None, b"sum+")]
+    assert ring.member_removed(C) == []
+    assert ring.living == [A, B, D]
+
+
+def test_a_copy_that_covers_the_living_is_finished() -> None:
+    ring = member(1)
+    take_token(ring, 0, 0, 0b0001)
+    ring.member_removed(C)
+    assert ring.member_removed(D) == [Finalise(0, b"sum+", 0b0011)]
+
+
+def test_the_next_living_member_starts_the_chunk_of_a_removed_one() -> None:
+    ring = member(1)
+    ring.start()
+    assert ring.member_removed(A) == [Contribute(0, None)]
+    late = member(1)
+    late.start()
+    take_token(late, 0, 0, 0b0001)  # it has been through my hands already
+    assert late.member_removed(A) == []
+
+
+def test_a_new_successor_gets_every_final_again() -> None:
+    ring = member(1)
+    final(ring, 0, 0, 0b1111)
+    final(ring, 0, 1, 0b1111, b"g")
+    assert ring.member_removed(C) == [
+        Send(D, 0, 0b1111, 0, b"f"),
+        Send(D, 1, 0b1111, 0, b"g"),
+    ]
+    assert ring.member_removed(A) == []  # the successor is the same
+
+
+def test_who_is_removed_only_listens() -> None:
+    ring = member(1)
+    take_token(ring, 0, 0, 0b0001)
+    assert ring.member_removed(B) == []
+    assert ring.token_received(A, 1, 0b0001, b"sum") == []
+    assert ring.member_removed(C) == []
+    assert final(ring, 0, 0, 0b1101) == []
+    assert ring.num_finals == 1
+    assert ring.removed == {B, C}
+
+
+def test_a_removal_while_i_add_or_finish_passes_nothing_on() -> None:
+    ring = member(1)
+    ring.token_received(A, 0, 0b0001, b"sum")
+    ring.member_removed(B)
+    assert ring.contributed(0, b"sum+") == []
+    finisher = member(3)
+    take_token(finisher, 2, 0, 0b0111)
+    finisher.member_removed(D)
+    assert finisher.finalised(0, b"f", digest_of(b"f")) == []
+    assert finisher.num_finals == 0
+
+
+def test_a_token_without_the_living_is_passed_although_all_have_seen_it() -> None:
+    """Member 0 believes that 2 lives, and the token went past 2: it goes on to whoever is next."""
+    ring = RingReduce(RING[:3], A, 1)
+    ring.start()
+    assert ring.contributed(0, b"a") == [Send(B, 0, 0b001, None, b"a")]
+    assert ring.token_received(B, 0, 0b010, b"b") == []
+    assert ring.member_removed(B) == [Send(C, 0, 0b001, None, b"a")]
+
+
+def test_a_bad_token_leaves_room_for_a_good_one() -> None:
+    ring = member(2)
+    ring.token_received(B, 0, 0b0011, b"bad")
+    assert ring.rejected(0) == []
+    assert ring.token_received(A, 0, 0b0001, b"good") == [Contribute(0, b"good", A)]
+    with pytest.raises(LocalProtocolError):
+        ring.rejected(1)
+
+
+def test_what_came_while_a_bad_token_was_added_is_taken_instead() -> None:
+    ring = member(2)
+    ring.token_received(B, 0, 0b0011, b"bad")
+    assert ring.token_received(A, 0, 0b0001, b"good") == []
+    assert ring.rejected(0) == [Contribute(0, b"good", A)]
+
+
+def test_a_chunk_that_became_mine_while_a_bad_token_was_added_is_started() -> None:
+    ring = member(2)
+    ring.token_received(B, 0, 0b0011, b"bad")
+    ring.member_removed(A)
+    ring.member_removed(B)
+    assert ring.rejected(0) == [Contribute(0, None)]
+
+
+def test_a_better_final_that_comes_while_i_finish_stays() -> None:
+    ring = member(3)
+    ring.member_removed(A)
+    take_token(ring, 2, 0, 0b0110)
+    final(ring, 2, 0, 0b1111)
+    assert ring.finalised(0, b"worse", digest_of(b"worse")) == []
+    ring.member_removed(B)  # and the copy is not finished once more
+    assert ring.finals_for(C) == [Send(C, 0, 0b1111, 0, b"f")]
+
+
+def test_events_that_nobody_asked_for_are_our_own_mistake() -> None:
+    ring = member(1)
+    with pytest.raises(LocalProtocolError):
+        ring.contributed(0, b"sum")
+    with pytest.raises(LocalProtocolError):
+        ring.finalised(0, b"f", digest_of(b"f"))
+    with pytest.raises(LocalProtocolError):
+        RingReduce(RING, peers(9)[8], 1)
+
+
+def test_of_two_finals_exactly_one_is_better() -> None:
+    finals = [
+        Final(mask, digest_of(payload), 0, payload)
+        for mask in (0b0001, 0b0011, 0b0110)
+        for payload in (b"x", b"y")
+    ]
+    for one in finals:
+        assert one.is_better_than(None)
+        for other in finals:
+            same = (one.mask.bit_count(), one.digest) == (other.mask.bit_count(), other.digest)
+            assert one.is_better_than(other) + other.is_better_than(one) == (0 if same else 1)

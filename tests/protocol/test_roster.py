@@ -1,0 +1,238 @@
+"""Who organises when, and which of several rings is followed."""
+
+from __future__ import annotations
+
+import pytest
+from builders import HEAD, RUN_ID, announce, peer, peers, ready, ring_of, sealed, verify
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import ForgedError, MalformedError
+from gossamer.protocol.gathering import Gatherer
+from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.messages import Roster, Signed
+from gossamer.protocol.roster import (
+    Decision,
+    Gathering,
+    Ring,
+    decide,
+    is_complete,
+    make_roster,
+    open_roster,
+    preference,
+    ring_id_of,
+    ring_order,
+)
+
+GATHER, ATTEMPT = 20.0, 5.0
+MEMBERS = peers(3)
+FIRST = ring_order(HEAD, 0, MEMBERS)[0]
+OTHERS = [member for member in MEMBERS if member != FIRST]
+
+
+def gathering(
+    me: PeerId,
+    ready_peers: list[PeerId],
+    expected: list[PeerId],
+    first: float | None = 100.0,
+    complete: float | None = None,
+) -> Gathering:
+    return Gathering(me, HEAD, ready_peers, expected, first, complete)
+
+
+def decision(now: float, state: Gathering) -> Decision:
+    return decide(now, state, GATHER, ATTEMPT)
+
+
+def test_who_is_not_ready_does_nothing() -> None:
+    state = gathering(FIRST, OTHERS, OTHERS)
+    assert decision(1000.0, state) == Decision(None, "not ready", None)
+
+
+def test_the_first_by_rank_organises_as_soon_as_all_are_ready() -> None:
+    state = gathering(FIRST, MEMBERS, OTHERS, complete=110.0)
+    assert is_complete(state)
+    assert decision(110.0, state).attempt == 0
+
+
+def test_it_waits_for_the_missing_until_the_deadline() -> None:
+    missing = OTHERS[0]
+    present = [member for member in MEMBERS if member != missing]
+    state = gathering(FIRST, present, OTHERS)
+    assert not is_complete(state)
+    waiting = decision(119.9, state)
+    assert waiting == Decision(None, "waiting for 1 peers", 120.0)
+    organiser = ring_order(HEAD, 0, present)[0]
+    assert (decision(120.0, state).attempt == 0) == (organiser == FIRST)
+
+
+def test_everybody_else_waits_for_the_next_attempt() -> None:
+    for me in OTHERS:
+        state = gathering(me, MEMBERS, [m for m in MEMBERS if m != me], complete=110.0)
+        assert decision(110.0, state).attempt is None
+        assert decision(110.0, state).ask_again_seconds == 115.0
+
+
+def test_one_peer_alone_organises_itself() -> None:
+    assert decision(100.0, gathering(FIRST, [FIRST], [], complete=100.0)).attempt == 0
+
+
+@given(
+    st.floats(0, 1e6),
+    st.floats(0.1, 3600.0),
+    st.integers(0, 50),
+    st.sampled_from(MEMBERS),
+)
+def test_a_peer_that_asks_again_when_told_is_never_told_the_same_instant(
+    due: float, attempt_seconds: float, first_attempt: int, me: PeerId
+) -> None:
+    now, organised = due, None
+    state = Gathering(me, HEAD, MEMBERS, MEMBERS, due, due, first_attempt)
+    for attempt in range(first_attempt, first_attempt + 200):
+        found = decide(now, state, 1e9, attempt_seconds)
+        if ring_order(HEAD, attempt, MEMBERS)[0] == me:
+            organised = found.attempt
+            assert organised == attempt
+            break
+        assert found.ask_again_seconds is not None
+        assert found.ask_again_seconds > now
+        now = found.ask_again_seconds
+    assert organised is not None
+
+
+def test_every_attempt_has_one_organiser_and_not_always_the_same() -> None:
+    organisers = [ring_order(HEAD, attempt, MEMBERS)[0] for attempt in range(50)]
+    assert set(organisers) == set(MEMBERS)
+
+
+def test_attempts_are_bounded() -> None:
+    late = decision(1e9, gathering(FIRST, MEMBERS, OTHERS, complete=0.0))
+    assert late.attempt in (None, limits.ATTEMPTS_MAX)
+    assert late.ask_again_seconds is None or late.ask_again_seconds > 1e9
+
+
+# Rosters
+
+
+def envelopes(members: list[PeerId]) -> dict[PeerId, Signed]:
+    return {member: sealed(member, ready()) for member in members}
+
+
+def reopened(roster: Roster, organiser: PeerId | None = None, codec: str = "fp32") -> Ring:
+    author = organiser or PeerId(roster.members[0].author)
+    return open_roster(sealed(author, roster), roster, RUN_ID, verify, codec, 1024)
+
+
+def test_a_roster_becomes_a_ring_in_rank_order() -> None:
+    roster = make_roster(HEAD, 5, 2, envelopes(MEMBERS), "fp32", 1024)
+    ring = reopened(roster)
+    assert list(ring.members) == ring_order(HEAD, 2, MEMBERS)
+    assert ring.weights == dict.fromkeys(MEMBERS, 8192)
+    assert ring.ring_id == ring_id_of(sealed(ring.organiser, roster))
+
+
+def test_only_the_best_ranked_fit_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "RING_MEMBERS_MAX", 2)
+    roster = make_roster(HEAD, 5, 0, envelopes(MEMBERS), "fp32", 1024)
+    assert [member.author for member in roster.members] == ring_order(HEAD, 0, MEMBERS)[:2]
+
+
+def test_a_roster_stays_below_what_gossip_carries() -> None:
+    wide = ready(spans=ready().spans * limits.SPANS_MAX)
+    signed = {member: sealed(member, wide) for member in peers(200)}
+    roster = make_roster(HEAD, 5, 0, signed, "fp32", 1024)
+    assert 1 < len(roster.members) < 200
+    assert len(sealed(FIRST, roster).payload) < limits.GOSSIP_BYTES_MAX // 2
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"codec": "fp16"}, MalformedError),
+        ({"chunk_elements": 2048}, MalformedError),
+        ({"attempt": 1}, MalformedError),  # another order
+        ({"head": digest_of(b"other")}, MalformedError),
+        ({"round": 6}, MalformedError),
+        ({"members": "not ready"}, MalformedError),
+        ({"members": "forged"}, ForgedError),
+    ],
+)
+def test_a_roster_that_says_what_it_may_not_is_refused(
+    change: dict[str, object], error: type[Exception]
+) -> None:
+    members = peers(6)
+    roster = make_roster(HEAD, 5, 0, envelopes(members), "fp32", 1024)
+    if change.get("members") == "not ready":
+        liar = PeerId(roster.members[0].author)
+        change = {"members": (sealed(liar, announce()), *roster.members[1:])}
+    elif change.get("members") == "forged":
+        first = roster.members[0]
+        change = {"members": (Signed(first.author, first.payload, bytes(64)), *roster.members[1:])}
+    fields = {name: getattr(roster, name) for name in roster.__struct_fields__}
+    with pytest.raises(error):
+        reopened(Roster(**{**fields, **change}))
+
+
+def test_an_organiser_is_a_member() -> None:
+    roster = make_roster(HEAD, 5, 0, envelopes(MEMBERS), "fp32", 1024)
+    with pytest.raises(MalformedError):
+        reopened(roster, organiser=peer(9))
+
+
+def test_the_earlier_attempt_then_the_larger_ring_is_preferred() -> None:
+    small_early = ring_of(MEMBERS[:2], attempt=0)
+    large_early = ring_of(MEMBERS, attempt=0)
+    large_late = ring_of(MEMBERS, attempt=1)
+    order = sorted([large_late, small_early, large_early], key=preference)
+    assert order == [large_early, small_early, large_late]
+
+
+# Gathering
+
+
+def gatherer(me: PeerId = FIRST) -> Gatherer:
+    return Gatherer(me, HEAD, GATHER, ATTEMPT)
+
+
+def test_who_was_expected_and_is_gone_is_left_out() -> None:
+    state = gatherer()
+    state.expect(0.0, OTHERS)
+    for member in MEMBERS:
+        state.note_ready(1.0, sealed(member, ready()))
+    state.expect(2.0, OTHERS[:1])
+    assert sorted(state.ready) == sorted([FIRST, OTHERS[0]])
+    state.expect(3.0, OTHERS)
+    assert sorted(state.ready) == sorted(MEMBERS)
+
+
+def test_a_ready_peer_that_was_not_heard_of_yet_is_no_reason_to_leave_it_out() -> None:
+    state = gatherer()
+    state.expect(0.0, [])
+    state.note_ready(1.0, sealed(OTHERS[0], ready()))
+    assert list(state.ready) == [OTHERS[0]]
+
+
+def test_a_ring_without_me_is_waited_for_while_it_is_at_work() -> None:
+    state = gatherer()
+    ring = ring_of(OTHERS)
+    state.expect(0.0, OTHERS)
+    for member in MEMBERS:
+        state.note_ready(1.0, sealed(member, ready()))
+    assert state.decision(1.0).attempt == 0
+    assert state.note_foreign(ring)
+    assert not state.note_foreign(ring)
+    assert state.decision(1.0).attempt is None
+    state.note_accusation(ring.ring_id, OTHERS[0], OTHERS[1])
+    assert state.decision(1.0).attempt is None
+    state.note_accusation(ring.ring_id, OTHERS[0], OTHERS[0])
+    assert state.decision(1.0).attempt == 0
+
+
+def test_after_a_lost_ring_a_later_attempt_is_gathered_for() -> None:
+    state = gatherer()
+    state.expect(0.0, [])
+    state.note_ready(1.0, sealed(FIRST, ready()))
+    state.begin_again(2.0, failed_attempt=3)
+    assert state.decision(2.0).ask_again_seconds == 2.0 + ATTEMPT
+    assert state.decision(2.0 + ATTEMPT).attempt == 4
