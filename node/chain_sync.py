@@ -23,6 +23,7 @@ from gossamer.node.exchange import BlockService, FetchError
 from gossamer.node.frames import receive_frame, send_frame
 from gossamer.node.identity import verify
 from gossamer.node.round_driver import RunInThread
+from gossamer.node.state_dir import DiskFullError
 from gossamer.node.transport import Stream, Transport, TransportError
 from gossamer.protocol import limits
 from gossamer.protocol.chain import decode_commit, open_commit
@@ -137,7 +138,7 @@ class ChainSync:
             raise BehindError(f"{short(peer)} did not answer: {error}") from error
         try:
             records = _reply_decoder.decode(message)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise MalformedError(f"not commit records: {error}") from error
         if len(records) > limits.HEADERS_PER_REPLY_MAX:
             raise MalformedError(f"{len(records)} commit records in one reply")
@@ -150,7 +151,12 @@ class ChainSync:
                 request = _request_decoder.decode(message)
                 if len(request.head) != DIGEST_BYTES:
                     raise MalformedError("chain request for something that is no head")
-            except (msgspec.DecodeError, RecursionError, MalformedError) as error:
+            except (
+                msgspec.DecodeError,
+                UnicodeDecodeError,
+                RecursionError,
+                MalformedError,
+            ) as error:
                 self._on_offence(stream.peer_id, MalformedError(str(error)))
                 await stream.reset()
                 return
@@ -169,7 +175,8 @@ class ChainSync:
         """Becomes the state of a head whose records are known.
 
         Raises:
-            BehindError: blocks are missing everywhere, or the blocks do not give that state.
+            BehindError: blocks are missing everywhere, or the blocks do not give that state, or
+                the disk is full. The state is then the present one, or nearer to that head.
         """
         committed = self._committed
         problems: list[str] = []
@@ -177,10 +184,12 @@ class ChainSync:
             try:
                 await self._follow_from(base, head, sources)
                 return
-            except (FetchError, CannotRebuildError) as error:
+            except (FetchError, CannotRebuildError, DiskFullError) as error:
                 problems.append(str(error))
                 if committed.is_loaded and committed.head == head:
                     return
+            finally:
+                committed.release()
         raise BehindError("; ".join(problems) or f"no way to {short(head)} is known")
 
     def _bases(self, head: Digest) -> list[Digest]:
@@ -192,39 +201,63 @@ class ChainSync:
             return []
         heads = [chain.genesis, *path]
         every = self._manifest.rounds.checkpoint_rounds
-        shared = [one for one in heads if chain.entry(one).round % every == 0]
-        remote = shared[::-1][:BASES_MAX]
         bases: list[Digest] = []
+        last_resort: list[Digest] = []
+        ahead = heads
         if committed.is_loaded and committed.head in heads:
             num_behind = len(heads) - 1 - heads.index(committed.head)
+            ahead = heads[-num_behind:] if num_behind else []
             # A whole state is parameters and momentum; a round's averages at most half of that.
-            if num_behind <= 2 * every:
-                bases.append(committed.head)
-        bases += [one for one in remote if committed.has_checkpoint(one) and one not in bases]
-        return bases + [one for one in remote if one not in bases]
+            (bases if num_behind <= 2 * every else last_resort).append(committed.head)
+        remote = [one for one in ahead if chain.entry(one).round % every == 0][::-1][:BASES_MAX]
+        bases += [one for one in remote if committed.has_checkpoint(one)]
+        bases += [one for one in remote if one not in bases]
+        return bases + last_resort
 
     async def _follow_from(
         self, base: Digest, head: Digest, sources: Callable[[], Sequence[PeerId]]
     ) -> None:
         committed = self._committed
-        chain = committed.chain
-        if not (committed.is_loaded and committed.head == base):
-            if not committed.has_checkpoint(base):
-                await self._fetch([chain.entry(base).state_digest], sources)
-                if base != chain.genesis:
-                    await self._fetch([Digest(chain.header(base).ledger_digest)], sources)
-                await self._fetch(committed.state_blocks(base), sources)
-            await self._run_in_thread(lambda: committed.load_checkpoint(base))
-        path = chain.path_between(base, head)
+        path = committed.chain.path_between(base, head)
         assert path is not None
-        for step in path:
-            await self._fetch([Digest(chain.header(step).update_digest)], sources)
-            await self._fetch(committed.update_blocks(step), sources)
-            replayed = await self._run_in_thread(lambda step=step: committed.replay(step))  # type: ignore[misc]
-            await self._on_replayed(replayed)
-            log.info("round taken over", round=replayed.header.round, head=short(step))
+        present = committed.head if committed.is_loaded else None
+        if present != base:
+            await self._fetch_checkpoint(base, sources)
+            # The present state is given up only when everything on the way is here.
+            for step in path:
+                await self._fetch_averages(step, sources)
+            await self._run_in_thread(lambda: committed.load_checkpoint(base))
+        try:
+            for step in path:
+                await self._fetch_averages(step, sources)
+                replayed = await self._run_in_thread(lambda step=step: committed.replay(step))  # type: ignore[misc]
+                await self._on_replayed(replayed)
+                log.info("round taken over", round=replayed.header.round, head=short(step))
+        except CannotRebuildError:
+            if present is not None and present != base:
+                await self._run_in_thread(lambda: committed.rebuild(present))
+            raise
+
+    async def _fetch_checkpoint(
+        self, base: Digest, sources: Callable[[], Sequence[PeerId]]
+    ) -> None:
+        """All blocks of the state of `base`."""
+        committed, chain = self._committed, self._committed.chain
+        if committed.has_checkpoint(base):
+            return
+        await self._fetch([chain.entry(base).state_digest], sources)
+        if base != chain.genesis:
+            await self._fetch([Digest(chain.header(base).ledger_digest)], sources)
+        await self._fetch(committed.state_blocks(base), sources)
+
+    async def _fetch_averages(self, step: Digest, sources: Callable[[], Sequence[PeerId]]) -> None:
+        """All blocks of the averaged chunks of a round."""
+        committed = self._committed
+        await self._fetch([Digest(committed.chain.header(step).update_digest)], sources)
+        await self._fetch(committed.update_blocks(step), sources)
 
     async def _fetch(self, digests: list[Digest], sources: Callable[[], Sequence[PeerId]]) -> None:
+        self._committed.hold(digests)
         self.blocks_wanted += len(digests)
 
         def arrived(_digest: Digest) -> None:

@@ -37,7 +37,7 @@ def fetch_status(state_dir: StateDir) -> Status:
     data = _ask(state_dir, "GET", "/api/status")
     try:
         return decode_status(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ClientError(
             f"the daemon of {state_dir.root} answered something else than a status ({error}): "
             "is it of another version of Gossamer?"

@@ -53,6 +53,8 @@ from gossamer.trainer.outer import nesterov
 CHECKPOINTS_KEPT = 2
 """A newcomer that began with the older one can finish while the newer one is written."""
 
+_WAY_PIN = "way to a head"
+
 log = structlog.get_logger("state")
 
 
@@ -98,6 +100,7 @@ class CommittedState:
         self.ledger = Ledger()
         self.checkpoints: list[Entry] = []
         self._updates_kept: dict[Digest, int] = {}
+        self._held: list[Digest] = []
         self.is_loaded = False
         self.problem: str | None = None
         """Why the state is not on disk, for people; None if it is."""
@@ -331,23 +334,43 @@ class CommittedState:
 
     def restore(self, on_replayed: Callable[[Replayed], None] = lambda _: None) -> bool:
         """Rebuilds the newest state that the disk holds; False if there is none at all."""
-        for head in self._restore_order():
-            path = self.chain.path_between(self.chain.genesis, head)
-            if path is None:
+        return any(self.rebuild(head, on_replayed) for head in self._restore_order())
+
+    def rebuild(
+        self, head: Digest, on_replayed: Callable[[Replayed], None] = lambda _: None
+    ) -> bool:
+        """Becomes the state of a head, or of the newest round before it that the disk can give.
+
+        False if no checkpoint on its way is whole; then the present state is as it was.
+        """
+        path = self.chain.path_between(self.chain.genesis, head)
+        if path is None:
+            return False
+        for base in [*reversed(path), self.chain.genesis]:
+            if not self.has_checkpoint(base):
                 continue
-            for base in [*reversed(path), self.chain.genesis]:
-                if not self.has_checkpoint(base):
-                    continue
-                try:
-                    self.load_checkpoint(base)
-                    self._pin_older_checkpoint(path, base)
-                    for step in self.chain.path_between(base, head) or []:
-                        on_replayed(self.replay(step))
-                except CannotRebuildError as error:
-                    log.warning("the newest state on disk is not complete", problem=str(error))
-                if self.is_loaded:
-                    return True
+            is_loaded = False
+            try:
+                self.load_checkpoint(base)
+                is_loaded = True
+                self._pin_older_checkpoint(path, base)
+                for step in self.chain.path_between(base, head) or []:
+                    on_replayed(self.replay(step))
+            except CannotRebuildError as error:
+                log.warning("the newest state on disk is not complete", problem=str(error))
+            if is_loaded:
+                return True
         return False
+
+    def hold(self, digests: Sequence[Digest]) -> None:
+        """Keeps what was fetched for a state that is being taken over, until `release`."""
+        self._held += digests
+        self._store.pin(_WAY_PIN, self._held)
+
+    def release(self) -> None:
+        """What `hold` kept and the state did not need may be evicted again."""
+        self._held = []
+        self._store.unpin(_WAY_PIN)
 
     def _restore_order(self) -> list[Digest]:
         heads = self.chain.heads_by_weight()

@@ -34,6 +34,7 @@ from gossamer.node.identity import Identity
 from gossamer.node.libp2p_transport import open_libp2p_transport
 from gossamer.node.metrics import Metrics
 from gossamer.node.participant import Participant
+from gossamer.node.replication import keep_copies
 from gossamer.node.reporting import Reporter
 from gossamer.node.ring_link import RING_PROTOCOL, serve_ring
 from gossamer.node.round_driver import RunInThread
@@ -45,7 +46,7 @@ from gossamer.node.run_exchange import (
 )
 from gossamer.node.speed import SpeedMeter
 from gossamer.node.starting import found_here
-from gossamer.node.state_dir import StateDir, write_atomically
+from gossamer.node.state_dir import DiskFullError, StateDir, StateDirError, write_atomically
 from gossamer.node.swarm import Standing, Swarm
 from gossamer.node.training import ProcessTrainer, Trainer, TrainerFailedError
 from gossamer.node.transport import Stream, StreamClosed, Transport
@@ -128,7 +129,7 @@ class _Daemon:
         settings, state_dir = self._settings, self._state_dir
         identity = Identity.load_or_create(state_dir.identity_path)
         store = BlockStore(state_dir.blocks_path, settings.cache_bytes)
-        signed = state_dir.read_manifest()
+        signed = _manifest_here(state_dir)
         async with open_libp2p_transport(identity, settings.listen) as transport:
             addresses = settings.bootstrap
             if isinstance(self._role, Found):
@@ -150,6 +151,24 @@ class _Daemon:
             node = Node(settings, state_dir, identity, store, transport, signed, addresses)
             self._leave = node.leave
             await node.run()
+
+
+def _manifest_here(state_dir: StateDir) -> SignedManifest | None:
+    """The manifest in a state directory, with its founder's signature checked.
+
+    Raises:
+        StateDirError: it is damaged.
+    """
+    signed = state_dir.read_manifest()
+    if signed is not None:
+        try:
+            open_signed_manifest(signed)
+        except RemoteProtocolError as error:
+            raise StateDirError(
+                f"{state_dir.manifest_path} is damaged ({error}). Move {state_dir.root} away and "
+                "join the run again; identity.key may be copied into the new directory"
+            ) from error
+    return signed
 
 
 class Node:
@@ -306,6 +325,9 @@ class Node:
             nursery.start_soon(reporter.run)
             nursery.start_soon(feed.run, trainer.queue)
             nursery.start_soon(self._fetch_heldout, index)
+            nursery.start_soon(
+                keep_copies, index, self._store, self._blocks, swarm, self._identity.peer_id
+            )
             await self._participate(participant, trainer)
             discovery.save()
             nursery.cancel_scope.cancel()
@@ -426,7 +448,7 @@ class Node:
             try:
                 await self._blocks.fetch(digests, self._transport.peers)
                 return
-            except FetchError as error:
+            except (FetchError, DiskFullError) as error:
                 log.warning(f"{what} cannot be had yet", error=str(error))
                 await trio.sleep(RETRY_SECONDS)
 

@@ -15,6 +15,7 @@ import trio
 
 from gossamer.node.blocks import BlockStore
 from gossamer.node.exchange import BlockService, FetchError
+from gossamer.node.state_dir import DiskFullError
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.ledger import Ledger, choose_shards, lost_claims
@@ -26,6 +27,9 @@ ROUNDS_AHEAD = 2
 
 RETRY_SECONDS = 2.0
 """Between attempts to get a shard that nobody had."""
+
+UNAVAILABLE_SECONDS = 60.0
+"""A shard that nobody had is tried again after this long; its keepers may be back."""
 
 _PIN = "claimed shards"
 
@@ -64,6 +68,8 @@ class DataFeed:
         """Absolute position up to which this peer trained each claimed shard."""
         self._queued: dict[int, int] = {}
         """Absolute position up to which each claimed shard is queued at the trainer."""
+        self._unavailable: dict[int, float] = {}
+        """Shards that nobody had, and until when they are not tried again."""
         self._ahead_tokens = 0
         self._wanted_tokens = 0
         self._wake = trio.Event()
@@ -136,9 +142,10 @@ class DataFeed:
             info = self._index.shards[shard]
             try:
                 await self._blocks.fetch([Digest(info.digest)], self._sources)
-            except FetchError as error:
+            except (FetchError, DiskFullError) as error:
                 self.problem = str(error)
                 log.warning("a shard could not be fetched", shard=shard, error=str(error))
+                self._put_back(shard)
                 await trio.sleep(RETRY_SECONDS)
                 continue
             self.problem = None
@@ -158,7 +165,10 @@ class DataFeed:
                 return shard
         if len(self._claims) >= limits.CLAIMS_MAX:
             return None
-        taken = {**self._others_claims(), PeerId(""): self._claims}
+        now = trio.current_time()
+        self._unavailable = {s: t for s, t in self._unavailable.items() if t > now}
+        # Under a name that nobody has: `choose_shards` looks at what others claim.
+        taken = {**self._others_claims(), PeerId(""): {*self._claims, *self._unavailable}}
         chosen = choose_shards(self._ledger(), self._shard_tokens, taken, self._me, 1)
         if not chosen:
             return None
@@ -166,6 +176,13 @@ class DataFeed:
         self._claims.append(chosen[0])
         self._claims_changed()
         return chosen[0]
+
+    def _put_back(self, shard: int) -> None:
+        """Nobody has it now: another one is as good."""
+        self._unavailable[shard] = trio.current_time() + UNAVAILABLE_SECONDS
+        if shard in self._claims:
+            self._claims.remove(shard)
+            self._claims_changed()
 
     def _position(self, shard: int) -> int:
         return max(self._ledger().as_dict().get(shard, 0), self._consumed.get(shard, 0))

@@ -129,7 +129,7 @@ def check_torch(device: str, probe: str = _TORCH_PROBE) -> Iterator[Check]:
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
     except subprocess.TimeoutExpired:
         report, reason = None, f"no answer within {_TORCH_SECONDS_MAX} s"
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         report, reason = None, f"unexpected answer: {error}"
     if report is None:
         advice = "Install torch for this Python as https://pytorch.org/get-started says"

@@ -185,7 +185,7 @@ class Gossip:
         try:
             try:
                 statements = _reply_decoder.decode(message)
-            except (msgspec.DecodeError, RecursionError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise MalformedError(f"not a board: {error}") from error
             for signed in statements[:STATEMENTS_MAX]:
                 self._take(signed)

@@ -95,6 +95,7 @@ class RingLink:
             stream = await self._transport.open_stream(self._peer, RING_PROTOCOL)
         except TransportError as error:
             raise LinkFailed(f"reset: {error}") from error
+        failures: list[LinkFailed] = []  # raised below: inside `except*` they would come in a group
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._receive_acks, stream, nursery.cancel_scope)
@@ -104,12 +105,14 @@ class RingLink:
                     nursery.cancel_scope.cancel()
         except* StreamClosed:
             if not (self._finishing and self._sent == self._received):
-                raise LinkFailed("reset") from None
+                failures.append(LinkFailed("reset"))
         except* LinkFailed as group:
-            raise group.exceptions[0] from None
+            failures += [error for error in group.exceptions if isinstance(error, LinkFailed)]
         finally:
             with trio.CancelScope(shield=True):
                 await stream.reset()
+        if failures:
+            raise failures[0]
 
     async def _send_queued(self, stream: Stream) -> None:
         await send_frame(stream, _encoder.encode(Hello(self._roster)))
@@ -125,7 +128,7 @@ class RingLink:
             message, _ = await receive_frame(stream)
             try:
                 ack = _to_sender.decode(message)
-            except (msgspec.DecodeError, RecursionError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 raise LinkFailed("malformed acknowledgement") from None
             if not self._received <= ack.received <= self._sent:
                 raise LinkFailed("acknowledged what was not sent")
@@ -178,5 +181,5 @@ async def serve_ring(stream: Stream, on_hello: HelloHandler) -> None:
 def _decode(message: bytes | bytearray) -> Hello | Token:
     try:
         return _to_receiver.decode(message)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not a ring message: {error}") from error

@@ -104,5 +104,5 @@ async def _request(transport: Transport, peer: PeerId) -> SignedManifest:
             await stream.reset()
     try:
         return msgspec.msgpack.decode(payload, type=SignedManifest)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not a manifest: {error}") from error

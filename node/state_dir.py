@@ -196,7 +196,7 @@ class StateDir:
                 return None
             signed = msgspec.msgpack.decode(data, type=SignedManifest)
             decode_manifest(signed.manifest)
-        except (msgspec.DecodeError, RemoteProtocolError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RemoteProtocolError) as error:
             raise StateDirError(
                 f"{self.manifest_path} is damaged ({error}). Move {self.root} away and join the "
                 "run again; identity.key may be copied into the new directory"
@@ -264,7 +264,7 @@ class KnownPeers:
                 )[: limits.MEMBERS_MAX]:
                     public_key_of(PeerId(peer_id))
                     self._addresses[PeerId(peer_id)] = addresses[: limits.ADDRESSES_MAX]
-        except (OSError, msgspec.DecodeError, MalformedError, OversizedError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, MalformedError, OversizedError):
             self._addresses.clear()
             self.damaged = True
         self._saved = dict(self._addresses)

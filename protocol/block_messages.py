@@ -48,7 +48,7 @@ def decode_request(message: bytes | bytearray) -> Digest:
     """
     try:
         request = _request_decoder.decode(message)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not a block request: {error}") from None
     return _digest(request.digest)
 
@@ -66,7 +66,7 @@ def decode_reply(message: bytes | bytearray) -> tuple[Digest, bool]:
     """
     try:
         reply = _reply_decoder.decode(message)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not a block reply: {error}") from None
     return _digest(reply.digest), reply.found
 

@@ -125,7 +125,7 @@ def decode_update_index(data: bytes, num_chunks: int, num_members: int) -> Updat
     """Raises MalformedError if the bytes are not the update of a ring of this size."""
     try:
         index = _update_decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not an update index: {error}") from error
     if encode_update_index(index) != data:
         raise MalformedError("update index that is not in canonical form")
@@ -147,7 +147,7 @@ def decode_commit(data: bytes | bytearray) -> Commit:
         raise OversizedError(f"commit record of {len(data)} bytes")
     try:
         return _commit_decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not a commit record: {error}") from error
 
 
@@ -155,7 +155,7 @@ def decode_header(data: bytes) -> Header:
     """A header with every value checked except the votes. Raises MalformedError."""
     try:
         header = _header_decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not a header: {error}") from error
     if encode_header(header) != data:
         raise MalformedError("header that is not in canonical form")

@@ -46,7 +46,7 @@ def decode_ledger(data: bytes) -> Ledger:
     """Raises MalformedError if the bytes are not a ledger in canonical form."""
     try:
         ledger = _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not a ledger: {error}") from error
     shards = [shard for shard, _ in ledger.positions]
     if shards != sorted(set(shards)) or len(shards) > limits.SHARDS_MAX:
@@ -104,6 +104,17 @@ def choose_shards(
 
     free = [shard for shard in range(len(shard_tokens)) if shard not in taken]
     return sorted(free, key=preference)[:num_wanted]
+
+
+def keepers(shard: int, peers: Collection[PeerId], num_copies: int) -> list[PeerId]:
+    """The peers that keep a copy of a shard for everybody: the first by rank.
+
+    When a peer comes or goes only its own shards change their keepers (rendezvous hashing).
+    """
+    return sorted(
+        peers,
+        key=lambda peer: digest_of(b"gossamer keeper:", shard.to_bytes(8, "big"), peer.encode()),
+    )[:num_copies]
 
 
 def lost_claims(

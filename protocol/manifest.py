@@ -200,7 +200,7 @@ def decode_manifest(data: bytes) -> Manifest:
         )
     try:
         manifest = _manifest_decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not a manifest: {error}") from error
     if encode_manifest(manifest) != data:
         raise MalformedError("manifest is not in canonical form")
@@ -222,7 +222,7 @@ def decode_index(data: bytes) -> ShardIndex:
     """Raises MalformedError if the bytes are not a valid shard index."""
     try:
         index = _index_decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not a shard index: {error}") from error
     if len(index.shards) + len(index.heldout) > limits.SHARDS_MAX:
         raise OversizedError(f"shard index of more than {limits.SHARDS_MAX} shards")

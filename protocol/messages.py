@@ -161,7 +161,7 @@ def decode_signed(data: bytes | bytearray | memoryview) -> Signed:
         raise OversizedError(f"statement of {len(data)} bytes")
     try:
         return _signed_decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not a signed statement: {error}") from error
 
 
@@ -179,7 +179,7 @@ def open_signed(signed: Signed, run_id: Digest, verify: Verify) -> Statement:
         raise ForgedError(f"{signed.author} did not sign this statement for this run")
     try:
         statement = _statement_decoder.decode(signed.payload)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not a statement: {error}") from error
     _check(statement)
     return statement

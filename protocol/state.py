@@ -42,7 +42,7 @@ def decode_state_index(data: bytes, plan: ChunkPlan) -> StateIndex:
     """Raises MalformedError if the bytes are not the index of a state cut by `plan`."""
     try:
         index = _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not a state index: {error}") from error
     for digests in (index.parameters, index.momentum):
         if len(digests) != plan.num_chunks or any(len(d) != DIGEST_BYTES for d in digests):

@@ -230,7 +230,7 @@ def decode_to_worker(body: bytes | bytearray | memoryview) -> ToWorker:
     """Raises MessageError if the bytes are not a message to the worker."""
     try:
         return _to_worker.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MessageError(f"not a message to the trainer: {error}") from error
 
 
@@ -238,7 +238,7 @@ def decode_from_worker(body: bytes | bytearray | memoryview) -> FromWorker:
     """Raises MessageError if the bytes are not a message from the worker."""
     try:
         return _from_worker.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MessageError(f"not a message from the trainer: {error}") from error
 
 

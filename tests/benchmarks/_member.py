@@ -145,7 +145,7 @@ class Checker:
         self._mean: Vector | None = None
 
     def check(self, result: Vector) -> dict[str, Any]:
-        """`digest` of the result's bytes, and `error`: the largest, and `magnitude`: of the mean."""
+        """`digest` of the result, `error` (the largest) and `magnitude` (of the mean)."""
         digest = hashlib.blake2b(np.ascontiguousarray(result).data, digest_size=16).hexdigest()
         if self._assignment.rank != 0:
             return {"digest": digest}

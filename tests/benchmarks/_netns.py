@@ -16,7 +16,7 @@ LINE = "line0"
 """The interface inside every namespace."""
 
 _BURST = "128kb"
-"""More than the 64 KiB that the kernel hands to an interface at once, or shaping would cut it up."""
+"""More than the 64 KiB that the kernel hands over at once, or shaping would cut it up."""
 
 _QUEUE = "50ms"
 """What the line may hold back before it drops, as a home router does."""

@@ -175,6 +175,7 @@ class Member:
             on_offence=self._offence,
             on_removed=_removed,
             expected=lambda: self._others,
+            reach=_reach,
         )
 
     @property
@@ -211,6 +212,10 @@ class Member:
         assert isinstance(statement, Roster)
         assert self._driver is not None
         return await self._driver.greeted(envelope, statement)
+
+
+async def _reach(_peer: PeerId) -> None:
+    """Everybody is connected from the start."""
 
 
 def _removed(peer: PeerId, reason: str) -> None:

@@ -333,7 +333,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 def main() -> int:
     options = parse_arguments()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120, log_path=False)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is cleaned up
     gossamer = System("Gossamer", "_ring_gossamer.py", sys.executable, options.codec)
     systems = [gossamer]

@@ -84,7 +84,7 @@ class NumbersTrainer:
         self._queue: list[list[int]] = []
         self._queued = trio.Event()
         self._stop = False
-        self._target = initial_weights(hash(optimizer_path) % 1000)
+        self._target = initial_weights(digest_of(optimizer_path.encode())[0])
 
     async def run(self) -> None:
         await trio.sleep_forever()
@@ -181,11 +181,10 @@ async def in_no_thread(function: Callable[[], T], /) -> T:
     return function()
 
 
-def found(tmp_path: Path, *, codec: str = "fp32", num_shards: int = 64) -> tuple[
-    Identity, SignedManifest, list[bytes]
-]:
-    """A founder with a signed manifest, and the run's blocks."""
-    identity = Identity.generate()
+def found(
+    identity: Identity, *, codec: str = "fp32", num_shards: int = 64
+) -> tuple[SignedManifest, list[bytes]]:
+    """A manifest signed by its founder, and the run's blocks."""
     blocks: list[bytes] = []
     shards: list[ShardInfo] = []
     for number in range(num_shards + 1):
@@ -247,7 +246,7 @@ def found(tmp_path: Path, *, codec: str = "fp32", num_shards: int = 64) -> tuple
         )
     )
     signature = identity.sign(signing_bytes(manifest.run_id))
-    return identity, SignedManifest(manifest=encode_manifest(manifest), signature=signature), blocks
+    return SignedManifest(manifest=encode_manifest(manifest), signature=signature), blocks
 
 
 @dataclass
@@ -261,12 +260,11 @@ class World:
 
     def __post_init__(self) -> None:
         self.network = MemoryNetwork(self.seed)
-        self.founder, self.signed, self._blocks = found(self.root, codec=self.codec)
-        self._identities = {"a": self.founder}
+        self.signed, self._blocks = found(self.identity("a"), codec=self.codec)
         self._scopes: dict[str, trio.CancelScope] = {}
 
     def identity(self, name: str) -> Identity:
-        return self._identities.setdefault(name, Identity.generate())
+        return Identity.from_seed(digest_of(f"{name} {self.seed}".encode()))
 
     async def run(
         self,
@@ -325,6 +323,21 @@ class World:
         with trio.fail_after(seconds):
             while any(self.round(name) < round_number for name in names):
                 await trio.sleep(0.05)
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        with trio.fail_after(seconds):
+            while not condition():
+                await trio.sleep(0.001)
+
+    def all_shards_are_with(self, *names: str) -> bool:
+        stores = [StateDir(self.root / name).blocks_path for name in names]
+        return all(
+            any(
+                (path / digest_of(block).hex()[:2] / digest_of(block).hex()).exists()
+                for path in stores
+            )
+            for block in self._blocks
+        )
 
     def path(self, name: str) -> list[Digest]:
         committed = self.participant(name).committed
@@ -413,9 +426,7 @@ def test_a_crash_in_the_ring_does_not_stop_the_round(tmp_path: Path) -> None:
         for name in "bcd":
             await nursery.start(world.run, name, ["a"])
         await world.reach(5, *"abcd")
-        with trio.fail_after(60):
-            while world.participant("c").phase != "averaging":
-                await trio.sleep(0.001)
+        await world.until(lambda: world.participant("c").phase == "averaging")
         before = world.round("a")
         world.crash("c")
         await world.reach(before + 3, *"abd", seconds=30)
@@ -434,11 +445,8 @@ def test_the_seed_may_go_and_newcomers_join_by_anybody(tmp_path: Path) -> None:
         await nursery.start(world.run, "a")
         await nursery.start(world.run, "b", ["a"])
         await nursery.start(world.run, "c", ["a"])
-        # Everything that newcomers need is with b and c by now; only claimed shards are.
         await world.reach(6, *"abc")
-        with trio.fail_after(60):
-            while world.identity("c").peer_id not in world.participant("b").swarm.living():
-                await trio.sleep(0.1)
+        await world.until(lambda: world.all_shards_are_with("b", "c"))
         world.crash("a")
         await nursery.start(world.run, "d", ["c"])
         await world.reach(12, *"bcd")
@@ -496,9 +504,7 @@ def test_paused_peers_follow_and_resume(tmp_path: Path) -> None:
         await nursery.start(world.run, "b", ["a"])
         await world.reach(4, "a", "b")
         world.participant("b").pause()
-        with trio.fail_after(30):
-            while world.participant("b").phase != "paused":
-                await trio.sleep(0.1)
+        await world.until(lambda: world.participant("b").phase == "paused")
         paused_at = world.round("b")
         await world.reach(paused_at + 4, "a", "b")
         world.participant("b").resume()

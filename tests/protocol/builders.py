@@ -104,14 +104,14 @@ def ring_of(members: Iterable[PeerId], attempt: int = 0, tokens: int = 100) -> R
     return open_roster(envelope, roster, RUN_ID, verify, "fp32", 1024)
 
 
-def header(members: Iterable[PeerId], **changes: object) -> Header:
+def header(signers: Iterable[PeerId], **changes: object) -> Header:
     fields: dict[str, object] = {
         "version": 1,
         "run_id": RUN_ID,
         "round": 5,
         "parent": HEAD,
         "ring_id": RING_ID,
-        "members": tuple(Member(member, 100) for member in members),
+        "members": tuple(Member(member, 100) for member in signers),
         "tokens_total": 10_000,
         "update_digest": digest_of(b"update"),
         "state_digest": digest_of(b"state"),

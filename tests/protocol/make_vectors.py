@@ -1,0 +1,151 @@
+"""Writes vectors.json: the test vectors of protocol/SPEC.md.
+
+    python tests/protocol/make_vectors.py
+
+A change of these bytes is a change of the protocol. Keys are Ed25519 from seeds of 32 equal bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from builders import HEAD, RING_ID, RUN_ID, announce, header, manifest, ready, vote
+
+from gossamer.protocol.chain import (
+    ChunkFinal,
+    Commit,
+    UpdateIndex,
+    encode_commit,
+    encode_header,
+    encode_update_index,
+    mask_bytes,
+)
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.framing import encode_prefix
+from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key
+from gossamer.protocol.ledger import Ledger, claim_rank, encode_ledger
+from gossamer.protocol.manifest import encode_manifest
+from gossamer.protocol.manifest import signing_bytes as manifest_signing_bytes
+from gossamer.protocol.messages import (
+    Signed,
+    Statement,
+    Suspect,
+    encode_signed,
+    seal,
+    signing_bytes,
+)
+from gossamer.protocol.roster import make_roster, rank, ring_id_of, ring_order
+from gossamer.protocol.state import encode_state_index, index_of
+from gossamer.protocol.tensor_codecs import codec
+
+PATH = Path(__file__).parent / "vectors.json"
+KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in (1, 2, 3)]
+PEERS = [peer_id_from_public_key(key.public_key().public_bytes_raw()) for key in KEYS]
+
+
+def sealed(index: int, statement: Statement) -> Signed:
+    return seal(statement, PEERS[index], RUN_ID, KEYS[index].sign)
+
+
+def statement_vector(statement: Statement) -> dict[str, str]:
+    signed = sealed(0, statement)
+    return {
+        "payload": signed.payload.hex(),
+        "signed_bytes": signing_bytes(RUN_ID, signed.payload).hex(),
+        "signature": signed.signature.hex(),
+        "envelope": encode_signed(signed).hex(),
+        "digest": signed.digest.hex(),
+    }
+
+
+def vectors() -> dict[str, Any]:
+    """All vectors, bytes as hex."""
+    readies: dict[PeerId, Signed] = {
+        peer: sealed(index, ready()) for index, peer in enumerate(PEERS)
+    }
+    roster = make_roster(HEAD, 5, 0, readies, "fp32", 1024)
+    organiser = PEERS.index(PeerId(roster.members[0].author))
+    envelope = sealed(organiser, roster)
+    header_bytes = encode_header(header(PEERS))
+    votes = tuple(sealed(index, vote(digest_of(header_bytes))) for index in range(2))
+    run = msgspec.structs.replace(manifest(), founder=PEERS[0])
+    update = UpdateIndex(
+        "fp32",
+        (
+            ChunkFinal(digest_of(b"chunk 0"), mask_bytes(0b111, 3)),
+            ChunkFinal(digest_of(b"chunk 1"), mask_bytes(0b101, 3)),
+        ),
+    )
+    ledger = Ledger(((0, 100), (7, 1_000_000)))
+    values = np.array([1.0, -0.5, 3.25, 0.0, 1e-3], np.float32)
+    state = index_of(values, np.zeros_like(values), ChunkPlan(5, 4))
+    return {
+        "keys": [
+            {
+                "seed": key.private_bytes_raw().hex(),
+                "public_key": key.public_key().public_bytes_raw().hex(),
+                "peer_id": peer,
+            }
+            for key, peer in zip(KEYS, PEERS, strict=True)
+        ],
+        "digest": {"of": b"a run".hex(), "is": digest_of(b"a run").hex()},
+        "run_id": RUN_ID.hex(),
+        "head": HEAD.hex(),
+        "ring_id": RING_ID.hex(),
+        "statements": {
+            "announce": statement_vector(announce()),
+            "ready": statement_vector(ready()),
+            "suspect": statement_vector(Suspect(RING_ID, PEERS[1], "reset")),
+            "vote": statement_vector(vote(HEAD, removed=[PEERS[1]])),
+        },
+        "roster": {
+            "attempt": 0,
+            "ranks": {peer: rank(HEAD, 0, peer).hex() for peer in PEERS},
+            "order": ring_order(HEAD, 0, PEERS),
+            "envelope": encode_signed(envelope).hex(),
+            "ring_id": ring_id_of(envelope).hex(),
+        },
+        "header": {"bytes": header_bytes.hex(), "digest": digest_of(header_bytes).hex()},
+        "commit": encode_commit(Commit(header_bytes, votes)).hex(),
+        "update": {"bytes": encode_update_index(update).hex(), "digest": update.digest.hex()},
+        "ledger": {"bytes": encode_ledger(ledger).hex(), "digest": ledger.digest.hex()},
+        "state": {
+            "parameters": values.astype("<f4").tobytes().hex(),
+            "chunk_elements": 4,
+            "bytes": encode_state_index(state).hex(),
+            "digest": state.digest.hex(),
+        },
+        "manifest": {
+            "bytes": encode_manifest(run).hex(),
+            "run_id": run.run_id.hex(),
+            "signature": KEYS[0].sign(manifest_signing_bytes(run.run_id)).hex(),
+        },
+        "frame_prefix": {
+            "message": 300,
+            "payload": 65_536,
+            "bytes": encode_prefix(300, 65_536).hex(),
+        },
+        "codecs": {
+            name: {
+                "values": [struct.pack("<f", value).hex() for value in values],
+                "bytes": bytes(codec(name).encode(values)).hex(),
+            }
+            for name in ("fp32", "fp16")
+        },
+        "claim_rank": {"shard": 3, "peer_id": PEERS[0], "rank": claim_rank(3, PEERS[0]).hex()},
+    }
+
+
+if __name__ == "__main__":
+    PATH.write_text(json.dumps(vectors(), indent=1) + "\n")
+    print(f"wrote {PATH}")

@@ -1,0 +1,134 @@
+"""Manifests: one form, and every mistake explained."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from builders import manifest, peer
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import MalformedError, ManifestError, OversizedError
+from gossamer.protocol.ids import digest_of
+from gossamer.protocol.manifest import (
+    Manifest,
+    ShardIndex,
+    ShardInfo,
+    decode_index,
+    decode_manifest,
+    encode_index,
+    encode_manifest,
+    problems_of,
+    require_valid,
+)
+
+
+def changed(path: str, value: object) -> Manifest:
+    """The example with one value, as `section.key` or `key`, replaced."""
+    section, _, key = path.rpartition(".")
+    good = manifest()
+    if not section:
+        return msgspec.structs.replace(good, **{key: value})
+    part = msgspec.structs.replace(getattr(good, section), **{key: value})
+    return msgspec.structs.replace(good, **{section: part})
+
+
+def test_a_manifest_comes_back_from_its_bytes_and_names_its_run() -> None:
+    good = manifest()
+    assert problems_of(good) == []
+    assert require_valid(good) is good
+    data = encode_manifest(good)
+    assert decode_manifest(data) == good
+    assert good.run_id == digest_of(data)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("version", 2),
+        ("name", ""),
+        ("name", "x" * 300),
+        ("founder", "nobody"),
+        ("allowed", ("nobody",)),
+        ("allowed", tuple(peer(i) for i in range(limits.MEMBERS_MAX + 1))),
+        ("admission", "allow"),  # and nobody allowed
+        ("seed", -1),
+        ("genesis_digest", b""),
+        ("model.num_layers", 0),
+        ("model.width", 66),  # not a multiple of the heads
+        ("model.num_kv_heads", 3),
+        ("model.vocabulary", 100),  # bytes need 256
+        ("model.rope_theta", float("nan")),
+        ("model.norm_epsilon", 0.0),
+        ("inner.learning_rate", float("inf")),
+        ("inner.beta1", 1.0),
+        ("inner.clip_norm", 0.0),
+        ("outer.momentum", 1.0),
+        ("outer.inner_steps", 0),
+        ("outer.chunk_elements", limits.CHUNK_ELEMENTS_MIN - 1),
+        ("rounds.gather_seconds", 0.0),
+        ("rounds.stale_rounds", 0),
+        ("data.num_shards", 0),
+        ("data.index_digest", bytes(31)),
+        ("data.tokenizer_digest", bytes(31)),
+    ],
+)
+def test_every_mistake_is_said_with_its_key(path: str, value: object) -> None:
+    wrong = changed(path, value)
+    problems = problems_of(wrong)
+    assert problems
+    assert any(path.split(".")[-1] in problem for problem in problems)
+    with pytest.raises(ManifestError):
+        require_valid(wrong)
+    with pytest.raises(MalformedError):
+        decode_manifest(encode_manifest(wrong))
+
+
+def test_several_mistakes_are_said_at_once() -> None:
+    wrong = msgspec.structs.replace(changed("inner.beta1", 2.0), seed=-1, name="")
+    assert len(problems_of(wrong)) == 3
+
+
+def test_a_manifest_has_one_form() -> None:
+    good = manifest()
+    maps = msgspec.msgpack.decode(encode_manifest(good))
+    turned = dict(reversed(maps.items()))
+    with pytest.raises(MalformedError, match="canonical"):
+        decode_manifest(msgspec.msgpack.encode(turned))
+    with pytest.raises(MalformedError):
+        decode_manifest(msgspec.msgpack.encode({**maps, "extra": 1}))
+    del maps["rounds"]["checkpoint_rounds"]  # a default is written out
+    with pytest.raises(MalformedError, match="canonical"):
+        decode_manifest(msgspec.msgpack.encode(maps))
+
+
+def test_size_is_checked_before_anything_else() -> None:
+    with pytest.raises(OversizedError):
+        decode_manifest(bytes(limits.MANIFEST_BYTES_MAX + 1))
+
+
+def test_the_warm_up_of_the_outer_step() -> None:
+    outer = manifest().outer
+    assert [outer.inner_steps_of(n) for n in (1, 2, 3)] == [5, 5, 50]
+    assert [outer.rates_of(n) for n in (2, 3)] == [(1.0, 0.0), (0.7, 0.9)]
+    assert [outer.first_inner_step_of(n) for n in (1, 2, 3, 4)] == [0, 5, 10, 60]
+
+
+def test_the_number_of_parameters() -> None:
+    # 2 layers of 64 * 16 * (2 * 4 + 2 * 2) + 3 * 64 * 128 + 2 * 64, 256 * 64 and the last norm.
+    assert manifest().model.num_parameters == 2 * (12_288 + 24_576 + 128) + 16_384 + 64
+
+
+def test_a_shard_index_is_checked() -> None:
+    good = ShardInfo(digest_of(b"shard"), 1000, 500)
+    index = ShardIndex(shards=(good,), heldout=(good,))
+    assert decode_index(encode_index(index)) == index
+    for wrong in (
+        ShardInfo(b"", 1000, 500),
+        ShardInfo(good.digest, 0, 500),
+        ShardInfo(good.digest, limits.SHARD_TOKENS_MAX + 1, 500),
+        ShardInfo(good.digest, 1000, limits.BLOCK_BYTES_MAX + 1),
+    ):
+        with pytest.raises(MalformedError):
+            decode_index(encode_index(ShardIndex(shards=(wrong,), heldout=())))
+    with pytest.raises(OversizedError):
+        decode_index(encode_index(ShardIndex(shards=(good,) * limits.SHARDS_MAX, heldout=(good,))))

@@ -1,0 +1,305 @@
+"""One peer's round, event by event. What many peers do together is simulated in tests/sim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from builders import HEAD, RUN_ID, peers, ready, sealed, sign_as, verify
+
+from gossamer.protocol.chain import open_commit
+from gossamer.protocol.commit import VOTE_SECONDS
+from gossamer.protocol.errors import LocalProtocolError
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.messages import Ready, Roster, Signed, Suspect, Vote
+from gossamer.protocol.ring import Contribute, Finalise, Send
+from gossamer.protocol.roster import Ring, make_roster, open_roster, ring_order
+from gossamer.protocol.round import (
+    STALL_SECONDS,
+    Action,
+    BeginRing,
+    Committed,
+    Compute,
+    Parent,
+    Publish,
+    Removed,
+    Round,
+    RoundRules,
+)
+
+GATHER, ATTEMPT = 20.0, 5.0
+MEMBERS = ring_order(HEAD, 0, peers(3))
+ME, NEXT, LAST = MEMBERS
+
+
+def machine(me: PeerId = ME) -> Round:
+    return Round(
+        me=me,
+        run_id=RUN_ID,
+        parent=Parent(HEAD, 4, 1000, Ledger()),
+        rules=RoundRules("fp32", 1024, 1, GATHER, ATTEMPT),
+        sign=sign_as(me),
+        verify=verify,
+    )
+
+
+def envelopes(members: list[PeerId]) -> dict[PeerId, Signed]:
+    return {member: sealed(member, ready()) for member in members}
+
+
+def roster(members: list[PeerId], attempt: int = 0) -> tuple[Signed, Roster]:
+    made = make_roster(HEAD, 5, attempt, envelopes(members), "fp32", 1024)
+    return sealed(PeerId(made.members[0].author), made), made
+
+
+def ring_of(members: list[PeerId], attempt: int = 0) -> Ring:
+    return open_roster(*roster(members, attempt), RUN_ID, verify, "fp32", 1024)
+
+
+def published(actions: list[Action]) -> list[object]:
+    return [action.statement for action in actions if isinstance(action, Publish)]
+
+
+def of(kind: type[Action], actions: list[Action]) -> list[Action]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def in_ring(me: PeerId = ME, members: list[PeerId] = MEMBERS) -> tuple[Round, Digest]:
+    """A machine that follows the ring of these members, at second 0."""
+    round_ = machine(me)
+    round_.expect(0.0, [member for member in members if member != me])
+    round_.ready(0.0, ready())
+    round_.statement(0.0, *roster(members))
+    assert round_.ring is not None
+    return round_, round_.ring.ring_id
+
+
+def suspect(ring_id: Digest, accused: PeerId) -> Callable[[PeerId], tuple[Signed, Suspect]]:
+    statement = Suspect(ring_id, accused, "reset")
+    return lambda author: (sealed(author, statement), statement)
+
+
+def test_one_peer_alone_commits_alone() -> None:
+    round_ = machine()
+    actions = round_.ready(0.0, ready())
+    assert [type(statement) for statement in published(actions)] == [Ready, Roster]
+    assert round_.ring is not None
+    ring_id = round_.ring.ring_id
+    assert of(Contribute, actions) == [Contribute(0, None)]
+    assert round_.contributed(1.0, ring_id, 0, b"sum") == [Finalise(0, b"sum", 1)]
+    (compute,) = round_.finalised(2.0, ring_id, 0, b"f", digest_of(b"f"))
+    assert isinstance(compute, Compute)
+    actions = round_.computed(3.0, ring_id, compute.generation, digest_of(b"state"))
+    (committed,) = of(Committed, actions)
+    assert isinstance(committed, Committed)
+    header = open_commit(committed.commit, RUN_ID, verify)
+    assert (header.round, header.parent, header.tokens_total) == (5, HEAD, 1000 + 8192)
+    assert header.spans == ready().spans
+    assert round_.state == "committed"
+    assert round_.tick(99.0) == []
+    assert round_.wake_seconds(99.0) is None
+
+
+def test_ready_is_for_this_round_only() -> None:
+    for other in (ready(round=6), ready(head=digest_of(b"other"))):
+        with pytest.raises(LocalProtocolError):
+            machine().ready(0.0, other)
+
+
+def test_the_organiser_publishes_when_all_expected_are_ready() -> None:
+    round_ = machine()
+    round_.expect(0.0, [NEXT, LAST])
+    assert [type(s) for s in published(round_.ready(0.0, ready()))] == [Ready]
+    assert round_.statement(1.0, sealed(NEXT, ready()), ready()) == []
+    assert round_.stop_training_seconds == pytest.approx(0.7 * GATHER)
+    actions = round_.statement(2.0, sealed(LAST, ready()), ready())
+    assert [type(statement) for statement in published(actions)] == [Roster]
+    (begin,) = of(BeginRing, actions)
+    assert isinstance(begin, BeginRing)
+    assert list(begin.ring.members) == MEMBERS
+    assert round_.successor == NEXT
+
+
+def test_at_the_deadline_it_goes_without_the_missing() -> None:
+    round_ = machine()
+    round_.expect(0.0, [NEXT, LAST])
+    round_.ready(0.0, ready())
+    assert round_.wake_seconds(0.0) == GATHER
+    assert of(BeginRing, round_.tick(GATHER))
+
+
+def test_a_preferred_roster_replaces_the_ring_and_the_others_hear_that_i_left() -> None:
+    round_, first = in_ring(NEXT, [NEXT, LAST])
+    actions = round_.statement(1.0, *roster(MEMBERS))
+    assert published(actions) == [Suspect(first, NEXT, "follows another ring")]
+    assert of(BeginRing, actions)
+    assert round_.statement(2.0, *roster([NEXT, LAST])) == []
+    assert round_.contributed(3.0, first, 0, b"sum") == []  # an answer for the old ring
+
+
+def test_a_ring_without_me_is_waited_for() -> None:
+    round_ = machine()
+    round_.expect(0.0, [NEXT, LAST])
+    assert round_.statement(0.0, *roster([NEXT, LAST])) == []
+    for member in (NEXT, LAST):
+        round_.statement(0.0, sealed(member, ready()), ready())
+    assert not of(BeginRing, round_.ready(1.0, ready()))
+    assert of(BeginRing, round_.expect(2.0, []))  # both are gone
+
+
+def test_a_ring_that_waits_for_my_life_before_a_restart_is_not_followed() -> None:
+    round_ = machine()
+    actions = round_.statement(0.0, *roster(MEMBERS))
+    assert published(actions) == [Suspect(ring_of(MEMBERS).ring_id, ME, "restarted")]
+    assert round_.statement(1.0, *roster(MEMBERS)) == []  # once
+    assert round_.statement(1.0, sealed(ME, ready()), ready()) == []  # my own, come back
+    assert not round_.is_ready
+    assert round_.ring is None
+
+
+def test_a_failed_link_is_an_accusation() -> None:
+    round_, ring_id = in_ring()
+    round_.contributed(1.0, ring_id, 0, b"sum")
+    actions = round_.link_failed(2.0, ring_id, NEXT, "reset")
+    assert published(actions) == [Suspect(ring_id, NEXT, "reset")]
+    assert of(Removed, actions) == [Removed(NEXT, "reset")]
+    assert of(Send, actions) == [Send(LAST, 0, 0b001, None, b"sum")]
+    assert round_.link_failed(3.0, ring_id, NEXT, "reset") == []
+    assert round_.removed == {NEXT}
+    assert round_.attainable_tokens == 1000 + 2 * 8192
+
+
+def test_what_was_said_of_a_ring_before_i_follow_it_counts() -> None:
+    round_ = machine()
+    round_.expect(0.0, [NEXT, LAST])
+    round_.ready(0.0, ready())
+    ring_id = ring_of(MEMBERS).ring_id
+    assert round_.statement(0.0, *suspect(ring_id, LAST)(NEXT)) == []
+    actions = round_.statement(1.0, *roster(MEMBERS))
+    assert of(Removed, actions) == [Removed(LAST, "reset")]
+
+
+def test_who_is_out_says_so_and_listens() -> None:
+    round_, ring_id = in_ring()
+    actions = round_.statement(1.0, *suspect(ring_id, ME)(NEXT))
+    assert published(actions) == [Suspect(ring_id, ME, f"accused by {NEXT}")]
+    assert round_.successor is None
+    assert round_.attainable_tokens == 1000
+    assert round_.state == "reducing"
+    assert round_.link_failed(2.0, ring_id, NEXT, "reset") == []
+    assert round_.wake_seconds(2.0) == 1.0 + STALL_SECONDS
+
+
+def test_when_nobody_is_left_in_the_ring_it_is_gathered_again() -> None:
+    round_, ring_id = in_ring()
+    round_.statement(1.0, *suspect(ring_id, ME)(NEXT))
+    round_.statement(2.0, *suspect(ring_id, LAST)(NEXT))
+    assert round_.state == "reducing"
+    round_.expect(3.0, [LAST])  # NEXT, the only one in the ring, is dead
+    assert round_.state == "gathering"
+    round_.statement(3.0, sealed(LAST, ready()), ready())
+    wake = round_.wake_seconds(3.0)
+    assert wake == 3.0 + ATTEMPT
+    while round_.ring is None or round_.ring.ring_id == ring_id:
+        assert wake is not None
+        actions = round_.tick(wake)
+        wake = round_.wake_seconds(wake)
+    assert round_.ring.roster.attempt >= 1
+    assert sorted(round_.ring.members) == sorted([ME, LAST])
+    assert of(BeginRing, actions)
+    assert round_.statement(60.0, *roster(MEMBERS)) == []  # that ring is void
+
+
+def test_an_accusation_is_repeated_when_its_author_falls() -> None:
+    members = ring_order(HEAD, 0, peers(4))
+    round_, ring_id = in_ring(members[0], members)
+    round_.statement(1.0, *suspect(ring_id, members[2])(members[1]))
+    actions = round_.statement(2.0, *suspect(ring_id, members[1])(members[3]))
+    assert published(actions) == [Suspect(ring_id, members[2], "its accuser is out")]
+
+
+def test_a_ring_in_which_nothing_happens_is_left() -> None:
+    round_, ring_id = in_ring()
+    assert round_.wake_seconds(0.0) == STALL_SECONDS
+    assert round_.tick(STALL_SECONDS - 0.1) == []
+    assert published(round_.tick(STALL_SECONDS)) == [Suspect(ring_id, ME, "stalled")]
+    assert round_.state == "reducing"  # the others may yet commit without me
+    round_.tick(2 * STALL_SECONDS)
+    assert round_.state == "gathering"
+
+
+def test_leaving_for_another_head_is_said() -> None:
+    round_, ring_id = in_ring()
+    assert published(round_.leave(1.0)) == [Suspect(ring_id, ME, "follows another head")]
+    assert round_.leave(2.0) == []
+    assert machine().leave(0.0) == []
+
+
+def voting(round_: Round, ring_id: Digest) -> Vote:
+    """Brings the machine to its vote for an average of all three."""
+    final = (0b111, 1, b"f", digest_of(b"f"))
+    (compute,) = of(Compute, round_.final_received(1.0, ring_id, LAST, 0, *final))
+    assert isinstance(compute, Compute)
+    assert round_.state == "computing"
+    actions = round_.computed(2.0, ring_id, compute.generation, digest_of(b"state"))
+    (vote,) = published(actions)
+    assert isinstance(vote, Vote)
+    return vote
+
+
+def test_more_than_half_of_the_votes_commit() -> None:
+    round_, ring_id = in_ring()
+    vote = voting(round_, ring_id)
+    other = Vote(ring_id, 1, vote.header_digest, ())
+    (committed,) = round_.statement(3.0, sealed(NEXT, other), other)
+    assert isinstance(committed, Committed)
+    assert committed.proposal.header.digest == vote.header_digest
+
+
+def test_the_silent_are_accused_and_the_survivor_commits() -> None:
+    round_, ring_id = in_ring()
+    voting(round_, ring_id)
+    assert round_.wake_seconds(2.0) == 2.0 + VOTE_SECONDS
+    actions = round_.tick(2.0 + VOTE_SECONDS)
+    accused = [s.accused for s in published(actions) if isinstance(s, Suspect)]
+    assert accused == [NEXT, LAST]
+    (committed,) = of(Committed, actions)
+    assert isinstance(committed, Committed)
+    open_commit(committed.commit, RUN_ID, verify)
+
+
+def test_whose_link_breaks_while_i_wait_for_its_vote_is_not_waited_for() -> None:
+    round_, ring_id = in_ring()
+    vote = voting(round_, ring_id)
+    assert not of(Committed, round_.statement(3.0, *suspect(ring_id, LAST)(NEXT)))
+    actions = round_.link_failed(4.0, ring_id, NEXT, "reset")
+    assert len(of(Committed, actions)) == 1
+    assert [s.header_digest for s in published(actions) if isinstance(s, Vote)] == [
+        vote.header_digest
+    ]
+
+
+def test_a_better_final_is_computed_and_voted_for_again() -> None:
+    round_, ring_id = in_ring()
+    partial = (0b011, 1, b"p", digest_of(b"p"))
+    (first,) = of(Compute, round_.final_received(1.0, ring_id, LAST, 0, *partial))
+    assert isinstance(first, Compute)
+    vote = voting(round_, ring_id)
+    assert vote.sequence == 1
+    stale = round_.computed(3.0, ring_id, first.generation, digest_of(b"stale"))
+    assert stale == []
+
+
+def test_the_commit_of_my_header_ends_the_round() -> None:
+    round_, ring_id = in_ring()
+    twin, _ = in_ring()
+    vote = voting(round_, ring_id)
+    voting(twin, ring_id)
+    other = Vote(ring_id, 1, vote.header_digest, ())
+    (committed,) = twin.statement(3.0, sealed(NEXT, other), other)
+    assert isinstance(committed, Committed)
+    assert of(Committed, round_.commit_received(committed.commit))
+    assert round_.commit_received(committed.commit) == []
+    fresh, _ = in_ring()
+    assert fresh.commit_received(committed.commit) == []  # it has not computed it

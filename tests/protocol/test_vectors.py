@@ -1,0 +1,68 @@
+"""The committed test vectors are what the code does, and what SPEC.md quotes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from make_vectors import PATH, vectors
+
+from gossamer.protocol.chain import decode_commit, open_commit
+from gossamer.protocol.ids import Digest, PeerId, public_key_of
+from gossamer.protocol.messages import Roster, decode_signed, open_signed
+from gossamer.protocol.roster import open_roster
+from gossamer.protocol.tensor_codecs import codec
+
+SPEC = Path(__file__).parents[2] / "protocol" / "SPEC.md"
+
+
+@pytest.fixture(scope="module")
+def committed() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(PATH.read_text())
+    return content
+
+
+def verify(author: PeerId, data: bytes, signature: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key_of(author)).verify(signature, data)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def test_the_code_writes_the_committed_bytes(committed: dict[str, Any]) -> None:
+    """If this fails, the wire has changed: raise the protocol's version, or undo it."""
+    assert json.loads(json.dumps(vectors())) == committed
+
+
+def test_the_committed_bytes_are_accepted(committed: dict[str, Any]) -> None:
+    run_id = Digest(bytes.fromhex(committed["run_id"]))
+    for statement in committed["statements"].values():
+        signed = decode_signed(bytes.fromhex(statement["envelope"]))
+        open_signed(signed, run_id, verify)
+    envelope = decode_signed(bytes.fromhex(committed["roster"]["envelope"]))
+    roster = open_signed(envelope, run_id, verify)
+    assert isinstance(roster, Roster)
+    ring = open_roster(envelope, roster, run_id, verify, "fp32", 1024)
+    assert ring.ring_id.hex() == committed["roster"]["ring_id"]
+    assert list(ring.members) == committed["roster"]["order"]
+    header = open_commit(decode_commit(bytes.fromhex(committed["commit"])), run_id, verify)
+    assert header.digest.hex() == committed["header"]["digest"]
+    for name, vector in committed["codecs"].items():
+        values = np.frombuffer(bytes.fromhex("".join(vector["values"])), "<f4")
+        decoded = codec(name).decode(bytes.fromhex(vector["bytes"]), len(values))
+        assert np.allclose(decoded, values, rtol=1e-3)
+
+
+def test_what_the_specification_quotes_is_in_the_vectors(committed: dict[str, Any]) -> None:
+    known = json.dumps(committed)
+    text = SPEC.read_text()
+    quoted = [line.split()[-1] for line in text.splitlines() if line.startswith("    = ")]
+    assert len(quoted) >= 8
+    for value in quoted:
+        assert value in known, f"SPEC.md quotes {value}"
