@@ -194,6 +194,10 @@ class BlockStore:
         self._touch(digest)
         return file
 
+    def check(self, digest: Digest) -> None:
+        """Reads the block without keeping it. Raises as `get` does."""
+        self.open_block(digest).close()
+
     def delete(self, digest: Digest) -> None:
         """Remove a block, pinned or not. Nothing happens when it is not here."""
         with self._lock:

@@ -1,8 +1,8 @@
 """Committed headers on disk, and the tree they form in memory.
 
-Every commit record is a file of its own, ``chain/<round>-<head>``; an entry in memory holds what
-the head rule and the way from one head to another need. A file that is damaged is left out with a
-warning: its round can be fetched again from any peer.
+Every commit record is a file of its own, ``chain/<round>-<head>``, behind its own BLAKE3 digest; an
+entry in memory holds what the head rule and the way from one head to another need. A file that is
+damaged is left out with a warning: its round can be fetched again from any peer.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from gossamer.protocol.chain import (
     encode_commit,
     is_heavier,
 )
-from gossamer.protocol.errors import RemoteProtocolError
-from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
 
 log = structlog.get_logger("chain")
 
@@ -63,10 +63,14 @@ class ChainStore:
                 path.unlink(missing_ok=True)  # half-written when the process died
             return
         try:
-            commit = decode_commit(path.read_bytes())
+            commit = decode_commit(_read(path))
             header = decode_header(commit.header)
         except (OSError, RemoteProtocolError) as error:
-            log.warning("a committed header on disk is damaged and left out", error=str(error))
+            log.warning(
+                "a committed header on disk is damaged and left out; peers may have it",
+                file=str(path),
+                error=str(error),
+            )
             return
         self._remember(digest_of(commit.header), header)
 
@@ -101,7 +105,7 @@ class ChainStore:
     def _write(path: Path, data: bytes) -> None:
         temporary = path.with_name(f".{path.name}")
         try:
-            temporary.write_bytes(data)
+            temporary.write_bytes(digest_of(data) + data)
             os.replace(temporary, path)
         except OSError as error:
             temporary.unlink(missing_ok=True)
@@ -120,7 +124,7 @@ class ChainStore:
         """The commit record of a head. OSError or RemoteProtocolError if the file is damaged."""
         if head in self._unwritten:
             return decode_commit(self._unwritten[head])
-        return decode_commit(self._file(self._entries[head]).read_bytes())
+        return decode_commit(_read(self._file(self._entries[head])))
 
     def header(self, head: Digest) -> Header:
         """Likewise, its header."""
@@ -196,3 +200,11 @@ class ChainStore:
                 break
             records.append(data)
         return records
+
+
+def _read(path: Path) -> bytes:
+    """The record in a file. OSError, or MalformedError if it is damaged."""
+    data = path.read_bytes()
+    if data[:DIGEST_BYTES] != digest_of(data[DIGEST_BYTES:]):
+        raise MalformedError("the record does not fit its digest")
+    return data[DIGEST_BYTES:]

@@ -247,13 +247,13 @@ class ChainSync:
             return
         await self._fetch([chain.entry(base).state_digest], sources)
         if base != chain.genesis:
-            await self._fetch([Digest(chain.header(base).ledger_digest)], sources)
+            await self._fetch([Digest(committed.header(base).ledger_digest)], sources)
         await self._fetch(committed.state_blocks(base), sources)
 
     async def _fetch_averages(self, step: Digest, sources: Callable[[], Sequence[PeerId]]) -> None:
         """All blocks of the averaged chunks of a round."""
         committed = self._committed
-        await self._fetch([Digest(committed.chain.header(step).update_digest)], sources)
+        await self._fetch([Digest(committed.header(step).update_digest)], sources)
         await self._fetch(committed.update_blocks(step), sources)
 
     async def _fetch(self, digests: list[Digest], sources: Callable[[], Sequence[PeerId]]) -> None:

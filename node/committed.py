@@ -304,8 +304,14 @@ class CommittedState:
 
     def update_blocks(self, head: Digest) -> list[Digest]:
         """Blocks of the averaged chunks of a round, whose update index must be here."""
-        header = self.chain.header(head)
-        return [Digest(final.digest) for final in self._update_index(header).finals]
+        return [Digest(final.digest) for final in self._update_index(self.header(head)).finals]
+
+    def header(self, head: Digest) -> Header:
+        """The header of a known head. CannotRebuildError if its file is damaged or gone."""
+        try:
+            return self.chain.header(head)
+        except (OSError, RemoteProtocolError) as error:
+            raise CannotRebuildError(f"header {short(head)}: {error}") from error
 
     def replay(self, head: Digest) -> Replayed:
         """Applies the committed round `head`, a child of the present head, from its blocks.
@@ -314,9 +320,9 @@ class CommittedState:
             CannotRebuildError: a block is missing or damaged, or the result is not the state that
                 the header names (then the header lies, or this machine computes wrongly).
         """
-        commit = self.chain.commit(head)
-        header = self.chain.header(head)
+        header = self.header(head)
         assert header.parent == self.head
+        commit = self.chain.commit(head)
         update = self._update_index(header)
         try:
             finals = [self._store.get(Digest(final.digest)) for final in update.finals]
@@ -334,7 +340,19 @@ class CommittedState:
 
     def restore(self, on_replayed: Callable[[Replayed], None] = lambda _: None) -> bool:
         """Rebuilds the newest state that the disk holds; False if there is none at all."""
-        return any(self.rebuild(head, on_replayed) for head in self._restore_order())
+        newest = self._head_on_disk()
+        heads = self.chain.heads_by_weight()
+        if newest is not None and newest in self.chain:
+            heads.insert(0, newest)
+        found = any(self.rebuild(head, on_replayed) for head in heads)
+        if newest is not None and self.head != newest:
+            log.warning(
+                "the disk does not hold all of the newest committed state any more: peers are "
+                "asked for it, and without any it goes on from what is left",
+                wanted=short(newest),
+                found_round=self.entry.round,
+            )
+        return found
 
     def rebuild(
         self, head: Digest, on_replayed: Callable[[Replayed], None] = lambda _: None
@@ -372,20 +390,23 @@ class CommittedState:
         self._held = []
         self._store.unpin(_WAY_PIN)
 
-    def _restore_order(self) -> list[Digest]:
-        heads = self.chain.heads_by_weight()
+    def _head_on_disk(self) -> Digest | None:
+        """The head that was written last; None if there is none, or a damaged one."""
         try:
-            written = Digest(bytes.fromhex(self._state_dir.head_path.read_text().strip()))
-        except (OSError, ValueError):
-            return heads
-        return [written, *heads] if written in self.chain else heads
+            written = bytes.fromhex(self._state_dir.head_path.read_text().strip())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("the head file is damaged; the chain tells", problem=str(error))
+            return None
+        return Digest(written)
 
     def _pin_older_checkpoint(self, path: list[Digest], base: Digest) -> None:
         """After a restart: the checkpoint before the one that was loaded, and what lies between."""
         for head in reversed(path[: path.index(base)] if base in path else []):
-            header = self.chain.header(head)
             try:
-                update = self._update_index(self.chain.header(head))
+                header = self.header(head)
+                update = self._update_index(header)
             except CannotRebuildError:
                 return
             self._store.pin(_update_pin(head), _update_digests(header, update))
@@ -403,7 +424,7 @@ class CommittedState:
             raise CannotRebuildError(f"state of round {entry.round}: {error}") from error
 
     def _ledger_digest(self, entry: Entry) -> Digest | None:
-        return None if entry.round == 0 else Digest(self.chain.header(entry.head).ledger_digest)
+        return None if entry.round == 0 else Digest(self.header(entry.head).ledger_digest)
 
     def _update_index(self, header: Header) -> UpdateIndex:
         try:

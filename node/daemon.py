@@ -133,7 +133,7 @@ class _Daemon:
         async with open_libp2p_transport(identity, settings.listen) as transport:
             addresses = settings.bootstrap
             if isinstance(self._role, Found):
-                signed = await found_here(self._role, identity, store, settings)
+                signed = await found_here(self._role, identity, state_dir.blocks_path, settings)
                 state_dir.write_manifest(signed)
             else:
                 addresses = (*self._role.addresses, *addresses)
@@ -148,6 +148,7 @@ class _Daemon:
                     f"there is no run in {state_dir.root}: `gossamer start` founds one, "
                     "`gossamer join ADDRESS` joins one"
                 )
+            store = BlockStore(state_dir.blocks_path, settings.cache_bytes)
             node = Node(settings, state_dir, identity, store, transport, signed, addresses)
             self._leave = node.leave
             await node.run()
@@ -446,7 +447,7 @@ class Node:
         """Gets blocks from whoever is connected, however long it takes."""
         while True:
             try:
-                await self._blocks.fetch(digests, self._transport.peers)
+                await self._blocks.fetch_checked(digests, self._transport.peers)
                 return
             except (FetchError, DiskFullError) as error:
                 log.warning(f"{what} cannot be had yet", error=str(error))

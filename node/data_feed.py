@@ -141,7 +141,7 @@ class DataFeed:
                 continue
             info = self._index.shards[shard]
             try:
-                await self._blocks.fetch([Digest(info.digest)], self._sources)
+                await self._blocks.fetch_checked([Digest(info.digest)], self._sources)
             except (FetchError, DiskFullError) as error:
                 self.problem = str(error)
                 log.warning("a shard could not be fetched", shard=shard, error=str(error))

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import structlog
 import trio
 
-from gossamer.node.blocks import BlockStore, CorruptBlockError, MissingBlockError
+from gossamer.node.blocks import BlockError, BlockStore, CorruptBlockError, MissingBlockError
 from gossamer.node.fetching import INLINE_BYTES_MAX, Download, FetchLimits
 from gossamer.node.frames import receive_frame, send_frame
 from gossamer.node.transport import Stream, StreamClosed, Transport
@@ -131,6 +131,27 @@ class BlockService:
             await self._fetch(wanted, sources, report)
         finally:
             self._store.unpin(pin_name)
+
+    async def fetch_checked(
+        self, digests: Iterable[Digest], sources: Callable[[], Sequence[PeerId]]
+    ) -> None:
+        """As `fetch`, and what is here already is read: damaged blocks are fetched again.
+
+        For blocks that somebody will read from the file, without the store's check.
+        """
+        wanted = list(dict.fromkeys(digests))
+        await self.fetch(wanted, sources)
+        for digest in wanted:
+            try:
+                if (self._store.size(digest) or 0) <= INLINE_BYTES_MAX:
+                    self._store.check(digest)
+                else:
+                    await trio.to_thread.run_sync(
+                        self._store.check, digest, limiter=self._checking
+                    )
+            except BlockError as error:
+                _log.warning("a block on disk is of no use", problem=str(error))
+        await self.fetch(wanted, sources)
 
     async def _fetch(
         self,

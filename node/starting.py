@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
@@ -11,12 +12,12 @@ import trio
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from gossamer.node.blocks import BlockStore
 from gossamer.node.config import Found, Settings
 from gossamer.node.draft import Draft, draft_of_preset
-from gossamer.node.founding import prepare_data, sign_manifest
+from gossamer.node.founding import sign_manifest
 from gossamer.node.identity import Identity
 from gossamer.node.manifest_file import read_manifest_file
+from gossamer.node.preparing import prepare_elsewhere
 from gossamer.node.trainer_process import TrainerExit, TrainerProcess
 from gossamer.node.training import TrainerFailedError
 from gossamer.protocol.manifest import SignedManifest
@@ -27,14 +28,11 @@ from gossamer.trainer.presets import DEFAULT_PRESET
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
-# Typed loosely: the stubs of trio-typing, which libp2p brings, are older than abandon_on_cancel.
-_run_in_thread: Any = trio.to_thread.run_sync
-
 log = structlog.get_logger("node")
 
 
 async def found_here(
-    role: Found, identity: Identity, store: BlockStore, settings: Settings
+    role: Found, identity: Identity, blocks: Path, settings: Settings
 ) -> SignedManifest:
     """Tokenises the corpus, draws the initial weights and signs the manifest.
 
@@ -48,10 +46,7 @@ async def found_here(
         draft = draft_of_preset(role.preset or DEFAULT_PRESET)
     log.info(f"founding {draft.name}: {draft.model.num_parameters:,} parameters")
     with _Bars() as bars:
-        data = await _run_in_thread(
-            lambda: prepare_data(draft, role.corpus, put=store.put, progress=bars.show),
-            abandon_on_cancel=True,
-        )
+        data = await prepare_elsewhere(draft, role.corpus, blocks, settings.cache_bytes, bars.show)
     parameters = await initial_parameters(draft, settings)
     return sign_manifest(draft, data, parameters, identity=identity).signed
 
@@ -123,7 +118,7 @@ class _Bars:
             self._progress.stop()
 
     def show(self, stage: str, done: int, total: int) -> None:
-        """The `Progress` callback of the corpus code; called from its thread."""
+        """The `Progress` callback of the corpus code; called as it goes on."""
         if self._progress is not None:
             if stage not in self._tasks:
                 self._tasks[stage] = self._progress.add_task(stage, total=total)

@@ -26,7 +26,7 @@ import structlog
 from gossamer.node.metrics import Metrics
 from gossamer.node.state_dir import write_atomically
 from gossamer.protocol import limits
-from gossamer.protocol.ids import Digest
+from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
 from gossamer.protocol.messages import Span
 from gossamer.protocol.state import FloatVector
 
@@ -163,15 +163,19 @@ _T = TypeVar("_T")
 
 
 def _encode(header: msgspec.Struct, vector: FloatVector) -> bytes:
-    """A header's length and msgpack, and the vector, left out if it is zero."""
+    """A header's length and msgpack, and the vector, left out if it is zero; first their digest."""
     encoded = msgspec.msgpack.encode(header)
     content = vector.astype("<f4", copy=False).tobytes() if vector.any() else b""
-    return len(encoded).to_bytes(4, "big") + encoded + content
+    data = len(encoded).to_bytes(4, "big") + encoded + content
+    return digest_of(data) + data
 
 
 def _read(path: Path, kind: type[_T], num_elements: int) -> tuple[_T, FloatVector]:
     """What `_encode` wrote. FileNotFoundError; ValueError for a damaged file."""
-    data = path.read_bytes()
+    content = path.read_bytes()
+    data = content[DIGEST_BYTES:]
+    if content[:DIGEST_BYTES] != digest_of(data):
+        raise ValueError(f"{path} does not fit its digest")
     end = 4 + int.from_bytes(data[:4], "big")
     header = msgspec.msgpack.decode(data[4:end], type=kind)  # its DecodeError is a ValueError
     vector = np.frombuffer(data[end:], dtype="<f4")

@@ -8,10 +8,12 @@ Rules
 - A member that hears that it is out says so itself.
 - When the accusers of a member are all out themselves, I accuse it again in my own name: others may
   have heard of its accusers' fall first, and would wait for somebody whom I pass over.
+- A member that is out and accuses another does not know it, because it holds its accusers to be
+  out. I accuse it in my own name, so that it does not wait for me.
 
-Members that hold each other to be in therefore come to hold the same members out: take the first
-removal on which two of them differ. Its accuser is in for one of them, who repeats or relays what
-the other has to accept.
+So whoever holds a member to be in comes to hold the same members out as that one does: take the
+first removal on which two of them differ. Its accuser is in for one of them, who repeats or relays
+what the other has to accept.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ class Accusations:
         self._me = me
         self._accusers: dict[PeerId, set[PeerId]] = {}
         self._out: set[PeerId] = set()
+        self._unaware: set[PeerId] = set()
 
     @property
     def out(self) -> frozenset[PeerId]:
@@ -39,6 +42,7 @@ class Accusations:
         if author not in self._members or accused not in self._members:
             return False
         if author in self._out and author != accused:
+            self._unaware.add(author)
             return False
         self._accusers.setdefault(accused, set()).add(author)
         if accused in self._out:
@@ -47,11 +51,13 @@ class Accusations:
         return True
 
     def to_repeat(self) -> list[PeerId]:
-        """Members that are out only by the word of others that are out: I have to accuse them."""
+        """Members that are out and that I have to accuse once in my own name."""
         if self._me in self._out:
             return []
         return [
             accused
             for accused, accusers in sorted(self._accusers.items())
-            if accused not in accusers and accusers <= self._out
+            if accused not in accusers
+            and self._me not in accusers
+            and (accusers <= self._out or accused in self._unaware)
         ]

@@ -26,7 +26,6 @@ from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.messages import Ready, Roster, Signed, Verify, open_signed
 
-
 ROSTER_BYTES_MAX = limits.GOSSIP_BYTES_MAX // 2 - limits.KIB
 """Members of one roster: it has to fit a gossip message, and a board's reply."""
 

@@ -444,7 +444,7 @@ class Round:
         """In my own name."""
         assert self.ring is not None
         is_news = accused in self.ring.members and accused not in self._accusations.out
-        if not is_news and accused != self._me and accused not in self._accusations.to_repeat():
+        if not is_news and accused != self._me:
             return []
         suspect = self._suspect(self.ring.ring_id, accused, reason)
         return [suspect, *self._accused(now, self._me, accused, reason)]
@@ -457,7 +457,7 @@ class Round:
         """A member of my ring, or I, accused a member."""
         assert self._reduce is not None
         if not self._accusations.accuse(author, accused):
-            return []
+            return self._repeat(now)
         actions: list[Action] = [Removed(accused, reason), *self._reduce.member_removed(accused)]
         if self._is_out:
             self._progress_seconds = now
@@ -465,13 +465,21 @@ class Round:
                 actions += self._accuse(now, self._me, f"accused by {author}")
             return actions + self._return_if_lost(now)
         self._progress_seconds = now
-        for peer in self._accusations.to_repeat():
-            actions += self._accuse(now, peer, "its accuser is out")
+        actions += self._repeat(now)
         if self.state == "voting":
             assert self._commitment is not None
             assert self._commitment.header is not None
             actions += self._vote(now, self._commitment.header)
         return [*actions, *self._after_finals()]
+
+    def _repeat(self, now: float) -> list[Action]:
+        """In my own name what others said of members that are out."""
+        assert self.ring is not None
+        actions: list[Action] = []
+        for peer in self._accusations.to_repeat():
+            self._accusations.accuse(self._me, peer)
+            actions.append(self._suspect(self.ring.ring_id, peer, "is out"))
+        return actions
 
     def _leave_if_stalled(self, now: float) -> list[Action]:
         assert self.ring is not None

@@ -216,7 +216,7 @@ def test_an_accusation_is_repeated_when_its_author_falls() -> None:
     round_, ring_id = in_ring(members[0], members)
     round_.statement(1.0, *suspect(ring_id, members[2])(members[1]))
     actions = round_.statement(2.0, *suspect(ring_id, members[1])(members[3]))
-    assert published(actions) == [Suspect(ring_id, members[2], "its accuser is out")]
+    assert published(actions) == [Suspect(ring_id, members[2], "is out")]
 
 
 def test_a_ring_in_which_nothing_happens_is_left() -> None:

@@ -21,7 +21,7 @@ from gossamer.protocol.messages import (
     Vote,
     open_signed,
 )
-from gossamer.protocol.ring import Contribute, Finalise, Send
+from gossamer.protocol.ring import Contribute, Final, Finalise, Send
 from gossamer.protocol.roster import Ring
 from gossamer.protocol.round import (
     Action,
@@ -56,6 +56,8 @@ class Peer:
         """Commit records; they and the head are on disk."""
         self.round: Round | None = None
         self.ring: Ring | None = None
+        self.finals: list[Final] = []
+        """Of the ring, once all are there; the newest."""
         self._envelope: Signed | None = None
         self._hung = False
         self._sign = sign_as(peer_id)
@@ -310,12 +312,14 @@ class Peer:
                     lambda ring_id: round_.finalised(world.now, ring_id, chunk, payload, digest),
                 )
             case Compute(generation, finals):
+                self.finals = finals
                 state = digest_of(self.head, *(final.digest for final in finals))
                 self._computes += 1
                 world.count("computed again", self._computes > 1)
                 self._answer(
                     round_,
                     lambda ring_id: round_.computed(world.now, ring_id, generation, state),
+                    not_before=world.scenario.hold_seconds,
                 )
             case Send(target):
                 assert self.ring is not None
@@ -330,7 +334,13 @@ class Peer:
                 self._carried_tokens = 0
                 self._enter(proposal.header.digest)
 
-    def _answer(self, round_: Round, event: Callable[[Digest], list[Action]]) -> None:
+    def _answer(
+        self,
+        round_: Round,
+        event: Callable[[Digest], list[Action]],
+        *,
+        not_before: float = 0.0,
+    ) -> None:
         """Arithmetic takes its time, and what it answers may be out of date by then."""
         assert self.ring is not None
         ring_id = self.ring.ring_id
@@ -339,13 +349,15 @@ class Peer:
             if self.round is round_:
                 self.do(round_, event(ring_id))
 
-        self.world.later(self.world.uniform(self.world.scenario.arithmetic_seconds), self, answer)
+        delay = self.world.uniform(self.world.scenario.arithmetic_seconds)
+        self.world.later_at(max(self.world.now + delay, not_before), self, answer)
 
     def _begin_ring(self, ring: Ring, envelope: Signed) -> None:
         if self.ring is not None:
             self.world.count("ring switched")
         self._leave_ring()
         self.ring, self._envelope = ring, envelope
+        self.finals = []
         self._computes = 0
         names = [self.world.name(member) for member in ring.members]
         self.world.note(f"{self.name} follows {ring.ring_id.hex()[:6]} of {names}")

@@ -11,6 +11,7 @@ What is checked
 - A committed header's votes stand up to `open_commit`.
 - Every chunk of a committed header holds all members that lived on and were never accused.
 - One ring leads to two headers only if somebody living was accused in it.
+- Members left in a ring have the same finals, and all of them, without help by commit records.
 - Every living peer reaches the last round, and in the end all are on one head.
 """
 
@@ -93,6 +94,8 @@ class World:
             self.peers[peer].start()
         for fault in self.scenario.faults:
             self.at(fault.seconds, lambda kind=fault.kind: self._inject(kind))  # type: ignore[misc]
+        if self.scenario.hold_seconds:
+            self.at(self.scenario.hold_seconds - 1.0, self._check_rings)
         faults_end = FAULT_SECONDS if self.scenario.faults else 0.0
         deadline = faults_end + ROUND_SECONDS_MAX * (self.scenario.num_rounds + 1)
         while self._events:
@@ -265,6 +268,22 @@ class World:
         self.headers[header.digest] = header
         self.masks[header.digest] = [final.mask for final in finals]
         self.ledgers[header.digest] = proposal.ledger
+
+    def _check_rings(self) -> None:
+        """Everything is at rest, and nothing was committed: rings have finished or are void."""
+        finals: dict[bytes, list[Final]] = {}
+        for peer in self.peers.values():
+            round_ = peer.round
+            if not peer.alive or round_ is None or peer.ring is None:
+                continue
+            if peer.peer_id in round_.removed:
+                continue
+            ring_id = peer.ring.ring_id
+            self.count("ring held")
+            assert peer.finals, f"{peer.name} waits in ring {ring_id.hex()[:6]} for finals"
+            assert finals.setdefault(ring_id, peer.finals) == peer.finals, (
+                f"{peer.name} has other finals of ring {ring_id.hex()[:6]}"
+            )
 
     def _check_end(self) -> None:
         living = [self.peers[peer] for peer in self.order if self.peers[peer].alive]

@@ -26,7 +26,7 @@ CASES = (
     "suspect: accused",
     "suspect: follows another head",
     "suspect: follows another ring",
-    "suspect: its accuser is out",
+    "suspect: is out",
     "suspect: refused",
     "suspect: reset",
     "suspect: restarted",

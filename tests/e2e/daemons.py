@@ -1,0 +1,121 @@
+"""What the end-to-end tests do with real daemons: start, wait, ask, and read what is on disk."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from gossamer.node.chain_store import ChainStore
+from gossamer.node.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.run_exchange import open_signed_manifest
+from gossamer.node.state_dir import StateDir
+from gossamer.node.status import Status
+from gossamer.protocol.ids import Digest
+
+OPTIONS = ("--threads", "1")
+PATIENCE_SECONDS = 90.0
+"""For what takes seconds on an idle machine: a daemon starts in some three, a round in one."""
+
+_T = TypeVar("_T")
+
+
+def poll(condition: Callable[[], _T | None], what: str, seconds: float = PATIENCE_SECONDS) -> _T:
+    """The first result of `condition` that is true."""
+    deadline = time.monotonic() + seconds
+    while not (result := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"no {what} within {seconds:g} s")
+        time.sleep(0.05)
+    return result
+
+
+def gossamer(*arguments: str | Path, seconds: float = PATIENCE_SECONDS) -> Answer:
+    """Runs one command to its end, as a person would."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gossamer.node.cli", *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said."""
+
+    status: int
+    out: str
+    err: str
+
+
+def refused(*arguments: str | Path) -> str:
+    """The error of a daemon command that must not start anything: on stderr, status 1."""
+    answer = gossamer(*arguments, "--listen", "/ip4/127.0.0.1/tcp/0", "--api", "127.0.0.1:0")
+    assert answer.status == 1, answer
+    return answer.err
+
+
+def takes_part(status: Status) -> bool:
+    return status.phase in ("training", "averaging")
+
+
+def in_rounds_of(num_peers: int) -> Callable[[Status], bool]:
+    """Whether the newest round of a node had so many contributors."""
+
+    def condition(status: Status) -> bool:
+        last = status.last_round
+        return (
+            takes_part(status)
+            and last is not None
+            and last.outcome == "committed"
+            and len(last.contributors) == num_peers
+        )
+
+    return condition
+
+
+def wait_for_round(node: LocalNode, number: int) -> Status:
+    return node.wait_for(lambda status: status.round >= number, PATIENCE_SECONDS, f"round {number}")
+
+
+def said(node: LocalNode, text: str) -> bool:
+    """Whether the node's log has a text."""
+    return text in node.log_path.read_text(errors="replace")
+
+
+def digests_on_disk(node: LocalNode) -> dict[int, str]:
+    """Round to state digest, along the chain of the head that the node wrote last."""
+    state_dir = StateDir(node.root)
+    signed = state_dir.read_manifest()
+    assert signed is not None
+    manifest = open_signed_manifest(signed)
+    chain = ChainStore(
+        state_dir.chain_path, manifest.run_id, Digest(manifest.genesis_digest), read_only=True
+    )
+    head = Digest(bytes.fromhex(state_dir.head_path.read_text().strip()))
+    path = chain.path_between(chain.genesis, head)
+    assert path is not None, "the chain on disk has a hole"
+    return {chain.entry(one).round: chain.entry(one).state_digest.hex() for one in path}
+
+
+def add_founder(swarm: LocalSwarm, founded: Path) -> LocalNode:
+    """A node with the founder's state, not started."""
+    node = swarm.add()
+    shutil.copytree(founded, node.root)
+    return node
+
+
+def start_founder(swarm: LocalSwarm, founded: Path) -> LocalNode:
+    """The founder, started again with its plain command."""
+    node = add_founder(swarm, founded)
+    node.start("start")
+    return node

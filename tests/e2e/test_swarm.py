@@ -1,0 +1,272 @@
+"""Three daemons in one run: they agree on every state, and go on when some or all are killed.
+
+They are started once; every test finds all three in the ring and may kill what it likes.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+
+import msgspec
+import psutil
+import pytest
+from daemons import (
+    OPTIONS,
+    PATIENCE_SECONDS,
+    digests_on_disk,
+    gossamer,
+    in_rounds_of,
+    poll,
+    refused,
+    said,
+    start_founder,
+    takes_part,
+    wait_for_round,
+)
+
+from gossamer.node.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.state_dir import StateDir
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory, founded: Path) -> Iterator[list[LocalNode]]:
+    with LocalSwarm(tmp_path_factory.mktemp("three"), OPTIONS) as swarm:
+        seed = start_founder(swarm, founded)
+        address = seed.address()
+        swarm.join(address)
+        swarm.join(address)
+        yield swarm.nodes
+
+
+@pytest.fixture
+def nodes(three: list[LocalNode]) -> list[LocalNode]:
+    """The three, all in the ring; whoever did not survive another test's failure is started."""
+    for node in three:
+        if not node.is_running:
+            node.start("start")
+    for node in three:
+        node.wait_for(in_rounds_of(3), PATIENCE_SECONDS, "round of three")
+    return three
+
+
+def test_all_states_are_equal_after_every_round(nodes: list[LocalNode]) -> None:
+    first = max(status.round for node in nodes if (status := node.status()))
+    seen: dict[int, set[str]] = {}
+    heads: dict[int, set[str]] = {}
+    newest = [0, 0, 0]
+
+    def observe() -> bool:
+        for index, node in enumerate(nodes):
+            status = node.status()
+            assert status is not None, node.tail()
+            assert status.head is not None
+            assert status.state_digest is not None
+            assert status.round >= newest[index], "a committed round was taken back"
+            newest[index] = status.round
+            seen.setdefault(status.round, set()).add(status.state_digest)
+            heads.setdefault(status.round, set()).add(status.head)
+        return min(newest) >= first + 5
+
+    poll(observe, "five more rounds")
+    assert all(len(digests) == 1 for digests in seen.values()), seen
+    assert all(len(one) == 1 for one in heads.values()), heads
+
+    chains = [digests_on_disk(node) for node in nodes]
+    shared = set(chains[0]) & set(chains[1]) & set(chains[2])
+    assert len(shared) >= first + 4
+    for number in shared:
+        assert chains[0][number] == chains[1][number] == chains[2][number], number
+        assert seen.get(number, {chains[0][number]}) == {chains[0][number]}
+
+
+def test_two_peers_export_the_same_model(nodes: list[LocalNode], tmp_path: Path) -> None:
+    models: dict[str, dict[str, bytes]] = {}
+
+    def exported() -> bool:
+        # Both go on committing, so it takes some luck to find them at the same round.
+        for name, node in (("one", nodes[0]), ("other", nodes[1])):
+            answer = gossamer("export", tmp_path / name, "--state-dir", node.root)
+            assert answer.status == 0, answer
+            found = re.search(r"head\s+([0-9a-f]{16})", answer.out)
+            assert found, answer.out
+            model = (tmp_path / name / "model.safetensors").read_bytes()
+            models.setdefault(found[1], {})[name] = model
+        return any(len(pair) == 2 for pair in models.values())
+
+    for node in nodes:  # so that heads stand still, which costs no round
+        assert gossamer("pause", "--state-dir", node.root).status == 0
+    try:
+        for node in nodes:
+            node.wait_for(lambda status: status.phase == "paused", PATIENCE_SECONDS, "pause")
+        poll(exported, "head that both have")
+    finally:
+        for node in nodes:
+            assert gossamer("resume", "--state-dir", node.root).status == 0
+    (pair,) = [pair for pair in models.values() if len(pair) == 2]
+    assert pair["one"] == pair["other"]
+
+
+def test_status_and_metrics_are_what_tools_expect(nodes: list[LocalNode]) -> None:
+    answer = gossamer("status", "--json", "--state-dir", nodes[0].root)
+    assert answer.status == 0
+    status = msgspec.json.decode(answer.out)
+    assert status["phase"] in ("training", "averaging")
+    assert len(bytes.fromhex(status["run_id"])) == 32
+    assert status["addresses"][0].endswith(f"/p2p/{status['peer_id']}")
+    assert status["round"] >= 1
+    assert len(status["head"]) == len(status["state_digest"]) == 64
+    assert 0 < status["tokens_total"] < status["swarm_tokens_total"]
+    assert 0 < status["loss"] < 6
+    assert len(status["peers"]) == 2
+    for peer in status["peers"]:
+        assert {"peer_id", "phase", "round", "head", "tokens_per_second", "device"} <= set(peer)
+        assert peer["tokens_per_second"] > 0
+        assert peer["cores"] >= 1
+    last = status["last_round"]
+    assert last["outcome"] == "committed"
+    assert len(last["members"]) == len(last["contributors"]) == 3
+    assert min(last["duration_seconds"], last["bytes_sent"], last["bytes_received"]) > 0
+
+    assert get(nodes[0], "/readyz")[0] == 200
+    assert get(nodes[0], "/livez")[0] == 200
+    code, metrics = get(nodes[0], "/metrics")
+    assert code == 200
+    assert status["peer_id"] not in metrics
+    if (promtool := which("promtool")) is None:
+        print("promtool is not here: /metrics was not checked with it")
+        return
+    check = subprocess.run(
+        [promtool, "check", "metrics"], input=metrics, capture_output=True, text=True, timeout=60
+    )
+    assert (check.returncode, check.stdout + check.stderr) == (0, "")
+
+
+def test_pause_and_resume(nodes: list[LocalNode]) -> None:
+    paused, *others = nodes
+    assert gossamer("pause", "--state-dir", paused.root).status == 0
+    before = paused.wait_for(lambda s: s.phase == "paused", PATIENCE_SECONDS, "pause")
+    assert before.paused_reason == "user"
+    assert get(paused, "/readyz")[0] == 503
+    assert trainer_of(paused) is None, "the device is not free"
+    status = others[0].wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round without the paused one")
+    wait_for_round(paused, status.round)  # it follows all the same
+    assert gossamer("resume", "--state-dir", paused.root).status == 0
+    for node in nodes:
+        node.wait_for(in_rounds_of(3), PATIENCE_SECONDS, "round of three after the pause")
+
+
+def test_a_killed_trainer_is_started_again(nodes: list[LocalNode]) -> None:
+    node = nodes[1]
+    restarts = restarts_of(node)
+    trainer = trainer_of(node)
+    assert trainer is not None
+    trainer.send_signal(signal.SIGKILL)
+    poll(lambda: restarts_of(node) > restarts, "restart in the metrics")
+    assert said(node, "the trainer was killed by SIGKILL") or said(node, "killed")
+    poll(lambda: (new := trainer_of(node)) and new.pid != trainer.pid, "new trainer")
+    status = node.status()
+    assert status is not None
+    node.wait_for(
+        lambda s: s.round > status.round + 1 and in_rounds_of(3)(s), PATIENCE_SECONDS, "round"
+    )
+
+
+def test_a_second_daemon_on_the_same_state_directory_is_refused(nodes: list[LocalNode]) -> None:
+    node = nodes[0]
+    assert node.process is not None
+    error = refused("start", "--state-dir", node.root)
+    assert f"is in use by process {node.process.pid}" in error
+    assert "--state-dir" in error
+    assert node.status() is not None
+
+
+def test_a_killed_peer_catches_up_when_it_is_started_again(nodes: list[LocalNode]) -> None:
+    *others, victim = nodes
+    victim.kill()
+    lived = digests_on_disk(victim)
+    status = others[0].wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of the survivors")
+    wait_for_round(others[0], status.round + 2)
+    victim.start("join", others[1].address())
+    for node in nodes:
+        node.wait_for(in_rounds_of(3), PATIENCE_SECONDS, "round of three after the restart")
+    assert not said(victim, "Traceback")
+    chains = [digests_on_disk(node) for node in nodes]
+    for number in set(chains[0]) & set(chains[2]):
+        assert chains[0][number] == chains[1].get(number, chains[0][number]) == chains[2][number]
+    # What it had committed with the others is part of what they have now.
+    assert all(chains[0][number] == lived[number] for number in sorted(lived)[:-1])
+
+
+def test_everybody_is_killed_and_the_run_goes_on(nodes: list[LocalNode]) -> None:
+    for node in nodes:
+        node.signal(signal.SIGKILL)
+    for node in nodes:
+        node.wait()
+    before = [digests_on_disk(node) for node in nodes]
+    newest = [max(chain) for chain in before]
+    for node in reversed(nodes):
+        node.start("start")
+    rounds: list[int] = []
+    for node in reversed(nodes):
+        rounds.append(node.wait_for(takes_part, PATIENCE_SECONDS, "training again").round)
+    # At once, before anything is fetched, each is where its disk was.
+    assert min(rounds) >= min(newest)
+    goal = max(newest) + 2
+    for node in nodes:
+        node.wait_for(
+            lambda s: s.round >= goal and in_rounds_of(3)(s), PATIENCE_SECONDS, "newer round"
+        )
+    after = [digests_on_disk(node) for node in nodes]
+    for number in set(after[0]) & set(after[1]) & set(after[2]):
+        assert after[0][number] == after[1][number] == after[2][number]
+    # The newest round that any of them had written is in the chain: it did not go back.
+    best = max(before, key=max)
+    assert after[0][max(best)] == best[max(best)]
+
+
+def test_leaving_in_order(nodes: list[LocalNode]) -> None:
+    by_signal, by_order, stays = nodes
+    assert by_signal.leave() == 0, by_signal.tail()
+    assert said(by_signal, "left in order")
+    assert StateDir(by_signal.root).read_api() is None
+    assert gossamer("leave", "--state-dir", by_order.root).status == 0
+    assert by_order.wait(PATIENCE_SECONDS) == 0, by_order.tail()
+    stays.wait_for(in_rounds_of(1), PATIENCE_SECONDS, "round of the one that stays")
+    answer = gossamer("status", "--state-dir", by_order.root)
+    assert answer.status == 1
+    assert "no node runs on" in answer.err
+
+
+def get(node: LocalNode, path: str) -> tuple[int, str]:
+    """Status and text of the node's HTTP answer."""
+    api = StateDir(node.root).read_api()
+    try:
+        with urllib.request.urlopen(f"http://{api}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def restarts_of(node: LocalNode) -> float:
+    counts = re.findall(r"^gossamer_restarts_total\S* (\S+)$", get(node, "/metrics")[1], re.M)
+    assert counts
+    return sum(map(float, counts))
+
+
+def trainer_of(node: LocalNode) -> psutil.Process | None:
+    """The daemon's trainer process."""
+    assert node.process is not None
+    for child in psutil.Process(node.process.pid).children():
+        if "gossamer.trainer.worker" in child.cmdline():
+            return child
+    return None

@@ -1,0 +1,423 @@
+"""What is in deploy/ and around it fits the code: metrics, settings, commands, times, imports."""
+
+import configparser
+import http.server
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from gossamer.node.capacity import Gpus
+from gossamer.node.cli import app
+from gossamer.node.config import DEFAULT_API, load_settings, parse_host_port
+from gossamer.node.metrics import Metrics
+from gossamer.node.participant import LEAVE_SECONDS
+from gossamer.node.state_dir import StateDir
+from gossamer.node.trainer_process import EXIT_SECONDS, TERMINATE_SECONDS
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+PACKAGES = ("node", "protocol", "trainer")
+NODES = ("seed", "volunteer-1", "volunteer-2")
+# What an orderly leave may take, and as much again for a checkpoint on a slow disk.
+STOP_SECONDS_MIN = 2 * (LEAVE_SECONDS + EXIT_SECONDS + TERMINATE_SECONDS)
+
+
+def tool(name: str, package: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed (Debian: apt install {package})")
+    return path
+
+
+def check(*command: str, **kwargs: Any) -> str:
+    """Runs a checking tool; its output, if it had nothing against it."""
+    done = subprocess.run(command, capture_output=True, text=True, **kwargs)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+# Prometheus and Grafana
+
+
+def dashboard() -> dict[str, Any]:
+    path = DEPLOY / "grafana/dashboards/gossamer.json"
+    loaded: dict[str, Any] = json.loads(path.read_text())
+    return loaded
+
+
+def dashboard_expressions() -> list[str]:
+    return [
+        target["expr"].replace("$__rate_interval", "1m").replace("$node", ".*")
+        for panel in dashboard()["panels"]
+        for target in panel.get("targets", ())
+    ]
+
+
+def alert_expressions() -> list[str]:
+    groups = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
+    return [rule["expr"] for group in groups for rule in group["rules"]]
+
+
+def label_values() -> dict[str, dict[str, set[str]]]:
+    """Of the real registry: series name to label name to values that are there from the start."""
+    metrics = Metrics(Gpus())
+    found: dict[str, dict[str, set[str]]] = {}
+    for family in metrics.registry.collect():
+        found.setdefault(family.name, {})  # GPU families have no samples where there is no GPU
+        for sample in family.samples:
+            labels = found.setdefault(sample.name, {})
+            for name, value in sample.labels.items():
+                labels.setdefault(name, set()).add(value)
+    return found
+
+
+def test_dashboard_and_alerts_use_metrics_that_exist() -> None:
+    known = label_values()
+    expressions = dashboard_expressions() + alert_expressions()
+    for query in (variable["query"] for variable in dashboard()["templating"]["list"]):
+        expressions.append(query["query"] if isinstance(query, dict) else query)
+    uses = 0
+    for expression in expressions:
+        for name, matchers in re.findall(r"(gossamer_\w+)(?:\{([^}]*)\})?", expression):
+            uses += 1
+            assert name in known, f"{name} in {expression}"
+            for label, operator, values in re.findall(r'(\w+)(=~|!~|!=|=)"([^"]*)"', matchers):
+                if label == "instance":
+                    continue
+                for value in values.split("|") if "~" in operator else [values]:
+                    assert value in known[name][label], f"{label}={value} in {expression}"
+    assert uses > 40
+
+
+def test_promtool_accepts_configuration_and_rules() -> None:
+    promtool = tool("promtool", "prometheus")
+    assert "SUCCESS" in check(promtool, "check", "config", str(DEPLOY / "prometheus.yml"))
+
+
+def test_promtool_understands_every_expression_of_the_dashboard(tmp_path: Path) -> None:
+    promtool = tool("promtool", "prometheus")
+    rules = [
+        {"record": f"panel:{number}", "expr": expression}
+        for number, expression in enumerate(dashboard_expressions())
+    ]
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    assert f"{len(rules)} rules found" in check(promtool, "check", "rules", str(path))
+
+
+def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+    promtool = tool("promtool", "prometheus")
+    # promtool wants the texts, too: rules without them keep what is expected readable.
+    rules = yaml.safe_load((DEPLOY / "alerts.yml").read_text())
+    for rule in rules["groups"][0]["rules"]:
+        del rule["annotations"], rule["labels"]
+    (tmp_path / "alerts.yml").write_text(yaml.safe_dump(rules))
+    series = {
+        'up{job="gossamer",instance="healthy"}': "1x300",
+        'up{job="gossamer",instance="down"}': "0x300",
+        'gossamer_build_info{instance="healthy"}': "1x300",
+        'gossamer_build_info{instance="stuck"}': "1x300",
+        'gossamer_phase{instance="healthy",phase="training"}': "1x300",
+        'gossamer_phase{instance="stuck",phase="training"}': "1x300",
+        'gossamer_phase{instance="healthy",phase="failed"}': "0x300",
+        'gossamer_phase{instance="broken",phase="failed"}': "1x300",
+        'gossamer_inner_steps_total{instance="healthy"}': "0+60x300",
+        'gossamer_inner_steps_total{instance="stuck"}': "7x300",
+        'gossamer_peers{instance="healthy",path="direct"}': "1x300",
+        'gossamer_peers{instance="stuck",path="direct"}': "0x300",
+        'gossamer_rounds_total{instance="healthy",outcome="committed"}': "0+1x60 60x240",
+        'gossamer_rounds_behind{instance="healthy"}': "0x300",
+        'gossamer_rounds_behind{instance="stuck"}': "5x300",
+        'gossamer_restarts_total{instance="healthy",reason="killed"}': "0x10 1x290",
+        'gossamer_restarts_total{instance="broken",reason="killed"}': "0+1x300",
+        'gossamer_nonfinite_steps_total{instance="healthy"}': "0x300",
+        'gossamer_nonfinite_steps_total{instance="broken"}': "0+5x300",
+        'gossamer_block_verify_failures_total{instance="healthy"}': "0x300",
+        'gossamer_block_verify_failures_total{instance="broken"}': "0+1x300",
+        'gossamer_offences_total{instance="healthy",reason="forged"}': "0+1x300",
+        'gossamer_offences_total{instance="stuck",reason="forged"}': "0x300",
+        'gossamer_tokens_dropped_total{instance="healthy",reason="stale"}': "0x300",
+        'gossamer_tokens_dropped_total{instance="stuck",reason="stale"}': "0+9x300",
+    }
+    firing: dict[str, list[dict[str, str]]] = {
+        "GossamerNodeDown": [{"job": "gossamer", "instance": "down"}],
+        "GossamerNodeFailed": [{"instance": "broken", "phase": "failed"}],
+        "GossamerStepsStalled": [{"instance": "stuck", "phase": "training"}],
+        "GossamerNoRoundCommitted": [{}],
+        "GossamerBehind": [{"instance": "stuck"}],
+        "GossamerAlone": [{"instance": "stuck"}],
+        "GossamerTrainerRestarts": [{"instance": "broken"}],
+        "GossamerNonfiniteSteps": [{"instance": "broken"}],
+        "GossamerBlocksDamaged": [{"instance": "broken"}],
+        "GossamerOffences": [{"instance": "healthy", "reason": "forged"}],
+        "GossamerWorkDropped": [{"instance": "stuck"}],
+    }
+    assert set(firing) == {rule["alert"] for rule in rules["groups"][0]["rules"]}
+    expectations = [
+        {
+            "eval_time": "4h",
+            "alertname": name,
+            "exp_alerts": [{"exp_labels": one} for one in labels],
+        }
+        for name, labels in firing.items()
+    ]
+    # Rounds were committed until an hour ago; and nobody is called before the patience is over.
+    for early in ("GossamerNodeDown", "GossamerStepsStalled", "GossamerBehind", "GossamerAlone"):
+        expectations.append({"eval_time": "4m", "alertname": early, "exp_alerts": []})
+    expectations.append(
+        {"eval_time": "2h", "alertname": "GossamerNoRoundCommitted", "exp_alerts": []}
+    )
+    test = {
+        "rule_files": ["alerts.yml"],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": s, "values": v} for s, v in series.items()],
+                "alert_rule_test": expectations,
+            }
+        ],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
+    assert "SUCCESS" in check(promtool, "test", "rules", str(tmp_path / "test.yml"))
+
+
+def test_the_dashboard_is_what_grafana_provisions() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    provisioning = DEPLOY / "grafana/provisioning"
+    source = yaml.safe_load((provisioning / "datasources/prometheus.yaml").read_text())
+    provider = yaml.safe_load((provisioning / "dashboards/gossamer.yaml").read_text())
+    variables = {variable["name"]: variable for variable in dashboard()["templating"]["list"]}
+    (datasource,) = source["datasources"]
+    assert variables["datasource"]["current"]["value"] == datasource["uid"]
+    assert datasource["url"] == "http://prometheus:9090"
+    path = provider["providers"][0]["options"]["path"]
+    assert f"./grafana/dashboards:{path}:ro" in compose["services"]["grafana"]["volumes"]
+    ids = [panel["id"] for panel in dashboard()["panels"]]
+    assert len(ids) == len(set(ids))
+
+
+# Containers
+
+
+def seconds(text: str) -> float:
+    number, unit = re.fullmatch(r"(\d+)(s|m)?", text).groups()  # type: ignore[union-attr]
+    return float(number) * (60 if unit == "m" else 1)
+
+
+def test_nodes_of_the_compose_file_can_be_scraped_and_leave_in_order(tmp_path: Path) -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    scraping = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+    targets = scraping[0]["static_configs"][0]["targets"]
+    assert [target.partition(":")[0] for target in targets] == list(NODES)
+    volumes: list[str] = []
+    for name, target in zip(NODES, targets, strict=True):
+        service = compose["services"][name]
+        settings = load_settings({"state_dir": tmp_path}, service["environment"])
+        assert settings.api_hosts == (name,)
+        api = parse_host_port(settings.api)
+        assert (api.host, f"{name}:{api.port}") == ("0.0.0.0", target)
+        assert seconds(service["stop_grace_period"]) >= STOP_SECONDS_MIN
+        (volume,) = service["volumes"]
+        assert volume == f"{name}:/var/lib/gossamer"
+        volumes.append(name)
+        if name != "seed":
+            assert service["entrypoint"] == ["gossamer-join-seed", f"http://{targets[0]}"]
+            assert service["depends_on"] == {"seed": {"condition": "service_healthy"}}
+    assert set(volumes) <= set(compose["volumes"])
+    for service in compose["services"].values():
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:")
+        for volume in service["volumes"]:
+            source = volume.partition(":")[0]
+            assert (DEPLOY / source).exists() if "/" in source else source in compose["volumes"]
+
+
+def test_the_image_is_made_of_what_is_there() -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    ignore = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    allowed = [line[1:] for line in ignore if line.startswith("!")]
+    for line in re.findall(r"^COPY (?!--from)(?:--\S+ )*(.+)$", dockerfile, re.MULTILINE):
+        for source in line.split()[:-1]:
+            assert (ROOT / source).exists()
+            assert source.rstrip("/") in allowed
+    assert "STOPSIGNAL SIGTERM" in dockerfile
+    assert "USER gossamer" in dockerfile
+    assert f"http://{DEFAULT_API}/livez" in dockerfile
+    assert dockerfile.index("USER gossamer") < dockerfile.index("ENTRYPOINT")
+
+
+@contextmanager
+def endpoint(answer: bytes) -> Iterator[str]:
+    """An HTTP server on loopback that answers /api/status."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/api/status" else 404)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def join_seed(url: str, state_dir: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Runs the entry script with a `gossamer` that prints what it was called with."""
+    stand_in = tmp_path / "bin" / "gossamer"
+    stand_in.parent.mkdir()
+    stand_in.write_text('#!/bin/sh\necho "$@"\n')
+    stand_in.chmod(0o755)
+    path = f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [sys.executable, str(DEPLOY / "join_seed.py"), url, "--device", "cpu"],
+        env={**os.environ, "PATH": path, "GOSSAMER_STATE_DIR": str(state_dir)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_volunteer_asks_the_seed_for_its_address_and_run(tmp_path: Path) -> None:
+    addresses = ["/ip4/192.0.2.7/tcp/4610/p2p/X", "/ip4/192.0.2.8/tcp/4610/p2p/X"]
+    status = {"addresses": addresses, "run_id": "ab" * 32}
+    with endpoint(json.dumps(status).encode()) as url:
+        done = join_seed(f"{url}/", tmp_path / "state", tmp_path)
+    links = " ".join(f"{address}#{'ab' * 32}" for address in addresses)
+    assert (done.returncode, done.stdout) == (0, f"join {links} --device cpu\n")
+
+
+def test_a_volunteer_with_a_run_does_not_need_the_seed(tmp_path: Path) -> None:
+    StateDir(tmp_path).manifest_path.write_bytes(b"a run")
+    assert StateDir(tmp_path).has_run()
+    with endpoint(b"[]") as url:
+        pass
+    done = join_seed(url, tmp_path, tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[1:]) == (0, ["join --device cpu"])
+
+
+# systemd
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    analyze = tool("systemd-analyze", "systemd")
+    text = (DEPLOY / "gossamer.service").read_text()
+    installed = "/opt/gossamer/bin/gossamer"
+    command = re.search(rf"^ExecStart={installed} (\w+)", text, re.MULTILINE)
+    assert command is not None
+    assert command[1] in app
+    # systemd looks whether the program is there; this one is.
+    unit = tmp_path / "gossamer.service"
+    unit.write_text(text.replace(installed, "/bin/true"))
+    assert check(analyze, "verify", str(unit)) == ""
+    check(analyze, "security", "--offline=true", "--threshold=20", str(unit))
+
+
+def test_the_unit_gives_time_to_leave() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None, delimiters=("=",))
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(DEPLOY / "gossamer.service")
+    service = unit["Service"]
+    assert float(service["TimeoutStopSec"]) >= STOP_SECONDS_MIN
+    assert service["KillMode"] == "mixed"
+    assert service["Restart"] == "on-failure"
+    assert service["OOMPolicy"] == "continue"
+
+
+# Packaging
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_the_wheel_has_every_file_of_the_packages() -> None:
+    setuptools = pyproject()["tool"]["setuptools"]
+    for folder in PACKAGES:
+        assert setuptools["package-dir"][f"gossamer.{folder}"] == folder
+        patterns = ["*.py", *setuptools["package-data"][f"gossamer.{folder}"]]
+        for path in sorted((ROOT / folder).iterdir()):
+            if path.name == "__pycache__":
+                continue
+            assert path.is_file(), f"{path}: a package of its own is missing from the wheel"
+            assert any(path.match(pattern) for pattern in patterns), f"{path} is not in the wheel"
+
+
+def test_constraints_pin_every_dependency_to_a_version_that_is_allowed() -> None:
+    pins: dict[str, str] = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            name, _, pin = line.partition("==")
+            pins[name.lower().replace("_", "-")] = pin
+    project = pyproject()["project"]
+    extras = project["optional-dependencies"].values()
+    for text in [*project["dependencies"], *(one for extra in extras for one in extra)]:
+        requirement = Requirement(text)
+        if requirement.name != "gossamer":
+            assert requirement.specifier.contains(pins[requirement.name.lower()]), text
+
+
+# Who may import whom
+
+
+def test_the_import_contracts_find_what_breaks_them(tmp_path: Path) -> None:
+    pytest.importorskip("importlinter", reason="import-linter is not installed: pip install .[dev]")
+    for folder in PACKAGES:
+        shutil.copytree(
+            ROOT / folder,
+            tmp_path / "gossamer" / folder,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+    planted = {
+        "protocol/ids.py": "import socket",
+        "trainer/schedule.py": "import gossamer.node.metrics",
+        # In a function, and around a corner.
+        "node/frames.py": "def _late() -> None:\n    import gossamer.trainer.model",
+        "node/status.py": "from libp2p.peer.id import ID",
+    }
+    for name, text in planted.items():
+        with open(tmp_path / "gossamer" / name, "a") as module:
+            module.write(f"\n\n{text}\n")
+    program = (
+        "import sys; from importlinter.cli import lint_imports; "
+        "sys.exit(lint_imports(sys.argv[1], no_cache=True))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(ROOT / "pyproject.toml")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    verdicts = re.findall(r"^(.*) (KEPT|BROKEN)$", done.stdout, re.MULTILINE)
+    contracts = pyproject()["tool"]["importlinter"]["contracts"]
+    assert verdicts == [(contract["name"], "BROKEN") for contract in contracts]
+    for chain in (
+        "gossamer.protocol.ids -> socket",
+        "gossamer.trainer.schedule -> gossamer.node.metrics",
+        "gossamer.node.frames -> gossamer.trainer.model",
+        "gossamer.node.status -> libp2p",
+    ):
+        assert chain in done.stdout
