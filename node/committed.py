@@ -302,6 +302,10 @@ class CommittedState:
         self._store.pin(_state_pin(entry), _state_digests(entry, index, ledger))
         self._keep_checkpoint(entry)
 
+    def finals_of(self, header: Header) -> tuple[ChunkFinal, ...]:
+        """Who is in each average of a committed round. Raises CannotRebuildError."""
+        return self._update_index(header).finals
+
     def update_blocks(self, head: Digest) -> list[Digest]:
         """Blocks of the averaged chunks of a round, whose update index must be here."""
         return [Digest(final.digest) for final in self._update_index(self.header(head)).finals]

@@ -10,6 +10,7 @@ trainer that does not stay up leaves a node that still serves blocks and says `f
 
 from __future__ import annotations
 
+import ctypes
 import random
 import signal
 import time
@@ -65,6 +66,9 @@ HELDOUT_SHARDS_MAX = 4
 
 RETRY_SECONDS = 2.0
 
+_M_ARENA_MAX = -8  # <malloc.h>
+_MALLOC_ARENAS = 2
+
 log = structlog.get_logger("node")
 
 
@@ -76,11 +80,23 @@ def run(settings: Settings, role: Role) -> int:
             run; the text says why and what to do.
     """
     state_dir = StateDir(settings.state_dir)
+    limit_malloc_arenas()
     with state_dir.locked():
         try:
             return trio.run(_Daemon(settings, role, state_dir).main)
         except BaseExceptionGroup as group:
             raise _single(group) from None
+
+
+def limit_malloc_arenas() -> None:
+    """Tells glibc to keep few heaps.
+
+    By default every worker thread gets a heap of its own, and what one large step leaves behind in
+    each of them stays resident: a third more memory than is in use, measured with 5 M parameters.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl and macOS have none
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, _MALLOC_ARENAS)
 
 
 def _single(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -19,7 +19,12 @@ import structlog
 import trio
 
 from gossamer.node.chain_sync import BehindError, ChainSync
-from gossamer.node.committed import CommittedState, Replayed, chunks_with
+from gossamer.node.committed import (
+    CannotRebuildError,
+    CommittedState,
+    Replayed,
+    chunks_with,
+)
 from gossamer.node.data_feed import DataFeed
 from gossamer.node.identity import Identity, verify
 from gossamer.node.metrics import Metrics
@@ -206,7 +211,9 @@ class Participant:
         header = replayed.header
         members = [member.peer_id for member in header.members]
         driver = self._driver
-        if self._me in members and driver is not None and driver.ring_id == header.ring_id:
+        # Without a driver this node has just started: what it carries is from its earlier life.
+        is_mine = driver is None or driver.ring_id == header.ring_id
+        if self._me in members and is_mine:
             taken = chunks_with(replayed.update.finals, members.index(self._me))
             await self._settle(header, taken)
 
@@ -260,6 +267,7 @@ class Participant:
         await self._run_in_thread(self.work.load)
         restored = await self._run_in_thread(self.committed.restore)
         if restored:
+            await self._settle_earlier_rounds()
             entry = self.committed.entry
             log.info("state found on disk", round=entry.round, head=short(entry.head))
         self._set_phase("syncing")
@@ -274,6 +282,22 @@ class Participant:
                 await self._catch_up()
                 continue
             await self._begin_at_genesis()
+
+    async def _settle_earlier_rounds(self) -> None:
+        """Takes out of the carried work what rounds took after it was last written to disk."""
+        committed = self.committed
+        since = Digest(self.work.account.head)
+        path = committed.chain.path_between(since, committed.head) if since else None
+        for head in path or ():
+            try:
+                header = committed.chain.header(head)
+                finals = committed.finals_of(header)
+            except (CannotRebuildError, OSError, RemoteProtocolError) as error:
+                log.warning("an old round is damaged; its share is not settled", error=str(error))
+                continue
+            members = [member.peer_id for member in header.members]
+            if self._me in members:
+                await self._settle(header, chunks_with(finals, members.index(self._me)))
 
     async def _begin_at_genesis(self) -> None:
         await self.trainer.genesis()
@@ -555,9 +579,8 @@ class Participant:
 
     async def _settle(self, header: Header, taken: list[bool]) -> None:
         """My share of a committed round leaves `pending` and the account."""
-        driver = self._driver
-        assert driver is not None
-        pending, plan, contribution = self.trainer.pending, self.committed.plan, driver.contribution
+        pending, plan = self.trainer.pending, self.committed.plan
+        contribution = None if self._driver is None else self._driver.contribution
         tokens = next(m.tokens for m in header.members if m.peer_id == self._me)
         counted = spans_taken(sum(taken), len(taken))
 
@@ -632,10 +655,11 @@ class Participant:
     async def _save(self, *, now: bool = False) -> None:
         """Residual and inner optimiser to disk, where it is time."""
         due = trio.current_time() - self._saved_seconds > SAVE_SECONDS
-        if not (now or due or self.work.account.carried > 0):
+        if not (now or due or self.work.must_save):
             return
         try:
-            await self._run_in_thread(self.work.save)
+            head = self.committed.head
+            await self._run_in_thread(lambda: self.work.save(head))
             if now or due:
                 self._saved_seconds = trio.current_time()
                 await self.trainer.save()

@@ -2,7 +2,7 @@
 
 The daemon may hold four times the state and no more; learning a vocabulary takes hundreds of MB
 whatever the model's size. So founding starts ``python -m gossamer.node.preparing BLOCKS CACHE_BYTES``
-(this module's `main`), which reads a `_Task` in msgpack from stdin, puts the blocks into the store,
+(`main` below), which reads a `_Task` in msgpack from stdin, puts the blocks into the store,
 and writes lines of JSON to stdout: progress, and last the outcome.
 """
 

@@ -79,9 +79,11 @@ def is_disk_full(error: OSError) -> bool:
 
 
 def write_atomically(
-    path: Path, data: bytes | bytearray | memoryview, *, mode: int = 0o600
+    path: Path, *parts: bytes | bytearray | memoryview, mode: int = 0o600
 ) -> None:
     """Replaces the file at once and durably: a reader, and a crash, see the old or the new content.
+
+    The content is the parts one after the other; they are not copied.
 
     The bytes and then the directory entry are synced, so when this returns the new content
     survives a power cut. Blocks for as long as the disk needs.
@@ -95,9 +97,10 @@ def write_atomically(
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             with open(descriptor, "wb", buffering=0, closefd=False) as file:
-                view = memoryview(data).cast("B")
-                while view.nbytes:
-                    view = view[file.write(view) :]
+                for part in parts:
+                    view = memoryview(part).cast("B")
+                    while view.nbytes:
+                        view = view[file.write(view) :]
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -105,7 +108,7 @@ def write_atomically(
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and is_disk_full(error):
-            raise DiskFullError(path, memoryview(data).nbytes) from error
+            raise DiskFullError(path, sum(memoryview(part).nbytes for part in parts)) from error
         raise
     sync_directory(path.parent)
 

@@ -42,6 +42,8 @@ class Account(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     carried: int = 0
     carried_since_round: int = 0
     """Round in which the oldest carried work was trained; 0 if nothing is carried."""
+    head: bytes = b""
+    """Committed head up to which the account on disk is true."""
     spans: list[Span] = msgspec.field(default_factory=list)
     """Data behind the carried work that no committed round has counted."""
 
@@ -66,6 +68,7 @@ class Work:
         self._stale_rounds = stale_rounds
         self._metrics = metrics
         self.account = Account()
+        self._saved_carried = 0
         self._taken_path.mkdir(parents=True, exist_ok=True)
 
     def trained(self, round_number: int, tokens: int, spans: Sequence[Span]) -> None:
@@ -82,6 +85,7 @@ class Work:
     ) -> None:
         """A committed round took `tokens` of what was carried, and `vector` out of `pending`."""
         account = self.account
+        tokens = min(tokens, account.carried)  # after a crash some of them are not ours to give
         spans = tuple(account.spans) if spans_counted else ()
         self._keep_taken(head, _Taken(round_number, tokens, spans), vector)
         account.committed += tokens
@@ -120,7 +124,9 @@ class Work:
         """Not synced to the disk: losing it costs something only after a split and a power cut."""
         path = self._taken_path / head.hex()
         try:
-            path.write_bytes(_encode(header, vector))
+            with open(path, "wb") as file:
+                for part in _encoded(header, vector):
+                    file.write(part)
         except OSError as error:
             path.unlink(missing_ok=True)
             log.error("what a round took could not be kept", problem=str(error))
@@ -143,9 +149,16 @@ class Work:
         account = self.account
         return account.carried > 0 and next_round - account.carried_since_round > self._stale_rounds
 
-    def save(self) -> None:
-        """Writes account and residual. Raises DiskFullError or OSError."""
-        write_atomically(self._path, _encode(self.account, self._pending))
+    @property
+    def must_save(self) -> bool:
+        """Whether the disk would give a later life work that is gone, or lose work that is not."""
+        return self.account.carried > 0 or self._saved_carried > 0
+
+    def save(self, head: Digest) -> None:
+        """Writes account and residual as of a committed head. Raises DiskFullError or OSError."""
+        self.account.head = head
+        write_atomically(self._path, *_encoded(self.account, self._pending))
+        self._saved_carried = self.account.carried
 
     def load(self) -> None:
         """Takes over what an earlier life left behind; a damaged file is reported and left out."""
@@ -157,22 +170,23 @@ class Work:
             log.warning("the residual on disk is damaged and left out", error=str(error))
             return
         self._pending[:] = residual
+        self._saved_carried = self.account.carried
 
 
 _T = TypeVar("_T")
 
 
-def _encode(header: msgspec.Struct, vector: FloatVector) -> bytes:
-    """A header's length and msgpack, and the vector, left out if it is zero; first their digest."""
+def _encoded(header: msgspec.Struct, vector: FloatVector) -> tuple[bytes, memoryview]:
+    """Digest, header's length and msgpack; and the vector's bytes, none if it is zero."""
     encoded = msgspec.msgpack.encode(header)
-    content = vector.astype("<f4", copy=False).tobytes() if vector.any() else b""
-    data = len(encoded).to_bytes(4, "big") + encoded + content
-    return digest_of(data) + data
+    content = vector.astype("<f4", copy=False).data.cast("B") if vector.any() else memoryview(b"")
+    front = len(encoded).to_bytes(4, "big") + encoded
+    return digest_of(front, content) + front, content
 
 
 def _read(path: Path, kind: type[_T], num_elements: int) -> tuple[_T, FloatVector]:
-    """What `_encode` wrote. FileNotFoundError; ValueError for a damaged file."""
-    content = path.read_bytes()
+    """What `_encoded` gave. FileNotFoundError; ValueError for a damaged file."""
+    content = memoryview(path.read_bytes())
     data = content[DIGEST_BYTES:]
     if content[:DIGEST_BYTES] != digest_of(data):
         raise ValueError(f"{path} does not fit its digest")
@@ -183,7 +197,7 @@ def _read(path: Path, kind: type[_T], num_elements: int) -> tuple[_T, FloatVecto
         return header, np.zeros(num_elements, dtype=np.float32)
     if vector.size != num_elements or not np.isfinite(vector).all():
         raise ValueError(f"{path.name} is of another model or damaged")
-    return header, vector.astype(np.float32)
+    return header, vector.astype(np.float32, copy=False)
 
 
 def merged(spans: Sequence[Span]) -> list[Span]:

@@ -46,7 +46,7 @@ attempt_seconds = 2.0
 checkpoint_rounds = 5
 """
 
-WORDS = "peer ring round chunk head token commit swarm block state seed roster".split()
+WORDS = ("peer", "ring", "round", "chunk", "head", "token", "commit", "swarm", "block", "state")
 
 
 @pytest.fixture(scope="session")

@@ -271,19 +271,23 @@ class World:
 
     def _check_rings(self) -> None:
         """Everything is at rest, and nothing was committed: rings have finished or are void."""
-        finals: dict[bytes, list[Final]] = {}
+        held: list[tuple[Peer, Digest, frozenset[PeerId], list[tuple[int, Digest]]]] = []
         for peer in self.peers.values():
-            round_ = peer.round
-            if not peer.alive or round_ is None or peer.ring is None:
+            round_, ring = peer.round, peer.ring
+            if not peer.alive or round_ is None or ring is None:
                 continue
             if peer.peer_id in round_.removed:
                 continue
-            ring_id = peer.ring.ring_id
             self.count("ring held")
-            assert peer.finals, f"{peer.name} waits in ring {ring_id.hex()[:6]} for finals"
-            assert finals.setdefault(ring_id, peer.finals) == peer.finals, (
-                f"{peer.name} has other finals of ring {ring_id.hex()[:6]}"
-            )
+            assert peer.finals, f"{peer.name} waits in ring {ring.ring_id.hex()[:6]} for finals"
+            finals = [(final.mask, final.digest) for final in peer.finals]
+            held.append((peer, ring.ring_id, round_.removed, finals))
+        for one, ring_id, removed, finals in held:
+            for other, other_ring_id, _, other_finals in held:
+                if ring_id == other_ring_id and other.peer_id not in removed:
+                    assert finals == other_finals, (
+                        f"{one.name} and {other.name} have other finals of ring {ring_id.hex()[:6]}"
+                    )
 
     def _check_end(self) -> None:
         living = [self.peers[peer] for peer in self.order if self.peers[peer].alive]

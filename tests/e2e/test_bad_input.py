@@ -1,0 +1,173 @@
+"""What a person may get wrong: one clear message, status 1, and nothing that was there is lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from daemons import (
+    OPTIONS,
+    PATIENCE_SECONDS,
+    add_founder,
+    gossamer,
+    refused,
+    start_founder,
+    takes_part,
+)
+
+from gossamer.node.identity import Identity
+from gossamer.node.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.state_dir import StateDir
+from gossamer.protocol.ids import short
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def seed(tmp_path_factory: pytest.TempPathFactory, founded: Path) -> Iterator[LocalNode]:
+    with LocalSwarm(tmp_path_factory.mktemp("seed"), OPTIONS) as swarm:
+        node = start_founder(swarm, founded)
+        node.wait_for(takes_part, PATIENCE_SECONDS, "training")
+        yield node
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    return tmp_path / "node"
+
+
+def test_a_seed_that_cannot_be_reached(state_dir: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # not listening: refuses
+        address = f"/ip4/127.0.0.1/tcp/{unused.getsockname()[1]}/p2p/{Identity.generate().peer_id}"
+        error = refused("join", address, "--state-dir", state_dir)
+    assert address in error
+    assert "cannot connect" in error
+    assert "is it running" in error
+    assert not StateDir(state_dir).has_run()
+
+
+def test_a_link_with_the_wrong_run_id(seed: LocalNode, state_dir: Path) -> None:
+    error = refused("join", f"{seed.address()}#{'5a' * 32}", "--state-dir", state_dir)
+    status = seed.status()
+    assert status is not None
+    assert status.run_id is not None
+    assert short(bytes.fromhex(status.run_id)) in error
+    assert "5a5a5a" in error
+    assert "ask for a new link" in error
+    assert not StateDir(state_dir).has_run()
+
+
+def test_an_address_with_the_wrong_peer_id(seed: LocalNode, state_dir: Path) -> None:
+    address, _, peer_id = seed.address().rpartition("/")
+    other = Identity.generate().peer_id
+    error = refused("join", f"{address}/{other}", "--state-dir", state_dir)
+    assert other in error
+    assert peer_id in error, "the person may want to know who is there instead"
+
+
+def test_the_state_directory_of_another_run(
+    seed: LocalNode, state_dir: Path, founded: Path, manifest_file: Path, corpus: Path
+) -> None:
+    status = seed.status()
+    assert status is not None
+    shutil.copytree(founded, state_dir)
+    error = refused("join", f"{seed.address()}#{'5a' * 32}", "--state-dir", state_dir)
+    assert f"holds run {str(status.run_id)[:10]}" in error
+    assert "own --state-dir" in error
+    assert (state_dir / "head").read_text() == (founded / "head").read_text()
+
+
+def test_a_port_that_is_in_use(seed: LocalNode, state_dir: Path, founded: Path) -> None:
+    shutil.copytree(founded, state_dir)
+    api = StateDir(seed.root).read_api()
+    assert api is not None
+    listen = seed.address().partition("/p2p/")[0]
+    for options, named in (
+        (("--listen", listen, "--api", "127.0.0.1:0"), listen),
+        (("--listen", "/ip4/127.0.0.1/tcp/0", "--api", api), f"--api {api}"),
+    ):
+        answer = gossamer("start", "--state-dir", state_dir, *options)
+        assert answer.status == 1, answer
+        assert named in answer.err
+        assert "in use" in answer.err
+        assert "give another" in answer.err.lower()
+    assert (state_dir / "head").read_text() == (founded / "head").read_text()
+
+
+def test_a_corpus_that_cannot_be_used(tmp_path: Path, state_dir: Path, manifest_file: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    binary = tmp_path / "picture.txt"
+    binary.write_bytes(bytes(range(256)) * 10)
+    small = tmp_path / "small.txt"
+    small.write_text("too little")
+    cases = {
+        tmp_path / "nowhere": "no such file",
+        empty: "no file with text",
+        binary: "is binary",
+        small: "name more text",
+    }
+    for path, what in cases.items():
+        error = refused(
+            "start", "--manifest", manifest_file, "--corpus", path, "--state-dir", state_dir
+        )
+        assert what in error, error
+        assert path == small or str(path) in error
+        assert not StateDir(state_dir).has_run()
+
+
+def test_a_corpus_that_may_not_be_read(
+    tmp_path: Path, state_dir: Path, manifest_file: Path
+) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("not for you\n" * 1000)
+    secret.chmod(0)
+    if os.access(secret, os.R_OK):
+        pytest.skip("this user may read everything")
+    error = refused(
+        "start", "--manifest", manifest_file, "--corpus", secret, "--state-dir", state_dir
+    )
+    assert str(secret) in error
+    assert "may not read" in error
+
+
+def test_a_manifest_with_mistakes_names_them_all(tmp_path: Path, state_dir: Path) -> None:
+    manifest = tmp_path / "run.toml"
+    manifest.write_text(
+        'preset = "tiny"\nsync = "sometimes"\n'
+        "[model]\nnum_heads = 3\ncontxt = 5\n"
+        '[outer]\ncodec = "int3"\nmomentum = 2.0\n'
+        '[rounds]\ngather_seconds = "soon"\n'
+    )
+    error = refused("start", "--manifest", manifest, "--state-dir", state_dir)
+    for mistake in (
+        'sync is "sometimes"; allowed: "diloco"',
+        "model.contxt is not a key; did you mean model.context?",
+        'outer.codec is "int3"; allowed: "fp32", "fp16"',
+        "outer.momentum is 2.0; allowed: 0 to",
+        'rounds.gather_seconds is "soon"; allowed: a number',
+        "must divide model.num_heads (3)",
+    ):
+        assert mistake in error
+    assert len(error.splitlines()) == 7  # and the line that says what was begun
+    assert not StateDir(state_dir).has_run()
+
+
+@pytest.mark.parametrize("name", ["identity.key", "manifest.msgpack"])
+def test_a_damaged_file_without_which_nothing_goes(
+    name: str, swarm: LocalSwarm, founded: Path
+) -> None:
+    node = add_founder(swarm, founded)
+    path = node.root / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x15
+    path.write_bytes(data)
+    error = refused("start", "--state-dir", node.root)
+    assert str(path) in error
+    assert "is damaged" in error
+    assert path.read_bytes() == data

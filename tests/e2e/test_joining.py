@@ -1,0 +1,39 @@
+"""A swarm grows from one and survives its founder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from daemons import PATIENCE_SECONDS, digests_on_disk, in_rounds_of, start_founder, wait_for_round
+
+from gossamer.node.local_swarm import LocalSwarm
+
+pytestmark = pytest.mark.e2e
+
+
+def test_one_alone_then_two_then_a_third_without_the_seed(swarm: LocalSwarm, founded: Path) -> None:
+    seed = start_founder(swarm, founded)
+    alone = seed.wait_for(in_rounds_of(1), PATIENCE_SECONDS, "round alone")
+
+    second = swarm.join(seed.address())
+    together = second.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of two")
+    assert together.round > alone.round
+    assert together.run_id == alone.run_id
+    # It was in the first ring that it could be in: it took over no round after it began to train.
+    lines = second.log_path.read_text().splitlines()
+    begun = next(i for i, line in enumerate(lines) if " committed " in line)
+    assert "peers=2" in lines[begun]
+    seed.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of two")
+
+    seed.kill()
+    third = swarm.join(second.address())
+    for node in (second, third):
+        node.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of two without the seed")
+    goal = wait_for_round(third, together.round + 1).round + 2
+    for node in (second, third):
+        wait_for_round(node, goal)
+    chains = [digests_on_disk(node) for node in (second, third)]
+    shared = set(chains[0]) & set(chains[1])
+    assert len(shared) >= goal - 1
+    assert all(chains[0][number] == chains[1][number] for number in shared)
