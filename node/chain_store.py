@@ -8,6 +8,7 @@ damaged is left out with a warning: its round can be fetched again from any peer
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,9 +40,21 @@ class Entry:
     tokens_total: int
     state_digest: Digest
 
+    def is_parent_of(self, header: Header) -> bool:
+        """Whether a header follows this round and counts its tokens right."""
+        return (
+            header.parent == self.head
+            and header.round == self.round + 1
+            and header.tokens_total == self.tokens_total + header.tokens
+        )
+
 
 class ChainStore:
-    """All committed headers that this node knows. `genesis` is the run id, round 0."""
+    """All committed headers that this node knows. `genesis` is the run id, round 0.
+
+    Several threads may use it: a worker thread adds the round that was committed here, while the
+    event loop adds what others committed; often that is the same one.
+    """
 
     def __init__(
         self, directory: Path, genesis: Digest, genesis_state: Digest, *, read_only: bool = False
@@ -50,7 +63,8 @@ class ChainStore:
         self.genesis = genesis
         self._entries = {genesis: Entry(genesis, 0, genesis, 0, genesis_state)}
         self._unwritten: dict[Digest, bytes] = {}
-        """Records that a full disk did not take."""
+        """Records that are not on disk: a full one did not take them, or they are just coming."""
+        self._adding = threading.Lock()
         self._read_only = read_only
         if not read_only:
             directory.mkdir(exist_ok=True)
@@ -93,12 +107,14 @@ class ChainStore:
             DiskFullError: no room; the record is known in memory, and written with the next one.
         """
         head = digest_of(commit.header)
-        if head not in self._entries:
-            self._remember(head, header)
-            self._unwritten[head] = encode_commit(commit)
-        for unwritten in list(self._unwritten):
-            self._write(self._file(self._entries[unwritten]), self._unwritten[unwritten])
-            del self._unwritten[unwritten]
+        with self._adding:
+            if head not in self._entries:
+                # In this order: who finds the entry finds its record too.
+                self._unwritten[head] = encode_commit(commit)
+                self._remember(head, header)
+            for unwritten in list(self._unwritten):
+                self._write(self._file(self._entries[unwritten]), self._unwritten[unwritten])
+                del self._unwritten[unwritten]
         return head
 
     @staticmethod
@@ -122,8 +138,9 @@ class ChainStore:
 
     def commit(self, head: Digest) -> Commit:
         """The commit record of a head. OSError or RemoteProtocolError if the file is damaged."""
-        if head in self._unwritten:
-            return decode_commit(self._unwritten[head])
+        unwritten = self._unwritten.get(head)
+        if unwritten is not None:
+            return decode_commit(unwritten)
         return decode_commit(_read(self._file(self._entries[head])))
 
     def header(self, head: Digest) -> Header:
@@ -163,8 +180,9 @@ class ChainStore:
 
     def tips(self) -> list[Digest]:
         """Known heads without a known child."""
-        parents = {entry.parent for entry in self._entries.values() if entry.round}
-        return [head for head in self._entries if head not in parents]
+        entries = self._entries.copy()  # at once, while another thread adds
+        parents = {entry.parent for entry in entries.values() if entry.round}
+        return [head for head in entries if head not in parents]
 
     def heads_by_weight(self) -> list[Digest]:
         """Known heads whose chain is complete, the one that the head rule prefers first."""

@@ -113,12 +113,7 @@ class ChainSync:
                 continue
             parent = Digest(headers[0].parent)
             for commit, header in zip(commits, headers, strict=True):
-                entry = chain.entry(parent)
-                if (
-                    header.parent != parent
-                    or header.round != entry.round + 1
-                    or header.tokens_total != entry.tokens_total + header.tokens
-                ):
+                if not chain.entry(parent).is_parent_of(header):
                     raise MalformedError("chain whose rounds do not follow each other")
                 parent = chain.add(commit, header)
             after_round = headers[-1].round

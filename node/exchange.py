@@ -146,9 +146,7 @@ class BlockService:
                 if (self._store.size(digest) or 0) <= INLINE_BYTES_MAX:
                     self._store.check(digest)
                 else:
-                    await trio.to_thread.run_sync(
-                        self._store.check, digest, limiter=self._checking
-                    )
+                    await trio.to_thread.run_sync(self._store.check, digest, limiter=self._checking)
             except BlockError as error:
                 _log.warning("a block on disk is of no use", problem=str(error))
         await self.fetch(wanted, sources)

@@ -105,7 +105,6 @@ class NoiseSession(SecureSession):
         self._partial = bytearray()  # the start of a message whose end has not arrived
         self._opened: list[bytes] = []  # plaintexts that `read` has not handed out
         self._sealed = 0  # bytes in the write buffer
-        raw_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, int(os.environ.get("LOWAT", "16384")))
         self._low_water = 1  # bytes that must be there before the kernel wakes us
         self._closed = False
 

@@ -87,7 +87,9 @@ class LocalNode:
             return self.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise SwarmError(f"{self.root.name} did not leave in {END_SECONDS} s\n{self.tail()}") from None
+            raise SwarmError(
+                f"{self.root.name} did not leave in {END_SECONDS} s\n{self.tail()}"
+            ) from None
 
     def wait(self, timeout_seconds: float | None = None) -> int:
         assert self.process is not None
@@ -122,7 +124,8 @@ class LocalNode:
             if not self.is_running:
                 break
             time.sleep(POLL_SECONDS)
-        ended = "" if self.is_running else f" (it ended with {self.process and self.process.returncode})"
+        code = self.process.returncode if self.process is not None else None
+        ended = "" if self.is_running else f" (it ended with {code})"
         raise SwarmError(
             f"{self.root.name}: no {what} in {timeout_seconds} s{ended}; last status: {status}\n"
             f"{self.tail()}"

@@ -1,9 +1,9 @@
 """Tokenising the corpus in a process of its own, whose memory goes back to the system.
 
-The daemon may hold four times the state and no more; learning a vocabulary takes hundreds of MB
-whatever the model's size. So founding starts ``python -m gossamer.node.preparing BLOCKS CACHE_BYTES``
-(`main` below), which reads a `_Task` in msgpack from stdin, puts the blocks into the store,
-and writes lines of JSON to stdout: progress, and last the outcome.
+The daemon may hold four times the state and little more; learning a vocabulary takes hundreds of MB
+whatever the model's size. So founding starts ``python -m gossamer.node.preparing BLOCKS BYTES``
+(`main` below), which reads a `_Task` in msgpack from stdin, puts the blocks into the store, and
+writes lines of JSON to stdout: progress, and last the outcome.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Keeping the corpus alive without its founder.
 
-Besides the shards that it trains on, every node keeps those that it is a *keeper* of: for each shard
-the first `COPIES` living peers by rank. So any peer may go for good, the founder too, and the data
-stays with the swarm. Copies are fetched one at a time, and only into the part of the cache that they
-may use.
+Besides the shards that it trains on, every node keeps those that it is a *keeper* of: for each
+shard the first `COPIES` living peers by rank. So any peer may go for good, the founder too, and the
+data stays with the swarm. Copies are fetched a few at a time, and only into the part of the cache
+that they may use.
 """
 
 from __future__ import annotations

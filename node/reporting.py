@@ -8,10 +8,9 @@ import trio
 
 from gossamer.node.blocks import BlockStore
 from gossamer.node.exchange import BlockService
-from gossamer.node.metrics import Metrics, package_version
+from gossamer.node.metrics import package_version
 from gossamer.node.participant import Participant
 from gossamer.node.status import CapacityStatus, PeerStatus, Status
-from gossamer.node.transport import Transport
 from gossamer.protocol.messages import Announce, Capacity
 
 GAUGE_SECONDS = 1.0
@@ -23,24 +22,22 @@ class Reporter:
     def __init__(
         self,
         participant: Participant,
-        transport: Transport,
         store: BlockStore,
         blocks: BlockService,
-        metrics: Metrics,
         capacity: Callable[[], Capacity],
     ) -> None:
         self._participant = participant
-        self._transport = transport
+        self._transport = participant.parts.transport
         self._store = store
         self._blocks = blocks
-        self._metrics = metrics
+        self._metrics = participant.parts.metrics
         self._capacity = capacity
         self._started_seconds = trio.current_time()
         self._verify_failures = 0
 
     def status(self) -> Status:
         """Quick: it is called on the event loop for every request."""
-        node = self._participant
+        node, progress = self._participant.parts, self._participant.progress
         entry = node.committed.entry
         capacity = self._capacity()
         traffic = self._transport.traffic().values()
@@ -50,20 +47,20 @@ class Reporter:
             run_name=node.manifest.name,
             version=package_version("gossamer"),
             addresses=tuple(self._transport.addresses()),
-            phase=node.phase,
-            problem=node.problem or node.committed.problem or node.feed.problem,
-            paused_reason="user" if node.phase == "paused" else None,
+            phase=progress.phase,
+            problem=progress.problem or node.committed.problem or node.feed.problem,
+            paused_reason="user" if progress.phase == "paused" else None,
             round=entry.round,
             head=entry.head.hex(),
             state_digest=entry.state_digest.hex(),
             rounds_behind=self._rounds_behind(),
-            inner_step=node.inner_step,
-            inner_steps=node.inner_steps,
+            inner_step=progress.inner_step,
+            inner_steps=progress.inner_steps,
             tokens_total=node.work.account.committed,
             swarm_tokens_total=entry.tokens_total,
             tokens_per_second=capacity.tokens_per_second or None,
-            loss=node.loss,
-            heldout_loss=node.heldout_loss,
+            loss=progress.loss,
+            heldout_loss=progress.heldout_loss,
             num_parameters=node.manifest.model.num_parameters,
             capacity=CapacityStatus.of(capacity),
             uptime_seconds=trio.current_time() - self._started_seconds,
@@ -71,19 +68,19 @@ class Reporter:
             bytes_received_total=sum(received for _, received in traffic),
             disk_used_bytes=self._store.used_bytes(),
             peers=self._peers(),
-            last_round=node.last_round,
-            loss_history=node.history.points(),
+            last_round=progress.last_round,
+            loss_history=progress.history.points(),
         )
 
     def _rounds_behind(self) -> int:
-        mine = self._participant.committed.entry
-        others = self._participant.swarm.living().values()
+        mine = self._participant.parts.committed.entry
+        others = self._participant.parts.swarm.living().values()
         newest = max((a.round for a in others if a.tokens_total > mine.tokens_total), default=0)
         return max(0, newest - mine.round)
 
     def _peers(self) -> tuple[PeerStatus, ...]:
         connected = set(self._transport.peers())
-        living = self._participant.swarm.membership.living(trio.current_time())
+        living = self._participant.parts.swarm.membership.living(trio.current_time())
         return tuple(
             _peer_status(peer, announce, peer in connected) for peer, announce in living.items()
         )

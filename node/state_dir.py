@@ -78,9 +78,7 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def write_atomically(
-    path: Path, *parts: bytes | bytearray | memoryview, mode: int = 0o600
-) -> None:
+def write_atomically(path: Path, *parts: bytes | bytearray | memoryview, mode: int = 0o600) -> None:
     """Replaces the file at once and durably: a reader, and a crash, see the old or the new content.
 
     The content is the parts one after the other; they are not copied.

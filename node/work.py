@@ -188,7 +188,7 @@ def _read(path: Path, kind: type[_T], num_elements: int) -> tuple[_T, FloatVecto
     """What `_encoded` gave. FileNotFoundError; ValueError for a damaged file."""
     content = memoryview(path.read_bytes())
     data = content[DIGEST_BYTES:]
-    if content[:DIGEST_BYTES] != digest_of(data):
+    if bytes(content[:DIGEST_BYTES]) != digest_of(data):
         raise ValueError(f"{path} does not fit its digest")
     end = 4 + int.from_bytes(data[:4], "big")
     header = msgspec.msgpack.decode(data[4:end], type=kind)  # its DecodeError is a ValueError

@@ -4,8 +4,14 @@ Rules
 -----
 - Every chunk is a token that walks the ring. The member at position ``chunk mod N`` starts it; if
   that one is out, the next living one does, unless the chunk has already been through its hands.
-- A member adds itself to a chunk once. A token for a chunk that it has added to, or whose final it
-  has, is ignored.
+- Nobody is in a sum twice: a member adds itself to a token only if the mask lacks it. A token for a
+  chunk whose final it has is ignored.
+- A token for a chunk that it has added to is ignored too, unless it holds more than the kept copy:
+  more of the members that are in, then more of all, then the higher mask. Then it takes the copy's
+  place, with my part added if it is not in it, and walks on. Without this two sums of one chunk,
+  begun by members who held different members out, could each hold a part of the living, and neither
+  would ever be finished; with it the best one walks until it has found everybody. As long as nobody
+  falls there is one sum of each chunk, and nothing of this happens.
 - After adding: do the contributors cover all members it believes living? Then it finishes (divides
   and encodes). Else it passes the token to its next living member and keeps a copy until it has
   the final.
@@ -90,7 +96,7 @@ class _Chunk:
     contributing_mask: int | None = None
     """Mask of the token that is being added to; None when no addition is under way."""
     waiting: tuple[PeerId, int, Payload] | None = None
-    """A second token that came meanwhile, in case that the first turns out to be no good."""
+    """The best other token that came meanwhile."""
     finalising: bool = False
     copy_mask: int = 0
     copy: Payload | None = None
@@ -160,15 +166,23 @@ class RingReduce:
                 although I never added it.
         """
         state = self._checked(sender, chunk, mask)
-        if state.final is not None or self._me in self._removed:
+        bit = 1 << self._position
+        if mask & bit and not state.added:
+            raise MalformedError(f"token of chunk {chunk} claims a part that I never added")
+        if state.final is not None or state.finalising or self._me in self._removed:
             return []
-        if state.added:
-            if state.contributing_mask is not None:
+        if state.contributing_mask is not None:
+            if state.waiting is None or self._worth(mask | bit) > self._worth(
+                state.waiting[1] | bit
+            ):
                 state.waiting = (sender, mask, payload)
             return []
-        if mask & (1 << self._position):
-            raise MalformedError(f"token of chunk {chunk} claims a part that I never added")
-        return [self._contribute(chunk, mask, payload, sender)]
+        if state.added and self._worth(mask | bit) <= self._worth(state.copy_mask):
+            return []
+        if not mask & bit:
+            return [self._contribute(chunk, mask, payload, sender)]
+        state.copy, state.copy_mask, state.copy_receiver = payload, mask, None
+        return self._advance(chunk)
 
     def contributed(self, chunk: int, payload: Payload) -> list[Action]:
         """My part was added to a chunk: `payload` is the new partial sum."""
@@ -177,10 +191,14 @@ class RingReduce:
             raise LocalProtocolError(f"no addition to chunk {chunk} is under way")
         state.copy_mask = state.contributing_mask | (1 << self._position)
         state.contributing_mask = None
-        state.waiting = None
+        state.copy_receiver = None
         if state.final is None and self._me not in self._removed:
             state.copy = payload
-        return self._advance(chunk)
+        waiting, state.waiting = state.waiting, None
+        actions = self._advance(chunk)
+        if waiting is not None:
+            actions += self.token_received(waiting[0], chunk, waiting[1], waiting[2])
+        return actions
 
     def rejected(self, chunk: int) -> list[Action]:
         """The token that I was to add to is no good: as if it had never come.
@@ -192,10 +210,14 @@ class RingReduce:
         if state.contributing_mask is None:
             raise LocalProtocolError(f"no addition to chunk {chunk} is under way")
         state.contributing_mask = None
-        state.added = False
+        # A copy from before stays what it was, and so does my part in it.
+        state.added = state.copy_mask != 0
         waiting, state.waiting = state.waiting, None
         if waiting is not None:
-            return self.token_received(waiting[0], chunk, waiting[1], waiting[2])
+            actions = self.token_received(waiting[0], chunk, waiting[1], waiting[2])
+            return actions or self._advance(chunk)
+        if state.added:
+            return self._advance(chunk)
         if state.final is None and self._me not in self._removed and self._is_starter(chunk):
             # Those before me fell while I was adding, and I did not start it then.
             return [self._contribute(chunk, 0, None)]
@@ -230,7 +252,7 @@ class RingReduce:
     def is_wanted(self, chunk: int, is_final: bool) -> bool:
         """Whether a token or final of this chunk could still be of use here."""
         state = self._chunks[chunk]
-        return is_final or not (state.added or state.final is not None)
+        return is_final or state.final is None
 
     def member_removed(self, peer: PeerId) -> list[Action]:
         """A member is out of this ring for good."""
@@ -274,6 +296,15 @@ class RingReduce:
                 return member
         return None
 
+    def _worth(self, mask: int) -> tuple[int, int, int]:
+        """Of two sums of a chunk the one with the higher worth is kept."""
+        living = sum(
+            mask >> position & 1
+            for position, member in enumerate(self.members)
+            if member not in self._removed
+        )
+        return (living, mask.bit_count(), mask)
+
     def _covers_living(self, mask: int) -> bool:
         return all(
             mask & (1 << position) or member in self._removed
@@ -308,6 +339,8 @@ class RingReduce:
         state = self._chunks[chunk]
         if state.copy is None or state.finalising or self._me in self._removed:
             return []
+        if state.contributing_mask is not None:
+            return []  # a better sum is on its way into the copy's place
         if self._covers_living(state.copy_mask):
             state.finalising = True
             return [Finalise(chunk, state.copy, state.copy_mask)]

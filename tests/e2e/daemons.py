@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -62,6 +64,15 @@ def refused(*arguments: str | Path) -> str:
     answer = gossamer(*arguments, "--listen", "/ip4/127.0.0.1/tcp/0", "--api", "127.0.0.1:0")
     assert answer.status == 1, answer
     return answer.err
+
+
+def free_ports(number: int) -> list[int]:
+    """TCP ports that nobody uses now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 def takes_part(status: Status) -> bool:

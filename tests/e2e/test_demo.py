@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -72,7 +71,7 @@ def test_the_demo_trains_through_a_death_and_a_birth(tmp_path: Path, mark: str) 
     assert len(re.findall(r"node\d  \d+\.\d [kM]B a round", summary)) == 5
     assert len(set(re.findall(r"[0-9a-f]{64}", summary))) == 1
     assert len(re.findall(r"node\d  [0-9a-f]{64}", summary)) == 4
-    assert f"equal at round {rounds[1]}" in summary or "equal at round" in summary
+    assert "equal at round" in summary
     assert str(folder / "loss.png") in summary
     assert (folder / "loss.png").read_bytes().startswith(PNG_SIGNATURE)
     assert all((folder / f"node{number}").is_dir() for number in range(1, 6))

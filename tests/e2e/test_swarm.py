@@ -6,13 +6,13 @@ They are started once; every test finds all three in the ring and may kill what 
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from shutil import which
 
 import msgspec
 import psutil
@@ -21,16 +21,17 @@ from daemons import (
     OPTIONS,
     PATIENCE_SECONDS,
     digests_on_disk,
+    free_ports,
     gossamer,
     in_rounds_of,
     poll,
     refused,
     said,
-    start_founder,
     takes_part,
     wait_for_round,
 )
 
+from gossamer.node.identity import Identity
 from gossamer.node.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.state_dir import StateDir
 
@@ -39,12 +40,27 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory, founded: Path) -> Iterator[list[LocalNode]]:
+    """The founder and two that join it, each on a port that it keeps over its restarts."""
     with LocalSwarm(tmp_path_factory.mktemp("three"), OPTIONS) as swarm:
-        seed = start_founder(swarm, founded)
+        ports = free_ports(3)
+        for port in ports:
+            swarm.add(listen=f"/ip4/127.0.0.1/tcp/{port}")
+        seed, *joiners = swarm.nodes
+        shutil.copytree(founded, seed.root)
+        seed.start("start")
         address = seed.address()
-        swarm.join(address)
-        swarm.join(address)
+        for node in joiners:
+            node.start("join", address)
         yield swarm.nodes
+
+
+def start_again(nodes: list[LocalNode], node: LocalNode) -> None:
+    """With the plain command that it was started with at first."""
+    if node is nodes[0]:
+        node.start("start")
+        return
+    seed_id = Identity.load_or_create(StateDir(nodes[0].root).identity_path).peer_id
+    node.start("join", f"{nodes[0].listen}/p2p/{seed_id}")
 
 
 @pytest.fixture
@@ -52,7 +68,7 @@ def nodes(three: list[LocalNode]) -> list[LocalNode]:
     """The three, all in the ring; whoever did not survive another test's failure is started."""
     for node in three:
         if not node.is_running:
-            node.start("start")
+            start_again(three, node)
     for node in three:
         node.wait_for(in_rounds_of(3), PATIENCE_SECONDS, "round of three")
     return three
@@ -141,7 +157,7 @@ def test_status_and_metrics_are_what_tools_expect(nodes: list[LocalNode]) -> Non
     code, metrics = get(nodes[0], "/metrics")
     assert code == 200
     assert status["peer_id"] not in metrics
-    if (promtool := which("promtool")) is None:
+    if (promtool := shutil.which("promtool")) is None:
         print("promtool is not here: /metrics was not checked with it")
         return
     check = subprocess.run(
@@ -195,7 +211,7 @@ def test_a_killed_peer_catches_up_when_it_is_started_again(nodes: list[LocalNode
     lived = digests_on_disk(victim)
     status = others[0].wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of the survivors")
     wait_for_round(others[0], status.round + 2)
-    victim.start("join", others[1].address())
+    start_again(nodes, victim)
     for node in nodes:
         node.wait_for(in_rounds_of(3), PATIENCE_SECONDS, "round of three after the restart")
     assert not said(victim, "Traceback")
@@ -214,7 +230,7 @@ def test_everybody_is_killed_and_the_run_goes_on(nodes: list[LocalNode]) -> None
     before = [digests_on_disk(node) for node in nodes]
     newest = [max(chain) for chain in before]
     for node in reversed(nodes):
-        node.start("start")
+        start_again(nodes, node)
     rounds: list[int] = []
     for node in reversed(nodes):
         rounds.append(node.wait_for(takes_part, PATIENCE_SECONDS, "training again").round)

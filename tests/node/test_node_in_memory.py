@@ -15,7 +15,7 @@ import zstandard
 
 from gossamer.node.blocks import BlockStore
 from gossamer.node.config import Settings
-from gossamer.node.daemon import Node
+from gossamer.node.assembly import Node
 from gossamer.node.identity import Identity
 from gossamer.node.memory_transport import MemoryNetwork, run_simulated
 from gossamer.node.participant import Participant
@@ -317,7 +317,7 @@ class World:
 
     def round(self, name: str) -> int:
         node = self.nodes[name].participant
-        return node.committed.entry.round if node is not None else 0
+        return node.parts.committed.entry.round if node is not None else 0
 
     async def reach(self, round_number: int, *names: str, seconds: float = 120.0) -> None:
         with trio.fail_after(seconds):
@@ -340,7 +340,7 @@ class World:
         )
 
     def path(self, name: str) -> list[Digest]:
-        committed = self.participant(name).committed
+        committed = self.participant(name).parts.committed
         path = committed.chain.path_between(committed.chain.genesis, committed.head)
         assert path is not None
         return path
@@ -352,7 +352,7 @@ class World:
         assert len({tuple(path[:shortest]) for path in paths}) == 1
         states: dict[Digest, bytes] = {}
         for name in names:
-            committed = self.participant(name).committed
+            committed = self.participant(name).parts.committed
             assert committed.index is not None
             assert committed.index.digest == committed.entry.state_digest
             content = committed.parameters.tobytes() + committed.momentum.tobytes()
@@ -388,7 +388,7 @@ def test_one_peer_commits_alone_and_a_second_joins_at_the_next_round(tmp_path: P
         await nursery.start(world.run, "b", ["a"])
         await world.reach(12, "a", "b")
         world.assert_one_chain("a", "b")
-        chain = world.participant("a").committed.chain
+        chain = world.participant("a").parts.committed.chain
         rings = [len(chain.header(head).members) for head in world.path("a")]
         assert rings[0] == 1
         assert rings[-1] == 2
@@ -406,12 +406,12 @@ def test_four_peers_share_every_round_and_consume_every_token_once(tmp_path: Pat
             await nursery.start(world.run, name, ["a"])
         await world.reach(15, *"abcd")
         world.assert_one_chain(*"abcd")
-        chain = world.participant("a").committed.chain
+        chain = world.participant("a").parts.committed.chain
         headers = [chain.header(head) for head in world.path("a")]
         assert len(headers[-1].members) == 4
         assert_every_token_counted_once(headers)
         for name in "abcd":
-            account = world.participant(name).work.account
+            account = world.participant(name).parts.work.account
             assert account.trained == account.committed + account.dropped + account.carried
             assert account.dropped == 0
 
@@ -426,7 +426,7 @@ def test_a_crash_in_the_ring_does_not_stop_the_round(tmp_path: Path) -> None:
         for name in "bcd":
             await nursery.start(world.run, name, ["a"])
         await world.reach(5, *"abcd")
-        await world.until(lambda: world.participant("c").phase == "averaging")
+        await world.until(lambda: world.participant("c").progress.phase == "averaging")
         before = world.round("a")
         world.crash("c")
         await world.reach(before + 3, *"abd", seconds=30)
@@ -487,7 +487,7 @@ def test_a_slow_peer_is_cut_off_in_time_and_its_work_counts(tmp_path: Path) -> N
         await nursery.start(world.run, "slow", ["a"], SlowTrainer)
         await world.reach(10, "a", "b", "slow")
         world.assert_one_chain("a", "b", "slow")
-        chain = world.participant("a").committed.chain
+        chain = world.participant("a").parts.committed.chain
         header = chain.header(world.path("a")[-1])
         tokens = {member.peer_id: member.tokens for member in header.members}
         slow = tokens[world.identity("slow").peer_id]
@@ -504,15 +504,15 @@ def test_paused_peers_follow_and_resume(tmp_path: Path) -> None:
         await nursery.start(world.run, "b", ["a"])
         await world.reach(4, "a", "b")
         world.participant("b").pause()
-        await world.until(lambda: world.participant("b").phase == "paused")
+        await world.until(lambda: world.participant("b").progress.phase == "paused")
         paused_at = world.round("b")
         await world.reach(paused_at + 4, "a", "b")
         world.participant("b").resume()
         resumed_at = world.round("b")
         await world.reach(resumed_at + 4, "a", "b")
         world.assert_one_chain("a", "b")
-        account = world.participant("b").work.account
-        assert account.carried == 0 or world.participant("b").phase != "training"
+        account = world.participant("b").parts.work.account
+        assert account.carried == 0 or world.participant("b").progress.phase != "training"
 
     simulate(world, story)
 
@@ -533,7 +533,7 @@ def test_leaving_is_orderly(tmp_path: Path) -> None:
         world.nodes["b"].leave()
         with trio.fail_after(40):
             await left.wait()
-        account = world.participant("b").work.account
+        account = world.participant("b").parts.work.account
         assert account.carried == 0, "its last work was handed over"
         before = world.round("a")
         await world.reach(before + 3, "a", seconds=20)

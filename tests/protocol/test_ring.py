@@ -44,9 +44,8 @@ def test_a_token_is_added_to_once_and_passed_on() -> None:
     ring = member(1)
     assert take_token(ring, 0, 0, 0b0001) == [Send(C, 0, 0b0011, None, b"sum+")]
     assert ring.token_received(A, 0, 0b0001, b"sum") == []
-    assert not ring.is_wanted(0, is_final=False)
+    assert ring.is_wanted(0, is_final=False)
     assert ring.is_wanted(0, is_final=True)
-    assert ring.is_wanted(1, is_final=False)
 
 
 def test_a_token_that_claims_my_part_is_malformed() -> None:
@@ -179,13 +178,58 @@ def test_a_removal_while_i_add_or_finish_passes_nothing_on() -> None:
     assert finisher.num_finals == 0
 
 
-def test_a_token_without_the_living_is_passed_although_all_have_seen_it() -> None:
-    """Member 0 believes that 2 lives, and the token went past 2: it goes on to whoever is next."""
+def test_of_two_sums_of_a_chunk_the_one_with_more_of_the_living_walks_on() -> None:
+    """Member 0 began anew; a sum of the others, which went past it, comes round to it."""
     ring = RingReduce(RING[:3], A, 1)
     ring.start()
     assert ring.contributed(0, b"a") == [Send(B, 0, 0b001, None, b"a")]
-    assert ring.token_received(B, 0, 0b010, b"b") == []
-    assert ring.member_removed(B) == [Send(C, 0, 0b001, None, b"a")]
+    assert take_token(ring, 2, 0, 0b110, b"bc") == [Finalise(0, b"bc+", 0b111)]
+
+
+def test_a_sum_that_holds_less_than_the_kept_one_is_ignored() -> None:
+    ring = member(2)
+    take_token(ring, 1, 0, 0b0011)
+    for mask in (0b0001, 0b0010, 0b0011):
+        assert ring.token_received(B, 0, mask, b"less") == []
+    assert take_token(ring, 1, 0, 0b1011, b"more") == [Finalise(0, b"more+", 0b1111)]
+
+
+def test_a_sum_that_holds_me_and_more_than_mine_walks_on_as_it_is() -> None:
+    ring = member(1)
+    ring.start()
+    ring.contributed(1, b"b")
+    assert ring.token_received(A, 1, 0b0111, b"abc") == [Send(C, 1, 0b0111, None, b"abc")]
+    assert ring.token_received(A, 1, 0b0111, b"abc") == []
+    assert ring.token_received(A, 1, 0b1111, b"abcd") == [Finalise(1, b"abcd", 0b1111)]
+
+
+def test_members_that_are_out_make_a_sum_no_better() -> None:
+    ring = member(1)
+    take_token(ring, 0, 0, 0b0001)
+    ring.member_removed(D)
+    assert ring.token_received(A, 0, 0b1000, b"d") == []  # one living and one that is out
+
+
+def test_what_comes_while_i_add_is_weighed_afterwards() -> None:
+    ring = member(1)
+    ring.token_received(A, 0, 0b0001, b"a")
+    assert ring.token_received(A, 0, 0b1000, b"d") == []
+    assert ring.token_received(A, 0, 0b1101, b"acd") == []
+    assert ring.contributed(0, b"ab") == [
+        Send(C, 0, 0b0011, None, b"ab"),
+        Contribute(0, b"acd", A),
+    ]
+    assert ring.member_removed(C) == [Contribute(1, None)]  # the copy waits for the better sum
+    assert ring.contributed(0, b"abcd") == [Finalise(0, b"abcd", 0b1111)]
+
+
+def test_a_bad_token_does_not_cost_the_copy() -> None:
+    ring = member(1)
+    ring.start()
+    take_token(ring, 0, 0, 0b0001)
+    ring.token_received(A, 0, 0b1101, b"bad")
+    assert ring.member_removed(C) == []
+    assert ring.rejected(0) == [Send(D, 0, 0b0011, None, b"sum+")]
 
 
 def test_a_bad_token_leaves_room_for_a_good_one() -> None:

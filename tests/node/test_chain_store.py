@@ -1,0 +1,73 @@
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gossamer.node.chain_store import ChainStore
+from gossamer.protocol import limits
+from gossamer.protocol.chain import Commit, Header, Member, encode_header
+from gossamer.protocol.ids import Digest, PeerId, peer_id_from_public_key
+
+RUN_ID = Digest(bytes(32))
+PEER = peer_id_from_public_key(bytes(range(32)))
+
+
+def chain_of(peer_id: PeerId, num_rounds: int) -> list[tuple[Commit, Header]]:
+    """Rounds of one member without votes: the store leaves checking to whoever adds."""
+    chain = []
+    parent = bytes(RUN_ID)
+    for number in range(1, num_rounds + 1):
+        header = Header(
+            version=limits.PROTOCOL_VERSION,
+            run_id=RUN_ID,
+            round=number,
+            parent=parent,
+            ring_id=bytes(32),
+            members=(Member(peer_id, 10),),
+            tokens_total=10 * number,
+            update_digest=bytes(32),
+            state_digest=bytes(32),
+            ledger_digest=bytes(32),
+            spans=(),
+        )
+        chain.append((Commit(encode_header(header), ()), header))
+        parent = header.digest
+    return chain
+
+
+@pytest.fixture
+def _eager_switching() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_eager_switching")
+def test_two_threads_may_add_the_same_round_at_once(tmp_path: Path) -> None:
+    chain = chain_of(PEER, 300)
+    store = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(2)
+
+    def add_all() -> None:
+        for commit, header in chain:
+            barrier.wait(10.0)
+            try:
+                head = store.add(commit, header)
+                assert store.tips() == [head]
+                assert store.commit(head) == commit
+            except Exception as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=add_all) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+
+    assert errors == []
+    again = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
+    assert again.tips() == [chain[-1][1].digest]
