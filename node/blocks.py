@@ -251,7 +251,7 @@ class BlockStore:
                 status = entry.stat()
                 if 0 < status.st_size <= limits.BLOCK_BYTES_MAX:
                     found.append((status.st_mtime_ns, digest, status.st_size))
-                elif not self._read_only:
+                elif not self._read_only:  # a power cut can leave an empty file
                     os.unlink(entry.path)
         for _, digest, num_bytes in sorted(found):
             self._sizes[digest] = num_bytes

@@ -52,6 +52,9 @@ sums on their way, the second half results."""
 LEAVE_SECONDS = 8.0
 """For an orderly leave; who needs longer is killed, which loses nothing that was committed."""
 
+LOG_LINES = 15
+"""Of a peer that should not have ended; the file has the rest."""
+
 NUM_FOUNDERS = 4
 PICTURE_NAME = "loss.png"
 
@@ -261,8 +264,7 @@ class Demo:
     def _kill_in_ring(self, name: str) -> None:
         before = self._aim(name)
         self._nodes[name].kill()
-        peer = self._record.peer(name)
-        peer.is_alive = False
+        self._record.peer(name).ended("killed")
         killed = self.elapsed()
         number = before.round + 1
         self.marks.append(Mark(number, f"{name} (the seed) killed"))
@@ -355,8 +357,9 @@ class Demo:
             if status is not None:
                 self._record.see(peer.name, status, self.elapsed())
             elif not node.is_running:
-                peer.is_alive = False
-                raise SwarmError(f"{peer.name} ended by itself; the end of its log:\n{node.tail()}")
+                peer.ended("ended")
+                end = node.tail(LOG_LINES)
+                raise SwarmError(f"{peer.name} ended by itself; the end of its log:\n{end}")
         self.view.update()
 
     def end(self) -> None:

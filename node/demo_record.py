@@ -26,7 +26,7 @@ class PeerRecord:
 
     name: str
     doing: str = "not started"
-    """What to show when it does not answer."""
+    """What to show before its first answer, and after its end."""
     is_alive: bool = True
     status: Status | None = None
     """The newest answer."""
@@ -40,6 +40,10 @@ class PeerRecord:
     @property
     def round(self) -> int:
         return 0 if self.status is None else self.status.round
+
+    def ended(self, how: str) -> None:
+        """It lives no more."""
+        self.is_alive, self.doing = False, how
 
     def see(self, status: Status) -> None:
         self.status = status

@@ -32,6 +32,7 @@ _STYLES = {
     "syncing": "yellow",
     "failed": "bold red",
     "killed": "bold red",
+    "ended": "bold red",
 }
 
 
@@ -144,7 +145,7 @@ def _peer_cells(peer: PeerRecord, ring: Sequence[str]) -> list[Text]:
         return [Text(peer.name), Text("-"), _phase(peer.doing)]
     if not peer.is_alive:
         name, tail = Text(peer.name, "dim"), Text(status.peer_id[-6:], "dim")
-        return [name, tail, _phase("killed"), Text(), Text(str(status.round), "dim")]
+        return [name, tail, _phase(peer.doing), Text(), Text(str(status.round), "dim")]
     step = f"{status.inner_step}/{status.inner_steps}" if status.inner_steps else "-"
     loss = "-" if status.loss is None else f"{status.loss:.2f}"
     speed = "-" if status.tokens_per_second is None else f"{status.tokens_per_second:,.0f}"
@@ -186,7 +187,7 @@ def print_summary(
         table.add_row(name, value)
     table.add_row("took", Text(f"{seconds:.0f} s"))
     if picture is not None:
-        table.add_row("loss curve", Text(str(picture)))
+        table.add_row("picture", Text(str(picture)))
     table.add_row("logs", Text(str(folder)))
     # A path or a digest that is cut in two cannot be copied from a pipe.
     console.print(table, soft_wrap=not console.is_terminal)
@@ -204,7 +205,7 @@ def _summary_rows(record: Record) -> list[tuple[str, RenderableType]]:
         mean = record.bytes_per_round(peer.name)
         sent = "nothing in a ring" if mean is None else f"{format_bytes(mean[0])} a round"
         over = "" if mean is None else f", {mean[1]} rounds seen"
-        dead = "" if peer.is_alive else ", killed"
+        dead = "" if peer.is_alive else f", {peer.doing}"
         rows.append(("" if index else "sent", Text(f"{peer.name}  {sent}{over}{dead}")))
     digests = record.digests()
     if digests is None:

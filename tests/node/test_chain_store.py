@@ -40,14 +40,14 @@ def chain_of(peer_id: PeerId, num_rounds: int) -> list[tuple[Commit, Header]]:
 @pytest.fixture
 def _eager_switching() -> Iterator[None]:
     before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
+    sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(before)
 
 
 @pytest.mark.usefixtures("_eager_switching")
 def test_two_threads_may_add_the_same_round_at_once(tmp_path: Path) -> None:
-    chain = chain_of(PEER, 300)
+    chain = chain_of(PEER, 50)
     store = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
     errors: list[BaseException] = []
     barrier = threading.Barrier(2)
