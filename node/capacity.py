@@ -54,7 +54,7 @@ class Gpus:
 
     def __init__(self, nvml: ModuleType | None = None) -> None:
         if nvml is None:
-            import pynvml as nvml  # type: ignore[import-untyped, no-redef]
+            import pynvml as nvml  # type: ignore[no-redef]
         assert nvml is not None
         self._nvml = nvml
         try:
