@@ -185,6 +185,7 @@ class Node:
                 work,
                 self.metrics,
                 self._run_in_thread,
+                self._speed,
                 heldout_paths=lambda: self._heldout_paths(index),
             )
             has_bootstrap = bool(self._bootstrap or self._state_dir.known_peers().newest_first())

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from gossamer.node.blocks import BlockError, BlockStore
+from gossamer.node.blocks import BlockError, BlockStore, CorruptBlockError
 from gossamer.node.chain_store import ChainStore, Entry
 from gossamer.node.state_dir import DiskFullError, StateDir, write_atomically
 from gossamer.protocol.chain import (
@@ -266,7 +266,11 @@ class CommittedState:
         """Whether every block of this head's state is here."""
         try:
             return not self._store.missing(self.state_blocks(head))
-        except (CannotRebuildError, KeyError):
+        except CannotRebuildError as error:
+            if isinstance(error.__cause__, CorruptBlockError):
+                log.warning("a checkpoint on disk is of no use", problem=str(error))
+            return False
+        except KeyError:
             return False
 
     def state_blocks(self, head: Digest) -> list[Digest]:

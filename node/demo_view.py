@@ -8,12 +8,12 @@ from pathlib import Path
 from statistics import fmean
 from types import TracebackType
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.node.demo_record import Losses, PeerRecord, Record
+from gossamer.node.demo_record import Digests, Losses, PeerRecord, Record
 from gossamer.node.views import format_bytes
 
 FRAMES_PER_SECOND = 4
@@ -180,51 +180,55 @@ def print_summary(
     """What came of it. Says of nothing that it is well unless it was seen."""
     console.print()
     console.rule("what came of it", style="dim")
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in _summary_rows(record):
-        table.add_row(name, value)
-    table.add_row("took", Text(f"{seconds:.0f} s"))
+    rows = [*_summary_rows(record), ("took", Text(f"{seconds:.0f} s"))]
     if picture is not None:
-        table.add_row("picture", Text(str(picture)))
-    table.add_row("logs", Text(str(folder)))
-    # A path or a digest that is cut in two cannot be copied from a pipe.
-    console.print(table, soft_wrap=not console.is_terminal)
+        rows.append(("picture", Text(str(picture))))
+    rows.append(("logs", Text(str(folder))))
+    for name, value in rows:
+        line = Text.assemble((f"{name:<9}", "dim"), value)
+        # Not wrapped: a path or a digest that is cut in two cannot be copied.
+        console.print(line, soft_wrap=True, highlight=False)
 
 
-def _summary_rows(record: Record) -> list[tuple[str, RenderableType]]:
-    rows: list[tuple[str, RenderableType]] = []
+def _summary_rows(record: Record) -> list[tuple[str, Text]]:
     measured = [record.losses(), record.losses_in_training()]
-    for losses in dict.fromkeys(losses for losses in measured if losses is not None):
-        rows.append(("" if rows else "loss", _loss_text(losses)))
-    if not rows:
-        rows.append(("loss", Text("not known: fewer than two rounds were committed", "red")))
-    rows.append(("rounds", Text(f"{record.round} committed")))
-    for index, peer in enumerate(record.peers.values()):
+    losses = [_loss_text(one) for one in dict.fromkeys(measured) if one is not None]
+    rounds = [Text(f"{record.round} committed")]
+    sent = []
+    for peer in record.peers.values():
         mean = record.bytes_per_round(peer.name)
-        sent = "nothing in a ring" if mean is None else f"{format_bytes(mean[0])} a round"
-        over = "" if mean is None else f", {mean[1]} rounds seen"
-        dead = "" if peer.is_alive else f", {peer.doing}"
-        rows.append(("" if index else "sent", Text(f"{peer.name}  {sent}{over}{dead}")))
-    digests = record.digests()
-    if digests is None:
-        rows.append(("states", Text("the living peers were never seen at one round", "red")))
-        return rows
-    lines: list[RenderableType] = [
-        Text(f"{name}  {digest}") for name, digest in digests.by_name.items()
+        much = "nothing in a ring"
+        if mean is not None:
+            much = f"{format_bytes(mean[0])} a round, {mean[1]} rounds seen"
+        end = "" if peer.is_alive else f", {peer.doing}"
+        sent.append(Text(f"{peer.name}  {much}{end}"))
+    unknown = Text("not known: fewer than two rounds were committed", "red")
+    return [
+        *_labelled("loss", losses or [unknown]),
+        *_labelled("rounds", rounds),
+        *_labelled("sent", sent),
+        *_labelled("states", _state_lines(record.digests())),
     ]
+
+
+def _labelled(name: str, lines: list[Text]) -> list[tuple[str, Text]]:
+    return [("" if index else name, line) for index, line in enumerate(lines)]
+
+
+def _state_lines(digests: Digests | None) -> list[Text]:
+    if digests is None:
+        return [Text("the living peers were never seen at one round", "red")]
+    lines = [Text(f"{name}  {digest}") for name, digest in digests.by_name.items()]
     if digests.equal:
-        verdict = Text(f"equal at round {digests.round}", "green")
+        verdict = Text.assemble((f"equal at round {digests.round}", "green"))
         verdict.append(
             f"; alike at {digests.num_alike} of the {digests.num_compared} rounds compared"
         )
-        lines.append(verdict)
-    else:
+        return [*lines, verdict]
+    if len(set(digests.by_name.values())) > 1:
         lines.append(Text(f"NOT EQUAL at round {digests.round}", "bold red"))
     lines += [Text(f"head {head} has two states", "bold red") for head in digests.contradictions]
-    rows.append(("states", Group(*lines)))
-    return rows
+    return lines
 
 
 def _loss_text(losses: Losses) -> Text:

@@ -28,9 +28,19 @@ PURPOSES = ("gossip", "ring", "blocks", "chain", "manifest", "peers")
 COMMIT_TIMINGS = ("on_time", "late")
 DROP_REASONS = ("stale", "nonfinite", "abandoned")
 ROUND_PHASES = ("training", "gathering", "averaging", "committing")
-SKIP_REASONS = ("reset", "timeout", "slow")
-BLOCK_STATES = ("stored", "pinned", "missing")
-DISK_KINDS = ("blocks", "chain", "optimizer")
+SKIP_REASONS = (
+    "reset",
+    "timeout",
+    "slow",
+    "silent",
+    "stalled",
+    "restarted",
+    "follows",
+    "malformed",
+)
+"""First words of the reasons that `Removed` gives."""
+BLOCK_STATES = ("stored", "pinned")
+DISK_KINDS = ("blocks",)
 OFFENCE_REASONS = ("protocol", "malformed", "oversized", "forged", "version", "wrong_block")
 
 _STEP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)

@@ -44,6 +44,10 @@ class LeaveRequested(Exception):
     """The node was asked to leave, at a point where there is nothing to finish."""
 
 
+def _drop_token(*_token: object) -> None:
+    """Takes a token that is of no use any more."""
+
+
 class Participant:
     """One node in one run."""
 
@@ -134,7 +138,8 @@ class Participant:
                     if driver.machine.head == statement.head:
                         return await driver.greeted(envelope, statement)
                     if statement.round < driver.machine.number:
-                        return None
+                        # Committed here already: taken, so that nobody thinks we fail, and dropped.
+                        return _drop_token
                 await self._orders.wait()
         return None
 
@@ -145,6 +150,11 @@ class Participant:
         async with trio.open_nursery() as rounds:
             try:
                 await self._get_first_state()
+                while not self.parts.trainer.is_up:
+                    # Nobody waits for a node whose trainer still starts: it only follows.
+                    self._check_leave()
+                    await self._catch_up()
+                    await self._orders.wait(POLL_SECONDS)
                 while not self._orders.leave:
                     if self._orders.pause:
                         await self._paused()
@@ -216,7 +226,8 @@ class Participant:
         while (better := self._heads.better()) is not None:
             self._check_leave()
             if self.progress.phase != "paused":
-                self._set_phase("training" if self._heads.is_near(better.head) else "syncing")
+                waited_for = self._heads.is_near(better.head) and self.parts.trainer.is_up
+                self._set_phase("training" if waited_for else "syncing")
             if await self._heads.try_take_over(better.head):
                 self._upkeep.drop_if_stale()
 

@@ -13,6 +13,7 @@ from gossamer.node.data_feed import DataFeed
 from gossamer.node.identity import Identity
 from gossamer.node.metrics import Metrics
 from gossamer.node.round_driver import RunInThread
+from gossamer.node.speed import SpeedMeter
 from gossamer.node.status import LastRound, LossHistory
 from gossamer.node.swarm import Swarm
 from gossamer.node.training import Trainer
@@ -38,6 +39,7 @@ class Parts:
     work: Work
     metrics: Metrics
     run_in_thread: RunInThread
+    speed: SpeedMeter
     heldout_paths: Callable[[], list[str]]
     """Files of the held-out shards, none while they are not all here."""
 

@@ -20,11 +20,13 @@ import trio
 from gossamer.node.blocks import BlockStore
 from gossamer.node.draft import Draft
 from gossamer.node.founding import PreparedData, prepare_data
+from gossamer.node.replication import CACHE_SHARE
 from gossamer.node.state_dir import DiskFullError, StateDirError
 from gossamer.protocol.errors import ManifestError
-from gossamer.protocol.ids import Digest
+from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import DataConfig, decode_index
 from gossamer.trainer.corpus import CorpusError, Progress
+from gossamer.trainer.shards import Put
 
 LINE_BYTES_MAX = 1024 * 1024
 """The longest line is an outcome with the problems of a corpus, at most a dozen sentences."""
@@ -133,6 +135,29 @@ async def _keep_errors(process: trio.Process, errors: deque[str]) -> None:
         errors.extend(line for line in data.decode("utf-8", "replace").split("\n") if line.strip())
 
 
+def _keeping_put(store: BlockStore) -> Put:
+    """Puts blocks that must stay: the founder is the only one who has them at first."""
+    held: list[Digest] = []
+    room = round(CACHE_SHARE * store.quota_bytes)
+
+    def put(data: bytes) -> Digest:
+        nonlocal room
+        room -= len(data)
+        if room < 0:
+            raise CorpusError(
+                [
+                    "the corpus gives more token shards than the founder's cache may hold "
+                    f"({store.quota_bytes:,} bytes): give a larger --cache-bytes, or less text "
+                    "(corpus.max_bytes in the manifest)"
+                ]
+            )
+        held.append(digest_of(data))
+        store.pin("founding", held)
+        return store.put(data)
+
+    return put
+
+
 def main() -> int:
     """The other process."""
     blocks, cache_bytes = Path(sys.argv[1]), int(sys.argv[2])
@@ -150,9 +175,9 @@ def main() -> int:
             say(_Progress(stage, done, total))
 
     try:
-        store = BlockStore(blocks, cache_bytes)
         corpus = [Path(path) for path in task.corpus]
-        data = prepare_data(task.draft, corpus, put=store.put, progress=progress)
+        put = _keeping_put(BlockStore(blocks, cache_bytes))
+        data = prepare_data(task.draft, corpus, put=put, progress=progress)
     except ManifestError as error:
         say(_Refused("manifest", error.problems))
     except CorpusError as error:

@@ -30,14 +30,18 @@ LOOK_SECONDS = 5.0
 BATCH_SHARDS = 8
 """Shards in one fetch: it opens streams once, and a change of keepers waits for it."""
 
+_PIN = "copies"
+
 log = structlog.get_logger("data")
 
 
 async def keep_copies(
     index: ShardIndex, store: BlockStore, blocks: BlockService, swarm: Swarm, me: PeerId
 ) -> None:
-    """Fetches what this node is a keeper of, until cancelled."""
+    """Keeps what this node is a keeper of, and fetches what it lacks of that, until cancelled."""
     while True:
+        # Nobody else may have it: neither the cache's limit nor a full disk may evict it.
+        store.pin(_PIN, _kept(index, store, swarm, me))
         wanted = _wanted(index, store, swarm, me)
         if not wanted or not swarm.living():
             await trio.sleep(LOOK_SECONDS)
@@ -47,6 +51,21 @@ async def keep_copies(
         except (FetchError, DiskFullError) as error:
             log.debug("copies could not be fetched", error=str(error))
             await trio.sleep(LOOK_SECONDS)
+
+
+def _kept(index: ShardIndex, store: BlockStore, swarm: Swarm, me: PeerId) -> list[Digest]:
+    """The shards here that this node is a keeper of, as far as copies may fill the cache."""
+    room = CACHE_SHARE * store.quota_bytes
+    peers = [me, *swarm.living()]
+    kept: list[Digest] = []
+    for shard, info in enumerate((*index.shards, *index.heldout)):
+        digest = Digest(info.digest)
+        if store.has(digest) and me in keepers(shard, peers, COPIES):
+            room -= info.num_bytes
+            if room < 0:
+                break
+            kept.append(digest)
+    return kept
 
 
 def _wanted(index: ShardIndex, store: BlockStore, swarm: Swarm, me: PeerId) -> list[Digest]:

@@ -11,6 +11,7 @@ from gossamer.node.exchange import BlockService
 from gossamer.node.metrics import package_version
 from gossamer.node.participant import Participant
 from gossamer.node.status import CapacityStatus, PeerStatus, Status
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.messages import Announce, Capacity
 
 GAUGE_SECONDS = 1.0
@@ -34,6 +35,7 @@ class Reporter:
         self._capacity = capacity
         self._started_seconds = trio.current_time()
         self._verify_failures = 0
+        self._newest_checkpoint: Digest | None = None
 
     def status(self) -> Status:
         """Quick: it is called on the event loop for every request."""
@@ -85,11 +87,20 @@ class Reporter:
             _peer_status(peer, announce, peer in connected) for peer, announce in living.items()
         )
 
+    def _note_checkpoint(self) -> None:
+        checkpoints = self._participant.parts.committed.checkpoints
+        newest = checkpoints[-1].head if checkpoints else None
+        if newest is not None and newest != self._newest_checkpoint:
+            self._newest_checkpoint = newest
+            self._metrics.checkpoint_last_success_timestamp_seconds.set_to_current_time()
+
     async def run(self) -> None:
         """Keeps the gauges up to date until cancelled."""
         metrics, store = self._metrics, self._store
         metrics.disk_quota_bytes.set(store.quota_bytes)
         while True:
+            metrics.set_paused("user" if self._participant.progress.phase == "paused" else None)
+            self._note_checkpoint()
             metrics.set_traffic(self._transport.traffic())
             metrics.peers.set("direct", len(self._transport.peers()))
             metrics.blocks.set("stored", store.num_blocks())

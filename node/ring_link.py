@@ -64,26 +64,43 @@ class RingLink:
     """Sends chunks to one member of one ring."""
 
     def __init__(
-        self, transport: Transport, peer: PeerId, roster: Signed, num_members: int, outbox_max: int
+        self,
+        transport: Transport,
+        peer: PeerId,
+        roster: Signed,
+        num_members: int,
+        outbox_max: int,
+        on_transfer: Callable[[int, float], None] = lambda _bytes, _seconds: None,
     ) -> None:
+        """`on_transfer` gets the bytes and seconds of each time in which the link was busy."""
         self._transport = transport
         self._peer = peer
         self._roster = roster
         self._num_members = num_members
         self._into_outbox, self._outbox = trio.open_memory_channel[Send](outbox_max)
+        self._queued = 0
+        self._on_transfer = on_transfer
         self._sent = 0
         self._received = 0
         self._progress_seconds = 0.0
+        self._busy_since_seconds = 0.0
+        self._busy_bytes = 0
         self._finishing = False
 
     def send(self, action: Send) -> None:
         """Queues a chunk. trio.WouldBlock when more is queued than a ring can ever need."""
         self._into_outbox.send_nowait(action)
+        self._queued += 1
 
     def finish(self) -> None:
         """No more will be queued: `run` returns when everything was received."""
         self._finishing = True
         self._into_outbox.close()
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether no more will be queued and all that was has been received."""
+        return self._finishing and self._received == self._queued
 
     async def run(self) -> None:
         """Sends what is queued until cancelled or finished.
@@ -101,10 +118,10 @@ class RingLink:
                 nursery.start_soon(self._receive_acks, stream, nursery.cancel_scope)
                 nursery.start_soon(self._watch)
                 await self._send_queued(stream)
-                if self._sent == self._received:
+                if self._is_done:
                     nursery.cancel_scope.cancel()
         except* StreamClosed:
-            if not (self._finishing and self._sent == self._received):
+            if not self._is_done:
                 failures.append(LinkFailed("reset"))
         except* LinkFailed as group:
             failures += [error for error in group.exceptions if isinstance(error, LinkFailed)]
@@ -118,8 +135,10 @@ class RingLink:
         await send_frame(stream, _encoder.encode(Hello(self._roster)))
         async for action in self._outbox:
             if self._sent == self._received:
-                self._progress_seconds = trio.current_time()
+                self._busy_since_seconds = self._progress_seconds = trio.current_time()
+                self._busy_bytes = 0
             self._sent += 1
+            self._busy_bytes += len(action.payload)
             token = Token(action.chunk, mask_bytes(action.mask, self._num_members), action.finisher)
             await send_frame(stream, _encoder.encode(token), action.payload)
 
@@ -134,7 +153,10 @@ class RingLink:
                 raise LinkFailed("acknowledged what was not sent")
             self._received = ack.received
             self._progress_seconds = trio.current_time()
-            if self._finishing and self._sent == self._received:
+            if self._sent == self._received:
+                seconds = self._progress_seconds - self._busy_since_seconds
+                self._on_transfer(self._busy_bytes, seconds)
+            if self._is_done:
                 scope.cancel()
 
     async def _watch(self) -> None:

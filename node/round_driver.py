@@ -16,7 +16,7 @@ import trio
 from gossamer.node.gossip import Gossip
 from gossamer.node.residual import Contribution
 from gossamer.node.ring_link import LinkFailed, RingLink, TokenHandler
-from gossamer.node.transport import Transport, TransportError
+from gossamer.node.transport import StreamClosed, Transport, TransportError
 from gossamer.protocol.chain import Commit
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
@@ -78,6 +78,7 @@ class RoundDriver:
         on_removed: Callable[[PeerId, str], None],
         expected: Callable[[], list[PeerId]],
         reach: Callable[[PeerId], Awaitable[None]],
+        on_transfer: Callable[[int, float], None] = lambda _bytes, _seconds: None,
     ) -> None:
         self.machine = machine
         self._me = me
@@ -92,6 +93,9 @@ class RoundDriver:
         self._on_removed = on_removed
         self._expected = expected
         self._reach = reach
+        self._on_transfer = on_transfer
+        self._position = 0
+        """Mine in the ring that is followed."""
         self._nursery: trio.Nursery | None = None
         self._link_scopes: list[trio.CancelScope] = []
         self._links: dict[PeerId, RingLink] = {}
@@ -101,8 +105,6 @@ class RoundDriver:
         self.finished = trio.Event()
         """Set when the round is committed here."""
         self._envelope: Signed | None = None
-        self._senders: dict[int, PeerId] = {}
-        """Who sent the token that is being added to, by chunk."""
         self._computing = trio.Lock()
         self.changed = trio.Event()
         """Set, and replaced, whenever the machine may have changed."""
@@ -208,21 +210,29 @@ class RoundDriver:
         finisher: int | None,
         payload: Payload,
     ) -> None:
-        if not self.is_running:
-            return
+        if self.committed is not None:
+            return  # it comes late: the round is done here
+        if not self.is_running or self.ring_id != ring_id:
+            # Going on to acknowledge would make the sender wait for what never comes.
+            raise StreamClosed("another ring is followed here")
         now = trio.current_time()
         self._check_length(chunk, payload)
         if finisher is None:
-            self._senders.setdefault(chunk, sender)
+            if mask >> self._position & 1:
+                # It goes on without an addition that would look at it, so it is looked at here.
+                self._decode(chunk, payload)
             self._apply(self.machine.token_received(now, ring_id, sender, chunk, mask, payload))
         else:
+            self._decode(chunk, payload)
             digest = digest_of(payload)
-            codec(self._codec_name).decode(payload, self._plan.elements_of(chunk))
             self._apply(
                 self.machine.final_received(
                     now, ring_id, sender, chunk, mask, finisher, payload, digest
                 )
             )
+
+    def _decode(self, chunk: int, payload: Payload) -> None:
+        codec(self._codec_name).decode(payload, self._plan.elements_of(chunk))
 
     # Actions
 
@@ -264,8 +274,8 @@ class RoundDriver:
             scope.cancel()
         self._link_scopes = []
         self._links = {}
-        self._senders = {}
         self._envelope = action.envelope
+        self._position = action.ring.members.index(self._me)
         self.contribution = Contribution(
             self._pending,
             self._plan,
@@ -296,6 +306,7 @@ class RoundDriver:
                 self._envelope,
                 len(self.machine.ring.members),
                 4 * num_chunks,
+                self._on_transfer,
             )
             self._links[peer] = link
             self._nursery.start_soon(self._run_link, self._ring_id(), peer, link)
@@ -328,13 +339,15 @@ class RoundDriver:
         add = self.contribution.add
         try:
             payload = await self._run_in_thread(lambda: add(action.chunk, action.payload))
-        except MalformedError as error:
-            sender = self._senders.pop(action.chunk)
-            self._on_offence(sender, error)
+        except (MalformedError, ValueError) as error:
+            # My own part is finite (`Turn` sees to that), so the sum was spoilt by its sender.
+            sender = action.sender
+            if sender is None:
+                raise
+            self._on_offence(sender, MalformedError(str(error)))
             now = trio.current_time()
             self._apply(self.machine.rejected(now, ring_id, action.chunk, sender))
             return
-        self._senders.pop(action.chunk, None)
         self._apply(self.machine.contributed(trio.current_time(), ring_id, action.chunk, payload))
 
     async def _finalise(self, ring_id: Digest, action: Finalise) -> None:
@@ -345,7 +358,14 @@ class RoundDriver:
             payload = contribution.finalise(action.chunk, action.payload, action.mask)
             return payload, digest_of(payload)
 
-        payload, digest = await self._run_in_thread(finalise)
+        try:
+            payload, digest = await self._run_in_thread(finalise)
+        except (MalformedError, ValueError) as error:
+            log.error(
+                "an average cannot be encoded; this ring goes on without us", error=str(error)
+            )
+            self._apply(self.machine.leave(trio.current_time()))
+            return
         self._apply(
             self.machine.finalised(trio.current_time(), ring_id, action.chunk, payload, digest)
         )

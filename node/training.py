@@ -42,6 +42,10 @@ class Trainer(Protocol):
     base: FloatVector
     pending: FloatVector
 
+    @property
+    def is_up(self) -> bool:
+        """Whether a trainer is there to be asked."""
+
     async def run(self) -> None:
         """Keeps the trainer up until cancelled. Raises TrainerFailedError."""
 
@@ -113,6 +117,10 @@ class ProcessTrainer:
         self._answered = trio.Event()
         self._asking = trio.Lock()
         self._round: int | None = None
+
+    @property
+    def is_up(self) -> bool:
+        return self._is_up.is_set()
 
     @property
     def pid(self) -> int | None:

@@ -36,6 +36,11 @@ POLL_SECONDS = 0.25
 log = structlog.get_logger("node")
 
 
+def first_word(reason: str) -> str:
+    """What the metrics count a reason under."""
+    return reason.replace(":", " ").split()[0] if reason.strip() else ""
+
+
 class Turn:
     """One round of one node. `driver` exists from the beginning; `run` does the rest."""
 
@@ -87,9 +92,10 @@ class Turn:
             compute=parts.committed.compute,
             run_in_thread=parts.run_in_thread,
             on_offence=parts.swarm.offence,
-            on_removed=lambda _peer, reason: parts.metrics.ring_skips.add(reason.split(":")[0]),
+            on_removed=lambda _peer, reason: parts.metrics.ring_skips.add(first_word(reason)),
             expected=lambda: parts.swarm.expected(recent_heads),
             reach=parts.swarm.reach,
+            on_transfer=parts.speed.transfer,
         )
 
     async def run(self) -> None:

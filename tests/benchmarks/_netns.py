@@ -2,7 +2,8 @@
 
 Needs root and iproute2. Every namespace has one interface, `LINE`, with its own address. What it
 sends is shaped where it leaves the namespace, and what it receives where it leaves the bridge, so
-both directions have the line's rate and nothing else.
+both directions have the line's rate and nothing else. TCP's congestion control is cubic, the usual
+one: this machine may have another default, and BBR pauses for 0.2 s in every 10 s.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from types import TracebackType
 
 LINE = "line0"
 """The interface inside every namespace."""
+
+_SUBNET = "10.77.0.0/16"
 
 _BURST = "128kb"
 """More than the 64 KiB that the kernel hands over at once, or shaping would cut it up."""
@@ -81,6 +84,7 @@ class ShapedLines:
         self._run(*inside, "ip", "link", "set", "lo", "up")
         self._run(*inside, "ip", "addr", "add", f"{self.host(machine)}/16", "dev", LINE)
         self._run(*inside, "ip", "link", "set", LINE, "up")
+        self._run(*inside, "ip", "route", "change", _SUBNET, "dev", LINE, "congctl", "cubic")
         shape = ("root", "tbf", "rate", self._rate, "burst", _BURST, "latency", _QUEUE)
         self._run(*inside, "tc", "qdisc", "add", "dev", LINE, *shape)
         self._run("tc", "qdisc", "add", "dev", port, *shape)

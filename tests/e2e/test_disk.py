@@ -1,4 +1,4 @@
-"""Damaged and missing blocks, and a full disk: said clearly, mended from peers, nothing else lost."""
+"""Damaged blocks and a full disk: said clearly, mended from peers, and nothing else is lost."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ from gossamer.node.capacity import Gpus
 from gossamer.node.cli import app
 from gossamer.node.config import DEFAULT_API, load_settings, parse_host_port
 from gossamer.node.metrics import Metrics
-from gossamer.node.participant import LEAVE_SECONDS
 from gossamer.node.state_dir import StateDir
 from gossamer.node.trainer_process import EXIT_SECONDS, TERMINATE_SECONDS
+from gossamer.node.turn import LEAVE_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -64,6 +64,7 @@ class NumbersTrainer:
     """Trains towards a target of its own, a step every `STEP_SECONDS` of virtual time."""
 
     step_seconds = STEP_SECONDS
+    is_up = True
 
     def __init__(
         self,

@@ -1,0 +1,78 @@
+"""The ring's stream: what is queued arrives, whatever the order of events."""
+
+from __future__ import annotations
+
+import msgspec
+import trio
+import trio.testing
+
+from gossamer.node.ring_link import RING_PROTOCOL, Ack, RingLink
+from gossamer.node.transport import Bytes, Stream, Transport
+from gossamer.protocol.framing import encode_prefix
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.messages import Signed
+from gossamer.protocol.ring import Send
+
+RECEIVER = PeerId("receiver")
+
+
+class PromptReceiver:
+    """A stream whose receipts are read before `send` is back, as on a busy machine."""
+
+    peer_id = RECEIVER
+    protocol = RING_PROTOCOL
+
+    def __init__(self) -> None:
+        self.received: list[bytes] = []
+        self._to_read, self._reads = bytearray(), trio.Event()
+
+    async def send(self, *parts: Bytes) -> None:
+        if len(parts) == 1:  # the hello
+            return
+        self.received.append(bytes(parts[1]))
+        message = msgspec.msgpack.encode(Ack(len(self.received)))
+        self._to_read += encode_prefix(len(message), 0) + message
+        self._reads.set()
+        await trio.testing.wait_all_tasks_blocked()
+
+    async def receive_exactly(self, num_bytes: int) -> bytearray:
+        while len(self._to_read) < num_bytes:
+            self._reads = trio.Event()
+            await self._reads.wait()
+        taken = self._to_read[:num_bytes]
+        del self._to_read[:num_bytes]
+        return taken
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+    async def reset(self) -> None:
+        """Nothing to do."""
+
+
+class OneStream(Transport):
+    """Opens the same stream always."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
+        assert (peer_id, protocol) == (RECEIVER, RING_PROTOCOL)
+        return self._stream
+
+
+def test_finishing_with_chunks_in_the_queue_loses_none() -> None:
+    """All that were sent are received while more are queued: that is not the end."""
+
+    async def case() -> None:
+        stream = PromptReceiver()
+        link = RingLink(OneStream(stream), RECEIVER, Signed("", b"", b""), 2, 8)
+        chunks = [bytes([number]) for number in range(5)]
+        for number, chunk in enumerate(chunks):
+            link.send(Send(RECEIVER, number, 1, 0, chunk))
+        link.finish()
+        with trio.fail_after(5):
+            await link.run()
+        assert stream.received == chunks
+
+    trio.run(case)
