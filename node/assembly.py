@@ -162,7 +162,11 @@ class Node:
         )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(discovery.run)
-            index = await self._shard_index()
+            if not await self._get_manifest_blocks():
+                log.info("left before the run's data index was here")
+                nursery.cancel_scope.cancel()
+                return
+            index = self._shard_index()
             feed = DataFeed(
                 self._identity.peer_id,
                 index,
@@ -312,8 +316,22 @@ class Node:
         data = self.manifest.data
         return [Digest(d) for d in (data.index_digest, data.tokenizer_digest) if d]
 
-    async def _shard_index(self) -> ShardIndex:
-        await self._fetch(self._manifest_blocks(), "the run's data index")
+    async def _get_manifest_blocks(self) -> bool:
+        """False if the node was asked to leave before they were here."""
+        has_them = False
+        async with trio.open_nursery() as nursery:
+
+            async def stop_when_leaving() -> None:
+                await self._leaving.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(stop_when_leaving)
+            await self._fetch(self._manifest_blocks(), "the run's data index")
+            has_them = True
+            nursery.cancel_scope.cancel()
+        return has_them
+
+    def _shard_index(self) -> ShardIndex:
         index = decode_index(self._store.get(Digest(self.manifest.data.index_digest)))
         if len(index.shards) != self.manifest.data.num_shards:
             raise JoinError("the run's data index does not fit its manifest: it cannot be trained")

@@ -258,4 +258,6 @@ class ChainSync:
         def arrived(_digest: Digest) -> None:
             self.blocks_fetched += 1
 
-        await self._blocks.fetch(digests, sources, arrived)
+        # Asked once: where rounds are quick, what nobody has any more is best given up at once, for
+        # a newer head.
+        await self._blocks.fetch(digests, sources, arrived, passes=1)

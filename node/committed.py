@@ -121,16 +121,19 @@ class CommittedState:
 
     # The outer step
 
-    def compute(self, round_number: int, finals: Sequence[Payload]) -> Digest:
+    def compute(
+        self, round_number: int, finals: Sequence[Payload], num_contributors: Sequence[int]
+    ) -> Digest:
         """Takes the outer step into the next buffers; returns the state digest.
 
-        `finals` are the encoded averages of all chunks. Raises MalformedError for one that is not.
+        `finals` are the encoded averages of all chunks, `num_contributors` says for each how many
+        members are in it. Raises MalformedError for a final that is not one.
         """
-        rate, mu = self._manifest.outer.rates_of(round_number)
         coder = codec(self._manifest.outer.codec)
         parameters, momentum = [], []
         for chunk, payload in enumerate(finals):
             part = self.plan.range_of(chunk)
+            rate, mu = self._manifest.outer.rates_of(round_number, num_contributors[chunk])
             gradient = coder.decode(payload, part.stop - part.start)
             nesterov(
                 self.parameters[part],
@@ -334,7 +337,8 @@ class CommittedState:
         update = self._update_index(header)
         try:
             finals = [self._store.get(Digest(final.digest)) for final in update.finals]
-            state_digest = self.compute(header.round, finals)
+            num_contributors = [final.mask().bit_count() for final in update.finals]
+            state_digest = self.compute(header.round, finals, num_contributors)
         except (BlockError, RemoteProtocolError) as error:
             raise CannotRebuildError(f"round {header.round}: {error}") from error
         ledger = apply_spans(self.ledger, header.spans)

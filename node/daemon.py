@@ -104,6 +104,8 @@ class _Daemon:
                     log.info("leaving; once more to leave at once")
                     self._leave()
                 else:
+                    if num_signals == 1:
+                        log.info("stopped before it took part in a run")
                     self._status = 1 if num_signals > 1 else 0
                     scope.cancel()
 

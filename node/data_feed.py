@@ -28,6 +28,9 @@ ROUNDS_AHEAD = 2
 RETRY_SECONDS = 2.0
 """Between attempts to get a shard that nobody had."""
 
+NEXT_SECONDS = 0.2
+"""Between a shard that nobody had and the next: each claim is announced to everybody."""
+
 UNAVAILABLE_SECONDS = 60.0
 """A shard that nobody had is tried again after this long; its keepers may be back."""
 
@@ -74,6 +77,7 @@ class DataFeed:
         self._wanted_tokens = 0
         self._wake = trio.Event()
         self.problem: str | None = None
+        self._said: str | None = None
 
     @property
     def claims(self) -> tuple[int, ...]:
@@ -136,19 +140,20 @@ class DataFeed:
                 continue
             shard = self._next_shard()
             if shard is None:
-                self.problem = "all shards are claimed by others"
+                self._say_there_is_none()
                 await trio.sleep(RETRY_SECONDS)
                 continue
             info = self._index.shards[shard]
             try:
-                await self._blocks.fetch_checked([Digest(info.digest)], self._sources)
+                # Asked once: with peers gone, what is left has to be found among many shards.
+                await self._blocks.fetch_checked([Digest(info.digest)], self._sources, passes=1)
             except (FetchError, DiskFullError) as error:
                 self.problem = str(error)
-                log.warning("a shard could not be fetched", shard=shard, error=str(error))
+                log.debug("a shard could not be fetched", shard=shard, error=str(error))
                 self._put_back(shard)
-                await trio.sleep(RETRY_SECONDS)
+                await trio.sleep(NEXT_SECONDS)
                 continue
-            self.problem = None
+            self.problem = self._said = None
             if shard in self._claims:  # it may have been lost while it was fetched
                 start = self._position(shard)
                 offset = start % info.num_tokens
@@ -157,6 +162,14 @@ class DataFeed:
                 await queue(
                     shard, str(self._store.path(Digest(info.digest))), offset, info.num_tokens
                 )
+
+    def _say_there_is_none(self) -> None:
+        problem = self.problem
+        if not self._unavailable:
+            self.problem = problem = "all shards are claimed by others"
+        if problem != self._said:
+            self._said = problem
+            log.warning("no data to train on can be had now", problem=problem)
 
     def _next_shard(self) -> int | None:
         """A claimed shard that is not queued yet, or a newly claimed one."""

@@ -10,7 +10,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 import structlog
@@ -108,6 +108,8 @@ class BlockService:
         digests: Iterable[Digest],
         sources: Callable[[], Sequence[PeerId]],
         on_block: Callable[[Digest], None] | None = None,
+        *,
+        passes: int | None = None,
     ) -> None:
         """Get the blocks that are not in the store yet, from several peers at once.
 
@@ -115,7 +117,8 @@ class BlockService:
         `on_block` is called once for each digest when its block is in the store, also for those
         that were there before. A block that another fetch is getting already is waited for, not
         downloaded twice. The blocks are pinned until the call is back: pin them yourself, before,
-        to keep them longer.
+        to keep them longer. `passes`: how often everybody is asked without any success before it
+        gives up, if not as often as the limits of this service say.
 
         Raises:
             FetchError: nobody has some of them, after several attempts. The others are stored.
@@ -128,19 +131,23 @@ class BlockService:
         pin_name = f"fetch {next(self._fetch_numbers)}"
         self._store.pin(pin_name, wanted)
         try:
-            await self._fetch(wanted, sources, report)
+            await self._fetch(wanted, sources, report, passes or self._fetch_limits.passes)
         finally:
             self._store.unpin(pin_name)
 
     async def fetch_checked(
-        self, digests: Iterable[Digest], sources: Callable[[], Sequence[PeerId]]
+        self,
+        digests: Iterable[Digest],
+        sources: Callable[[], Sequence[PeerId]],
+        *,
+        passes: int | None = None,
     ) -> None:
         """As `fetch`, and what is here already is read: damaged blocks are fetched again.
 
         For blocks that somebody will read from the file, without the store's check.
         """
         wanted = list(dict.fromkeys(digests))
-        await self.fetch(wanted, sources)
+        await self.fetch(wanted, sources, passes=passes)
         for digest in wanted:
             try:
                 if (self._store.size(digest) or 0) <= INLINE_BYTES_MAX:
@@ -149,13 +156,14 @@ class BlockService:
                     await trio.to_thread.run_sync(self._store.check, digest, limiter=self._checking)
             except BlockError as error:
                 _log.warning("a block on disk is of no use", problem=str(error))
-        await self.fetch(wanted, sources)
+        await self.fetch(wanted, sources, passes=passes)
 
     async def _fetch(
         self,
         wanted: list[Digest],
         sources: Callable[[], Sequence[PeerId]],
         report: Callable[[Digest], None],
+        passes: int,
     ) -> None:
         pending = dict.fromkeys(wanted)
         failed: list[Digest] = []
@@ -168,7 +176,7 @@ class BlockService:
             pending = missing
             ours = [digest for digest in pending if digest not in self._fetching]
             if ours:
-                not_found, problem = await self._download(ours, sources, report)
+                not_found, problem = await self._download(ours, sources, report, passes)
                 if not_found:
                     failed += not_found
                     why = problem
@@ -189,6 +197,7 @@ class BlockService:
         digests: list[Digest],
         sources: Callable[[], Sequence[PeerId]],
         report: Callable[[Digest], None],
+        passes: int,
     ) -> tuple[list[Digest], str]:
         """Returns (what is still missing, why)."""
 
@@ -202,7 +211,7 @@ class BlockService:
         download = Download(
             self._transport,
             self._store,
-            self._fetch_limits,
+            replace(self._fetch_limits, passes=passes),
             digests,
             sources,
             on_stored=stored,

@@ -131,6 +131,7 @@ def prepare_data(
         tokenizer,
         token_bytes=token_bytes,
         shard_tokens=default_shard_tokens(num_tokens, token_bytes, draft.model.context),
+        context=draft.model.context,
         put=put,
         progress=progress,
     )

@@ -49,8 +49,9 @@ log = structlog.get_logger("round")
 
 _T = TypeVar("_T")
 
-OuterStep: TypeAlias = Callable[[int, Sequence[Payload]], Digest]
-"""(round, encoded averages of all chunks) -> state digest; runs in a thread, one at a time."""
+OuterStep: TypeAlias = Callable[[int, Sequence[Payload], Sequence[int]], Digest]
+"""(round, encoded averages of all chunks, contributors of each) -> state digest; runs in a thread,
+one at a time."""
 
 
 class RunInThread(Protocol):
@@ -372,9 +373,10 @@ class RoundDriver:
 
     async def _compute(self, ring_id: Digest, action: Compute) -> None:
         payloads = [final.payload for final in action.finals]
+        num_contributors = [final.mask.bit_count() for final in action.finals]
         compute, number = self._compute_state, self.machine.number
         async with self._computing:
-            digest = await self._run_in_thread(lambda: compute(number, payloads))
+            digest = await self._run_in_thread(lambda: compute(number, payloads, num_contributors))
         now = trio.current_time()
         self._apply(self.machine.computed(now, ring_id, action.generation, digest))
 

@@ -34,10 +34,12 @@ class ChunkPlan(msgspec.Struct, frozen=True):
 
 
 def default_chunk_elements(num_parameters: int) -> int:
-    """Chunk size for a model: some 32 chunks, so that even a small model's ring is pipelined.
+    """Chunk size for a model: some 64 chunks, so that even a small model's ring is pipelined.
 
-    Rounded up to 1024 elements and at most `CHUNK_ELEMENTS_DEFAULT_MAX`.
+    A ring is as slow as its busiest member, which may send two chunks more than the others: with 39
+    chunks among 4 members that cost 1.5 % of a 100 Mbit/s line. Rounded up to 1024 elements and at
+    most `CHUNK_ELEMENTS_DEFAULT_MAX`.
     """
-    wanted = -(-num_parameters // 32)
+    wanted = -(-num_parameters // 64)
     rounded = -(-wanted // limits.CHUNK_ELEMENTS_MIN) * limits.CHUNK_ELEMENTS_MIN
     return min(rounded, limits.CHUNK_ELEMENTS_DEFAULT_MAX)

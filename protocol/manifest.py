@@ -72,7 +72,13 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     The first `warmup_rounds` rounds have `warmup_inner_steps` inner steps each and are plain
     averaging (learning rate 1, momentum 0); then `inner_steps`, `learning_rate` and `momentum`
-    hold.
+    hold for every average of two or more peers.
+
+    What a single peer contributed is adopted as it is (1 and 0 again), so that a peer alone is
+    plain AdamW. An outer step that goes further than the average pays only where averaging took
+    out noise: the best outer learning rate falls with the number of replicas (scaling laws, arXiv
+    2503.09799, section 3), and a single one with momentum is worse than without an outer step
+    (measured: tests/benchmarks/parity.py).
     """
 
     inner_steps: int
@@ -90,9 +96,20 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def inner_steps_of(self, round_number: int) -> int:
         return self.warmup_inner_steps if self.is_warmup(round_number) else self.inner_steps
 
-    def rates_of(self, round_number: int) -> tuple[float, float]:
-        """(learning rate, momentum) of the outer step of a round."""
-        return (1.0, 0.0) if self.is_warmup(round_number) else (self.learning_rate, self.momentum)
+    def rates_of(self, round_number: int, num_contributors: int) -> tuple[float, float]:
+        """(learning rate, momentum) of a round's outer step on a chunk.
+
+        The momentum vector has no rule of its own: it becomes `momentum * vector + average` with
+        the momentum of this step. So a step with momentum 0 leaves the newest average in it, and
+        the next step of several peers goes on from there.
+
+        Args:
+            num_contributors: members whose work is in the chunk's average (its mask says it, so
+                all peers agree); 1 or more.
+        """
+        if self.is_warmup(round_number) or num_contributors == 1:
+            return (1.0, 0.0)
+        return (self.learning_rate, self.momentum)
 
     def first_inner_step_of(self, round_number: int) -> int:
         """Inner steps of a whole round that lie before round `round_number` (counts from 1)."""

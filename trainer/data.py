@@ -81,14 +81,13 @@ class Batch:
 class DataQueue:
     """Ranges of shards in the order in which they came, cut into sequences of `context` + 1 tokens.
 
-    A sequence starts `context` tokens after the one before, so that every token of a range is a
-    target once. The last target of a range may be the token behind its end, if the shard has one:
-    then ranges that are multiples of `context` lose nothing where they meet. A tail that is too
-    short for a sequence is skipped and counted as consumed.
+    The founder shuffled sequences of this length, so the one behind goes on with another text, and
+    none takes its last target from there. A tail that is too short for a sequence is skipped and
+    counted as consumed.
     """
 
     def __init__(self, context: int, token_bytes: int, vocabulary: int) -> None:
-        self._context = context
+        self._sequence = context + 1
         self._token_bytes = token_bytes
         self._vocabulary = vocabulary
         self._ranges: deque[_Range] = deque()
@@ -119,7 +118,7 @@ class DataQueue:
     def tokens_queued(self) -> int:
         """Tokens not yet given out, short tails among them."""
         queued = sum(piece.stop - piece.position for piece in self._ranges)
-        return queued + len(self._cut) * self._context
+        return queued + len(self._cut) * self._sequence
 
     def take(self, num_sequences: int) -> Batch | None:
         """The next sequences, or None (and nothing is consumed) if there are not so many.
@@ -151,15 +150,11 @@ class DataQueue:
                 f"shard {piece.path} has {len(tokens)} tokens; {piece.stop} were to be used"
             )
 
-        def fits(start: int) -> bool:
-            end = start + self._context
-            return end <= piece.stop and end < len(tokens)
-
-        start, end = piece.position, piece.position + self._context
-        if fits(start):
-            consumed = end if fits(end) else piece.stop
+        start, end = piece.position, piece.position + self._sequence
+        if end <= piece.stop:
+            consumed = end if end + self._sequence <= piece.stop else piece.stop
             spans = [*self._skipped, (piece.shard, start, consumed)]
-            self._cut.append((tokens[start : end + 1].astype(np.int64), spans))
+            self._cut.append((tokens[start:end].astype(np.int64), spans))
             self._skipped = []
             piece.position = consumed
         else:

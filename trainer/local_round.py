@@ -167,7 +167,7 @@ class LocalTrainer:
         """What to tell the daemon if data runs short, once a shortage."""
         current = self._require_round()
         queued = self._queue.tokens_queued
-        step_tokens = self._inner.sequences_per_step * self._config.context
+        step_tokens = self._inner.sequences_per_step * (self._config.context + 1)
         if self._asked or queued >= STEPS_AHEAD * step_tokens:
             return None
         self._asked = True

@@ -16,6 +16,7 @@ import numpy as np
 import trio
 from _member import Assignment, Channel, Checker, Usage, Vector, sleep_until, vector_of
 
+from gossamer.node.daemon import limit_malloc_arenas
 from gossamer.node.gossip import Gossip
 from gossamer.node.identity import Identity, verify
 from gossamer.node.libp2p_transport import open_libp2p_transport
@@ -60,7 +61,9 @@ class OuterStep:
         self.finals = ()
         self.usage = Usage()
 
-    def __call__(self, _round: int, finals: Sequence[Payload]) -> Digest:
+    def __call__(
+        self, _round: int, finals: Sequence[Payload], _num_contributors: Sequence[int] = ()
+    ) -> Digest:
         self.finished_seconds = time.monotonic()
         self.cost = self.usage.so_far()
         self.finals = finals
@@ -236,4 +239,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    limit_malloc_arenas()
     trio.run(main)

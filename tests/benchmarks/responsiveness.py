@@ -77,7 +77,8 @@ def _print(preset: str, latencies: list[float], peaks: list[float], num_rounds: 
     for share in (0.5, 0.9, 0.99, 1.0):
         value = latencies[min(len(latencies) - 1, int(share * len(latencies)))]
         bound_text = "100 ms" if share == 0.99 else ""
-        table.add_row(f"status, {share:.0%} of {len(latencies)}", f"{1e3 * value:.1f} ms", bound_text)
+        name = f"status, {share:.0%} of {len(latencies)}"
+        table.add_row(name, f"{1e3 * value:.1f} ms", bound_text)
     table.add_row("state", f"{state_bytes / 1e6:.0f} MB", "")
     for number, peak in enumerate(peaks, 1):
         table.add_row(f"daemon {number}, peak", f"{peak / 1e6:.0f} MB", f"{bound / 1e6:.0f} MB")

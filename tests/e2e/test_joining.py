@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
-from daemons import PATIENCE_SECONDS, digests_on_disk, in_rounds_of, start_founder, wait_for_round
+from daemons import (
+    PATIENCE_SECONDS,
+    digests_on_disk,
+    in_rounds_of,
+    poll,
+    said,
+    start_founder,
+    wait_for_round,
+)
 
 from gossamer.node.local_swarm import LocalSwarm
 
@@ -37,3 +46,14 @@ def test_one_alone_then_two_then_a_third_without_the_seed(swarm: LocalSwarm, fou
     shared = set(chains[0]) & set(chains[1])
     assert len(shared) >= goal - 1
     assert all(chains[0][number] == chains[1][number] for number in shared)
+
+
+def test_a_joiner_without_anybody_leaves_when_told(swarm: LocalSwarm, founded: Path) -> None:
+    """It knows its run, but its seed has gone before it had the data index."""
+    node = swarm.add()
+    node.root.mkdir()
+    shutil.copy(founded / "manifest.msgpack", node.root)
+    node.start("start")
+    poll(lambda: said(node, "the run's data index cannot be had yet"), "word of what is missing")
+    assert node.leave() == 0, node.tail()
+    assert said(node, "left before")

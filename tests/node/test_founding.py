@@ -1,3 +1,4 @@
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -77,7 +78,8 @@ def test_a_founded_run_is_signed_and_complete(corpus: Path, tmp_path: Path) -> N
     index = decode_index(store.blocks[manifest.data.index_digest])
     assert index == founded.index
     assert len(index.shards) == manifest.data.num_shards
-    texts: set[bytes] = set()
+    characters: Counter[int] = Counter()
+    ends = 0
     for infos, num_tokens in (
         (index.shards, manifest.data.num_tokens),
         (index.heldout, manifest.data.heldout_tokens),
@@ -88,8 +90,13 @@ def test_a_founded_run_is_signed_and_complete(corpus: Path, tmp_path: Path) -> N
             path.write_bytes(store.blocks[info.digest])
             stream += bytes(load_shard(path, manifest.data.token_bytes, 256).tolist())
         assert len(stream) == num_tokens
-        texts |= set(stream.split(b"\0")[:-1])
-    assert texts == {path.read_bytes() for path in corpus.iterdir()}
+        characters.update(stream)
+        ends += stream.count(0)
+    # Sequences of the training text are shuffled, held-out text is not; it came last.
+    documents = {path.read_bytes() for path in corpus.iterdir()}
+    assert ends == len(documents)
+    assert characters == Counter(b"\0".join([*documents, b""]))
+    assert set(stream.split(b"\0")[:-1]) <= documents
 
 
 def test_the_same_corpus_and_draft_found_the_same_run(corpus: Path) -> None:

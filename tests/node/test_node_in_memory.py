@@ -13,9 +13,9 @@ import numpy as np
 import trio
 import zstandard
 
+from gossamer.node.assembly import Node
 from gossamer.node.blocks import BlockStore
 from gossamer.node.config import Settings
-from gossamer.node.assembly import Node
 from gossamer.node.identity import Identity
 from gossamer.node.memory_transport import MemoryNetwork, run_simulated
 from gossamer.node.participant import Participant
@@ -58,6 +58,10 @@ MODEL = ModelConfig(
 
 def initial_weights(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(MODEL.num_parameters).astype(np.float32)
+
+
+def num_tokens_in(path: str) -> int:
+    return len(zstandard.ZstdDecompressor().decompress(Path(path).read_bytes())) // 2
 
 
 class NumbersTrainer:
@@ -151,8 +155,7 @@ class NumbersTrainer:
         self._stop = True
 
     async def queue(self, shard: int, path: str, start: int, stop: int) -> None:
-        content = zstandard.ZstdDecompressor().decompress(Path(path).read_bytes())
-        assert len(content) == 2 * SHARD_TOKENS
+        assert num_tokens_in(path) == SHARD_TOKENS
         self._queue.append([shard, start, stop])
         self._queued.set()
 
@@ -321,13 +324,12 @@ class World:
         return node.parts.committed.entry.round if node is not None else 0
 
     async def reach(self, round_number: int, *names: str, seconds: float = 120.0) -> None:
-        with trio.fail_after(seconds):
-            while any(self.round(name) < round_number for name in names):
-                await trio.sleep(0.05)
+        await self.until(lambda: all(self.round(name) >= round_number for name in names), seconds)
 
     async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Looks a thousand times a second of virtual time: it may have to catch one phase."""
         with trio.fail_after(seconds):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - what is watched has no event to wait for
                 await trio.sleep(0.001)
 
     def all_shards_are_with(self, *names: str) -> bool:

@@ -109,8 +109,13 @@ def test_size_is_checked_before_anything_else() -> None:
 def test_the_warm_up_of_the_outer_step() -> None:
     outer = manifest().outer
     assert [outer.inner_steps_of(n) for n in (1, 2, 3)] == [5, 5, 50]
-    assert [outer.rates_of(n) for n in (2, 3)] == [(1.0, 0.0), (0.7, 0.9)]
+    assert [outer.rates_of(n, 4) for n in (2, 3)] == [(1.0, 0.0), (0.7, 0.9)]
     assert [outer.first_inner_step_of(n) for n in (1, 2, 3, 4)] == [0, 5, 10, 60]
+
+
+def test_what_one_peer_did_alone_is_adopted_as_it_is() -> None:
+    outer = manifest().outer
+    assert [outer.rates_of(3, n) for n in (1, 2, 8)] == [(1.0, 0.0), (0.7, 0.9), (0.7, 0.9)]
 
 
 def test_the_number_of_parameters() -> None:

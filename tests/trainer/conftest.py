@@ -50,9 +50,9 @@ def inner_config() -> InnerConfig:
 
 @pytest.fixture
 def shard(tmp_path: Path) -> str:
-    """4,000 tokens that repeat with a period of 40: their successor can be learnt."""
+    """4,400 tokens that repeat with a period of 40: their successor can be learnt."""
     period = np.random.default_rng(0).integers(0, 64, 40)
-    return write_shard(tmp_path / "shard", np.tile(period, 100))
+    return write_shard(tmp_path / "shard", np.tile(period, 110))
 
 
 @pytest.fixture

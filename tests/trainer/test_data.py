@@ -12,6 +12,7 @@ from gossamer.trainer.data import DataError, DataQueue, load_shard
 from gossamer.trainer.messages import DATA_RANGES_MAX
 
 CONTEXT = 8
+SEQUENCE = CONTEXT + 1
 
 
 def write(path: Path, num_tokens: int, first: int = 0) -> str:
@@ -25,28 +26,28 @@ def queue() -> DataQueue:
     return DataQueue(CONTEXT, token_bytes=2, vocabulary=1000)
 
 
-def test_every_token_but_the_first_is_a_target_once(tmp_path: Path, queue: DataQueue) -> None:
-    path = write(tmp_path / "a", 10 * CONTEXT + 1)
-    for start, stop in [(0, 4 * CONTEXT), (4 * CONTEXT, 10 * CONTEXT)]:
+def test_sequences_lie_end_to_end(tmp_path: Path, queue: DataQueue) -> None:
+    path = write(tmp_path / "a", 10 * SEQUENCE)
+    for start, stop in [(0, 4 * SEQUENCE), (4 * SEQUENCE, 10 * SEQUENCE)]:
         queue.push(3, path, start, stop)
     batch = queue.take(10)
     assert batch is not None
-    assert batch.sequences.shape == (10, CONTEXT + 1)
+    assert batch.sequences.shape == (10, SEQUENCE)
     assert batch.sequences.dtype == np.int64
-    assert batch.sequences[:, 1:].flatten().tolist() == list(range(1, 10 * CONTEXT + 1))
-    assert batch.spans == ((3, 0, 10 * CONTEXT),)
+    assert batch.sequences.flatten().tolist() == list(range(10 * SEQUENCE))
+    assert batch.spans == ((3, 0, 10 * SEQUENCE),)
     assert queue.tokens_queued == 0
 
 
 def test_steps_continue_where_the_last_one_ended(tmp_path: Path, queue: DataQueue) -> None:
-    queue.push(3, write(tmp_path / "a", 100), 8, 56)
+    queue.push(3, write(tmp_path / "a", 100), 9, 63)
     first, second = queue.take(2), queue.take(3)
     assert first is not None
     assert second is not None
-    assert first.spans == ((3, 8, 24),)
-    assert second.spans == ((3, 24, 48),)
-    assert queue.tokens_queued == 8
-    assert second.sequences[0, 0] == 24
+    assert first.spans == ((3, 9, 27),)
+    assert second.spans == ((3, 27, 54),)
+    assert queue.tokens_queued == 9
+    assert second.sequences[0, 0] == 27
 
 
 def test_a_short_tail_is_consumed_with_the_sequence_before_it(
@@ -54,54 +55,54 @@ def test_a_short_tail_is_consumed_with_the_sequence_before_it(
 ) -> None:
     path = write(tmp_path / "a", 100)
     queue.push(0, path, 0, 20)
-    queue.push(1, path, 0, 16)
+    queue.push(1, path, 0, 18)
     batch = queue.take(2)
     assert batch is not None
     assert batch.spans == ((0, 0, 20),)
-    assert queue.tokens_queued == 16
+    assert queue.tokens_queued == 18
 
 
-def test_the_last_sequence_needs_one_token_more(tmp_path: Path, queue: DataQueue) -> None:
-    # 16 tokens have only 15 targets: one sequence fits, and the rest is a tail.
-    queue.push(0, write(tmp_path / "a", 16), 0, 16)
+def test_no_target_is_taken_from_behind_the_range(tmp_path: Path, queue: DataQueue) -> None:
+    # 17 tokens: one sequence and a tail, although the shard goes on.
+    queue.push(0, write(tmp_path / "a", 100), 0, 17)
     batch = queue.take(1)
     assert batch is not None
-    assert batch.spans == ((0, 0, 16),)
+    assert batch.spans == ((0, 0, 17),)
 
 
 def test_a_range_that_is_too_short_is_reported_once(tmp_path: Path, queue: DataQueue) -> None:
     path = write(tmp_path / "a", 100)
     queue.push(0, path, 0, 5)
     assert queue.take(1) is None
-    queue.push(1, path, 0, 16)
+    queue.push(1, path, 0, 18)
     first, second = queue.take(1), queue.take(1)
     assert first is not None
     assert second is not None
-    assert first.spans == ((0, 0, 5), (1, 0, 8))
-    assert second.spans == ((1, 8, 16),)
+    assert first.spans == ((0, 0, 5), (1, 0, 9))
+    assert second.spans == ((1, 9, 18),)
 
 
 def test_too_few_sequences_consume_nothing(tmp_path: Path, queue: DataQueue) -> None:
     path = write(tmp_path / "a", 100)
-    queue.push(0, path, 0, 16)
+    queue.push(0, path, 0, 18)
     assert queue.take(3) is None
-    assert queue.tokens_queued == 16
-    queue.push(0, path, 16, 24)
+    assert queue.tokens_queued == 18
+    queue.push(0, path, 18, 27)
     batch = queue.take(3)
     assert batch is not None
-    assert batch.spans == ((0, 0, 24),)
+    assert batch.spans == ((0, 0, 27),)
 
 
 def test_forget_drops_what_was_cut_too(tmp_path: Path, queue: DataQueue) -> None:
     path = write(tmp_path / "a", 100)
-    queue.push(0, path, 0, 16)
+    queue.push(0, path, 0, 18)
     assert queue.take(3) is None
     queue.forget()
     assert queue.tokens_queued == 0
-    queue.push(1, path, 40, 48)
+    queue.push(1, path, 40, 49)
     batch = queue.take(1)
     assert batch is not None
-    assert batch.spans == ((1, 40, 48),)
+    assert batch.spans == ((1, 40, 49),)
 
 
 def test_bounds(tmp_path: Path, queue: DataQueue) -> None:

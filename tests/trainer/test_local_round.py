@@ -22,6 +22,9 @@ from gossamer.trainer.optimizer import AdamW
 
 MakeTrainer = Callable[..., LocalTrainer]
 STEP_TOKENS = 4 * 16
+"""Targets of a step."""
+STEP_SPAN = 4 * 17
+"""Tokens of the shard that it uses up."""
 
 
 def run_round(trainer: LocalTrainer, steps: int, first: int = 0) -> tuple[list[Step], Finished]:
@@ -52,13 +55,13 @@ def test_a_round_learns_and_leaves_its_work_in_pending(
     trainer = make_trainer(base, pending)
     before = trainer.evaluate((shard,), 1000).loss
     assert before == pytest.approx(math.log(64), rel=0.05)
-    trainer.push(0, shard, 0, 3840)
+    trainer.push(0, shard, 0, 60 * STEP_SPAN)
     steps, finished = run_round(trainer, 60)
 
     assert [step.step for step in steps] == list(range(60))
     assert finished.tokens == 60 * STEP_TOKENS
     assert finished.steps == 60
-    assert finished.spans == ((0, 0, 3840),)
+    assert finished.spans == ((0, 0, 60 * STEP_SPAN),)
     assert finished.loss_mean == pytest.approx(np.mean([step.loss for step in steps]))
     assert (base == start).all(), "base is the daemon's"
     # What was in pending stays; base - (pending's new part) is the trained model.
@@ -89,7 +92,7 @@ def test_base_may_move_during_the_round(
 
 def test_data_is_asked_for_once_a_shortage(make_trainer: MakeTrainer, shard: str) -> None:
     trainer = make_trainer()
-    trainer.push(0, shard, 0, 5 * STEP_TOKENS)
+    trainer.push(0, shard, 0, 5 * STEP_SPAN)
     trainer.begin(1, 0, 100, 60.0)
     assert trainer.need_data() is None
     trainer.step()
@@ -97,17 +100,17 @@ def test_data_is_asked_for_once_a_shortage(make_trainer: MakeTrainer, shard: str
     trainer.step()
     need = trainer.need_data()
     assert need is not None
-    assert need.tokens_queued == 3 * STEP_TOKENS
+    assert need.tokens_queued == 3 * STEP_SPAN
     assert trainer.need_data() is None
-    trainer.push(0, shard, 320, 321)
+    trainer.push(0, shard, 340, 341)
     assert trainer.need_data() is not None, "that was not enough"
 
 
 def test_leftover_data_goes_to_the_next_round(make_trainer: MakeTrainer, shard: str) -> None:
     trainer = make_trainer()
-    trainer.push(0, shard, 0, 5 * STEP_TOKENS)
-    assert run_round(trainer, 2)[1].spans == ((0, 0, 2 * STEP_TOKENS),)
-    assert run_round(trainer, 3, 2)[1].spans == ((0, 2 * STEP_TOKENS, 5 * STEP_TOKENS),)
+    trainer.push(0, shard, 0, 5 * STEP_SPAN)
+    assert run_round(trainer, 2)[1].spans == ((0, 0, 2 * STEP_SPAN),)
+    assert run_round(trainer, 3, 2)[1].spans == ((0, 2 * STEP_SPAN, 5 * STEP_SPAN),)
     trainer.begin(3, 5, 1, 60.0)
     assert trainer.step() is None
 
@@ -115,7 +118,7 @@ def test_leftover_data_goes_to_the_next_round(make_trainer: MakeTrainer, shard: 
 def test_a_round_in_many_pieces_ends_early(make_trainer: MakeTrainer, shard: str) -> None:
     trainer = make_trainer()
     for number in range(200):
-        trainer.push(number, shard, 0, 16)
+        trainer.push(number, shard, 0, 17)
     _, finished = run_round(trainer, 50)
     assert len(finished.spans) == 128
 
@@ -141,7 +144,7 @@ def test_nonfinite_steps_are_skipped_and_their_data_is_consumed(
     steps, finished = run_round(trainer, 2)
     assert all(step.skipped and step.tokens == 0 for step in steps)
     assert (finished.steps, finished.tokens) == (2, 0)
-    assert finished.spans == ((0, 0, 2 * STEP_TOKENS),)
+    assert finished.spans == ((0, 0, 2 * STEP_SPAN),)
     assert math.isnan(finished.loss_mean)
     assert not pending.any()
     assert trainer.optimizer_steps == 0

@@ -151,6 +151,10 @@ def test_a_file_that_changes_while_bpe_learns_is_reported(tmp_path: Path) -> Non
         learn_bpe(corpus, np.arange(1), 300)
 
 
+CONTEXT = 4
+SEQUENCE = CONTEXT + 1
+
+
 def pack(
     corpus: Corpus, tokenizer: Tokenizer, shard_tokens: int, store: Store, token_bytes: TokenBytes
 ) -> tuple[list[int], list[int]]:
@@ -162,10 +166,12 @@ def pack(
         tokenizer,
         token_bytes=token_bytes,
         shard_tokens=shard_tokens,
+        context=CONTEXT,
         put=store.put,
     )
-    for infos in (index.shards, index.heldout):
-        assert all(info.num_tokens == shard_tokens for info in infos[:-1])
+    whole_sequences = max(SEQUENCE, shard_tokens // SEQUENCE * SEQUENCE)
+    assert all(info.num_tokens == whole_sequences for info in index.shards[:-1])
+    assert all(info.num_tokens == shard_tokens for info in index.heldout[:-1])
     train = store.stream(index.shards, token_bytes, tokenizer.vocabulary)
     return train, store.stream(index.heldout, token_bytes, tokenizer.vocabulary)
 
@@ -176,34 +182,55 @@ def pack(
     shard_tokens=st.integers(1, 40),
     token_bytes=st.sampled_from([2, 4]),
     batch_bytes=st.integers(1, 50),
+    shuffle_bytes=st.integers(1, 1000),
 )
-def test_shards_laid_end_to_end_are_the_documents(
+def test_shards_are_the_documents_with_the_sequences_to_train_on_shuffled(
     tmp_path_factory: pytest.TempPathFactory,
     texts: list[str],
     shard_tokens: int,
     token_bytes: TokenBytes,
     batch_bytes: int,
+    shuffle_bytes: int,
 ) -> None:
     folder = tmp_path_factory.mktemp("corpus")
     corpus = corpus_of(folder, texts)
     split = split_documents(corpus)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards_module, "_BATCH_BYTES", batch_bytes)
-        streams = pack(corpus, ByteTokenizer(), shard_tokens, Store(folder), token_bytes)
-    for stream, documents in zip(streams, split, strict=True):
-        expected = b"".join(text + b"\0" for text in corpus.read(documents))
-        assert bytes(stream) == expected
+        patch.setattr(shards_module, "SHUFFLE_BYTES", shuffle_bytes)
+        train, heldout = pack(corpus, ByteTokenizer(), shard_tokens, Store(folder), token_bytes)
+    train_text, heldout_text = (
+        b"".join(text + b"\0" for text in corpus.read(documents)) for documents in split
+    )
+    assert bytes(heldout) == heldout_text
+    assert sorted(sequences_of(bytes(train))) == sorted(sequences_of(train_text))
 
 
 def test_bpe_shards_decode_to_the_documents(
     library: Corpus, bpe: BpeTokenizer, store: Store
 ) -> None:
-    for stream, documents in zip(
-        pack(library, bpe, 4096, store, 2), split_documents(library), strict=True
-    ):
-        assert stream.count(END_OF_DOCUMENT) == len(documents)
-        text = b"".join(library.read(documents)).decode()
-        assert bpe.decode(np.array(stream, dtype=np.uint16)) == text
+    train, heldout = pack(library, bpe, 4096, store, 2)
+    split = split_documents(library)
+    assert train.count(END_OF_DOCUMENT) == len(split.train)
+    assert heldout.count(END_OF_DOCUMENT) == len(split.heldout)
+    text = b"".join(library.read(split.heldout)).decode()
+    assert bpe.decode(np.array(heldout, dtype=np.uint16)) == text
+
+
+def test_the_shuffle_mixes_documents_and_is_the_same_again(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path, ["a" * 5000, "b" * 5000, "c" * 500])
+    for name in "xy":
+        (tmp_path / name).mkdir()
+    first, again = (
+        pack(corpus, ByteTokenizer(), 100, Store(tmp_path / name), 2)[0] for name in "xy"
+    )
+    assert first == again
+    starts = bytes(first)[:2000:SEQUENCE]
+    assert 100 < starts.count(b"a") < 300
+
+
+def sequences_of(stream: bytes) -> list[bytes]:
+    return [stream[start : start + SEQUENCE] for start in range(0, len(stream), SEQUENCE)]
 
 
 @given(sizes=st.lists(st.integers(1, 60_000), min_size=2, max_size=60), seed=st.integers(0, 9))
@@ -309,8 +336,8 @@ def test_too_many_shards_stop_early(
 ) -> None:
     monkeypatch.setattr(limits, "SHARDS_MAX", 5)
     corpus = corpus_of(tmp_path, ["a" * 1000, "b" * 1000])
-    with pytest.raises(CorpusError, match="more than 5 shards of 4 tokens; set max_bytes"):
-        pack(corpus, ByteTokenizer(), 4, store, 2)
+    with pytest.raises(CorpusError, match="more than 5 shards of 5 tokens; set max_bytes"):
+        pack(corpus, ByteTokenizer(), 5, store, 2)
     assert store.num_puts == 5
 
 
@@ -322,6 +349,7 @@ def test_progress_of_tokenising_ends_at_the_total(library: Corpus, store: Store)
         ByteTokenizer(),
         token_bytes=2,
         shard_tokens=65_536,
+        context=64,
         put=store.put,
         progress=lambda *report: seen.append(report),
     )
