@@ -193,7 +193,9 @@ class Node:
                 heldout_paths=lambda: self._heldout_paths(index),
             )
             has_bootstrap = bool(self._bootstrap or self._state_dir.known_peers().newest_first())
-            self.participant = participant = Participant(parts, has_bootstrap=has_bootstrap)
+            self.participant = participant = Participant(
+                parts, has_bootstrap=has_bootstrap, wait_for_peers=settings.wait_for_peers
+            )
             if self._leaving.is_set():
                 participant.leave()
             self._transport.handle(RING_PROTOCOL, self._serve_ring)

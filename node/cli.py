@@ -58,6 +58,8 @@ class NodeOptions(StateOptions):
     """Limit of the data cache, such as 20GiB."""
     bootstrap: tuple[str, ...] = ()
     """Address of a peer to try as well; repeatable."""
+    wait_for_peers: int | None = None
+    """Do not begin a run's first round before so many others are ready to train."""
     log_format: str | None = None
     """text or json."""
     log_level: str | None = None

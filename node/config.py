@@ -74,6 +74,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A log line every so many inner steps; 0 for none."""
     bootstrap: tuple[str, ...] = ()
     """More addresses to try, besides those on the command line and those of known peers."""
+    wait_for_peers: int = 0
+    """Do not begin the first round of a run before so many others are ready to train."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -389,4 +391,5 @@ _PARSERS: dict[str, Any] = {
     "log_level": _choice(get_args(LogLevel)),
     "log_steps": _integer(0, LOG_STEPS_MAX),
     "bootstrap": _bootstrap,
+    "wait_for_peers": _integer(0, limits.RING_MEMBERS_MAX - 1),
 }

@@ -105,7 +105,6 @@ class NoiseSession(SecureSession):
         self._partial = bytearray()  # the start of a message whose end has not arrived
         self._opened: list[bytes] = []  # plaintexts that `read` has not handed out
         self._sealed = 0  # bytes in the write buffer
-        self._low_water = 1  # bytes that must be there before the kernel wakes us
         self._closed = False
 
     # -- receiving
@@ -139,7 +138,6 @@ class NoiseSession(SecureSession):
                 target = buffer[kept : kept + _READ_BYTES_MAX]
                 received = os.readv(self._descriptor(), [target])
             except BlockingIOError:
-                self._wake_when(self._missing_bytes())
                 await self._wait(trio.lowlevel.wait_readable)
                 continue
             except OSError as error:
@@ -148,22 +146,6 @@ class NoiseSession(SecureSession):
                 raise ConnectionClosedError("connection closed by the peer")
             buffer[:kept] = self._partial
             return kept + received
-
-    def _missing_bytes(self) -> int:
-        """How much of the message that has begun to arrive is still to come; at least 1."""
-        partial = self._partial
-        if len(partial) < _LENGTH_BYTES:
-            return 1
-        return _LENGTH_BYTES + (partial[0] << 8 | partial[1]) - len(partial)
-
-    def _wake_when(self, num_bytes: int) -> None:
-        """Let the kernel wake us for a whole message, not for each of its 45 packets.
-
-        The end of the connection wakes us all the same.
-        """
-        if num_bytes != self._low_water:
-            self._low_water = num_bytes
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
 
     def _open_all(self, end: int) -> list[bytes]:
         """Open every whole message in the shared buffer and keep the rest."""

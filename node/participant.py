@@ -51,11 +51,16 @@ def _drop_token(*_token: object) -> None:
 class Participant:
     """One node in one run."""
 
-    def __init__(self, parts: Parts, *, has_bootstrap: bool) -> None:
-        """`has_bootstrap`: whether there is anybody to hear of before starting alone."""
+    def __init__(self, parts: Parts, *, has_bootstrap: bool, wait_for_peers: int = 0) -> None:
+        """
+        Args:
+            has_bootstrap: whether there is anybody to hear of before starting alone.
+            wait_for_peers: others that have to be ready before the run's first round begins.
+        """
         self.parts = parts
         self.progress = Progress()
         self._has_bootstrap = has_bootstrap
+        self._wait_for_peers = wait_for_peers
         self._orders = Orders()
         self._heads = Heads(parts)
         self._upkeep = Upkeep(parts, self.progress)
@@ -155,6 +160,11 @@ class Participant:
                     self._check_leave()
                     await self._catch_up()
                     await self._orders.wait(POLL_SECONDS)
+                while self._is_too_early():
+                    self._check_leave()
+                    self._set_phase("training")
+                    await self._orders.wait(POLL_SECONDS)
+                    await self._catch_up()
                 while not self._orders.leave:
                     if self._orders.pause:
                         await self._paused()
@@ -230,6 +240,12 @@ class Participant:
                 self._set_phase("training" if waited_for else "syncing")
             if await self._heads.try_take_over(better.head):
                 self._upkeep.drop_if_stale()
+
+    def _is_too_early(self) -> bool:
+        """Whether the run's first round is before us and others are still waited for."""
+        phases = [announce.phase for announce in self.parts.swarm.living().values()]
+        ready = phases.count("training") + phases.count("averaging")
+        return self.parts.committed.entry.round == 0 and ready < self._wait_for_peers
 
     def _check_leave(self) -> None:
         if self._orders.leave:

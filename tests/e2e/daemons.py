@@ -103,17 +103,25 @@ def said(node: LocalNode, text: str) -> bool:
     return text in node.log_path.read_text(errors="replace")
 
 
-def digests_on_disk(node: LocalNode) -> dict[int, str]:
-    """Round to state digest, along the chain of the head that the node wrote last."""
+def chain_of(node: LocalNode) -> ChainStore:
+    """The committed headers on the node's disk."""
     state_dir = StateDir(node.root)
     signed = state_dir.read_manifest()
     assert signed is not None
     manifest = open_signed_manifest(signed)
-    chain = ChainStore(
-        state_dir.chain_path, manifest.run_id, Digest(manifest.genesis_digest), read_only=True
-    )
-    head = Digest(bytes.fromhex(state_dir.head_path.read_text().strip()))
-    path = chain.path_between(chain.genesis, head)
+    genesis_state = Digest(manifest.genesis_digest)
+    return ChainStore(state_dir.chain_path, manifest.run_id, genesis_state, read_only=True)
+
+
+def head_of(node: LocalNode) -> Digest:
+    """The head that the node wrote last."""
+    return Digest(bytes.fromhex(StateDir(node.root).head_path.read_text().strip()))
+
+
+def digests_on_disk(node: LocalNode) -> dict[int, str]:
+    """Round to state digest, along the chain of the head that the node wrote last."""
+    chain = chain_of(node)
+    path = chain.path_between(chain.genesis, head_of(node))
     assert path is not None, "the chain on disk has a hole"
     return {chain.entry(one).round: chain.entry(one).state_digest.hex() for one in path}
 

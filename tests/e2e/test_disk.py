@@ -11,8 +11,10 @@ import pytest
 from daemons import (
     PATIENCE_SECONDS,
     add_founder,
+    chain_of,
     digests_on_disk,
     gossamer,
+    head_of,
     in_rounds_of,
     said,
     start_founder,
@@ -68,6 +70,22 @@ def test_damage_alone_falls_back_and_says_what_is_missing(swarm: LocalSwarm, fou
     # The newest state is rebuilt from an older one and the averages since: nothing is lost.
     assert status.round > max(committed)
     assert digests_on_disk(node)[max(committed)] == committed[max(committed)]
+
+
+def test_a_head_that_nobody_can_give_does_not_take_the_state_back(
+    swarm: LocalSwarm, founded: Path
+) -> None:
+    node = add_founder(swarm, founded)
+    committed = digests_on_disk(node)
+    newest = max(committed)
+    header = chain_of(node).header(head_of(node))
+    for digest in (header.state_digest, header.update_digest):
+        (node.root / "blocks" / digest.hex()[:2] / digest.hex()).unlink()
+    node.start("start")
+    status = node.wait_for(in_rounds_of(1), PATIENCE_SECONDS, "round")
+    assert said(node, "a heavier head could not be taken over")
+    assert status.round >= newest, "a round before the lost one was done again"
+    assert digests_on_disk(node)[newest - 1] == committed[newest - 1]
 
 
 @pytest.fixture

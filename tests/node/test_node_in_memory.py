@@ -260,6 +260,7 @@ class World:
     root: Path
     seed: int
     codec: str = "fp32"
+    wait_for_peers: int = 0
     nodes: dict[str, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -294,7 +295,7 @@ class World:
                     for address in self.network.get(self.identity(seed).peer_id).addresses()
                 )
                 node = Node(
-                    Settings(state_dir=state_dir.root),
+                    Settings(state_dir=state_dir.root, wait_for_peers=self.wait_for_peers),
                     state_dir,
                     identity,
                     store,
@@ -396,6 +397,23 @@ def test_one_peer_commits_alone_and_a_second_joins_at_the_next_round(tmp_path: P
         assert rings[0] == 1
         assert rings[-1] == 2
         assert rings == sorted(rings)
+
+    simulate(world, story)
+
+
+def test_the_first_round_waits_for_the_peers_that_were_asked_for(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=12, wait_for_peers=1)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await trio.sleep(30)
+        assert world.round("a") == 0
+        await nursery.start(world.run, "b", ["a"])
+        await world.reach(3, "a", "b")
+        chain = world.participant("a").parts.committed.chain
+        assert [len(chain.header(head).members) for head in world.path("a")][0] == 2
+        world.crash("b")
+        await world.reach(world.round("a") + 3, "a")  # later rounds wait for nobody
 
     simulate(world, story)
 

@@ -228,7 +228,14 @@ def test_known_peers_are_bounded(tmp_path: Path) -> None:
     assert len(peers.newest_first()[0][1]) == limits.ADDRESSES_MAX
 
 
-@pytest.mark.parametrize("data", [b"\xff", msgspec.msgpack.encode([("not a peer", ["x"])])])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff",
+        msgspec.msgpack.encode([("not a peer", ["x"])]),
+        b"\x91\x92\xa2\xff\xfe\x90",  # text that is not UTF-8
+    ],
+)
 def test_damaged_known_peers_count_as_none(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "peers"
     path.write_bytes(data)
