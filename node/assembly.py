@@ -16,35 +16,35 @@ from collections.abc import Callable
 import structlog
 import trio
 
-from gossamer.node.blocks import BlockStore
-from gossamer.node.capacity import Gpus, measure_capacity, with_trainer_device
-from gossamer.node.chain_store import ChainStore
-from gossamer.node.chain_sync import ChainSync
-from gossamer.node.committed import CommittedState
-from gossamer.node.config import Settings
-from gossamer.node.data_feed import DataFeed
-from gossamer.node.discovery import Discovery
-from gossamer.node.exchange import BlockService, FetchError
-from gossamer.node.http import Controls, serve_http
-from gossamer.node.identity import Identity
-from gossamer.node.metrics import Metrics
-from gossamer.node.participant import Participant
-from gossamer.node.parts import Parts
-from gossamer.node.replication import keep_copies
-from gossamer.node.reporting import Reporter
-from gossamer.node.ring_link import RING_PROTOCOL, serve_ring
-from gossamer.node.round_driver import RunInThread
-from gossamer.node.run_exchange import (
+from gossamer.node.interface.config import Settings
+from gossamer.node.interface.http import Controls, serve_http
+from gossamer.node.interface.metrics import Metrics
+from gossamer.node.interface.reporting import Reporter
+from gossamer.node.machine.capacity import Gpus, measure_capacity, with_trainer_device
+from gossamer.node.machine.speed import SpeedMeter
+from gossamer.node.machine.training import ProcessTrainer, Trainer, TrainerFailedError
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.transport import Stream, StreamClosed, Transport
+from gossamer.node.peers.chain_sync import ChainSync
+from gossamer.node.peers.discovery import Discovery
+from gossamer.node.peers.exchange import BlockService, FetchError
+from gossamer.node.peers.replication import keep_copies
+from gossamer.node.peers.run_exchange import (
     JoinError,
     open_signed_manifest,
     serve_manifest,
 )
-from gossamer.node.speed import SpeedMeter
-from gossamer.node.state_dir import DiskFullError, StateDir, write_atomically
-from gossamer.node.swarm import Standing, Swarm
-from gossamer.node.training import ProcessTrainer, Trainer, TrainerFailedError
-from gossamer.node.transport import Stream, StreamClosed, Transport
-from gossamer.node.work import Work
+from gossamer.node.peers.swarm import Standing, Swarm
+from gossamer.node.rounds.data_feed import DataFeed
+from gossamer.node.rounds.participant import Participant
+from gossamer.node.rounds.parts import Parts
+from gossamer.node.rounds.ring_link import RING_PROTOCOL, serve_ring
+from gossamer.node.rounds.round_driver import RunInThread
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.state_dir import DiskFullError, StateDir, write_atomically
+from gossamer.node.storage.work import Work
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest, ShardIndex, SignedManifest, decode_index

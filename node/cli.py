@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, CycloptsError, Parameter
 
 if TYPE_CHECKING:
-    from gossamer.node.client import Order
-    from gossamer.node.config import Role, Settings
+    from gossamer.node.interface.client import Order
+    from gossamer.node.interface.config import Role, Settings
 
 app = App(
     name="gossamer",
@@ -81,8 +81,8 @@ def init(path: Path = Path("run.toml"), *, preset: str | None = None) -> int:
     preset
         Model and settings to begin with.
     """
-    from gossamer.node.draft import draft_of_preset
-    from gossamer.node.manifest_file import write_manifest_file
+    from gossamer.node.runs.draft import draft_of_preset
+    from gossamer.node.runs.manifest_file import write_manifest_file
     from gossamer.trainer.presets import DEFAULT_PRESET
 
     chosen = preset or DEFAULT_PRESET
@@ -110,8 +110,8 @@ def start(
     corpus
         Folders and files of text and JSONL to train on (default: the Python library's sources).
     """
-    from gossamer.node.config import Found, Resume
-    from gossamer.node.state_dir import StateDir
+    from gossamer.node.interface.config import Found, Resume
+    from gossamer.node.storage.state_dir import StateDir
 
     settings = _settings(options)
     if StateDir(settings.state_dir).has_run():
@@ -138,8 +138,8 @@ def join(*addresses: str, options: _Node = None) -> int:
     addresses
         Links that `gossamer start` and `gossamer status` show: /ip4/../tcp/../p2p/12D3..#RUN_ID
     """
-    from gossamer.node.config import ConfigError, Join, Resume, parse_links
-    from gossamer.node.state_dir import StateDir
+    from gossamer.node.interface.config import ConfigError, Join, Resume, parse_links
+    from gossamer.node.storage.state_dir import StateDir
 
     settings = _settings(options)
     seeds, run_id = parse_links(addresses)
@@ -167,9 +167,9 @@ def status(*, json: bool = False, options: _State = None) -> int:
     """
     import msgspec
 
-    from gossamer.node.client import fetch_status
-    from gossamer.node.state_dir import StateDir
-    from gossamer.node.status import encode_status
+    from gossamer.node.interface.client import fetch_status
+    from gossamer.node.interface.status import encode_status
+    from gossamer.node.storage.state_dir import StateDir
 
     answer = fetch_status(StateDir(_settings(options).state_dir))
     if json:
@@ -177,7 +177,7 @@ def status(*, json: bool = False, options: _State = None) -> int:
         return 0
     from rich.console import Console
 
-    from gossamer.node.views import print_status
+    from gossamer.node.interface.views import print_status
 
     print_status(answer, Console())
     return 0
@@ -212,7 +212,7 @@ def demo(*, directory: Path | None = None) -> int:
     directory
         Where to put states, logs and the picture (default: a new temporary folder).
     """
-    from gossamer.node.demo import run_demo
+    from gossamer.node.local.demo import run_demo
 
     return run_demo(directory)
 
@@ -228,7 +228,7 @@ def doctor(address: str | None = None, *, options: _Node = None) -> int:
     """
     from rich.console import Console
 
-    from gossamer.node.doctor import run_doctor
+    from gossamer.node.interface.doctor import run_doctor
 
     return run_doctor(_settings(options), address, Console())
 
@@ -242,7 +242,7 @@ def export(directory: Path, *, options: _State = None) -> int:
     directory
         Where to write; created if it is not there.
     """
-    from gossamer.node.exporting import export_state
+    from gossamer.node.runs.exporting import export_state
 
     return export_state(_settings(options), directory)
 
@@ -276,14 +276,14 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def _errors_for_people() -> tuple[type[Exception], ...]:
-    from gossamer.node.blocks import BlockError
-    from gossamer.node.client import ClientError
-    from gossamer.node.config import ConfigError
-    from gossamer.node.identity import IdentityError
-    from gossamer.node.run_exchange import JoinError
-    from gossamer.node.state_dir import StateDirError
-    from gossamer.node.training import TrainerFailedError
-    from gossamer.node.transport import TransportError
+    from gossamer.node.interface.client import ClientError
+    from gossamer.node.interface.config import ConfigError
+    from gossamer.node.machine.training import TrainerFailedError
+    from gossamer.node.network.identity import IdentityError
+    from gossamer.node.network.transport import TransportError
+    from gossamer.node.peers.run_exchange import JoinError
+    from gossamer.node.storage.blocks import BlockError
+    from gossamer.node.storage.state_dir import StateDirError
     from gossamer.protocol.errors import ManifestError
     from gossamer.trainer.corpus import CorpusError
     from gossamer.trainer.export import ExportError
@@ -311,14 +311,14 @@ def _explain(error: Exception) -> str:
 
 
 def _complain(problems: list[str]) -> None:
-    from gossamer.node.logs import printable
+    from gossamer.node.interface.logs import printable
 
     for problem in problems:
         print(f"gossamer: {printable(problem)}", file=sys.stderr)
 
 
 def _settings(options: StateOptions | None) -> Settings:
-    from gossamer.node.config import load_settings
+    from gossamer.node.interface.config import load_settings
 
     flags: dict[str, Any] = {} if options is None else asdict(options)
     config: Path | None = flags.pop("config", None)
@@ -326,7 +326,7 @@ def _settings(options: StateOptions | None) -> Settings:
 
 
 def _check_founding(manifest: Path | None, preset: str | None, corpus: tuple[Path, ...]) -> None:
-    from gossamer.node.config import ConfigError
+    from gossamer.node.interface.config import ConfigError
 
     problems = []
     if manifest is not None and preset is not None:
@@ -341,8 +341,8 @@ def _check_founding(manifest: Path | None, preset: str | None, corpus: tuple[Pat
 
 
 def _order(order: Order, options: StateOptions | None, done: str) -> int:
-    from gossamer.node.client import give_order
-    from gossamer.node.state_dir import StateDir
+    from gossamer.node.interface.client import give_order
+    from gossamer.node.storage.state_dir import StateDir
 
     give_order(StateDir(_settings(options).state_dir), order)
     print(done)
@@ -353,7 +353,7 @@ def _run(settings: Settings, role: Role, ignored: list[str] | None = None) -> in
     import structlog
 
     from gossamer.node.daemon import run
-    from gossamer.node.logs import configure_logs
+    from gossamer.node.interface.logs import configure_logs
 
     configure_logs(settings.log_format, settings.log_level)
     if ignored:

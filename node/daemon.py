@@ -14,17 +14,17 @@ import structlog
 import trio
 
 from gossamer.node.assembly import Node
-from gossamer.node.blocks import BlockStore
-from gossamer.node.config import Found, Join, Role, Settings
-from gossamer.node.identity import Identity
-from gossamer.node.libp2p_transport import open_libp2p_transport
-from gossamer.node.run_exchange import (
+from gossamer.node.interface.config import Found, Join, Role, Settings
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.libp2p_transport import open_libp2p_transport
+from gossamer.node.peers.run_exchange import (
     JoinError,
     open_signed_manifest,
     request_manifest,
 )
-from gossamer.node.starting import found_here
-from gossamer.node.state_dir import StateDir, StateDirError
+from gossamer.node.runs.starting import found_here
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import SignedManifest

@@ -78,18 +78,29 @@ def _inner(
 
 
 def _outer(
-    model: ModelConfig, *, inner_steps: int, warmup_rounds: int, warmup_inner_steps: int
+    model: ModelConfig,
+    rates: tuple[float, float],
+    *,
+    inner_steps: int,
+    warmup_rounds: int,
+    warmup_inner_steps: int,
 ) -> OuterConfig:
+    learning_rate, momentum = rates
     return OuterConfig(
         inner_steps=inner_steps,
-        learning_rate=0.7,
-        momentum=0.9,
+        learning_rate=learning_rate,
+        momentum=momentum,
         warmup_rounds=warmup_rounds,
         warmup_inner_steps=warmup_inner_steps,
         # Half the bytes of fp32 without loss (OpenDiLoCo); rounding errors are carried as residual.
         codec="fp16",
         chunk_elements=default_chunk_elements(model.num_parameters),
     )
+
+
+# (learning rate, momentum) of the outer step.
+_PUBLISHED_OUTER = (0.7, 0.9)
+_SMALL_OUTER = (1.0, 0.5)
 
 
 def _rounds(round_seconds: float, gather_seconds: float, attempt_seconds: float) -> RoundConfig:
@@ -107,6 +118,7 @@ def _preset(
     model: ModelConfig,
     inner: InnerConfig,
     rounds: RoundConfig,
+    outer_rates: tuple[float, float],
     *,
     inner_steps: int,
     warmup_rounds: int,
@@ -120,6 +132,7 @@ def _preset(
         inner=inner,
         outer=_outer(
             model,
+            outer_rates,
             inner_steps=inner_steps,
             warmup_rounds=warmup_rounds,
             warmup_inner_steps=warmup_inner_steps,
@@ -133,10 +146,11 @@ _ALL = (
         "tiny",
         "0.47 million parameters on plain bytes: seconds a round on one CPU core",
         _model((4, 96, 4, 4, 256), vocabulary=BYTES_VOCABULARY, context=64),
-        _inner(3e-3, sequences=8, warmup_steps=40, total_steps=800),
+        _inner(4e-3, sequences=8, warmup_steps=40, total_steps=800),
         _rounds(20.0, 5.0, 3.0),
+        _SMALL_OUTER,
         inner_steps=20,
-        warmup_rounds=40,
+        warmup_rounds=50,
         warmup_inner_steps=4,
     ),
     _preset(
@@ -145,6 +159,7 @@ _ALL = (
         _model((4, 128, 4, 4, 352), vocabulary=2048, context=128),
         _inner(3e-3, sequences=8, warmup_steps=100, total_steps=2_000),
         _rounds(30.0, 5.0, 3.0),
+        _SMALL_OUTER,
         inner_steps=20,
         warmup_rounds=100,
         warmup_inner_steps=4,
@@ -155,6 +170,7 @@ _ALL = (
         _model((6, 256, 8, 4, 640), vocabulary=4096, context=256),
         _inner(2e-3, sequences=8, warmup_steps=200, total_steps=5_000),
         _rounds(60.0, 10.0, 5.0),
+        _SMALL_OUTER,
         inner_steps=20,
         warmup_rounds=100,
         warmup_inner_steps=5,
@@ -165,6 +181,7 @@ _ALL = (
         _model((5, 384, 6, 2, 896), vocabulary=8192, context=512),
         _inner(1.5e-3, sequences=8, warmup_steps=400, total_steps=10_000),
         _rounds(120.0, 15.0, 5.0),
+        _SMALL_OUTER,
         inner_steps=30,
         warmup_rounds=100,
         warmup_inner_steps=10,
@@ -175,6 +192,7 @@ _ALL = (
         _model((12, 512, 8, 4, 1280), vocabulary=16_384, context=512),
         _inner(1e-3, sequences=32, warmup_steps=500, total_steps=20_000),
         _rounds(300.0, 30.0, 10.0),
+        _PUBLISHED_OUTER,
         inner_steps=30,
         warmup_rounds=100,
         warmup_inner_steps=10,
@@ -185,6 +203,7 @@ _ALL = (
         _model((12, 1024, 16, 16, 2688), vocabulary=32_000, context=1024, tied=False),
         _inner(4e-4, sequences=512, warmup_steps=1_000, total_steps=88_000),
         _rounds(3_600.0, 120.0, 30.0),
+        _PUBLISHED_OUTER,
         inner_steps=500,
         warmup_rounds=20,
         warmup_inner_steps=50,
@@ -195,6 +214,7 @@ _ALL = (
         _model((22, 2048, 32, 4, 5632), vocabulary=32_000, context=1024, tied=False),
         _inner(4e-4, sequences=2_048, warmup_steps=1_000, total_steps=88_000),
         _rounds(7_200.0, 300.0, 60.0),
+        _PUBLISHED_OUTER,
         inner_steps=125,
         warmup_rounds=20,
         warmup_inner_steps=50,

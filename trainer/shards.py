@@ -146,10 +146,11 @@ def tokenise(
     parts: list[tuple[ShardInfo, ...]] = []
     sequence = context + 1
     whole_sequences = max(sequence, shard_tokens - shard_tokens % sequence)
-    shuffler = _Shuffler(_Packer(whole_sequences, token_bytes, put), sequence, corpus.seed)
-    for documents, packer in zip(
-        split, (shuffler, _Packer(shard_tokens, token_bytes, put)), strict=True
-    ):
+    packers: tuple[_Shuffler | _Packer, ...] = (
+        _Shuffler(_Packer(whole_sequences, token_bytes, put), sequence, corpus.seed),
+        _Packer(shard_tokens, token_bytes, put),
+    )
+    for documents, packer in zip(split, packers, strict=True):
         for batch in _batches(corpus.read(documents)):
             for tokens in tokenizer.encode(batch):
                 packer.add(tokens)

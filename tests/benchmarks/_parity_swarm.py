@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.node.blocks import BlockStore
-from gossamer.node.chain_store import ChainStore
-from gossamer.node.committed import CommittedState
-from gossamer.node.config import DEFAULT_CACHE_BYTES
-from gossamer.node.local_swarm import LocalSwarm
-from gossamer.node.run_exchange import open_signed_manifest
-from gossamer.node.state_dir import StateDir
+from gossamer.node.interface.config import DEFAULT_CACHE_BYTES
+from gossamer.node.local.local_swarm import LocalSwarm
+from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.chain import Header
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.state import FloatVector

@@ -1,25 +1,26 @@
 """Training arms that need no network: the baselines of `parity.py`, and DiLoCo to tune settings.
 
 All arms read the same text in the same pieces: worker w of k has shards w, w + k, w + 2k ... of the
-corpus, and every step takes `sequences_per_step` sequences of each worker. So "the same tokens"
-is meant literally: synchronous training with k workers does a step on exactly the text on which the
-k workers of the other arms do their steps.
+corpus, and every step takes `sequences_per_step` sequences of each worker. So k workers that train
+by themselves and synchronous training with k times the batch do each step on the same text.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from gossamer.node.draft import Draft
-from gossamer.node.founding import prepare_data
+from gossamer.node.runs.draft import Draft
+from gossamer.node.runs.founding import prepare_data
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig, ShardIndex
+from gossamer.protocol.messages import Span
+from gossamer.protocol.state import FloatVector
 from gossamer.trainer import evaluate as evaluation
 from gossamer.trainer.data import DataQueue, Tokens, load_shard
 from gossamer.trainer.device import choose_device
@@ -28,11 +29,12 @@ from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import AdamW
 from gossamer.trainer.outer import nesterov
 from gossamer.trainer.schedule import learning_rate_at
+from gossamer.trainer.tokens import load_tokenizer
 
-CURVE_TOKENS = 65_536
+CURVE_TOKENS = 32_768
 """Held-out tokens of a point of the curve; the last point has all of them."""
 
-CURVE_POINTS = 16
+CURVE_POINTS = 12
 
 Rates = Callable[[int, int], tuple[float, float]]
 """(round, contributors) to (outer learning rate, momentum), as `OuterConfig.rates_of`."""
@@ -80,6 +82,15 @@ class Text:
             queue.push(number, self.path_of(shard.digest), 0, shard.num_tokens)
         return queue
 
+    def queue_of(self, model: ModelConfig, spans: Sequence[Span]) -> DataQueue:
+        """The sequences in these spans, in their order."""
+        queue = DataQueue(model.context, self.token_bytes, model.vocabulary)
+        for shard, position, stop in spans:
+            info = self.index.shards[shard]
+            start = position % info.num_tokens
+            queue.push(shard, self.path_of(info.digest), start, start + stop - position)
+        return queue
+
     def heldout(self, vocabulary: int) -> Iterator[Tokens]:
         for shard in self.index.heldout:
             yield load_shard(self.path_of(shard.digest), self.token_bytes, vocabulary)
@@ -95,20 +106,16 @@ def prepare_text(draft: Draft, folder: Path) -> Text:
         return digest
 
     data = prepare_data(draft, (), put=put)
-    return text_of(folder, data.index, data.config.token_bytes, data.config.tokenizer_digest)
-
-
-def text_of(folder: Path, index: ShardIndex, token_bytes: int, tokenizer_digest: bytes) -> Text:
-    """Shards that lie in `folder` under their digests."""
-    text = Text(folder, index, token_bytes, 1.0)
-    if not tokenizer_digest:
-        return text
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder / tokenizer_digest.hex()))
-    shards = list(text.heldout(2**20))
-    num_bytes = sum(len(tokenizer.decode(shard.tolist()).encode()) for shard in shards)
-    return Text(folder, index, token_bytes, num_bytes / sum(map(len, shards)))
+    text = Text(folder, data.index, data.config.token_bytes, 1.0)
+    file = (
+        (folder / data.config.tokenizer_digest.hex()).read_bytes()
+        if (data.config.tokenizer_digest)
+        else b""
+    )
+    tokenizer = load_tokenizer(data.config.tokenizer, file)
+    tokens = np.concatenate(list(text.heldout(draft.model.vocabulary)))
+    num_bytes = len(tokenizer.decode(tokens).encode())
+    return replace(text, bytes_per_token=num_bytes / len(tokens))
 
 
 class Heldout:
@@ -121,7 +128,7 @@ class Heldout:
         self._shards = list(text.heldout(model.vocabulary))
 
     @torch.no_grad()
-    def loss(self, parameters: np.ndarray, tokens_max: int = 2**62) -> float:
+    def loss(self, parameters: FloatVector, tokens_max: int = 2**62) -> float:
         """Nats per token. parameters: (num_parameters,)"""
         self._decoder.flat.copy_(torch.from_numpy(parameters))
         batches = evaluation.batches_of(self._shards, self._model.context, 64, tokens_max)
@@ -136,21 +143,21 @@ def synchronous(
     num_workers: int,
     seed: int,
     *,
-    data_workers: int | None = None,
+    queues: Sequence[DataQueue] = (),
 ) -> Curve:
     """Plain AdamW; every step has the batches of `num_workers` workers. With one: a worker alone.
 
     Written without `LocalTrainer`, so that "one peer alone equals plain AdamW" says something.
 
     Args:
-        data_workers: into how many streams the text is dealt; by default `num_workers`.
+        queues: each worker's text; by default the text is dealt out among them.
     """
     heldout, curve = Heldout(text, model), Curve()
     decoder = Decoder(model)
     decoder.initialise(seed)
     parameters = list(decoder.parameters())
     optimizer = AdamW(parameters, inner)
-    queues = [text.queue(model, w, data_workers or num_workers) for w in range(num_workers)]
+    queues = queues or [text.queue(model, w, num_workers) for w in range(num_workers)]
     num_targets = num_workers * inner.sequences_per_step * model.context
     every = max(1, inner.total_steps // CURVE_POINTS)
     for step in range(inner.total_steps):
@@ -186,16 +193,11 @@ def local_rounds(
     num_workers: int,
     seed: int,
     rates: Rates,
-    *,
-    steps_of: Sequence[int] | None = None,
 ) -> Curve:
     """Workers that train rounds by themselves and take outer steps together, in one process.
 
     The same arithmetic as in a swarm with codec fp32: `LocalTrainer`, the average weighted with
     tokens, `nesterov`.
-
-    Args:
-        steps_of: Part of the round's steps that each worker does, in percent (slow workers).
     """
     heldout, curve = Heldout(text, model), Curve()
     size = model.num_parameters
@@ -203,7 +205,13 @@ def local_rounds(
     pendings = [np.zeros(size, np.float32) for _ in range(num_workers)]
     trainers = [
         LocalTrainer(
-            model, inner, seed=seed, base=theta, pending=p, token_bytes=text.token_bytes, device="cpu"
+            model,
+            inner,
+            seed=seed,
+            base=theta,
+            pending=p,
+            token_bytes=text.token_bytes,
+            device="cpu",
         )
         for p in pendings
     ]
@@ -218,10 +226,9 @@ def local_rounds(
         first = outer.first_inner_step_of(number)
         steps = min(outer.inner_steps_of(number), inner.total_steps - first)
         tokens = []
-        for worker, trainer in enumerate(trainers):
-            mine = max(1, steps * steps_of[worker] // 100) if steps_of else steps
-            trainer.begin(number, first, mine, math.inf)
-            for _ in range(mine):
+        for trainer in trainers:
+            trainer.begin(number, first, steps, math.inf)
+            for _ in range(steps):
                 assert trainer.step() is not None, "the corpus is too small for so many steps"
             tokens.append(trainer.finish().tokens)
         gradient = np.zeros(size, np.float32)

@@ -17,12 +17,12 @@ import trio
 from _member import Assignment, Channel, Checker, Usage, Vector, sleep_until, vector_of
 
 from gossamer.node.daemon import limit_malloc_arenas
-from gossamer.node.gossip import Gossip
-from gossamer.node.identity import Identity, verify
-from gossamer.node.libp2p_transport import open_libp2p_transport
-from gossamer.node.ring_link import RING_PROTOCOL, TokenHandler, serve_ring
-from gossamer.node.round_driver import RoundDriver
-from gossamer.node.transport import Stream, StreamClosed, Transport
+from gossamer.node.network.identity import Identity, verify
+from gossamer.node.network.libp2p_transport import open_libp2p_transport
+from gossamer.node.network.transport import Stream, StreamClosed, Transport
+from gossamer.node.peers.gossip import Gossip
+from gossamer.node.rounds.ring_link import RING_PROTOCOL, TokenHandler, serve_ring
+from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol.chain import Commit
 from gossamer.protocol.chunks import ChunkPlan, default_chunk_elements
 from gossamer.protocol.errors import RemoteProtocolError

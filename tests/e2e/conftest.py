@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # daemons.py, beside this file
 
 from daemons import OPTIONS, wait_for_round
 
-from gossamer.node.local_swarm import LocalSwarm
+from gossamer.node.local.local_swarm import LocalSwarm
 
 MANIFEST = """\
 preset = "tiny"

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from gossamer.node.chain_store import ChainStore
-from gossamer.node.local_swarm import LocalNode, LocalSwarm
-from gossamer.node.run_exchange import open_signed_manifest
-from gossamer.node.state_dir import StateDir
-from gossamer.node.status import Status
+from gossamer.node.interface.status import Status
+from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest
 
 OPTIONS = ("--threads", "1")

@@ -22,7 +22,7 @@ from daemons import (
     wait_for_round,
 )
 
-from gossamer.node.local_swarm import LocalSwarm
+from gossamer.node.local.local_swarm import LocalSwarm
 
 pytestmark = pytest.mark.e2e
 

@@ -31,9 +31,9 @@ from daemons import (
     wait_for_round,
 )
 
-from gossamer.node.identity import Identity
-from gossamer.node.local_swarm import LocalNode, LocalSwarm
-from gossamer.node.state_dir import StateDir
+from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.network.identity import Identity
+from gossamer.node.storage.state_dir import StateDir
 
 pytestmark = pytest.mark.e2e
 

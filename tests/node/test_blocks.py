@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.node.blocks import (
+from gossamer.node.storage.blocks import (
     BlockStore,
     CorruptBlockError,
     DiskFullError,

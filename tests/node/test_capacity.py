@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gossamer.node import capacity
-from gossamer.node.capacity import (
+from gossamer.node.machine import capacity
+from gossamer.node.machine.capacity import (
     Gpu,
     GpuCollector,
     Gpus,
@@ -184,9 +184,10 @@ def test_the_name_of_the_cpu(tmp_path: Path) -> None:
 
 def test_the_daemons_shell_never_imports_torch() -> None:
     program = (
-        "import sys, gossamer.node.cli, gossamer.node.http, gossamer.node.metrics, "
-        "gossamer.node.capacity, gossamer.node.doctor, gossamer.node.logs\n"
-        "gossamer.node.capacity.measure_capacity('auto', gossamer.node.capacity.Gpus().read())\n"
+        "import sys, gossamer.node.cli\n"
+        "from gossamer.node.interface import doctor, http, logs, metrics\n"
+        "from gossamer.node.machine import capacity\n"
+        "capacity.measure_capacity('auto', capacity.Gpus().read())\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

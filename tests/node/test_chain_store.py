@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.chain_store import ChainStore
+from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol import limits
 from gossamer.protocol.chain import Commit, Header, Member, encode_header
 from gossamer.protocol.ids import Digest, PeerId, peer_id_from_public_key

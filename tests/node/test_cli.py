@@ -9,12 +9,12 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
-from gossamer.node import client
 from gossamer.node.cli import run_command
-from gossamer.node.config import Found, Join, Resume, Role, Settings
-from gossamer.node.state_dir import StateDir
-from gossamer.node.status import CapacityStatus, LastRound, PeerStatus, Status
-from gossamer.node.views import format_bytes, render_status
+from gossamer.node.interface import client
+from gossamer.node.interface.config import Found, Join, Resume, Role, Settings
+from gossamer.node.interface.status import CapacityStatus, LastRound, PeerStatus, Status
+from gossamer.node.interface.views import format_bytes, render_status
+from gossamer.node.storage.state_dir import StateDir
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 ADDRESS = f"/ip4/192.0.2.7/tcp/4610/p2p/{PEER}"
@@ -58,7 +58,7 @@ class FakeDaemon(ModuleType):
 
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
-    from gossamer.node import logs
+    from gossamer.node.interface import logs
 
     fake = FakeDaemon()
     monkeypatch.setitem(sys.modules, "gossamer.node.daemon", fake)

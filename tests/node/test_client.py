@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node import client
-from gossamer.node.client import ClientError, NotRunningError, fetch_status, give_order
-from gossamer.node.state_dir import StateDir
-from gossamer.node.status import Status, encode_status
+from gossamer.node.interface import client
+from gossamer.node.interface.client import ClientError, NotRunningError, fetch_status, give_order
+from gossamer.node.interface.status import Status, encode_status
+from gossamer.node.storage.state_dir import StateDir
 
 STATUS = Status(peer_id="me", run_id=None, version="0.1.0", phase="joining")
 

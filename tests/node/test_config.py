@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.config import (
+from gossamer.node.interface.config import (
     ConfigError,
     HostPort,
     Settings,

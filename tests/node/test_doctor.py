@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gossamer.node import doctor
-from gossamer.node.capacity import Gpu
-from gossamer.node.config import Settings
-from gossamer.node.doctor import TorchReport, run_doctor
+from gossamer.node.interface import doctor
+from gossamer.node.interface.config import Settings
+from gossamer.node.interface.doctor import TorchReport, run_doctor
+from gossamer.node.machine.capacity import Gpu
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 CPU_ONLY = TorchReport(version="2.9", cuda=0, names=[], hip="", mps=False)

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from gossamer.node.blocks import BlockStore, DiskFullError
-from gossamer.node.exchange import BlockService, FetchError, ServeLimits
-from gossamer.node.fetching import FetchLimits
-from gossamer.node.frames import receive_frame, send_frame
-from gossamer.node.identity import Identity
-from gossamer.node.memory_stream import WINDOW_BYTES
-from gossamer.node.memory_transport import MemoryNetwork, run_simulated
-from gossamer.node.transport import Stream, StreamClosed, Transport, TransportError
+from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.memory_stream import WINDOW_BYTES
+from gossamer.node.network.memory_transport import MemoryNetwork, run_simulated
+from gossamer.node.network.transport import Stream, StreamClosed, Transport, TransportError
+from gossamer.node.peers.exchange import BlockService, FetchError, ServeLimits
+from gossamer.node.peers.fetching import FetchLimits
+from gossamer.node.storage.blocks import BlockStore, DiskFullError
 from gossamer.protocol.block_messages import (
     BLOCKS_PROTOCOL,
     decode_reply,

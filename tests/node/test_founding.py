@@ -5,9 +5,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from gossamer.node.draft import Draft, draft_of_preset
-from gossamer.node.founding import FoundedRun, found_run
-from gossamer.node.identity import Identity, verify
+from gossamer.node.network.identity import Identity, verify
+from gossamer.node.runs.draft import Draft, draft_of_preset
+from gossamer.node.runs.founding import FoundedRun, found_run
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest, digest_of, peer_id_from_public_key
 from gossamer.protocol.manifest import (

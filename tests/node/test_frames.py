@@ -1,8 +1,8 @@
 import pytest
 import trio
 
-from gossamer.node.frames import receive_frame, send_frame
-from gossamer.node.transport import StreamClosed
+from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.transport import StreamClosed
 from gossamer.protocol import limits
 from gossamer.protocol.errors import OversizedError
 from gossamer.protocol.framing import PREFIX_BYTES

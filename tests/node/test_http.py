@@ -10,9 +10,9 @@ import pytest
 import trio
 from prometheus_client import CollectorRegistry
 
-from gossamer.node.http import ApiBindError, Controls, build_app, serve_http
-from gossamer.node.metrics import Metrics
-from gossamer.node.status import Status
+from gossamer.node.interface.http import ApiBindError, Controls, build_app, serve_http
+from gossamer.node.interface.metrics import Metrics
+from gossamer.node.interface.status import Status
 
 TRAINING = Status(peer_id="me", run_id="ab" * 32, version="0.1.0", phase="training", round=3)
 ORDER = {"x-gossamer": "1"}
@@ -236,8 +236,8 @@ def test_a_failing_server_is_started_again_on_the_same_address(
             *arguments, **{**options, "task_status": trio.TASK_STATUS_IGNORED}
         )
 
-    monkeypatch.setattr("gossamer.node.http.serve", failing_serve)
-    monkeypatch.setattr("gossamer.node.http._RESTART_SECONDS", 0.0)
+    monkeypatch.setattr("gossamer.node.interface.http.serve", failing_serve)
+    monkeypatch.setattr("gossamer.node.interface.http._RESTART_SECONDS", 0.0)
 
     async def use(address: str) -> None:
         async with httpx.AsyncClient(base_url=f"http://{address}") as asking:

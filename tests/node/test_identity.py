@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed448 import Ed448PrivateKey
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.peer.id import ID
 
-from gossamer.node.identity import Identity, IdentityError, verify
+from gossamer.node.network.identity import Identity, IdentityError, verify
 from gossamer.protocol.ids import PeerId
 
 

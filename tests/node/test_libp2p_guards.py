@@ -26,12 +26,12 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import Yamux as StockYamux
 from multiaddr import Multiaddr
 
-from gossamer.node import libp2p_guards, libp2p_transport, libp2p_yamux, libp2p_yamux_stream
-from gossamer.node.identity import Identity
-from gossamer.node.libp2p_noise import FastNoiseTransport, NoiseSession, socket_of
-from gossamer.node.libp2p_transport import Libp2pTransport, open_libp2p_transport
-from gossamer.node.libp2p_yamux import YamuxConnection
-from gossamer.node.transport import ListenError, Stream
+from gossamer.node.network import libp2p_guards, libp2p_transport, libp2p_yamux, libp2p_yamux_stream
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.libp2p_noise import FastNoiseTransport, NoiseSession, socket_of
+from gossamer.node.network.libp2p_transport import Libp2pTransport, open_libp2p_transport
+from gossamer.node.network.libp2p_yamux import YamuxConnection
+from gossamer.node.network.transport import ListenError, Stream
 from gossamer.protocol.ids import PeerId
 
 ECHO = "/gossamer-test/echo/1"

@@ -14,11 +14,11 @@ import psutil
 import pytest
 import trio
 
-from gossamer.node import libp2p_transport
-from gossamer.node.identity import Identity
-from gossamer.node.libp2p_addresses import parse_address
-from gossamer.node.libp2p_transport import open_libp2p_transport
-from gossamer.node.transport import ConnectError, ListenError, StreamClosed
+from gossamer.node.network import libp2p_transport
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.libp2p_addresses import parse_address
+from gossamer.node.network.libp2p_transport import open_libp2p_transport
+from gossamer.node.network.transport import ConnectError, ListenError, StreamClosed
 
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 SINK = "/gossamer-test/sink/1"
@@ -27,8 +27,8 @@ MIB = 1024 * 1024
 # A peer in a process of its own: prints its address, takes bytes and never answers.
 PEER = f"""
 import trio
-from gossamer.node.identity import Identity
-from gossamer.node.libp2p_transport import open_libp2p_transport
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.libp2p_transport import open_libp2p_transport
 async def sink(stream):
     while True:
         await stream.receive_exactly({MIB})

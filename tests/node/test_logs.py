@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from gossamer.node.logs import configure_logs, printable
+from gossamer.node.interface.logs import configure_logs, printable
 
 
 @pytest.fixture(autouse=True)

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.node.draft import Draft, draft_of_preset, problems_of_draft
-from gossamer.node.manifest_file import (
+from gossamer.node.runs.draft import Draft, draft_of_preset, problems_of_draft
+from gossamer.node.runs.manifest_file import (
     MANIFEST_FILE_BYTES_MAX,
     parse_manifest_file,
     read_manifest_file,
     render,
     write_manifest_file,
 )
-from gossamer.node.manifest_keys import EXPLANATIONS, HINTS
+from gossamer.node.runs.manifest_keys import EXPLANATIONS, HINTS
 from gossamer.protocol.chunks import default_chunk_elements
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import peer_id_from_public_key
@@ -280,7 +280,7 @@ def test_the_file_is_toml_that_others_can_read() -> None:
 
 def test_reading_manifests_does_not_import_torch() -> None:
     code = (
-        "import sys, gossamer.node.manifest_file, gossamer.node.founding\n"
+        "import sys, gossamer.node.runs.manifest_file, gossamer.node.runs.founding\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

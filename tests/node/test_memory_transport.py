@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from gossamer.node.identity import Identity
-from gossamer.node.memory_peer import MemoryPeer
-from gossamer.node.memory_transport import DEAD_LINK_SECONDS, MemoryNetwork, run_simulated
-from gossamer.node.transport import ConnectError, Stream, StreamClosed
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.memory_peer import MemoryPeer
+from gossamer.node.network.memory_transport import DEAD_LINK_SECONDS, MemoryNetwork, run_simulated
+from gossamer.node.network.transport import ConnectError, Stream, StreamClosed
 from gossamer.protocol.ids import PeerId
 
 SINK = "/gossamer-test/sink/1"

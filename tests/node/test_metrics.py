@@ -6,8 +6,8 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gossamer.node.capacity import Gpus
-from gossamer.node.metrics import Metrics
+from gossamer.node.interface.metrics import Metrics
+from gossamer.node.machine.capacity import Gpus
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float | None:

@@ -6,8 +6,8 @@ import msgspec
 import trio
 import trio.testing
 
-from gossamer.node.ring_link import RING_PROTOCOL, Ack, RingLink
-from gossamer.node.transport import Bytes, Stream, Transport
+from gossamer.node.network.transport import Bytes, Stream, Transport
+from gossamer.node.rounds.ring_link import RING_PROTOCOL, Ack, RingLink
 from gossamer.protocol.framing import encode_prefix
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.messages import Signed

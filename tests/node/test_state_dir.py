@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gossamer.node.state_dir import (
+from gossamer.node.storage.state_dir import (
     DiskFullError,
     KnownPeers,
     StateDir,
@@ -146,7 +146,8 @@ def test_content_and_directory_are_synced_around_the_rename(
 
 def test_the_lock_names_the_process_that_holds_it(tmp_path: Path) -> None:
     program = (
-        "import sys\nfrom pathlib import Path\nfrom gossamer.node.state_dir import StateDir\n"
+        "import sys\nfrom pathlib import Path\n"
+        "from gossamer.node.storage.state_dir import StateDir\n"
         "with StateDir(Path(sys.argv[1])).locked():\n    print('held', flush=True)\n"
         "    sys.stdin.read()\n"
     )

@@ -4,7 +4,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from gossamer.node.status import (
+from gossamer.node.interface.status import (
     LOSS_POINTS_MAX,
     CapacityStatus,
     LastRound,

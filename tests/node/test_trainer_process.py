@@ -15,8 +15,8 @@ import pytest
 import trio
 import zstandard
 
-from gossamer.node import trainer_process
-from gossamer.node.trainer_process import (
+from gossamer.node.machine import trainer_process
+from gossamer.node.machine.trainer_process import (
     Backoff,
     TrainerEvent,
     TrainerExit,
@@ -291,7 +291,7 @@ def test_back_off_grows_to_its_limit_and_starts_again() -> None:
 
 def test_the_daemons_side_does_not_load_torch() -> None:
     code = (
-        "import sys, gossamer.node.trainer_process\n"
+        "import sys, gossamer.node.machine.trainer_process\n"
         "import gossamer.trainer.outer, gossamer.trainer.export\n"
         "assert 'torch' not in sys.modules"
     )

@@ -8,10 +8,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 import trio
 
-from gossamer.node.identity import Identity
-from gossamer.node.libp2p_transport import open_libp2p_transport
-from gossamer.node.memory_transport import MemoryNetwork, run_simulated
-from gossamer.node.transport import (
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.libp2p_transport import open_libp2p_transport
+from gossamer.node.network.memory_transport import MemoryNetwork, run_simulated
+from gossamer.node.network.transport import (
     ConnectError,
     ProtocolRefused,
     Stream,

@@ -1,4 +1,4 @@
-"""Text that is not UTF-8 is a malformed message: msgspec raises a plain UnicodeDecodeError for it."""
+"""Text that is not UTF-8 is a malformed message; msgspec raises a UnicodeDecodeError for it."""
 
 from __future__ import annotations
 

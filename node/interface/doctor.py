@@ -1,0 +1,318 @@
+"""`gossamer doctor`: looks at everything that a node needs, and says what to do where it is not so.
+
+torch is tried in a process of its own: here, as in the daemon, it is never imported.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from gossamer.node.interface.client import ClientError, NotRunningError, fetch_status
+from gossamer.node.interface.config import HostPort, Settings, parse_host_port, parse_link
+from gossamer.node.interface.logs import printable
+from gossamer.node.interface.views import format_bytes
+from gossamer.node.machine.capacity import Gpu, Gpus, host_memory_bytes, measure_capacity
+from gossamer.node.storage.state_dir import StateDir
+
+Level = Literal["ok", "warn", "fail"]
+_STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+# Importing torch with CUDA from a cold network disk takes up to a minute.
+_TORCH_SECONDS_MAX = 180
+_SEED_SECONDS_MAX = 8.0
+# State, optimizer and log of a small preset; below it the first checkpoint may fail.
+_DISK_BYTES_MIN = 512 * 1000**2
+# The daemon's 250 MB and torch's own 500 MB beside the smallest model.
+_MEMORY_BYTES_MIN = 1_500 * 1000**2
+# Before this version was written no clock can truly stand.
+_CLOCK_UNIX_SECONDS_MIN = 1_767_225_600  # 2026-01-01
+_FILES_MIN = 1024
+_MULTISTREAM = b"\x13/multistream/1.0.0\n"
+
+_TORCH_PROBE = """
+import json, torch
+print(json.dumps({
+    "version": torch.__version__,
+    "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+    "names": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        if torch.cuda.is_available() else [],
+    "hip": torch.version.hip or "",
+    "mps": torch.backends.mps.is_available(),
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report. `advice` says what to do; it is empty where all is well."""
+
+    name: str
+    level: Level
+    text: str
+    advice: str = ""
+
+
+class TorchReport(msgspec.Struct, frozen=True):
+    """What torch says of itself in its own process."""
+
+    version: str
+    cuda: int
+    names: list[str]
+    hip: str
+    mps: bool
+
+
+def run_doctor(settings: Settings, address: str | None, console: Console) -> int:
+    """Prints every check as it is made. Returns 1 if one failed, else 0."""
+    failed = False
+    for check in make_checks(settings, address):
+        line = Text()
+        line.append(f"{check.level:<5}", style=_STYLES[check.level])
+        line.append(f"{check.name:<11}{printable(check.text)}")
+        console.print(line, soft_wrap=True)
+        if check.advice:
+            console.print(Text(f"{'':<16}{printable(check.advice)}", style="dim"), soft_wrap=True)
+        failed = failed or check.level == "fail"
+    return 1 if failed else 0
+
+
+def make_checks(settings: Settings, address: str | None = None) -> Iterator[Check]:
+    state_dir = StateDir(settings.state_dir)
+    yield check_python()
+    yield from check_torch(settings.device)
+    yield check_memory()
+    running = _is_running(state_dir)
+    yield from check_state_dir(settings.state_dir, running)
+    yield check_disk(settings)
+    yield from check_ports(settings, running)
+    yield check_files()
+    yield check_clock(time.time())
+    if address is not None:
+        yield check_seed(address)
+
+
+def check_python() -> Check:
+    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.maxsize < 2**32:
+        return Check("python", "fail", text, "torch needs a 64-bit Python")
+    return Check("python", "ok", text)
+
+
+def check_torch(device: str, probe: str = _TORCH_PROBE) -> Iterator[Check]:
+    """Whether torch can be imported and has the device of the settings."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", probe],
+            capture_output=True,
+            text=True,
+            timeout=_TORCH_SECONDS_MAX,
+            check=False,
+        )
+        report = (
+            msgspec.json.decode(done.stdout, type=TorchReport) if done.returncode == 0 else None
+        )
+        reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    except subprocess.TimeoutExpired:
+        report, reason = None, f"no answer within {_TORCH_SECONDS_MAX} s"
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        report, reason = None, f"unexpected answer: {error}"
+    if report is None:
+        advice = "Install torch for this Python as https://pytorch.org/get-started says"
+        yield Check("torch", "fail", f"cannot be imported: {reason}", advice)
+        return
+    yield Check("torch", "ok", report.version)
+    yield check_device(device, report, Gpus().read())
+
+
+def check_device(device: str, torch: TorchReport, gpus: list[Gpu]) -> Check:
+    """Whether the wanted device is there, and no better one lies idle."""
+    kind, _, ordinal = device.partition(":")
+    if kind == "cuda" and int(ordinal or 0) >= torch.cuda:
+        return Check(
+            "device",
+            "fail",
+            f"{device} is not there: torch sees {torch.cuda} GPUs",
+            "Choose another --device, or install the driver and a torch build for the GPU",
+        )
+    if kind == "mps" and not torch.mps:
+        return Check("device", "fail", "torch has no mps here", "Choose --device cpu or auto")
+    if kind in ("auto", "cuda") and torch.cuda:
+        where = "ROCm" if torch.hip else "CUDA"
+        return Check("device", "ok", f"{torch.names[int(ordinal or 0)]} through {where}")
+    if kind in ("auto", "mps") and torch.mps:
+        return Check("device", "ok", "Apple GPU through MPS")
+    if kind == "auto" and gpus:
+        return Check(
+            "device",
+            "warn",
+            f"the driver has {gpus[0].name}, but torch {torch.version} cannot use it",
+            "Install a torch build with CUDA; until then the CPU trains",
+        )
+    capacity = measure_capacity("cpu", [])
+    return Check("device", "ok", f"{capacity.device}, {capacity.cores} cores")
+
+
+def check_memory() -> Check:
+    memory = host_memory_bytes()
+    text = f"{format_bytes(memory)} of host memory"
+    if memory < _MEMORY_BYTES_MIN:
+        wanted = format_bytes(_MEMORY_BYTES_MIN)
+        return Check("memory", "warn", text, f"Only the smallest models fit below {wanted}")
+    return Check("memory", "ok", text)
+
+
+def check_state_dir(root: Path, running: bool) -> Iterator[Check]:
+    """Whether the directory is ours, writable, and closed to others."""
+    name = "state"
+    if not root.exists():
+        parent = _existing_parent(root)
+        if os.access(parent, os.W_OK | os.X_OK):
+            yield Check(name, "ok", f"{root} (will be created)")
+        else:
+            yield Check(
+                name, "fail", f"{root} cannot be created in {parent}", "Choose another --state-dir"
+            )
+        return
+    if not root.is_dir() or not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+        yield Check(name, "fail", f"{root} cannot be written", "Choose another --state-dir")
+        return
+    mode = stat.S_IMODE(root.stat().st_mode)
+    state_dir = StateDir(root)
+    held = "a node runs on it" if running else "no node runs on it"
+    if mode & 0o022:
+        yield Check(name, "warn", f"{root} can be written by others", f"chmod 700 {root}")
+    else:
+        yield Check(name, "ok", f"{root} ({held})")
+    key = state_dir.identity_path
+    if key.exists() and stat.S_IMODE(key.stat().st_mode) & 0o077:
+        yield Check("identity", "fail", f"{key} can be read by others", f"chmod 600 {key}")
+
+
+def check_disk(settings: Settings) -> Check:
+    usage = shutil.disk_usage(_existing_parent(settings.state_dir))
+    text = f"{format_bytes(usage.free)} free"
+    if usage.free < _DISK_BYTES_MIN:
+        return Check("disk", "fail", text, f"Free at least {format_bytes(_DISK_BYTES_MIN)}")
+    if usage.free < settings.cache_bytes + _DISK_BYTES_MIN:
+        cache = format_bytes(settings.cache_bytes)
+        return Check(
+            "disk",
+            "warn",
+            f"{text}, less than the data cache may take ({cache})",
+            "Free some space or give a smaller --cache-bytes",
+        )
+    return Check("disk", "ok", text)
+
+
+def check_ports(settings: Settings, running: bool) -> Iterator[Check]:
+    """Whether the addresses to listen on can be had. A running node's are its own."""
+    if running:
+        yield Check("ports", "ok", "held by the running node")
+        return
+    for multiaddr in settings.listen:
+        _, _, host, _, port = multiaddr.split("/")
+        yield _check_port(HostPort(host, int(port)), "--listen")
+    yield _check_port(parse_host_port(settings.api), "--api")
+
+
+def _check_port(where: HostPort, flag: str) -> Check:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            where.host, where.port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)  # Linux lets two bind, but only one listen, with SO_REUSEADDR
+    except OSError as error:
+        return Check(
+            "ports",
+            "fail",
+            f"{where} cannot be used: {error.strerror}",
+            f"Give another address with {flag}, or stop what listens there",
+        )
+    return Check("ports", "ok", f"{where} for {flag} is free")
+
+
+def check_files() -> Check:
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < _FILES_MIN:
+        return Check("files", "warn", f"{soft} open files at most", f"ulimit -n {_FILES_MIN}")
+    return Check("files", "ok", "no tight limit of open files")
+
+
+def check_clock(now_unix_seconds: float) -> Check:
+    moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_unix_seconds))
+    if now_unix_seconds < _CLOCK_UNIX_SECONDS_MIN:
+        return Check(
+            "clock",
+            "warn",
+            f"{moment} has long passed",
+            "Set the clock: the swarm does not need it, but logs and metrics will mislead",
+        )
+    return Check("clock", "ok", moment)
+
+
+def check_seed(text: str) -> Check:
+    """Whether something that speaks libp2p answers at the address. Who it is shows on joining."""
+    try:
+        link = parse_link(text)
+    except ValueError as error:
+        return Check("seed", "fail", str(error))
+    _, _, host, _, port, *_ = link.address.split("/")
+    where = HostPort(host, int(port))
+    try:
+        with socket.create_connection(where, timeout=_SEED_SECONDS_MAX) as connection:
+            connection.settimeout(_SEED_SECONDS_MAX)
+            connection.sendall(_MULTISTREAM)
+            answer = b""
+            while len(answer) < len(_MULTISTREAM):
+                piece = connection.recv(len(_MULTISTREAM) - len(answer))
+                if not piece:
+                    break
+                answer += piece
+    except TimeoutError:
+        reason = f"{where} did not answer within {_SEED_SECONDS_MAX:g} s"
+        advice = "Is the machine on, and its port open in its firewall and router?"
+        return Check("seed", "fail", reason, advice)
+    except OSError as error:
+        reason = f"{where} cannot be reached: {error.strerror or error}"
+        advice = "Is the address right, and does the seed still run? Ask for another peer's address"
+        return Check("seed", "fail", reason, advice)
+    if answer != _MULTISTREAM:
+        advice = "Something else than a Gossamer node listens there: check the port"
+        return Check("seed", "fail", f"{where} does not speak libp2p", advice)
+    return Check("seed", "ok", f"{where} answers")
+
+
+def _is_running(state_dir: StateDir) -> bool:
+    try:
+        fetch_status(state_dir)
+    except NotRunningError:
+        return False
+    except ClientError:
+        return True
+    return True
+
+
+def _existing_parent(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

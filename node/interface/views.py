@@ -1,0 +1,139 @@
+"""How `gossamer status` looks in a terminal. What peers say of themselves is escaped."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gossamer.node.interface.logs import printable
+from gossamer.node.interface.status import PeerStatus, Status
+
+_PHASE_STYLES = {
+    "training": "green",
+    "averaging": "green",
+    "joining": "yellow",
+    "syncing": "yellow",
+    "failed": "bold red",
+}
+_DASH = "-"
+
+
+def print_status(status: Status, console: Console) -> None:
+    """The whole status: node, swarm, last round, peers."""
+    console.print(render_status(status))
+
+
+def render_status(status: Status) -> RenderableType:
+    parts: list[RenderableType] = [_render_node(status)]
+    if status.peers:
+        parts += [Text(), _render_peers(status)]
+    else:
+        parts += [Text(), Text("No other peers at present.", style="dim")]
+    return Group(*parts)
+
+
+def _render_node(status: Status) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+
+    def row(name: str, *parts: str | Text) -> None:
+        line = Text()
+        for part in parts:
+            line.append_text(part if isinstance(part, Text) else Text(printable(part)))
+        table.add_row(name, line)
+
+    doing = Text()
+    if status.phase == "training" and status.inner_steps:
+        doing = Text(f"  step {status.inner_step} of {status.inner_steps}")
+    elif status.paused_reason:
+        doing = Text(f"  ({printable(status.paused_reason)})")
+    row("phase", _phase(status.phase), doing)
+    if status.problem:
+        table.add_row("problem", Text(printable(status.problem), style="red"))
+    name = f" ({status.run_name})" if status.run_name else ""
+    row("run", f"{status.run_id or _DASH}{name}")
+    row("peer", status.peer_id)
+    for index, address in enumerate(status.addresses):
+        row("" if index else "addresses", address)
+    behind = f", {status.rounds_behind} behind the swarm" if status.rounds_behind else ""
+    row("round", f"{status.round}{behind}")
+    row("head", _digest(status.head), "   state ", _digest(status.state_digest))
+    row("loss", f"{_loss(status.loss)} training, {_loss(status.heldout_loss)} held-out")
+    row(
+        "tokens",
+        f"{status.tokens_total:,} by this node, {status.swarm_tokens_total:,} by the swarm",
+    )
+    if status.tokens_per_second is not None:
+        row("speed", f"{status.tokens_per_second:,.0f} tokens/s")
+    capacity = status.capacity
+    if capacity is not None:
+        memory = format_bytes(capacity.device_memory_bytes)
+        row(
+            "device",
+            f"{capacity.device} ({capacity.device_kind}, {memory}, {capacity.cores} cores)",
+        )
+    sent, received = status.bytes_sent_total, status.bytes_received_total
+    row("network", f"{format_bytes(sent)} sent, {format_bytes(received)} received")
+    last = status.last_round
+    if last is not None:
+        row(
+            "last round",
+            f"{last.round} {last.outcome}: {len(last.contributors)} of {len(last.members)} "
+            f"contributed, {last.duration_seconds:.1f} s, {format_bytes(last.bytes_sent)} sent, "
+            f"{format_bytes(last.bytes_received)} received",
+        )
+    return table
+
+
+def _render_peers(status: Status) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name, right in (
+        ("peer", False),
+        ("phase", False),
+        ("round", True),
+        ("tokens/s", True),
+        ("device", False),
+        ("memory", True),
+        ("link", False),
+    ):
+        table.add_column(name, justify="right" if right else "left")
+    for peer in sorted(status.peers, key=lambda peer: peer.peer_id):
+        table.add_row(*_peer_cells(peer))
+    return table
+
+
+def _peer_cells(peer: PeerStatus) -> list[Text]:
+    speed = _DASH if peer.tokens_per_second is None else f"{peer.tokens_per_second:,.0f}"
+    memory = format_bytes(peer.device_memory_bytes) if peer.device_memory_bytes else _DASH
+    return [
+        Text(printable(peer.peer_id[-6:])),
+        _phase(peer.phase),
+        Text(str(peer.round)),
+        Text(speed),
+        Text(printable(peer.device or _DASH)),
+        Text(memory),
+        Text("connected" if peer.connected else "through others"),
+    ]
+
+
+def format_bytes(num_bytes: float) -> str:
+    """`1.5 GB`, in powers of 1000 as networks and disks are sold."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"
+
+
+def _phase(phase: str) -> Text:
+    return Text(printable(phase), style=_PHASE_STYLES.get(phase, ""))
+
+
+def _digest(digest: str | None) -> str:
+    return digest[:16] if digest else _DASH
+
+
+def _loss(loss: float | None) -> str:
+    return _DASH if loss is None else f"{loss:.4f}"

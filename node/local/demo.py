@@ -1,0 +1,376 @@
+"""`gossamer demo`: a swarm of real daemons on this machine, with a death and a birth in it.
+
+The demo starts, kills and asks daemons as a person would, and has no other way to them: each is a
+process of its own with its own identity, ports and state directory, and they know of each other
+only what the network tells them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from gossamer.node.interface.config import ConfigError
+from gossamer.node.interface.status import Status
+from gossamer.node.local.demo_record import Record
+from gossamer.node.local.demo_view import View, print_summary
+from gossamer.node.local.local_swarm import LocalNode, LocalSwarm, SwarmError
+from gossamer.node.local.plot import Mark, draw_loss_curve
+
+DEFAULT_SECONDS = 100.0
+LIMIT_SECONDS = 160.0
+"""Training ends by then whatever is missing; what comes after takes less than 20 s."""
+
+KILL_AT, JOIN_AT, END_AT = 0.40, 0.55, 0.93
+"""Parts of the time at which the seed is killed, the fifth starts, and the end is near."""
+
+POLL_SECONDS = 0.15
+"""A round takes a second or more: every peer is asked several times in each."""
+
+AIM_SECONDS = 0.01
+"""How often the victim is asked once it is to be killed: a ring takes some tenths of a second."""
+
+AIM_LIMIT_SECONDS = 20.0
+"""Some ten rings; then the next one is good enough wherever it is."""
+
+SENT_MIN, SENT_MAX = 0.05, 0.45
+"""In the middle of a ring: part of a round's bytes that the victim has sent. The first half are
+sums on their way, the second half results."""
+
+LEAVE_SECONDS = 8.0
+"""For an orderly leave; who needs longer is killed, which loses nothing that was committed."""
+
+LOG_LINES = 15
+"""Of a peer that should not have ended; the file has the rest."""
+
+NUM_FOUNDERS = 4
+PICTURE_NAME = "loss.png"
+
+MANIFEST = """\
+# The run that `gossamer demo` founds. About a hundred seconds on two cores: the rounds are short.
+preset = "tiny"
+name = "demo"
+
+[corpus]
+max_bytes = 4000000
+
+[inner]
+warmup_steps = 20
+total_steps = 400
+
+[outer]
+# Gentler than the preset's 0.9, which wants more rounds than these to pay.
+momentum = 0.6
+inner_steps = 10
+warmup_rounds = 12
+warmup_inner_steps = 4
+
+[rounds]
+gather_seconds = 3.0
+"""
+
+
+def run_demo(
+    directory: Path | None = None,
+    *,
+    seconds: float = DEFAULT_SECONDS,
+    console: Console | None = None,
+) -> int:
+    """Runs the demo and prints what came of it.
+
+    Blocks for about `seconds`, at most `LIMIT_SECONDS` and some for the end. All daemons have ended
+    when it returns or raises.
+
+    Args:
+        directory: Where states, logs and picture are left. None: a new temporary folder, of which
+            logs and picture are left.
+
+    Returns:
+        Exit status: 0 if everything happened that should, the loss fell, and the living peers'
+        states are equal.
+
+    Raises:
+        ConfigError: the directory is not empty.
+        KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came.
+    """
+    folder = _folder(directory)
+    console = console or Console()
+    record = Record()
+    problems: list[str] = []
+    started = time.monotonic()
+    try:
+        with _Interrupts() as interrupts, LocalSwarm(folder, ("--threads", "1")) as swarm:
+            demo = Demo(swarm, record, console, interrupts, started=started, seconds=seconds)
+            try:
+                with demo.view:
+                    demo.play()
+            except SwarmError as error:
+                problems.append(str(error))
+            demo.end()
+    finally:
+        if directory is None:
+            for state_dir in folder.glob("node*/"):
+                shutil.rmtree(state_dir, ignore_errors=True)
+    picture = _draw(folder / PICTURE_NAME, record, demo.marks)
+    took = time.monotonic() - started
+    print_summary(record, console, seconds=took, picture=picture, folder=folder)
+    problems += failures(record)
+    for problem in problems:
+        console.print(Text(f"failed: {problem}", "red"), highlight=False)
+    return 1 if problems else 0
+
+
+def failures(record: Record) -> list[str]:
+    """What did not come out as it must, one sentence each."""
+    problems = []
+    losses, digests = record.losses(), record.digests()
+    if losses is None:
+        problems.append("fewer than two rounds were committed")
+    elif not losses.fell:
+        problems.append(f"the loss {losses.kind} did not fall")
+    if digests is None:
+        problems.append("the living peers were never seen at one round")
+    elif not digests.equal:
+        problems.append("the living peers' states differ")
+    return problems
+
+
+def _folder(directory: Path | None) -> Path:
+    if directory is None:
+        return Path(tempfile.mkdtemp(prefix="gossamer-demo-"))
+    if directory.is_dir() and any(directory.iterdir()):
+        raise ConfigError([f"{directory} is not empty: name a new or an empty folder"])
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory.resolve()
+
+
+def _draw(path: Path, record: Record, marks: Sequence[Mark]) -> Path | None:
+    training, heldout = record.training_losses(), record.heldout_losses()
+    if not training:
+        return None
+    draw_loss_curve(
+        path,
+        title="gossamer demo: 0.47 M parameters, Python's standard library",
+        training=training,
+        heldout=heldout,
+        marks=marks,
+    )
+    return path
+
+
+class _Interrupts:
+    """SIGINT, SIGTERM and SIGHUP, taken where no process is just being started.
+
+    The first is noticed by `check`; a second raises wherever it comes.
+    """
+
+    _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self._came = False
+        self._before: list[Any] = []
+
+    def __enter__(self) -> _Interrupts:
+        # Elsewhere than in the main thread Python delivers no signals.
+        if threading.current_thread() is threading.main_thread():
+            self._before = [signal.signal(number, self._handle) for number in self._NUMBERS]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in zip(self._NUMBERS, self._before, strict=False):
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._came:
+            raise KeyboardInterrupt
+        self._came = True
+
+    def check(self) -> None:
+        """Raises KeyboardInterrupt if a signal came."""
+        if self._came:
+            raise KeyboardInterrupt
+
+
+class Demo:
+    """The script, and who plays in it."""
+
+    def __init__(
+        self,
+        swarm: LocalSwarm,
+        record: Record,
+        console: Console,
+        interrupts: _Interrupts,
+        *,
+        started: float,
+        seconds: float,
+    ) -> None:
+        self._swarm = swarm
+        self._record = record
+        self._interrupts = interrupts
+        self._started = started
+        self._seconds = seconds
+        self._nodes: dict[str, LocalNode] = {}
+        self.view = View(record, console, self.elapsed)
+        self.marks: list[Mark] = []
+
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._started
+
+    def play(self) -> None:
+        """Raises SwarmError if something did not happen in time."""
+        founders = self._found()
+        self._until(
+            lambda: any(
+                len(p.rounds) and len(p.rounds[max(p.rounds)].members) == NUM_FOUNDERS
+                for p in self._record.living
+            ),
+            "ring of all four",
+        )
+        self._note(f"all four average in one ring (round {self._record.round})")
+        self._until_time(KILL_AT)
+        self._kill_in_ring(founders[0])
+        self._until_time(JOIN_AT)
+        self._join_fifth(founders[1])
+        self._until_time(END_AT)
+        last = self._record.round
+        self._until(
+            lambda: (self._record.common_round() or 0) > last, "round at which all told their state"
+        )
+        self._note(f"the end: all {len(self._record.living)} told their state")
+
+    # Scenes
+
+    def _found(self) -> list[str]:
+        manifest = self._swarm.root / "demo.toml"
+        manifest.write_text(MANIFEST)
+        seed = self._start("start", "--manifest", str(manifest), doing="founding")
+        self._note(f"{seed} founds a run on the sources of Python's standard library")
+        address = self._address_of(seed)
+        others = [self._start("join", address) for _ in range(NUM_FOUNDERS - 1)]
+        self._note(f"{', '.join(others)} join by its address, {address.partition('/p2p/')[0]}")
+        return [seed, *others]
+
+    def _kill_in_ring(self, name: str) -> None:
+        before = self._aim(name)
+        self._nodes[name].kill()
+        self._record.peer(name).ended("killed")
+        killed = self.elapsed()
+        number = before.round + 1
+        self.marks.append(Mark(number, f"{name} (the seed) killed"))
+        self._note(f"{name}, the seed, is killed (SIGKILL) in the ring of round {number}")
+        survivors = [other.name for other in self._record.living]
+        self._until(
+            lambda: self._record.ring_of(number, survivors) is not None,
+            f"commit of round {number} by the survivors",
+        )
+        ring = self._record.ring_of(number, survivors)
+        assert ring is not None
+        self._note(
+            f"round {number} is committed {self.elapsed() - killed:.1f} s later, with the work of "
+            f"{len(ring.contributors)} of its ring's {len(ring.members)}"
+        )
+
+    def _aim(self, name: str) -> Status:
+        """The victim's status in the middle of a ring, as far as its own counters tell."""
+        node = self._nodes[name]
+        deadline = self.elapsed() + AIM_LIMIT_SECONDS
+        before = self._record.peer(name).status
+        next_look = self.elapsed()
+        while True:
+            self._check_time(f"ring with {name} in it")
+            if self.elapsed() >= next_look:
+                self._look()
+                next_look = self.elapsed() + POLL_SECONDS
+            status = node.status()
+            if status is not None:
+                last = status.last_round
+                if status.phase != "averaging" or before is None or before.round != status.round:
+                    before = status
+                elif last is not None:
+                    sent = status.bytes_sent_total - before.bytes_sent_total
+                    is_amid = SENT_MIN * last.bytes_sent <= sent <= SENT_MAX * last.bytes_sent
+                    if is_amid or self.elapsed() > deadline:
+                        return status
+            time.sleep(AIM_SECONDS)
+
+    def _join_fifth(self, host: str) -> None:
+        fifth = self._start("join", self._address_of(host))
+        self._note(f"{fifth} joins by the address of {host}")
+        peer = self._record.peer(fifth)
+        self._until(lambda: bool(peer.rounds), f"round with {fifth} in the ring")
+        first = min(peer.rounds)
+        self.marks.append(Mark(first, f"{fifth} joined"))
+        self._note(f"{fifth} has the state and is in the ring of round {first}")
+
+    # Machinery
+
+    def _start(self, *command: str, doing: str = "joining") -> str:
+        # What is set for this person's own node is not for these.
+        own = {key: "" for key in os.environ if key.startswith("GOSSAMER_")}
+        node = self._swarm.add(environment=own)
+        name = node.root.name
+        self._nodes[name] = node
+        self._record.peer(name).doing = doing
+        node.start(*command)
+        return name
+
+    def _address_of(self, name: str) -> str:
+        peer = self._record.peer(name)
+        self._until(lambda: bool(peer.status and peer.status.addresses), f"address of {name}")
+        assert peer.status is not None
+        return peer.status.addresses[0]
+
+    def _note(self, text: str) -> None:
+        self._record.note(self.elapsed(), text)
+        self.view.update()
+
+    def _until_time(self, part: float) -> None:
+        self._until(lambda: self.elapsed() >= part * self._seconds, "time")
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        """Lets the swarm go on and watches it until something is so."""
+        while not condition():
+            self._check_time(what)
+            self._look()
+            time.sleep(POLL_SECONDS)
+
+    def _check_time(self, what: str) -> None:
+        if self.elapsed() > LIMIT_SECONDS:
+            raise SwarmError(f"no {what} in {LIMIT_SECONDS:g} s: is this machine very busy?")
+
+    def _look(self) -> None:
+        self._interrupts.check()
+        for peer in self._record.living:
+            node = self._nodes[peer.name]
+            status = node.status()
+            if status is not None:
+                self._record.see(peer.name, status, self.elapsed())
+            elif not node.is_running:
+                peer.ended("ended")
+                end = node.tail(LOG_LINES)
+                raise SwarmError(f"{peer.name} ended by itself; the end of its log:\n{end}")
+        self.view.update()
+
+    def end(self) -> None:
+        """Lets the living leave in order, all at once, for `LEAVE_SECONDS` at most."""
+        for node in self._swarm.running:
+            node.signal(signal.SIGTERM)
+        deadline = time.monotonic() + LEAVE_SECONDS
+        for node in self._swarm.running:
+            try:
+                node.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                node.kill()

@@ -1,0 +1,239 @@
+"""How the demo looks: a live picture in a terminal, plain lines elsewhere, and the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from types import TracebackType
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from gossamer.node.interface.views import format_bytes
+from gossamer.node.local.demo_record import Digests, Losses, PeerRecord, Record
+
+FRAMES_PER_SECOND = 4
+LINE_SECONDS = 5.0
+"""Without a terminal there is a line of progress this often."""
+EVENTS_SHOWN = 9
+CURVE_WIDTH = 60
+
+_BARS = "▁▂▃▄▅▆▇█"
+_ASCII_BARS = "_.-=+*%#"
+_STYLES = {
+    "training": "green",
+    "averaging": "cyan",
+    "founding": "yellow",
+    "joining": "yellow",
+    "syncing": "yellow",
+    "failed": "bold red",
+    "killed": "bold red",
+    "ended": "bold red",
+}
+
+
+class View:
+    """Shows a record while it grows. In a terminal the picture is redrawn by a thread."""
+
+    def __init__(self, record: Record, console: Console, elapsed: Callable[[], float]) -> None:
+        self._record = record
+        self._console = console
+        self._elapsed = elapsed
+        self._num_printed = 0
+        self._next_line_seconds = LINE_SECONDS
+        self._live: Live | None = None
+        if console.is_terminal:
+            self._live = Live(
+                _Picture(record, elapsed), console=console, refresh_per_second=FRAMES_PER_SECOND
+            )
+
+    def __enter__(self) -> View:
+        if self._live is not None:
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+        else:
+            self._print_events()
+
+    def update(self) -> None:
+        """To be called after every change; prints what is new where there is no picture."""
+        if self._live is not None:
+            return
+        self._print_events()
+        if self._elapsed() >= self._next_line_seconds:
+            self._next_line_seconds = self._elapsed() + LINE_SECONDS
+            ring = " ".join(self._record.newest_ring) or "none yet"
+            self._print(f"{self._elapsed():5.0f} s  {_progress(self._record)}, ring: {ring}")
+
+    def _print_events(self) -> None:
+        for event in self._record.events[self._num_printed :]:
+            self._print(f"{event.seconds:5.0f} s  * {event.text}")
+        self._num_printed = len(self._record.events)
+
+    def _print(self, text: str) -> None:
+        # Whoever reads a pipe wants whole lines, as they come.
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.file.flush()
+
+
+class _Picture:
+    """What the live display draws, at the moment of drawing."""
+
+    def __init__(self, record: Record, elapsed: Callable[[], float]) -> None:
+        self._record = record
+        self._elapsed = elapsed
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        record = self._record
+        bars = _ASCII_BARS if options.ascii_only else _BARS
+        head = Text(f"gossamer demo  {self._elapsed():.0f} s  ", style="bold")
+        head.append(_progress(record), style="not bold")
+        yield head
+        yield Text()
+        yield _peer_table(record)
+        yield Text()
+        curve = list(record.training_losses().values())
+        if len(curve) >= 2:
+            line = Text("loss ", style="dim")
+            line.append(f"{curve[0]:.2f} ", style="not dim")
+            line.append(sparkline(curve, min(CURVE_WIDTH, options.max_width - 20), bars), "green")
+            line.append(f" {curve[-1]:.2f}", style="not dim")
+            yield line
+            yield Text()
+        for event in record.events[-EVENTS_SHOWN:]:
+            line = Text(f"{event.seconds:4.0f} s  ", style="dim")
+            line.append(event.text, style="not dim")
+            yield line
+
+
+def _progress(record: Record) -> str:
+    parts = [f"round {record.round}"]
+    if training := list(record.training_losses().values()):
+        parts.append(f"loss {training[-1]:.2f}")
+    if heldout := list(record.heldout_losses().values()):
+        parts.append(f"held-out {heldout[-1]:.2f}")
+    if (rate := record.tokens_per_second) is not None:
+        parts.append(f"{rate:,.0f} tokens/s")
+    return ", ".join(parts)
+
+
+def _peer_table(record: Record) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("peer", "id", "phase", "step", "round", "loss", "tokens/s", "in the ring"):
+        table.add_column(title, justify="left" if title in ("peer", "id", "phase") else "right")
+    ring = record.newest_ring
+    for peer in record.peers.values():
+        table.add_row(*_peer_cells(peer, ring))
+    return table
+
+
+def _peer_cells(peer: PeerRecord, ring: Sequence[str]) -> list[Text]:
+    status = peer.status
+    if status is None:
+        return [Text(peer.name), Text("-"), _phase(peer.doing)]
+    if not peer.is_alive:
+        name, tail = Text(peer.name, "dim"), Text(status.peer_id[-6:], "dim")
+        return [name, tail, _phase(peer.doing), Text(), Text(str(status.round), "dim")]
+    step = f"{status.inner_step}/{status.inner_steps}" if status.inner_steps else "-"
+    loss = "-" if status.loss is None else f"{status.loss:.2f}"
+    speed = "-" if status.tokens_per_second is None else f"{status.tokens_per_second:,.0f}"
+    place = f"{ring.index(peer.name) + 1} of {len(ring)}" if peer.name in ring else "-"
+    cells = [step, str(status.round), loss, speed, place]
+    return [
+        Text(peer.name),
+        Text(status.peer_id[-6:]),
+        _phase(status.phase),
+        *(Text(cell) for cell in cells),
+    ]
+
+
+def _phase(phase: str) -> Text:
+    return Text(phase, style=_STYLES.get(phase, ""))
+
+
+def sparkline(values: Sequence[float], width: int, bars: str = _BARS) -> str:
+    """The values as one line of at most `width` characters; the highest is the last of `bars`."""
+    num = max(1, min(width, len(values)))
+    # Each character is the mean of its share, so that a long run does not show single rounds.
+    edges = [round(index * len(values) / num) for index in range(num + 1)]
+    means = [fmean(values[start:end]) for start, end in pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
+    return "".join(bars[round((mean - low) * scale)] for mean in means)
+
+
+def print_summary(
+    record: Record, console: Console, *, seconds: float, picture: Path | None, folder: Path
+) -> None:
+    """What came of it. Says of nothing that it is well unless it was seen."""
+    console.print()
+    console.rule("what came of it", style="dim")
+    rows = [*_summary_rows(record), ("took", Text(f"{seconds:.0f} s"))]
+    if picture is not None:
+        rows.append(("picture", Text(str(picture))))
+    rows.append(("logs", Text(str(folder))))
+    for name, value in rows:
+        line = Text.assemble((f"{name:<9}", "dim"), value)
+        # Not wrapped: a path or a digest that is cut in two cannot be copied.
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _summary_rows(record: Record) -> list[tuple[str, Text]]:
+    measured = [record.losses(), record.losses_in_training()]
+    losses = [_loss_text(one) for one in dict.fromkeys(measured) if one is not None]
+    rounds = [Text(f"{record.round} committed")]
+    sent = []
+    for peer in record.peers.values():
+        mean = record.bytes_per_round(peer.name)
+        much = "nothing in a ring"
+        if mean is not None:
+            much = f"{format_bytes(mean[0])} a round, {mean[1]} rounds seen"
+        end = "" if peer.is_alive else f", {peer.doing}"
+        sent.append(Text(f"{peer.name}  {much}{end}"))
+    unknown = Text("not known: fewer than two rounds were committed", "red")
+    return [
+        *_labelled("loss", losses or [unknown]),
+        *_labelled("rounds", rounds),
+        *_labelled("sent", sent),
+        *_labelled("states", _state_lines(record.digests())),
+    ]
+
+
+def _labelled(name: str, lines: list[Text]) -> list[tuple[str, Text]]:
+    return [("" if index else name, line) for index, line in enumerate(lines)]
+
+
+def _state_lines(digests: Digests | None) -> list[Text]:
+    if digests is None:
+        return [Text("the living peers were never seen at one round", "red")]
+    lines = [Text(f"{name}  {digest}") for name, digest in digests.by_name.items()]
+    if digests.equal:
+        verdict = Text.assemble((f"equal at round {digests.round}", "green"))
+        verdict.append(
+            f"; alike at {digests.num_alike} of the {digests.num_compared} rounds compared"
+        )
+        return [*lines, verdict]
+    if len(set(digests.by_name.values())) > 1:
+        lines.append(Text(f"NOT EQUAL at round {digests.round}", "bold red"))
+    lines += [Text(f"head {head} has two states", "bold red") for head in digests.contradictions]
+    return lines
+
+
+def _loss_text(losses: Losses) -> Text:
+    return Text(
+        f"{losses.first:.3f} ({losses.first_rounds}) to "
+        f"{losses.last:.3f} ({losses.last_rounds}) {losses.kind}",
+        "" if losses.fell else "bold red",
+    )

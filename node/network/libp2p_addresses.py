@@ -1,0 +1,104 @@
+"""Multiaddrs, peer ids and py-libp2p's errors, as people see them."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from contextlib import suppress
+
+import psutil
+import trio
+from libp2p.peer.id import ID
+from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
+from multiaddr import Multiaddr
+
+from gossamer.node.network.transport import ConnectError, ListenError
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.limits import ADDRESS_CHARACTERS_MAX
+
+_HOST_PROTOCOLS = ("ip4", "ip6", "dns", "dns4", "dns6")
+
+
+def parse_address(address: str) -> tuple[Multiaddr, ID | None]:
+    """A full multiaddr's TCP part and the peer id at its end, if it has one.
+
+    Raises:
+        ConnectError: not a multiaddr that we can dial.
+    """
+    hint = "expected /ip4/HOST/tcp/PORT/p2p/PEER_ID"
+    if len(address) > ADDRESS_CHARACTERS_MAX:
+        raise ConnectError(f"an address of {len(address)} characters is not one of ours; {hint}")
+    try:
+        maddr = Multiaddr(address)
+        names = [protocol.name for protocol in maddr.protocols()]
+        peer = None
+        if names[-1] == "p2p":
+            text = str(maddr.value_for_protocol("p2p"))
+            peer = ID.from_base58(text)
+            maddr = maddr.decapsulate(Multiaddr(f"/p2p/{text}"))
+            names.pop()
+    except Exception as error:
+        raise ConnectError(f"{address!r} is not a multiaddr ({error}); {hint}") from None
+    if len(names) != 2 or names[0] not in _HOST_PROTOCOLS or names[1] != "tcp":
+        raise ConnectError(f"{address!r} is not a TCP address; {hint}")
+    return maddr, peer
+
+
+def parse_listen_address(address: str) -> Multiaddr:
+    try:
+        maddr = Multiaddr(address)
+        names = [protocol.name for protocol in maddr.protocols()]
+    except Exception as error:
+        raise ListenError(
+            f"{address!r} is not a multiaddr ({error}); expected /ip4/0.0.0.0/tcp/PORT"
+        ) from None
+    if len(names) != 2 or names[0] not in ("ip4", "ip6") or names[1] != "tcp":
+        raise ListenError(f"cannot listen on {address!r}; expected /ip4/0.0.0.0/tcp/PORT")
+    return maddr
+
+
+def dialable(bound: Multiaddr) -> list[str]:
+    """`bound`, or for a wildcard the machine's addresses, loopback only when there is no other."""
+    kind, port = bound.protocols()[0].name, bound.value_for_protocol("tcp")
+    host = ipaddress.ip_address(str(bound.value_for_protocol(kind)))
+    if not host.is_unspecified:
+        return [str(bound)]
+    family = socket.AF_INET if kind == "ip4" else socket.AF_INET6
+    hosts = []
+    for _, entries in sorted(psutil.net_if_addrs().items()):
+        for entry in entries:
+            if entry.family == family and "%" not in entry.address:  # not link-local IPv6
+                hosts.append(ipaddress.ip_address(entry.address))
+    outside = [host for host in hosts if not host.is_loopback]
+    return [f"/{kind}/{host}/tcp/{port}" for host in outside or hosts]
+
+
+def why(error: BaseException) -> str:
+    """What went wrong, for people, out of py-libp2p's chain of exceptions."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.exceptions[0] if isinstance(cause, ExceptionGroup) else cause.__cause__
+    for link in chain:
+        if isinstance(link, PeerIDMismatchesPubkey):
+            return (
+                "another peer answered there than the address names; "
+                "ask for the current address (it ends in the peer's id)"
+            )
+        if isinstance(link, trio.TooSlowError):
+            return "no answer in time; is it running, and does a firewall let it through?"
+    for link in reversed(chain):
+        if isinstance(link, OSError) and link.strerror:
+            return f"{link.strerror}; is it running, and do address and port fit?"
+    return str(error) or type(error).__name__
+
+
+def peer_id_of(peer: ID) -> PeerId:
+    return PeerId(peer.to_base58())
+
+
+def libp2p_id(peer_id: PeerId) -> ID:
+    with suppress(ValueError):
+        return ID.from_base58(peer_id)
+    raise ConnectError(f"{peer_id!r} is not a peer id")

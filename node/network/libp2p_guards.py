@@ -1,0 +1,364 @@
+"""py-libp2p 0.8.1 made fit for a daemon: each guard, and the symptom it cures.
+
+Every class here overrides one class of py-libp2p and is passed in where that would be used;
+nothing is patched from outside. The guards of gossip are in `libp2p_gossip`, those of the data
+path in `libp2p_yamux` and `libp2p_noise`. `tests/node/test_libp2p_guards.py` has a test for each
+that fails without it, so that a guard can go when upstream has mended the defect.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import trio
+from libp2p.abc import (
+    IListener,
+    IMuxedConn,
+    INetStream,
+    IRawConnection,
+    ISecureConn,
+)
+from libp2p.custom_types import TProtocol
+from libp2p.host.basic_host import BasicHost
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.auto_connector import AutoConnector
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.network.connection.swarm_connection import SwarmConn
+from libp2p.network.exceptions import SwarmException
+from libp2p.network.swarm import Swarm
+from libp2p.peer.id import ID
+from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
+from libp2p.transport.tcp.tcp import TCP
+from multiaddr import Multiaddr
+
+from gossamer.node.network.libp2p_noise import NoiseSession, socket_of
+from gossamer.node.network.libp2p_yamux import YamuxConnection
+from gossamer.node.network.libp2p_yamux_stream import YamuxStream
+from gossamer.node.network.transport import ListenError
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import PeerId, public_key_of
+
+logger = logging.getLogger(__name__)
+
+# Silently dead links fail readers and writers after this, as Linux counts it (RFC 5482).
+DEAD_LINK_SECONDS = 9
+KEEPALIVE_IDLE_SECONDS = 4
+KEEPALIVE_INTERVAL_SECONDS = 2
+KEEPALIVE_PROBES = 3
+
+# A handshake is four round trips; a newcomer that needs longer can dial again.
+HANDSHAKE_SECONDS_MAX = 10.0
+# Connections that have not proven who they are: with this many, the oldest of the address that
+# has the most must go, so that silent ones never keep an honest newcomer out.
+HANDSHAKES_MAX = 64
+# The backlog of the kernel, for bursts of newcomers.
+LISTEN_BACKLOG = 128
+
+
+def detect_dead_links(connection: object) -> None:
+    """Let the kernel fail a connection whose other side has gone silent.
+
+    Symptom: after a link went down neither reader nor writer noticed for more than 45 s;
+    py-libp2p's health monitor hangs itself when a writer is blocked.
+    """
+    raw_socket = socket_of(connection)
+    if raw_socket is None:
+        return
+    raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+        ("TCP_USER_TIMEOUT", DEAD_LINK_SECONDS * 1000),  # absent outside Linux
+    ):
+        if hasattr(socket, option):
+            raw_socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+class GuardedListener(IListener):
+    """A TCP listener that does not share its port.
+
+    Symptom: py-libp2p listens with SO_REUSEPORT, so a second daemon on the same port starts
+    without an error and the kernel deals newcomers out between the two at random.
+    """
+
+    def __init__(self, handler: Callable[[ReadWriteCloser], Awaitable[None]]) -> None:
+        self._handler = handler
+        self._listeners: list[trio.SocketListener] = []
+        self._scope = trio.CancelScope()
+        self._stopped = trio.Event()
+        self.background_nursery: trio.Nursery | None = None  # set by the swarm
+
+    async def listen(self, maddr: Multiaddr) -> None:
+        """Bind and begin to accept.
+
+        Raises:
+            OSError: the address is taken or not ours.
+        """
+        host = maddr.value_for_protocol(maddr.protocols()[0].code)
+        port = int(maddr.value_for_protocol("tcp") or 0)
+        assert self.background_nursery is not None
+        self._listeners = list(
+            await trio.open_tcp_listeners(port, host=host, backlog=LISTEN_BACKLOG)
+        )
+        self.background_nursery.start_soon(self._serve)
+
+    async def _serve(self) -> None:
+        try:
+            with self._scope:
+                await trio.serve_listeners(self._accept, self._listeners)
+        finally:
+            self._stopped.set()
+
+    async def _accept(self, stream: trio.SocketStream) -> None:
+        connection = TrioTCPStream(stream)
+        try:
+            connection.get_remote_address()  # remembered: the socket may be gone when asked later
+            detect_dead_links(connection)
+            await self._handler(connection)
+        except Exception as error:  # whatever one newcomer does must not end the listener
+            logger.debug("inbound connection failed: %r", error)
+
+    def get_addrs(self) -> tuple[Multiaddr, ...]:
+        """The bound addresses, with the port that the kernel chose for port 0."""
+        addresses = []
+        for listener in self._listeners:
+            host, port = listener.socket.getsockname()[:2]
+            kind = "ip6" if listener.socket.family == socket.AF_INET6 else "ip4"
+            addresses.append(Multiaddr(f"/{kind}/{host}/tcp/{port}"))
+        return tuple(addresses)
+
+    async def close(self) -> None:
+        """Stop accepting; connections live on."""
+        self._scope.cancel()
+        if self._listeners:
+            await self._stopped.wait()
+
+
+class GuardedTcp(TCP):
+    """TCP with dead-link detection from the first byte, both ways, and `GuardedListener`."""
+
+    async def dial(self, maddr: Multiaddr) -> IRawConnection:
+        """Connect; see `detect_dead_links`.
+
+        Raises:
+            OSError: the kernel's or the resolver's reason, which py-libp2p hides.
+        """
+        host = maddr.value_for_protocol(maddr.protocols()[0].code)
+        port = int(maddr.value_for_protocol("tcp") or 0)
+        connection = TrioTCPStream(await trio.open_tcp_stream(str(host), port))
+        detect_dead_links(connection)
+        return RawConnection(connection, True)
+
+    def create_listener(
+        self, handler_function: Callable[[ReadWriteCloser], Awaitable[None]]
+    ) -> Any:
+        """A listener for one address."""
+        return GuardedListener(handler_function)
+
+
+class GuardedMuxer(MuxerMultistream):
+    """Puts `YamuxConnection` in the place of py-libp2p's yamux.
+
+    Symptoms: a write cancelled while it is blocked in TCP leaves half a frame behind and wedges
+    every stream of the connection without a word; a timeout around a read loses the bytes it had
+    taken; a peer that ignores its receive window was allowed to push 400 MB into memory; a
+    reader that pauses for 5 s makes the writer fail.
+    """
+
+    async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
+        """Agree on yamux and start it."""
+        protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
+        assert isinstance(conn, NoiseSession)
+        return self._annotate_connection(YamuxConnection(conn, peer_id), conn, protocol)
+
+
+class _NoAutoConnector(AutoConnector):
+    """Dials nobody.
+
+    Symptom: py-libp2p dials, on its own, whatever addresses peers have told it, towards a target
+    between its watermarks that cannot be set to zero.
+    """
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def run_background_task(self, nursery: trio.Nursery) -> None:
+        """No task."""
+
+    async def maybe_connect(self) -> None:
+        """Never."""
+
+
+class GuardedSwarm(Swarm):
+    """Connections: slots that are given back, newcomers that cannot be kept out, bans."""
+
+    banned: dict[ID, float]  # until when, by trio's clock
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.auto_connector = _NoAutoConnector(self)
+        self.banned = {}
+        self._handshakes: dict[trio.CancelScope, str] = {}  # oldest first, and the other's host
+
+    async def _handle_inbound_connection(
+        self, read_write_closer: ReadWriteCloser, maddr: Multiaddr
+    ) -> None:
+        """Run one inbound connection from accept to end.
+
+        Symptoms: py-libp2p keeps a slot for each inbound connection until shutdown, so that a
+        host refuses everybody after 250 connections in all; and 300 silent connections keep
+        newcomers out until their handshakes time out.
+        """
+        remote = read_write_closer.get_remote_address()
+        raw_conn = RawConnection(read_write_closer, False)
+        scope = trio.CancelScope(deadline=trio.current_time() + HANDSHAKE_SECONDS_MAX)
+        while len(self._handshakes) >= HANDSHAKES_MAX:
+            self._drop_a_handshake()
+        self._handshakes[scope] = remote[0] if remote else ""
+        muxed_conn = None
+        try:
+            with scope:
+                muxed_conn = await self.upgrade_inbound_raw_conn(raw_conn, maddr)
+        finally:
+            self._handshakes.pop(scope, None)
+            if muxed_conn is None:
+                with trio.CancelScope(shield=True):
+                    await raw_conn.close()
+        if isinstance(muxed_conn, YamuxConnection):
+            await muxed_conn.event_closed.wait()  # the listener closes the socket after this
+
+    def _drop_a_handshake(self) -> None:
+        per_host = Counter(self._handshakes.values())
+        worst = max(per_host.values())
+        for scope, host in self._handshakes.items():
+            if per_host[host] == worst:
+                scope.cancel()
+                del self._handshakes[scope]
+                return
+
+    async def dial_once(self, maddr: Multiaddr, peer_id: ID | None) -> SwarmConn:
+        """One attempt at one address; with `peer_id` None whoever answers.
+
+        Symptoms: py-libp2p dials only the first TCP address of a peer, refuses a peer for 60 s
+        after one failed dial, retries by itself, and must know the peer id.
+
+        Raises:
+            SwarmException, OSError and others: py-libp2p has no list.
+
+        Cancellation: the half-open connection is closed.
+        """
+        if len(self.get_connections()) >= self.connection_config.max_connections:
+            raise SwarmException("we have as many connections as we allow")
+        transport = self.transport_manager.transport_for_dialing(maddr)
+        if transport is None:
+            raise SwarmException("not a TCP address")
+        raw_conn = await transport.dial(maddr)
+        muxed_conn: IMuxedConn | None = None
+        try:
+            secured = await self.upgrader.security_multistream.secure_outbound(
+                raw_conn,
+                peer_id,  # type: ignore[arg-type]  # None: `FastNoiseTransport` accepts anybody
+            )
+            muxed_conn = await self.upgrader.upgrade_connection(secured, secured.get_remote_peer())
+            return await self.add_conn(muxed_conn, direction="outbound")
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                if muxed_conn is not None:
+                    await muxed_conn.close()
+                await raw_conn.close()
+            raise
+
+    async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
+        """Take a connection in, unless its peer is banned or has a key that is not Ed25519."""
+        reason = None
+        try:
+            public_key_of(PeerId(muxed_conn.peer_id.to_base58()))
+        except MalformedError as error:
+            reason = str(error)
+        if self.is_banned(muxed_conn.peer_id):
+            reason = "this peer is banned here for a while"
+        if reason is not None:
+            await muxed_conn.close()
+            raise SwarmException(reason)
+        return await super().add_conn(muxed_conn, direction)
+
+    def is_banned(self, peer_id: ID) -> bool:
+        """Whether a ban holds now."""
+        until = self.banned.get(peer_id)
+        if until is not None and until <= trio.current_time():
+            del self.banned[peer_id]
+            return False
+        return until is not None
+
+    async def listen_or_raise(self, maddr: Multiaddr) -> None:
+        """Listen on one address.
+
+        Symptom: `Swarm.listen` answers False for an address in use and says nothing.
+
+        Raises:
+            ListenError: names the address and the reason.
+        """
+        await self.event_background_nursery_created.wait()
+
+        async def handler(read_write_closer: ReadWriteCloser) -> None:
+            await self._handle_inbound_connection(read_write_closer, maddr)
+
+        listener = GuardedListener(handler)
+        listener.background_nursery = self.background_nursery
+        try:
+            await listener.listen(maddr)
+        except OSError as error:
+            raise ListenError(
+                f"cannot listen on {maddr}: {error.strerror or error}; "
+                "stop the program that uses it or give another address"
+            ) from error
+        self.listeners[str(maddr)] = listener
+
+
+class GuardedHost(BasicHost):
+    """Streams: an exception in a handler costs the stream, never the host."""
+
+    count_stream: Callable[[str, YamuxStream], None] | None = None
+
+    async def _swarm_stream_handler(self, net_stream: INetStream) -> None:
+        """Negotiate and handle one inbound stream.
+
+        Symptom: any exception here, a time-out or a protocol name that is not UTF-8 or garbage on
+        ``/meshsub`` included, ends the host with all its connections: any remote can do it.
+        """
+        try:
+            await super()._swarm_stream_handler(net_stream)
+        except Exception as error:
+            logger.info(
+                "stream %s from %s dropped: %r",
+                net_stream.get_protocol() or "without a protocol",
+                net_stream.muxed_conn.peer_id,
+                error,
+            )
+            with trio.CancelScope(shield=True):
+                await net_stream.reset()
+
+    def _schedule_identify(self, peer_id: ID, *, reason: str) -> None:
+        """Ask nobody; we answer those who ask us.
+
+        Symptom: py-libp2p asks every peer who it is, in a task outside all nurseries, and files
+        whatever addresses it claims; peers here say these things in signed messages of our own.
+        """
+
+    async def new_stream(self, peer_id: ID, protocol_ids: Sequence[TProtocol]) -> INetStream:
+        """Open a stream and count its bytes."""
+        stream = await super().new_stream(peer_id, protocol_ids)
+        self.count(stream)
+        return stream
+
+    def count(self, net_stream: INetStream) -> None:
+        """Let `count_stream` account for a stream whose protocol is known."""
+        muxed_stream = getattr(net_stream, "muxed_stream", None)
+        if self.count_stream is not None and isinstance(muxed_stream, YamuxStream):
+            self.count_stream(str(net_stream.get_protocol()), muxed_stream)

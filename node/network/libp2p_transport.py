@@ -1,0 +1,374 @@
+"""The real network: py-libp2p over TCP, noise and yamux, with gossipsub.
+
+The only module (with its siblings `libp2p_guards`, `libp2p_noise` and `libp2p_yamux`) that knows
+libp2p. Open it with `open_libp2p_transport`; everything else is `gossamer.node.network.transport`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.network.stream.net_stream import NetStream
+from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStore
+from libp2p.protocol_muxer.exceptions import MultiselectClientError
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+from libp2p.pubsub.pb import rpc_pb2
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
+from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.tools.anyio_service.context import background_trio_service
+from libp2p.transport.upgrader import TransportUpgrader
+
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.libp2p_addresses import (
+    dialable,
+    libp2p_id,
+    parse_address,
+    parse_listen_address,
+    peer_id_of,
+    why,
+)
+from gossamer.node.network.libp2p_gossip import GuardedPubsub, new_gossip
+from gossamer.node.network.libp2p_guards import (
+    GuardedHost,
+    GuardedMuxer,
+    GuardedSwarm,
+    GuardedTcp,
+)
+from gossamer.node.network.libp2p_noise import FastNoiseTransport
+from gossamer.node.network.libp2p_stream import Libp2pStream
+from gossamer.node.network.libp2p_yamux import YamuxConnection
+from gossamer.node.network.libp2p_yamux_stream import YamuxStream
+from gossamer.node.network.transport import (
+    ConnectError,
+    GossipHandler,
+    ListenError,
+    ProtocolRefused,
+    Stream,
+    StreamClosed,
+    StreamHandler,
+)
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.limits import GOSSIP_BYTES_MAX
+
+logger = logging.getLogger(__name__)
+
+# A handshake is some six round trips; 10 s leaves room for a satellite link and a lost packet.
+CONNECT_SECONDS_MAX = 10.0
+# Two round trips, on a peer that may be busy with a batch of bulk data.
+OPEN_STREAM_SECONDS_MAX = 10.0
+# How long an old connection has to prove that it lives before we dial over it.
+PROBE_SECONDS_MAX = 5.0
+# A ring has at most 256 members; the rest is for newcomers and observers.
+CONNECTIONS_MAX = 400
+# Both sides may dial at once; more than two of one peer are leftovers.
+CONNECTIONS_PER_PEER_MAX = 3
+# For the goodbye of a handler whose other side may be gone.
+HANDLER_CLOSE_SECONDS_MAX = 5.0
+
+
+class Libp2pTransport:
+    """`gossamer.node.network.transport.Transport` over the real network."""
+
+    def __init__(
+        self, host: GuardedHost, swarm: GuardedSwarm, pubsub: GuardedPubsub, nursery: trio.Nursery
+    ) -> None:
+        self._host = host
+        self._swarm = swarm
+        self._pubsub = pubsub
+        self._nursery = nursery
+        self._peer_id = peer_id_of(host.get_id())
+        self._topics: dict[str, GossipHandler] = {}
+        self._traffic: dict[str, list[int]] = {}
+        host.count_stream = self._count
+        pubsub.on_message = self._on_gossip
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own id."""
+        return self._peer_id
+
+    def addresses(self) -> list[str]:
+        """See `Transport.addresses`; a wildcard listener is spelled out per interface."""
+        found: list[str] = []
+        for bound in self._host.get_transport_addrs():
+            for address in dialable(bound):
+                found.append(f"{address}/p2p/{self._peer_id}")
+        return list(dict.fromkeys(found))
+
+    # -- connections
+
+    async def connect(self, address: str) -> PeerId:
+        """See `Transport.connect`."""
+        maddr, expected = parse_address(address)
+        if expected == self._host.get_id():
+            raise ConnectError(f"{address} is this node's own address; give another peer's")
+        if expected is not None and await self._keep_or_drop(expected):
+            return peer_id_of(expected)
+        if expected is not None and self._swarm.is_banned(expected):
+            raise ConnectError(f"cannot connect to {address}: this peer is banned here for a while")
+        try:
+            with trio.fail_after(CONNECT_SECONDS_MAX):
+                connection = await self._swarm.dial_once(maddr, expected)
+        except Exception as error:
+            raise ConnectError(f"cannot connect to {address}: {why(error)}") from error
+        remote: ID = connection.muxed_conn.peer_id
+        if remote == self._host.get_id():
+            await connection.close()
+            raise ConnectError(f"{address} is this node's own address; give another peer's")
+        return peer_id_of(remote)
+
+    async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> None:
+        """See `Transport.connect_any`."""
+        problems = []
+        for address in addresses:
+            try:
+                _, expected = parse_address(address)
+                if expected is not None and peer_id_of(expected) != peer_id:
+                    problems.append(f"{address} belongs to another peer")
+                    continue
+                await self.connect(address if expected is not None else f"{address}/p2p/{peer_id}")
+            except ConnectError as error:
+                problems.append(str(error))
+            else:
+                return
+        listed = "; ".join(problems) or "no address is known"
+        raise ConnectError(f"cannot reach peer {peer_id}: {listed}")
+
+    async def _keep_or_drop(self, peer: ID) -> bool:
+        """Whether a connection to `peer` lives; if none does, the dead ones are dropped.
+
+        Gossip never recovers with a peer that is dialled while a half-open connection to it is
+        still in the books.
+        """
+        connections = self._swarm.get_connections(peer)
+        for connection in connections:
+            muxed = connection.muxed_conn
+            if isinstance(muxed, YamuxConnection) and muxed.is_established:
+                heard_from = await muxed.answers_within(PROBE_SECONDS_MAX)
+                if heard_from:
+                    return True
+        if connections:
+            await self._drop(peer)
+        return False
+
+    async def _drop(self, peer: ID) -> None:
+        async with trio.open_nursery() as nursery:
+            for connection in self._swarm.get_connections(peer):
+                nursery.start_soon(connection.close)
+
+    def peers(self) -> list[PeerId]:
+        """See `Transport.peers`."""
+        return sorted(
+            peer_id_of(peer)
+            for peer, connections in self._swarm.get_connections_map().items()
+            if any(not connection.is_closed for connection in connections)
+        )
+
+    async def disconnect(self, peer_id: PeerId) -> None:
+        """See `Transport.disconnect`."""
+        await self._drop(libp2p_id(peer_id))
+
+    def ban(self, peer_id: PeerId, seconds: float) -> None:
+        """See `Transport.ban`."""
+        peer = libp2p_id(peer_id)
+        self._swarm.banned[peer] = trio.current_time() + seconds
+        self._nursery.start_soon(self._drop, peer)
+
+    def round_trip_seconds(self, peer_id: PeerId) -> float | None:
+        """See `Transport.round_trip_seconds`."""
+        for connection in self._swarm.get_connections(libp2p_id(peer_id)):
+            muxed = connection.muxed_conn
+            if isinstance(muxed, YamuxConnection) and muxed.rtt() > 0:
+                return muxed.rtt()
+        return None
+
+    # -- streams
+
+    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
+        """See `Transport.open_stream`."""
+        candidates = [
+            connection
+            for connection in self._swarm.get_connections(libp2p_id(peer_id))
+            if isinstance(connection.muxed_conn, YamuxConnection)
+            and connection.muxed_conn.is_established
+        ]
+        if not candidates:
+            raise ConnectError(f"not connected to {peer_id}")
+        what = f"stream {protocol} to {peer_id}"
+        stream: NetStream | None = None
+        try:
+            with trio.fail_after(OPEN_STREAM_SECONDS_MAX):
+                stream = await candidates[-1].new_stream()  # type: ignore[assignment]
+                assert stream is not None
+                await self._host.multiselect_client.select_one_of(
+                    [TProtocol(protocol)],
+                    MultiselectCommunicator(stream),
+                    int(OPEN_STREAM_SECONDS_MAX * 2),  # the deadline above is the one that counts
+                )
+        except BaseException as error:
+            if stream is not None:
+                with trio.CancelScope(shield=True):
+                    await stream.reset()
+            if isinstance(error, trio.TooSlowError):
+                seconds = f"{OPEN_STREAM_SECONDS_MAX:.0f} s"
+                raise ConnectError(f"{what}: no answer in {seconds}") from None
+            if isinstance(error, MultiselectClientError) and "not supported" in str(error):
+                raise ProtocolRefused(f"{what}: the peer does not speak it") from None
+            if isinstance(error, Exception):
+                raise ConnectError(f"{what}: {why(error)}") from error
+            raise
+        stream.set_protocol(TProtocol(protocol))
+        self._host.count(stream)
+        assert isinstance(stream.muxed_stream, YamuxStream)
+        return Libp2pStream(stream, stream.muxed_stream, protocol)
+
+    def handle(self, protocol: str, handler: StreamHandler) -> None:
+        """See `Transport.handle`."""
+
+        async def run(net_stream: NetStream) -> None:
+            assert isinstance(net_stream.muxed_stream, YamuxStream)
+            self._host.count(net_stream)
+            stream = Libp2pStream(net_stream, net_stream.muxed_stream, protocol)
+            try:
+                await handler(stream)
+            except StreamClosed as error:
+                logger.debug("%s", error)
+                await stream.reset()
+            except Exception:
+                logger.exception("handler of %s failed with peer %s", protocol, stream.peer_id)
+                await stream.reset()
+            except BaseException:
+                await stream.reset()
+                raise
+            else:
+                with trio.move_on_after(HANDLER_CLOSE_SECONDS_MAX) as scope:
+                    await stream.close()
+                if scope.cancelled_caught:
+                    await stream.reset()
+
+        self._host.set_stream_handler(TProtocol(protocol), run)  # type: ignore[arg-type]
+
+    # -- gossip
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """See `Transport.publish`."""
+        if len(data) > GOSSIP_BYTES_MAX:
+            raise ValueError(
+                f"a gossip message has at most {GOSSIP_BYTES_MAX} bytes, not {len(data)}"
+            )
+        await self._pubsub.publish(topic, data)
+
+    def subscribe(self, topic: str, handler: GossipHandler) -> None:
+        """See `Transport.subscribe`."""
+        known = topic in self._topics
+        self._topics[topic] = handler
+        if not known:
+            self._nursery.start_soon(self._pubsub.subscribe, topic)
+
+    def _on_gossip(self, message: rpc_pb2.Message) -> None:
+        author = ID(message.from_id)
+        if author == self._host.get_id() or len(message.data) > GOSSIP_BYTES_MAX:
+            return
+        if self._swarm.is_banned(author):
+            return
+        for topic in message.topicIDs:
+            handler = self._topics.get(topic)
+            if handler is None:
+                continue
+            try:
+                handler(peer_id_of(author), message.data)
+            except Exception:
+                logger.exception("gossip handler of %s failed on a message of %s", topic, author)
+
+    # -- counting
+
+    def _count(self, protocol: str, stream: YamuxStream) -> None:
+        """Let `stream` add its bytes to its protocol's sum from now on."""
+        key = "gossip" if protocol.startswith("/meshsub/") else protocol
+        counter = self._traffic.setdefault(key, [0, 0])
+        if stream.traffic is not counter:
+            stream.traffic = counter
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        """See `Transport.traffic`."""
+        return {key: (sent, received) for key, (sent, received) in sorted(self._traffic.items())}
+
+
+@asynccontextmanager
+async def open_libp2p_transport(
+    identity: Identity,
+    listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
+    *,
+    connections_max: int = CONNECTIONS_MAX,
+) -> AsyncIterator[Libp2pTransport]:
+    """Run a node's network until the block ends.
+
+    Args:
+        identity: our key.
+        listen: multiaddrs; port 0 lets the kernel choose.
+        connections_max: to all peers together, both directions.
+
+    Raises:
+        ListenError: an address is malformed, not ours or in use; nothing is left open then.
+    """
+    listen_addresses = [parse_listen_address(address) for address in listen]
+    key_pair = create_new_key_pair(identity.private_bytes())
+    noise_key = create_new_x25519_key_pair().private_key
+    peer = ID.from_pubkey(key_pair.public_key)
+    peerstore = PeerStore()
+    peerstore.add_key_pair(peer, key_pair)
+    # Noise only: py-libp2p's default also accepts plaintext, where anybody can claim any peer id.
+    upgrader = TransportUpgrader(
+        {NOISE_PROTOCOL: FastNoiseTransport(key_pair, noise_privkey=noise_key)},
+        {TProtocol(YAMUX_PROTOCOL): Yamux},
+    )
+    upgrader.muxer_multistream = GuardedMuxer({TProtocol(YAMUX_PROTOCOL): Yamux})
+    swarm = GuardedSwarm(
+        peer,
+        peerstore,
+        upgrader,
+        transports=[GuardedTcp()],
+        retry_config=RetryConfig(max_retries=0),
+        connection_config=ConnectionConfig(
+            max_connections=connections_max,
+            max_connections_per_peer=CONNECTIONS_PER_PEER_MAX,
+            # Whom to connect to is the node's decision: no dialling and no pruning by libp2p.
+            min_connections=0,
+            low_watermark=0,
+            high_watermark=connections_max,
+        ),
+    )
+    host = GuardedHost(swarm, disable_identify_address_discovery=True)
+    pubsub, router = new_gossip(host)
+    failure: Exception | None = None  # ours or the caller's, raised outside all nurseries
+    async with host.run([]):
+        try:
+            for address in listen_addresses:
+                await swarm.listen_or_raise(address)
+            async with (
+                background_trio_service(pubsub),
+                background_trio_service(router),
+                trio.open_nursery() as nursery,
+            ):
+                await pubsub.wait_until_ready()
+                try:
+                    yield Libp2pTransport(host, swarm, pubsub, nursery)
+                except Exception as error:
+                    failure = error
+                nursery.cancel_scope.cancel()
+        except ListenError as error:
+            failure = error
+        finally:
+            with trio.CancelScope(shield=True):
+                await host.close()  # leaving run() alone leaves sockets open
+    if failure is not None:
+        raise failure

@@ -1,0 +1,391 @@
+"""Yamux for py-libp2p, written for bulk data that shares its connection with small messages.
+
+py-libp2p's own yamux loses data and wedges connections when a call is cancelled, polls for window
+space, lets a peer push past its receive window, copies every byte five times and switches tasks
+for every 64 KiB (see `libp2p_guards` for the symptoms). This one speaks the same
+protocol (https://github.com/hashicorp/yamux/blob/master/spec.md) and differs in its shape:
+
+- Two tasks own the socket. The reader hands frames to their streams; it never waits for a stream,
+  because a stream's buffer is bounded by its window. The writer takes turns between the streams
+  that have data, a noise message each, control frames first, and writes batches.
+- A sender only hands over references and waits until the writer has sealed them. So cancelling a
+  sender touches no half-written frame: its stream is reset and the connection lives on.
+- A peer that sends more than its window is cut off. The windows of a connection grow with use
+  (doubling when one is emptied within four round trips) up to a sum.
+- Whatever ends the connection ends every stream at once, for readers and writers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+from libp2p.abc import IMuxedConn, IMuxedStream
+from libp2p.connection_types import ConnectionType
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.peer.id import ID
+from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
+from multiaddr import Multiaddr
+
+from gossamer.node.network.libp2p_noise import PLAINTEXT_BYTES_MAX, NoiseSession
+from gossamer.node.network.libp2p_yamux_stream import (
+    ACK,
+    FIN,
+    FIRST_WINDOW_BYTES,
+    GO_AWAY,
+    HEADER,
+    PING,
+    RST,
+    SPEC_WINDOW_BYTES,
+    SYN,
+    WINDOW_UPDATE,
+    YamuxStream,
+)
+
+logger = logging.getLogger(__name__)
+
+# What one peer can make us hold: its streams' windows stop growing at this sum.
+CONNECTION_WINDOW_BYTES_MAX = 32 * 1024 * 1024
+# A node uses some ten streams with a peer; beyond this it is an attack (256 MiB would be granted).
+INBOUND_STREAMS_MAX = 128
+# Replies that a peer makes us queue (pongs, resets) while it does not read.
+CONTROL_FRAMES_MAX = 4096
+# A socket that is full for longer is waiting for the line, not for a processor: then one message
+# at a time (5 ms at 100 Mbit/s), so that small ones wait for little.
+SLOW_LINE_SECONDS = 0.002
+PING_INTERVAL_SECONDS = 5.0
+# TCP_USER_TIMEOUT notices dead links in 10 s; this notices a stopped or hung process behind a live
+# kernel, and leaves a machine that swaps for a while its connection.
+SILENCE_SECONDS_MAX = 20.0
+CLOSE_SECONDS_MAX = 1.0
+# How long a stream that we are done with waits for the peer's end before it is reset.
+LINGER_SECONDS_MAX = 30.0
+
+
+class YamuxConnection(IMuxedConn):
+    """All streams of one connection."""
+
+    def __init__(
+        self,
+        secured_conn: NoiseSession,
+        peer_id: ID,
+        is_initiator: bool | None = None,
+        on_close: Callable[[], Awaitable[Any]] | None = None,
+    ) -> None:
+        self.secured_conn = secured_conn
+        self.peer_id = peer_id
+        self.on_close = on_close
+        self.streams: dict[int, YamuxStream] = {}
+        self.event_started = trio.Event()
+        self.event_closed = trio.Event()
+        self.event_shutting_down = trio.Event()
+        self._initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
+        self._next_stream_id = 1 if self._initiator else 2
+        self._accepted_out, self._accepted_in = trio.open_memory_channel[YamuxStream](
+            INBOUND_STREAMS_MAX
+        )
+        self._control: deque[bytes] = deque()
+        self._ready: deque[YamuxStream] = deque()
+        self._work = trio.Event()
+        self._idle = trio.Event()
+        self._granted = 0
+        self._scope = trio.CancelScope()
+        self._header = b""  # the start of a frame header whose end has not arrived
+        self._body_left = 0
+        self._body_stream: YamuxStream | None = None
+        self._body_flags = 0
+        self._heard_at = 0.0
+        self._ping_id = 0
+        self._ping_sent_at = 0.0
+        self._pong = trio.Event()
+        self._rtt = 0.0
+
+    # -- life
+
+    async def start(self) -> None:
+        """Run the connection until it ends; never raises for what the peer does."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    for task in (self._read_frames, self._write_frames, self._watch):
+                        nursery.start_soon(self._until_broken, task)
+                    self._heard_at = trio.current_time()
+                    self.event_started.set()
+        finally:
+            self._end_streams()
+            with trio.CancelScope(shield=True):
+                with contextlib.suppress(Exception):
+                    await self.secured_conn.close()
+                self.event_closed.set()
+                if self.on_close is not None:
+                    result = self.on_close()
+                    if inspect.isawaitable(result):
+                        await result
+
+    async def _until_broken(self, task: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await task()
+        except ConnectionClosedError as error:
+            logger.debug("connection to %s ended: %s", self.peer_id, error)
+        except Exception:  # a bug here, or bytes nobody thought of: one connection, not the node
+            logger.exception("connection to %s dropped", self.peer_id)
+        self._scope.cancel()
+
+    def _end_streams(self) -> None:
+        self.event_shutting_down.set()
+        self.event_started.set()
+        self._accepted_out.close()
+        for stream in list(self.streams.values()):
+            stream.on_reset()
+        self.streams.clear()
+        self._ready.clear()
+        self._control.clear()
+        self._idle.set()
+
+    async def close(self, error_code: int = 0) -> None:
+        """Say goodbye if the peer still listens, then end the connection."""
+        if not self.event_shutting_down.is_set():
+            self.event_shutting_down.set()
+            with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_SECONDS_MAX):
+                if self.event_started.is_set():
+                    self._idle = trio.Event()
+                    self.control(GO_AWAY, 0, 0, error_code)
+                    await self._idle.wait()
+            self._scope.cancel()
+            self._end_streams()
+        if not self.event_started.is_set():
+            await self.secured_conn.close()
+            self.event_closed.set()
+        await trio.lowlevel.checkpoint()
+
+    @property
+    def is_initiator(self) -> bool:
+        """Whether we dialled."""
+        return self._initiator
+
+    @property
+    def is_established(self) -> bool:
+        """Whether streams can be opened."""
+        return self.event_started.is_set() and not self.event_shutting_down.is_set()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection has ended."""
+        return self.event_closed.is_set()
+
+    # -- streams
+
+    async def open_stream(self) -> YamuxStream:
+        """A new stream; the peer learns of it with the first frames."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if not self.is_established:
+            raise MuxedStreamError("the connection is closed")
+        stream = YamuxStream(self._next_stream_id, self, True)
+        self._next_stream_id += 2
+        self.streams[stream.stream_id] = stream
+        self.control(WINDOW_UPDATE, SYN, stream.stream_id, FIRST_WINDOW_BYTES - SPEC_WINDOW_BYTES)
+        return stream
+
+    async def accept_stream(self) -> IMuxedStream:
+        """The next stream that the peer opens."""
+        try:
+            return await self._accepted_in.receive()
+        except trio.EndOfChannel as error:
+            raise MuxedConnUnavailable("the connection is closed") from error
+
+    def forget_if_closed(self, stream: YamuxStream) -> None:
+        """Free a stream's place when both directions have ended."""
+        if stream.closed and self.streams.pop(stream.stream_id, None) is not None:
+            self._granted -= stream.granted
+
+    def grant(self, num_bytes: int) -> int:
+        """How much of `num_bytes` more window the connection's sum allows."""
+        num_bytes = max(0, min(num_bytes, CONNECTION_WINDOW_BYTES_MAX - self._granted))
+        self._granted += num_bytes
+        return num_bytes
+
+    # -- writing
+
+    def control(self, kind: int, flags: int, stream_id: int, length: int) -> None:
+        """Queue a frame without a body; it overtakes data."""
+        if self._scope.cancel_called or self.event_closed.is_set():
+            return
+        if len(self._control) >= CONTROL_FRAMES_MAX:
+            logger.warning("peer %s makes us reply and does not read; dropped", self.peer_id)
+            self._scope.cancel()
+            return
+        self._control.append(HEADER.pack(0, kind, flags, stream_id, length))
+        self._work.set()
+
+    def schedule(self, stream: YamuxStream) -> None:
+        """Queue a stream that has something to send and window for it."""
+        if stream.outbox and stream.send_window > 0 and stream not in self._ready:
+            self._ready.append(stream)
+            self._work.set()
+
+    async def _write_frames(self) -> None:
+        session = self.secured_conn
+        message = memoryview(bytearray(PLAINTEXT_BYTES_MAX))
+        headers_max = PLAINTEXT_BYTES_MAX // HEADER.size
+        while True:
+            while not self._control and not self._ready:
+                self._idle.set()
+                self._work = trio.Event()
+                await self._work.wait()
+            asked_at = trio.current_time()
+            await session.wait_writable()
+            slow_line = trio.current_time() - asked_at > SLOW_LINE_SECONDS
+            if self._control:
+                count = min(len(self._control), headers_max)
+                session.seal(b"".join(self._control.popleft() for _ in range(count)))
+            while self._ready and session.has_room:
+                stream = self._ready.popleft()
+                length = stream.next_frame(message)
+                if length:
+                    session.seal(message[:length])
+                self.schedule(stream)
+                if slow_line:
+                    break
+            await session.flush()
+
+    # -- reading
+
+    async def _read_frames(self) -> None:
+        while True:
+            plaintexts = await self.secured_conn.receive()
+            self._heard_at = trio.current_time()
+            for plaintext in plaintexts:
+                self._feed(memoryview(plaintext))
+
+    def _feed(self, data: memoryview) -> None:
+        """Cut plaintext into frames; frames and messages need not line up."""
+        position, end = 0, len(data)
+        while position < end:
+            if self._body_left:
+                take = min(self._body_left, end - position)
+                if self._body_stream is not None:
+                    self._body_stream.feed(data[position : position + take])
+                position += take
+                self._body_left -= take
+                if self._body_left == 0:
+                    self._apply_flags(self._body_stream, self._body_flags)
+                    self._body_stream = None
+                continue
+            if self._header or end - position < HEADER.size:
+                missing = HEADER.size - len(self._header)
+                self._header += bytes(data[position : position + missing])
+                position += missing
+                if len(self._header) < HEADER.size:
+                    return
+                fields = HEADER.unpack(self._header)
+                self._header = b""
+            else:
+                fields = HEADER.unpack_from(data, position)
+                position += HEADER.size
+            self._on_frame(*fields)
+
+    def _on_frame(self, version: int, kind: int, flags: int, stream_id: int, length: int) -> None:
+        if version != 0 or kind > GO_AWAY:
+            raise ConnectionClosedError(f"not yamux: version {version}, type {kind}")
+        if kind == PING:
+            if flags & SYN:
+                self.control(PING, ACK, 0, length)
+            elif length == self._ping_id:
+                self._rtt = trio.current_time() - self._ping_sent_at
+                self._pong.set()
+            return
+        if kind == GO_AWAY:
+            raise ConnectionClosedError(f"the peer ended the connection (code {length})")
+        if flags & SYN:
+            self._on_new_stream(stream_id)
+        stream = self.streams.get(stream_id)  # None: a stream that ended here first
+        if kind == WINDOW_UPDATE:
+            if stream is not None:
+                stream.send_window += length
+                self.schedule(stream)
+                self._apply_flags(stream, flags)
+            return
+        self._body_left, self._body_stream, self._body_flags = length, stream, flags
+        if length == 0:
+            self._apply_flags(stream, flags)
+
+    def _on_new_stream(self, stream_id: int) -> None:
+        if stream_id % 2 == self._next_stream_id % 2 or stream_id in self.streams:
+            raise ConnectionClosedError(f"the peer opened stream {stream_id}, which is not its")
+        inbound = sum(1 for number in self.streams if number % 2 != self._next_stream_id % 2)
+        if inbound >= INBOUND_STREAMS_MAX or self.event_shutting_down.is_set():
+            self.control(WINDOW_UPDATE, RST, stream_id, 0)
+            return
+        stream = YamuxStream(stream_id, self, False)
+        try:
+            self._accepted_out.send_nowait(stream)
+        except (trio.WouldBlock, trio.BrokenResourceError):
+            self.control(WINDOW_UPDATE, RST, stream_id, 0)
+            return
+        self.streams[stream_id] = stream
+        self.control(WINDOW_UPDATE, ACK, stream_id, FIRST_WINDOW_BYTES - SPEC_WINDOW_BYTES)
+
+    def _apply_flags(self, stream: YamuxStream | None, flags: int) -> None:
+        if stream is None:
+            return
+        if flags & RST:
+            stream.on_reset()
+            self.forget_if_closed(stream)
+        elif flags & FIN:
+            stream.on_fin()
+
+    # -- liveness
+
+    async def _watch(self) -> None:
+        """Measure the round trip, and drop a peer that is silent although we ask."""
+        while True:
+            await self._send_ping()
+            await trio.sleep(PING_INTERVAL_SECONDS)
+            now = trio.current_time()
+            for stream in list(self.streams.values()):
+                since = stream.discarded_at
+                if since is not None and now - since > LINGER_SECONDS_MAX:
+                    stream.abort()
+            if now - self._heard_at > SILENCE_SECONDS_MAX:
+                raise ConnectionClosedError(f"nothing heard for {SILENCE_SECONDS_MAX:.0f} s")
+
+    async def _send_ping(self) -> None:
+        self._ping_id = (self._ping_id + 1) & 0xFFFFFFFF
+        self._ping_sent_at = trio.current_time()
+        self.control(PING, SYN, 0, self._ping_id)
+
+    async def answers_within(self, seconds: float) -> bool:
+        """Whether the peer answers a ping in time: is this connection alive?"""
+        self._pong = trio.Event()
+        await self._send_ping()
+        with trio.move_on_after(seconds):
+            await self._pong.wait()
+            return True
+        return False
+
+    def rtt(self) -> float:
+        """The newest round trip in seconds, 0 before the first pong."""
+        return self._rtt
+
+    def rtt_or_guess(self) -> float:
+        """The round trip for sizing windows; at least a busy machine's scheduling delay."""
+        return max(self._rtt, 0.005)
+
+    # -- what py-libp2p asks
+
+    def get_transport_addresses(self) -> list[Multiaddr]:
+        """The other side's address."""
+        return self.secured_conn.get_transport_addresses()
+
+    def get_connection_type(self) -> ConnectionType:
+        """Direct or relayed."""
+        return self.secured_conn.get_connection_type()
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """The other side's host and port."""
+        return self.secured_conn.get_remote_address()

@@ -1,0 +1,303 @@
+"""One stream of `gossamer.node.network.libp2p_yamux`: buffers, windows, ends.
+
+A stream does no I/O. Its connection's reader calls `feed` and `on_...`, its connection's writer
+calls `next_frame`, and the tasks that use it wait for events that those set.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import trio
+from libp2p.abc import IMuxedStream
+from libp2p.io.exceptions import ConnectionClosedError
+from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
+
+from gossamer.node.network.libp2p_noise import PLAINTEXT_BYTES_MAX
+
+if TYPE_CHECKING:
+    from gossamer.node.network.libp2p_yamux import YamuxConnection
+
+HEADER = struct.Struct("!BBHII")  # version, type, flags, stream id, length
+DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
+SYN, ACK, FIN, RST = 1, 2, 4, 8
+FRAME_BYTES_MAX = PLAINTEXT_BYTES_MAX - HEADER.size
+"""Of a data frame's body that we send: header and body fill one noise message."""
+
+SPEC_WINDOW_BYTES = 256 * 1024  # what both sides may send before any update (yamux spec)
+# One whole chunk of the ring in flight from the first moment; 256 KiB would stall it four times.
+FIRST_WINDOW_BYTES = 1024 * 1024
+# 100 Mbit/s at 640 ms or 1 Gbit/s at 64 ms: the long fat links of home machines.
+STREAM_WINDOW_BYTES_MAX = 8 * 1024 * 1024
+# Smaller pieces are copied together: one frame may not pin the 64 KiB message it came in.
+_PIECE_BYTES_MIN = 4096
+
+
+class YamuxStream(IMuxedStream):
+    """One stream. `send` and `receive_exactly` are the fast way; read and write are libp2p's."""
+
+    def __init__(self, stream_id: int, conn: YamuxConnection, is_initiator: bool) -> None:
+        self.stream_id = stream_id
+        self.conn = conn
+        self.muxed_conn = conn
+        self.is_initiator = is_initiator
+        self.traffic = [0, 0]  # payload bytes sent and received; see `count_in`
+        self.send_window = SPEC_WINDOW_BYTES
+        self.outbox: deque[memoryview] = deque()
+        self._window = FIRST_WINDOW_BYTES  # how much the peer may have under way to us
+        self._credit = FIRST_WINDOW_BYTES  # of it, what the peer has not used
+        self._consumed = 0  # read by us and not yet given back as credit
+        self._updated_at = 0.0
+        self._pieces: deque[bytearray | memoryview] = deque()
+        self._offset = 0  # read of the first piece
+        self._buffered = 0
+        self._changed = trio.Event()
+        self._sending = trio.Lock()
+        self._sent = trio.Event()
+        self.send_closed = False
+        self.recv_closed = False
+        self.was_reset = False
+        self.discarded_at: float | None = None  # since when nobody reads here
+
+    @property
+    def closed(self) -> bool:
+        """Whether both directions have ended."""
+        return self.was_reset or (self.send_closed and self.recv_closed)
+
+    # -- sending
+
+    async def send(self, *parts: bytes | bytearray | memoryview) -> None:
+        """Send all parts; see `gossamer.node.network.transport.Stream.send`."""
+        async with self._sending:
+            self._check_sendable()
+            for part in parts:
+                if len(part):
+                    self.outbox.append(memoryview(part).cast("B"))
+            if not self.outbox:
+                return
+            self._sent = trio.Event()
+            self.conn.schedule(self)
+            try:
+                await self._sent.wait()
+            except trio.Cancelled:
+                self.abort()
+                raise
+            if self.was_reset:
+                raise MuxedStreamReset("the stream was reset while sending")
+
+    async def write(self, data: bytes) -> None:
+        """Send `data` (libp2p's interface)."""
+        await self.send(data)
+
+    def _check_sendable(self) -> None:
+        if self.was_reset:
+            raise MuxedStreamReset("the stream was reset")
+        if self.send_closed:
+            raise MuxedStreamError("the stream is closed for sending")
+
+    def next_frame(self, message: memoryview) -> int:
+        """Write this stream's next data frame into `message`; returns its length, 0 for none."""
+        room = min(FRAME_BYTES_MAX, self.send_window)
+        end = HEADER.size
+        limit = end + room
+        while self.outbox and end < limit:
+            part = self.outbox[0]
+            take = min(len(part), limit - end)
+            message[end : end + take] = part[:take]
+            end += take
+            if take == len(part):
+                self.outbox.popleft()
+            else:
+                self.outbox[0] = part[take:]
+        length = end - HEADER.size
+        if length == 0:
+            return 0
+        HEADER.pack_into(message, 0, 0, DATA, 0, self.stream_id, length)
+        self.send_window -= length
+        self.traffic[0] += length
+        if not self.outbox:
+            self._sent.set()
+        return end
+
+    # -- receiving
+
+    async def receive_exactly(self, num_bytes: int) -> bytearray:
+        """The next bytes; see `gossamer.node.network.transport.Stream.receive_exactly`.
+
+        Raises:
+            MuxedStreamEOF: the peer ended the stream first.
+            MuxedStreamReset: the stream or the connection died first.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        result = bytearray(num_bytes)
+        view = memoryview(result)
+        filled = 0
+        try:
+            while filled < num_bytes:
+                if not self._buffered:
+                    await self._wait_for_data()
+                filled += self._take_into(view[filled:])
+        except BaseException:
+            if filled:
+                self._put_back(view[:filled])
+            raise
+        return result
+
+    async def read(self, n: int | None = -1) -> bytes:
+        """At least one and at most `n` bytes, or all that is there (libp2p's interface)."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if n == 0:
+            return b""
+        if not self._buffered:
+            await self._wait_for_data()
+        size = self._buffered if n is None or n < 0 else min(n, self._buffered)
+        result = bytearray(size)
+        self._take_into(memoryview(result))
+        return bytes(result)
+
+    async def _wait_for_data(self) -> None:
+        while not self._buffered:
+            if self.was_reset:
+                raise MuxedStreamReset("the stream was reset")
+            if self.recv_closed:
+                raise MuxedStreamEOF("the peer has ended the stream")
+            self._changed = trio.Event()
+            await self._changed.wait()
+
+    def _take_into(self, target: memoryview) -> int:
+        """Move buffered bytes into `target` and give their credit back; returns how many."""
+        done = 0
+        wanted = len(target)
+        while done < wanted and self._pieces:
+            piece = self._pieces[0]
+            take = min(len(piece) - self._offset, wanted - done)
+            target[done : done + take] = memoryview(piece)[self._offset : self._offset + take]
+            done += take
+            self._offset += take
+            if self._offset == len(piece):
+                self._pieces.popleft()
+                self._offset = 0
+        self._buffered -= done
+        self._give_credit(done)
+        return done
+
+    def _put_back(self, data: memoryview) -> None:
+        """Return bytes to the front of the buffer; their credit was given and stays given."""
+        if self._offset:
+            self._pieces[0] = memoryview(self._pieces[0])[self._offset :]
+            self._offset = 0
+        self._pieces.appendleft(data)
+        self._buffered += len(data)
+
+    def _give_credit(self, num_bytes: int) -> None:
+        self._consumed += num_bytes
+        if self._consumed * 2 < self._window or self.recv_closed or self.was_reset:
+            return
+        now = trio.current_time()
+        increment = self._consumed
+        if now - self._updated_at < 4 * self.conn.rtt_or_guess():
+            growth = self.conn.grant(min(self._window, STREAM_WINDOW_BYTES_MAX - self._window))
+            self._window += growth
+            increment += growth
+        self._updated_at = now
+        self._consumed = 0
+        self._credit += increment
+        self.conn.control(WINDOW_UPDATE, 0, self.stream_id, increment)
+
+    def feed(self, piece: memoryview) -> None:
+        """Take bytes from the connection's reader.
+
+        Raises:
+            ConnectionClosedError: the peer sent more than its window.
+        """
+        size = len(piece)
+        self._credit -= size
+        if self._credit < 0:
+            raise ConnectionClosedError("the peer sent more than its receive window")
+        self.traffic[1] += size
+        if self.recv_closed or self.was_reset:
+            return
+        if self.discarded_at is not None:
+            self.abort()  # nobody will read this: the peer should stop sending
+            return
+        if size >= _PIECE_BYTES_MIN:
+            self._pieces.append(piece)
+        elif (
+            self._pieces
+            and isinstance(last := self._pieces[-1], bytearray)
+            and len(last) < PLAINTEXT_BYTES_MAX
+        ):
+            last += piece
+        else:
+            self._pieces.append(bytearray(piece))
+        self._buffered += size
+        self._changed.set()
+
+    # -- ending
+
+    async def close(self) -> None:
+        """End our direction; the peer's stays open (libp2p's half-close)."""
+        async with self._sending:
+            if not self.send_closed and not self.was_reset:
+                self.send_closed = True
+                self.conn.control(WINDOW_UPDATE, FIN, self.stream_id, 0)
+                self.conn.forget_if_closed(self)
+
+    def discard(self) -> None:
+        """Nobody will read here any more: drop what is buffered and what still comes."""
+        self.discarded_at = trio.current_time()
+        self._pieces.clear()
+        self._offset = self._buffered = 0
+
+    async def reset(self) -> None:
+        """End both directions at once."""
+        self.abort()
+        await trio.lowlevel.checkpoint()
+
+    def abort(self) -> None:
+        """`reset` for places that cannot wait."""
+        if not self.closed:
+            self.conn.control(WINDOW_UPDATE, RST, self.stream_id, 0)
+        self.on_reset()
+        self.conn.forget_if_closed(self)
+
+    def on_reset(self) -> None:
+        """The peer or the connection ended the stream. What has arrived in whole stays readable."""
+        self.was_reset = self.was_reset or not (self.send_closed and self.recv_closed)
+        self.send_closed = self.recv_closed = True
+        self.outbox.clear()
+        self._sent.set()
+        self._changed.set()
+
+    def on_fin(self) -> None:
+        """The peer has ended its direction."""
+        self.recv_closed = True
+        self._changed.set()
+        self.conn.forget_if_closed(self)
+
+    @property
+    def granted(self) -> int:
+        """How far the window grew beyond what every stream has."""
+        return self._window - FIRST_WINDOW_BYTES
+
+    def set_deadline(self, ttl: int) -> None:
+        """Not supported: use trio's cancel scopes."""
+        raise NotImplementedError
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """Host and port of the other side."""
+        return self.conn.get_remote_address()
+
+    async def __aenter__(self) -> YamuxStream:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,164 @@
+"""The node's only door to the network, as an interface.
+
+Everything in `gossamer.node` that talks to peers is written against `Transport` and `Stream`.
+There are two implementations: `libp2p_transport` (the real network) and `memory_transport` (a
+network inside one process with trio's clock, for tests).
+`tests/node/test_transport_contract.py` runs the same tests over both.
+
+Errors a caller has to expect are all `TransportError`; their text is fit to be shown to a person.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from gossamer.protocol.ids import PeerId
+
+Bytes = bytes | bytearray | memoryview
+
+
+class TransportError(Exception):
+    """Base of everything that the network may do to us. The text is for people."""
+
+
+class ListenError(TransportError):
+    """A listen address that cannot be used: malformed, not ours, or taken by another program."""
+
+
+class ConnectError(TransportError):
+    """No connection to that peer: unreachable, someone else answered, or no answer in time."""
+
+
+class ProtocolRefused(ConnectError):
+    """The peer is connected and does not speak the protocol we asked for."""
+
+
+class StreamClosed(TransportError):
+    """The other side closed or reset the stream, or the connection under it died."""
+
+
+class Stream(Protocol):
+    """A reliable, ordered, two-way byte stream to one authenticated peer.
+
+    One task may send while another receives; two tasks must not do the same at once.
+    """
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Who is at the other end, proven by the secure channel."""
+
+    @property
+    def protocol(self) -> str:
+        """The protocol id that the stream was opened for."""
+
+    async def send(self, *parts: Bytes) -> None:
+        """Send all parts in order. Returns when the last byte has left for the connection.
+
+        The parts are not copied first: leave them alone until the call is back. Waits while the
+        peer does not read, so bound it with a timeout where that matters.
+
+        Raises:
+            StreamClosed: the stream or its connection is gone.
+
+        Cancellation: the stream is reset, because part of the data may have been sent.
+        """
+
+    async def receive_exactly(self, num_bytes: int) -> bytearray:
+        """The next `num_bytes` bytes, in a buffer that belongs to the caller.
+
+        The caller has checked `num_bytes` against a limit: that much memory may be taken.
+
+        Raises:
+            StreamClosed: the stream ended or died before `num_bytes` arrived.
+
+        Cancellation: nothing is lost; what has arrived stays for the next call.
+        """
+
+    async def close(self) -> None:
+        """Orderly end: what was sent still arrives, and then the peer's receive ends.
+
+        Nothing can be sent or received here afterwards. Never raises for a dead connection.
+        """
+
+    async def reset(self) -> None:
+        """End the stream at once in both directions. Never raises, waits for nobody."""
+
+
+StreamHandler = Callable[[Stream], Awaitable[None]]
+GossipHandler = Callable[[PeerId, bytes], None]
+
+
+class Transport(Protocol):
+    """Connections, streams and gossip of one node."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own id."""
+
+    def addresses(self) -> list[str]:
+        """Our multiaddrs that others can dial, each ending in ``/p2p/<our id>``."""
+
+    async def connect(self, address: str) -> PeerId:
+        """Connect to a full multiaddr, with or without ``/p2p/<peer id>``; returns who answered.
+
+        A live connection to that peer is kept; a dead one is dropped first.
+
+        Raises:
+            ConnectError: unreachable, a different peer id than the address says, or no answer.
+
+        Cancellation: the attempt is dropped, nothing is left behind.
+        """
+
+    async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> None:
+        """Connect to one peer by whichever of its addresses answers first, tried in order.
+
+        Raises:
+            ConnectError: none of them led to that peer; the text names each and its failure.
+        """
+
+    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
+        """A new stream to a connected peer.
+
+        Raises:
+            ProtocolRefused: the peer does not speak `protocol`.
+            ConnectError: not connected, or no answer in time.
+        """
+
+    def handle(self, protocol: str, handler: StreamHandler) -> None:
+        """Run `handler` in its own task for each inbound stream of `protocol`.
+
+        When the handler returns the stream is closed; when it raises, the exception is logged and
+        the stream reset. Whatever it does, the transport lives.
+        """
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Gossip `data`, signed by us, to the subscribers of `topic`.
+
+        Best effort: it may be lost, doubled or reordered. Not delivered to our own handler.
+
+        Raises:
+            ValueError: more than `GOSSIP_BYTES_MAX` bytes.
+        """
+
+    def subscribe(self, topic: str, handler: GossipHandler) -> None:
+        """Call `handler(author, data)` for every message on `topic` that others publish.
+
+        The author is authenticated by its signature. The handler must be quick and must not
+        block; an exception in it is logged and costs that message.
+        """
+
+    def peers(self) -> list[PeerId]:
+        """The peers connected now, sorted."""
+
+    async def disconnect(self, peer_id: PeerId) -> None:
+        """Drop every connection to a peer. Does nothing when there is none."""
+
+    def ban(self, peer_id: PeerId, seconds: float) -> None:
+        """Drop a peer and refuse it, both ways and its gossip, for `seconds`."""
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        """Payload bytes (sent, received) since the start by protocol id, and for ``"gossip"``."""
+
+    def round_trip_seconds(self, peer_id: PeerId) -> float | None:
+        """The newest measured round trip to a peer, or None when there is none yet."""

@@ -1,0 +1,263 @@
+"""How a peer that is behind, new or on the lighter side of a split gets to the heavier head.
+
+    /gossamer/chain/1    request: [head, after round]
+                         reply:   commit records on the way to `head`, oldest first, at most
+                                  `HEADERS_PER_REPLY_MAX`; empty if the head is not known
+
+First the commit records on the way to the wanted head, each checked with its votes, back to a round
+that is known here. Then the state: from the present one or an own checkpoint by replaying averaged
+chunks, or from the blocks of a newer checkpoint, fetched from several peers at once. What was
+fetched stays in the block store, so a node that is killed meanwhile goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+import structlog
+import trio
+
+from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.identity import verify
+from gossamer.node.network.transport import Stream, Transport, TransportError
+from gossamer.node.peers.exchange import BlockService, FetchError
+from gossamer.node.rounds.round_driver import RunInThread
+from gossamer.node.storage.committed import CannotRebuildError, CommittedState, Replayed
+from gossamer.node.storage.state_dir import DiskFullError
+from gossamer.protocol import limits
+from gossamer.protocol.chain import decode_commit, open_commit
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, short
+from gossamer.protocol.manifest import Manifest
+
+CHAIN_PROTOCOL = "/gossamer/chain/1"
+
+REQUEST_SECONDS = 15.0
+"""For one page of commit records, at most some 256 KiB."""
+
+PAGES_MAX = 4096
+"""Pages in one catching up: a chain of 250,000 rounds."""
+
+BASES_MAX = 3
+"""Checkpoints that are tried, newest first, before the whole is tried again later."""
+
+log = structlog.get_logger("sync")
+
+
+class BehindError(Exception):
+    """The wanted head could not be reached now; the text says why."""
+
+
+class ChainRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    head: bytes
+    after_round: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder = msgspec.msgpack.Decoder(ChainRequest)
+_reply_decoder = msgspec.msgpack.Decoder(list[bytes])
+
+
+class ChainSync:
+    """Serves the own chain, and follows others'."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        transport: Transport,
+        blocks: BlockService,
+        committed: CommittedState,
+        *,
+        run_in_thread: RunInThread,
+        on_offence: Callable[[PeerId, RemoteProtocolError], None],
+        on_replayed: Callable[[Replayed], Awaitable[None]],
+    ) -> None:
+        self._manifest = manifest
+        self._run_id = manifest.run_id
+        self._transport = transport
+        self._blocks = blocks
+        self._committed = committed
+        self._run_in_thread = run_in_thread
+        self._on_offence = on_offence
+        self._on_replayed = on_replayed
+        self.blocks_wanted = 0
+        self.blocks_fetched = 0
+        transport.handle(CHAIN_PROTOCOL, self._serve)
+
+    # Records
+
+    async def learn(self, head: Digest, peer: PeerId) -> None:
+        """Gets the commit records on the way to a head that `peer` holds.
+
+        Raises:
+            BehindError: the peer cannot be reached or does not know the way.
+            RemoteProtocolError: it sent records that are not committed (its offence).
+        """
+        chain = self._committed.chain
+        after_round = self._committed.entry.round
+        step = limits.HEADERS_PER_REPLY_MAX
+        for _ in range(PAGES_MAX):
+            if head in chain and chain.path_between(chain.genesis, head) is not None:
+                return
+            records = await self._request(peer, ChainRequest(head, after_round))
+            if not records:
+                raise BehindError(f"{short(peer)} does not know the way to {short(head)}")
+            commits = [decode_commit(record) for record in records]
+            headers = [open_commit(commit, self._run_id, verify) for commit in commits]
+            if headers[0].parent not in chain:
+                if after_round == 0:
+                    raise MalformedError("chain that does not begin at the run")
+                after_round = max(0, after_round - step)
+                step *= 2
+                continue
+            parent = Digest(headers[0].parent)
+            for commit, header in zip(commits, headers, strict=True):
+                if not chain.entry(parent).is_parent_of(header):
+                    raise MalformedError("chain whose rounds do not follow each other")
+                parent = chain.add(commit, header)
+            after_round = headers[-1].round
+        raise BehindError("the chain is too long")
+
+    async def _request(self, peer: PeerId, request: ChainRequest) -> list[bytes]:
+        try:
+            with trio.fail_after(REQUEST_SECONDS):
+                stream = await self._transport.open_stream(peer, CHAIN_PROTOCOL)
+                try:
+                    await send_frame(stream, _encoder.encode(request))
+                    message, _ = await receive_frame(stream)
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await stream.reset()
+        except (TransportError, trio.TooSlowError) as error:
+            raise BehindError(f"{short(peer)} did not answer: {error}") from error
+        try:
+            records = _reply_decoder.decode(message)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise MalformedError(f"not commit records: {error}") from error
+        if len(records) > limits.HEADERS_PER_REPLY_MAX:
+            raise MalformedError(f"{len(records)} commit records in one reply")
+        return records
+
+    async def _serve(self, stream: Stream) -> None:
+        with trio.move_on_after(REQUEST_SECONDS):
+            message, _ = await receive_frame(stream)
+            try:
+                request = _request_decoder.decode(message)
+                if len(request.head) != DIGEST_BYTES:
+                    raise MalformedError("chain request for something that is no head")
+            except (
+                msgspec.DecodeError,
+                UnicodeDecodeError,
+                RecursionError,
+                MalformedError,
+            ) as error:
+                self._on_offence(stream.peer_id, MalformedError(str(error)))
+                await stream.reset()
+                return
+            chain = self._committed.chain
+            records = await self._run_in_thread(
+                lambda: chain.records_after(Digest(request.head), request.after_round)
+            )
+            await send_frame(stream, _encoder.encode(records))
+            await stream.close()
+            return
+        await stream.reset()
+
+    # State
+
+    async def follow(self, head: Digest, sources: Callable[[], Sequence[PeerId]]) -> None:
+        """Becomes the state of a head whose records are known.
+
+        Raises:
+            BehindError: blocks are missing everywhere, or the blocks do not give that state, or
+                the disk is full. The state is then the present one, or nearer to that head.
+        """
+        committed = self._committed
+        problems: list[str] = []
+        for base in self._bases(head):
+            try:
+                await self._follow_from(base, head, sources)
+                return
+            except (FetchError, CannotRebuildError, DiskFullError) as error:
+                problems.append(str(error))
+                if committed.is_loaded and committed.head == head:
+                    return
+            finally:
+                committed.release()
+        raise BehindError("; ".join(problems) or f"no way to {short(head)} is known")
+
+    def _bases(self, head: Digest) -> list[Digest]:
+        """Where to start from, best first: where I am, own checkpoints, others' checkpoints."""
+        committed = self._committed
+        chain = committed.chain
+        path = chain.path_between(chain.genesis, head)
+        if path is None:
+            return []
+        heads = [chain.genesis, *path]
+        every = self._manifest.rounds.checkpoint_rounds
+        bases: list[Digest] = []
+        last_resort: list[Digest] = []
+        ahead = heads
+        if committed.is_loaded and committed.head in heads:
+            num_behind = len(heads) - 1 - heads.index(committed.head)
+            ahead = heads[-num_behind:] if num_behind else []
+            # A whole state is parameters and momentum; a round's averages at most half of that.
+            (bases if num_behind <= 2 * every else last_resort).append(committed.head)
+        remote = [one for one in ahead if chain.entry(one).round % every == 0][::-1][:BASES_MAX]
+        bases += [one for one in remote if committed.has_checkpoint(one)]
+        bases += [one for one in remote if one not in bases]
+        return bases + last_resort
+
+    async def _follow_from(
+        self, base: Digest, head: Digest, sources: Callable[[], Sequence[PeerId]]
+    ) -> None:
+        committed = self._committed
+        path = committed.chain.path_between(base, head)
+        assert path is not None
+        present = committed.head if committed.is_loaded else None
+        if present != base:
+            await self._fetch_checkpoint(base, sources)
+            # The present state is given up only when everything on the way is here.
+            for step in path:
+                await self._fetch_averages(step, sources)
+            await self._run_in_thread(lambda: committed.load_checkpoint(base))
+        try:
+            for step in path:
+                await self._fetch_averages(step, sources)
+                replayed = await self._run_in_thread(lambda step=step: committed.replay(step))  # type: ignore[misc]
+                await self._on_replayed(replayed)
+                log.info("round taken over", round=replayed.header.round, head=short(step))
+        except CannotRebuildError:
+            if present is not None and present != base:
+                await self._run_in_thread(lambda: committed.rebuild(present))
+            raise
+
+    async def _fetch_checkpoint(
+        self, base: Digest, sources: Callable[[], Sequence[PeerId]]
+    ) -> None:
+        """All blocks of the state of `base`."""
+        committed, chain = self._committed, self._committed.chain
+        if committed.has_checkpoint(base):
+            return
+        await self._fetch([chain.entry(base).state_digest], sources)
+        if base != chain.genesis:
+            await self._fetch([Digest(committed.header(base).ledger_digest)], sources)
+        await self._fetch(committed.state_blocks(base), sources)
+
+    async def _fetch_averages(self, step: Digest, sources: Callable[[], Sequence[PeerId]]) -> None:
+        """All blocks of the averaged chunks of a round."""
+        committed = self._committed
+        await self._fetch([Digest(committed.header(step).update_digest)], sources)
+        await self._fetch(committed.update_blocks(step), sources)
+
+    async def _fetch(self, digests: list[Digest], sources: Callable[[], Sequence[PeerId]]) -> None:
+        self._committed.hold(digests)
+        self.blocks_wanted += len(digests)
+
+        def arrived(_digest: Digest) -> None:
+            self.blocks_fetched += 1
+
+        # Asked once: where rounds are quick, what nobody has any more is best given up at once, for
+        # a newer head.
+        await self._blocks.fetch(digests, sources, arrived, passes=1)

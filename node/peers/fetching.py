@@ -1,0 +1,325 @@
+"""Getting blocks from several peers at once.
+
+One `Download` is one list of wanted digests. A worker a peer keeps a few requests on their way on
+one stream; the next digest goes to whichever worker has room, so a fast peer brings more. Then:
+
+- A peer whose stream fails, or that answers nothing for `request_seconds`, is left alone for
+  `return_seconds`, and what it was asked for goes to the others.
+- A peer that does not have a block is not asked for it again, until it has been left alone so long
+  because it had nothing more to give.
+- A block that is late (`hedge_seconds`) is also asked of another peer that has nothing else to do,
+  and so on up to `copies_max`; the first whole answer counts.
+- A peer that sends wrong bytes, or breaks the protocol, is reported and out for good.
+- When nobody can be asked, the pass is over. The next one, after a pause, asks everybody anew.
+  After `passes` of them in a row that brought nothing, the download ends with what it has.
+
+Each block is checked and stored at once, so whatever ends a download, the next one goes on there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import structlog
+import trio
+
+from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.transport import Stream, Transport, TransportError
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.protocol.block_messages import (
+    BLOCK_MESSAGE_BYTES_MAX,
+    BLOCKS_PROTOCOL,
+    decode_reply,
+    encode_request,
+)
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId, digest_of, short
+from gossamer.protocol.limits import KIB
+
+_log = structlog.get_logger()
+
+# How often an idle worker looks for late blocks, and the download for new sources.
+_LOOK_SECONDS = 1.0
+# Smaller blocks are read, checked and written in the event loop: cheaper than a thread's hand-over.
+INLINE_BYTES_MAX = 64 * KIB
+
+
+@dataclass(frozen=True)
+class FetchLimits:
+    """Bounds of one download."""
+
+    peers_max: int = 8
+    """Peers that are asked at once; those that stall do not count."""
+    workers_max: int = 16
+    """Streams open at once, stalled ones included."""
+    requests_per_peer_max: int = 4
+    """Requests on their way at once: hides the round trip, and is little to ask elsewhere again."""
+    copies_max: int = 4
+    """Peers that are asked for one block at once."""
+    open_seconds: float = 15.0
+    request_seconds: float = 60.0
+    """Without an answer for so long a peer is given up: 4 MiB at 0.6 Mbit/s."""
+    hedge_seconds: float = 5.0
+    return_seconds: float = 30.0
+    passes: int = 3
+    pause_seconds: float = 2.0
+
+
+@dataclass(eq=False)
+class _Wanted:
+    """A block that is not here yet."""
+
+    digest: Digest
+    asked: dict[PeerId, float] = field(default_factory=dict)
+    """Whom we asked, and when."""
+    refused: set[PeerId] = field(default_factory=set)
+    """Who does not have it."""
+
+
+@dataclass(eq=False)
+class _Worker:
+    """One peer that is asked."""
+
+    peer_id: PeerId
+    progress_at: float
+    """When it last answered, or was first asked with nothing under way."""
+    cursor: int = 0
+    """It has looked at the blocks before this one."""
+    opening: bool = True
+    under_way: deque[_Wanted] = field(default_factory=deque)
+    """Oldest first: the order in which the peer answers."""
+
+
+class Download:
+    """One attempt to get a list of blocks into the store.
+
+    Args:
+        sources: asked again and again for the peers that may have the blocks.
+        on_stored: called with digest and bytes of each block as it is stored.
+        on_offence: called for a peer that sent what the protocol does not allow.
+
+    `wanted` are the blocks still missing, `peers_asked` everybody who was asked, `last_problem`
+    what went wrong last with one of them.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        store: BlockStore,
+        limits: FetchLimits,
+        digests: Iterable[Digest],
+        sources: Callable[[], Sequence[PeerId]],
+        on_stored: Callable[[Digest, int], None],
+        on_offence: Callable[[PeerId, RemoteProtocolError], None],
+    ) -> None:
+        self.wanted = {digest: _Wanted(digest) for digest in digests}
+        self.peers_asked: set[PeerId] = set()
+        self.last_problem = ""
+        self._order = list(self.wanted.values())
+        self._transport = transport
+        self._store = store
+        self._limits = limits
+        self._sources = sources
+        self._on_stored = on_stored
+        self._on_offence = on_offence
+        self._workers: list[_Worker] = []
+        self._not_before: dict[PeerId, float] = {}
+        self._offenders: set[PeerId] = set()
+        self._failure: Exception | None = None
+        self._changed = trio.Event()
+
+    async def run(self) -> None:
+        """Returns when all blocks are here or nobody can be asked any more (see `wanted`).
+
+        Raises:
+            DiskFullError, OSError: our own disk failed; likewise whatever a callback raises.
+
+        Cancellation: streams are reset; the blocks stored so far stay.
+        """
+        passes_left = self._limits.passes
+        while self.wanted:
+            num_wanted = len(self.wanted)
+            await self._pass()
+            if self._failure is not None:
+                raise self._failure
+            passes_left = passes_left - 1 if len(self.wanted) == num_wanted else self._limits.passes
+            if not passes_left:
+                return
+            if self.wanted:
+                await trio.sleep(self._limits.pause_seconds)
+
+    async def _pass(self) -> None:
+        self._not_before.clear()
+        async with trio.open_nursery() as nursery:
+            while self.wanted and self._failure is None:
+                self._start_workers(nursery)
+                if not self._workers:
+                    break
+                await self._wait_for_change()
+            nursery.cancel_scope.cancel()
+
+    def _start_workers(self, nursery: trio.Nursery) -> None:
+        """As many as there is use for. A stalled worker does not count, so another takes over."""
+        now = trio.current_time()
+        late = now - self._limits.hedge_seconds
+        num_active = sum(
+            1
+            for worker in self._workers
+            if (worker.opening or worker.under_way) and worker.progress_at > late
+        )
+        num_useful = min(self._limits.peers_max, len(self.wanted)) - num_active
+        num_useful = min(num_useful, self._limits.workers_max - len(self._workers))
+        if num_useful <= 0 or not any(self._may_ask(each, now) for each in self.wanted.values()):
+            return
+        for peer_id in self._candidates(now)[:num_useful]:
+            for wanted in self.wanted.values():
+                wanted.refused.discard(peer_id)
+            self.peers_asked.add(peer_id)
+            worker = _Worker(peer_id, progress_at=now)
+            self._workers.append(worker)
+            nursery.start_soon(self._work, worker)
+
+    def _candidates(self, now: float) -> list[PeerId]:
+        working = {worker.peer_id for worker in self._workers}
+        excluded = working | self._offenders | {self._transport.peer_id}
+        return sorted(
+            (
+                peer_id
+                for peer_id in set(self._sources()) - excluded
+                if self._not_before.get(peer_id, now) <= now
+            ),
+            key=self._rank,
+        )
+
+    def _rank(self, peer_id: PeerId) -> bytes:
+        """Every node and every download asks in another order, so that no peer is first for all."""
+        first = next(iter(self.wanted))
+        return digest_of(self._transport.peer_id.encode(), first, peer_id.encode())
+
+    async def _work(self, worker: _Worker) -> None:
+        try:
+            await self._ask(worker)
+        except trio.TooSlowError:
+            self._note_problem(worker, "no answer in time")
+        except TransportError as error:
+            self._note_problem(worker, str(error))
+        except RemoteProtocolError as error:
+            self._note_problem(worker, str(error))
+            self._offenders.add(worker.peer_id)
+            self._on_offence(worker.peer_id, error)
+        except Exception as error:
+            # Ours: the disk, or a callback. Leaves the nursery as itself, not in a group.
+            self._failure = error
+        finally:
+            for wanted in worker.under_way:
+                wanted.asked.pop(worker.peer_id, None)
+            self._workers.remove(worker)
+            self._not_before[worker.peer_id] = trio.current_time() + self._limits.return_seconds
+            self._wake()
+
+    async def _ask(self, worker: _Worker) -> None:
+        with trio.fail_after(self._limits.open_seconds):
+            stream = await self._transport.open_stream(worker.peer_id, BLOCKS_PROTOCOL)
+        worker.opening = False
+        try:
+            while self.wanted:
+                await self._send_requests(worker, stream)
+                if worker.under_way:
+                    await self._receive_reply(worker, stream)
+                elif all(worker.peer_id in each.refused for each in self.wanted.values()):
+                    break
+                else:
+                    await self._wait_for_change()
+        except BaseException:
+            with trio.CancelScope(shield=True):
+                await stream.reset()
+            raise
+        if worker.under_way:
+            await stream.reset()
+        else:
+            await stream.close()
+
+    async def _send_requests(self, worker: _Worker, stream: Stream) -> None:
+        while len(worker.under_way) < self._limits.requests_per_peer_max:
+            wanted = self._claim(worker)
+            if wanted is None:
+                return
+            now = trio.current_time()
+            if not worker.under_way:
+                worker.progress_at = now
+            wanted.asked[worker.peer_id] = now
+            worker.under_way.append(wanted)
+            with trio.fail_after(self._limits.request_seconds):
+                await send_frame(stream, encode_request(wanted.digest))
+
+    async def _receive_reply(self, worker: _Worker, stream: Stream) -> None:
+        with trio.fail_after(self._limits.request_seconds):
+            message, payload = await receive_frame(
+                stream, message_bytes_max=BLOCK_MESSAGE_BYTES_MAX
+            )
+        worker.progress_at = trio.current_time()
+        wanted = worker.under_way[0]
+        digest, found = decode_reply(message)
+        if digest != wanted.digest or found != bool(payload):
+            raise MalformedError(f"the answer does not fit the request for {short(wanted.digest)}")
+        if found and digest in self.wanted:
+            await self._keep(digest, payload)
+        worker.under_way.popleft()
+        del wanted.asked[worker.peer_id]
+        if not found:
+            wanted.refused.add(worker.peer_id)
+            if not wanted.asked:
+                self._wake()
+
+    async def _keep(self, digest: Digest, payload: bytearray) -> None:
+        put = partial(self._store.put, payload, expected=digest)
+        if len(payload) <= INLINE_BYTES_MAX:
+            put()
+        else:
+            await trio.to_thread.run_sync(put)
+        if self.wanted.pop(digest, None) is not None:  # else a second peer was faster
+            self._on_stored(digest, len(payload))
+            if not self.wanted:
+                self._wake()
+
+    def _claim(self, worker: _Worker) -> _Wanted | None:
+        """What to ask this worker's peer for next."""
+        while worker.cursor < len(self._order):
+            wanted = self._order[worker.cursor]
+            worker.cursor += 1
+            if (
+                wanted.digest in self.wanted
+                and not wanted.asked
+                and worker.peer_id not in wanted.refused
+            ):
+                return wanted
+        # It has gone through the list once: what others gave back, and what is late with them.
+        now = trio.current_time()
+        for wanted in self.wanted.values():
+            if (
+                worker.peer_id not in wanted.refused
+                and worker.peer_id not in wanted.asked
+                and self._may_ask(wanted, now)
+            ):
+                return wanted
+        return None
+
+    def _may_ask(self, wanted: _Wanted, now: float) -> bool:
+        return len(wanted.asked) < self._limits.copies_max and all(
+            now - since >= self._limits.hedge_seconds for since in wanted.asked.values()
+        )
+
+    def _note_problem(self, worker: _Worker, problem: str) -> None:
+        self.last_problem = f"{short(worker.peer_id)}: {problem}"
+        _log.debug("a peer failed to send blocks", peer=short(worker.peer_id), problem=problem)
+
+    async def _wait_for_change(self) -> None:
+        with trio.move_on_after(_LOOK_SECONDS):
+            await self._changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()

@@ -1,0 +1,213 @@
+"""Which shards this peer trains on, and how their tokens reach the trainer.
+
+The feed claims shards (the claim is part of the peer's announcement), fetches them from whoever has
+them, and queues their tokens at the trainer, about two rounds ahead. What the trainer consumed goes
+into the next `Ready` as spans. A claim that another living peer holds with a lower rank is given
+up, together with what is queued of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+
+import structlog
+import trio
+
+from gossamer.node.peers.exchange import BlockService, FetchError
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.state_dir import DiskFullError
+from gossamer.protocol import limits
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.ledger import Ledger, choose_shards, lost_claims
+from gossamer.protocol.manifest import ShardIndex
+from gossamer.protocol.messages import Span
+
+ROUNDS_AHEAD = 2
+"""Rounds of tokens kept queued: this one and, prefetched, the next."""
+
+RETRY_SECONDS = 2.0
+"""Between attempts to get a shard that nobody had."""
+
+NEXT_SECONDS = 0.2
+"""Between a shard that nobody had and the next: each claim is announced to everybody."""
+
+UNAVAILABLE_SECONDS = 60.0
+"""A shard that nobody had is tried again after this long; its keepers may be back."""
+
+_PIN = "claimed shards"
+
+log = structlog.get_logger("data")
+
+Claims = Mapping[PeerId, Collection[int]]
+Queue = Callable[[int, str, int, int], Awaitable[None]]
+
+
+class DataFeed:
+    """Keeps the trainer's queue filled. `queue` hands (shard, path, start, stop) to the trainer."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        index: ShardIndex,
+        store: BlockStore,
+        blocks: BlockService,
+        *,
+        sources: Callable[[], Sequence[PeerId]],
+        others_claims: Callable[[], Claims],
+        ledger: Callable[[], Ledger],
+        on_claims: Callable[[], None],
+    ) -> None:
+        self._me = me
+        self._index = index
+        self._store = store
+        self._blocks = blocks
+        self._sources = sources
+        self._others_claims = others_claims
+        self._ledger = ledger
+        self._on_claims = on_claims
+        self._shard_tokens = [shard.num_tokens for shard in index.shards]
+        self._claims: list[int] = []
+        self._consumed: dict[int, int] = {}
+        """Absolute position up to which this peer trained each claimed shard."""
+        self._queued: dict[int, int] = {}
+        """Absolute position up to which each claimed shard is queued at the trainer."""
+        self._unavailable: dict[int, float] = {}
+        """Shards that nobody had, and until when they are not tried again."""
+        self._ahead_tokens = 0
+        self._wanted_tokens = 0
+        self._wake = trio.Event()
+        self.problem: str | None = None
+        self._said: str | None = None
+
+    @property
+    def claims(self) -> tuple[int, ...]:
+        """Shards that this peer holds for itself."""
+        return tuple(self._claims[: limits.CLAIMS_MAX])
+
+    def want(self, tokens_per_round: int) -> None:
+        """From now on keep this many tokens a round queued."""
+        self._wanted_tokens = max(1, ROUNDS_AHEAD * tokens_per_round)
+        self._poke()
+
+    def need_more(self, tokens_queued: int) -> None:
+        """The trainer's queue runs out."""
+        self._ahead_tokens = min(self._ahead_tokens, tokens_queued)
+        self._poke()
+
+    def consumed(self, spans: Sequence[tuple[int, int, int]]) -> tuple[Span, ...]:
+        """Notes what the trainer consumed (offsets within shards); returns absolute spans."""
+        absolute: list[Span] = []
+        for shard, start, stop in spans:
+            num_tokens = self._shard_tokens[shard]
+            epoch = self._queued_from(shard) // num_tokens
+            absolute.append(Span(shard, epoch * num_tokens + start, epoch * num_tokens + stop))
+            self._consumed[shard] = epoch * num_tokens + stop
+            self._ahead_tokens = max(0, self._ahead_tokens - (stop - start))
+            if stop == num_tokens and shard in self._claims:
+                self._claims.remove(shard)
+                self._queued.pop(shard, None)
+                self._claims_changed()
+        self._poke()
+        return tuple(absolute)
+
+    def forget_progress(self) -> None:
+        """Work was dropped: its data is not consumed. The queue has to be emptied as well."""
+        self._consumed.clear()
+        self.requeue()
+
+    def requeue(self) -> None:
+        """The trainer's queue is empty (restarted, or told to forget): fill it anew."""
+        self._queued.clear()
+        self._ahead_tokens = 0
+        self._poke()
+
+    def give_up_lost_claims(self) -> bool:
+        """Drops claims that others hold with a lower rank; says whether something was queued."""
+        lost = lost_claims(self._claims, self._others_claims(), self._me)
+        if not lost:
+            return False
+        log.info("shards left to others", shards=sorted(lost))
+        self._claims = [shard for shard in self._claims if shard not in lost]
+        self._claims_changed()
+        return any(shard in self._queued for shard in lost)
+
+    async def run(self, queue: Queue) -> None:
+        """Keeps the queue filled until cancelled."""
+        while True:
+            if self._ahead_tokens >= self._wanted_tokens:
+                await self._wake.wait()
+                self._wake = trio.Event()
+                continue
+            shard = self._next_shard()
+            if shard is None:
+                self._say_there_is_none()
+                await trio.sleep(RETRY_SECONDS)
+                continue
+            info = self._index.shards[shard]
+            try:
+                # Asked once: with peers gone, what is left has to be found among many shards.
+                await self._blocks.fetch_checked([Digest(info.digest)], self._sources, passes=1)
+            except (FetchError, DiskFullError) as error:
+                self.problem = str(error)
+                log.debug("a shard could not be fetched", shard=shard, error=str(error))
+                self._put_back(shard)
+                await trio.sleep(NEXT_SECONDS)
+                continue
+            self.problem = self._said = None
+            if shard in self._claims:  # it may have been lost while it was fetched
+                start = self._position(shard)
+                offset = start % info.num_tokens
+                self._queued[shard] = start - offset + info.num_tokens
+                self._ahead_tokens += info.num_tokens - offset
+                await queue(
+                    shard, str(self._store.path(Digest(info.digest))), offset, info.num_tokens
+                )
+
+    def _say_there_is_none(self) -> None:
+        problem = self.problem
+        if not self._unavailable:
+            self.problem = problem = "all shards are claimed by others"
+        if problem != self._said:
+            self._said = problem
+            log.warning("no data to train on can be had now", problem=problem)
+
+    def _next_shard(self) -> int | None:
+        """A claimed shard that is not queued yet, or a newly claimed one."""
+        for shard in self._claims:
+            if shard not in self._queued:
+                return shard
+        if len(self._claims) >= limits.CLAIMS_MAX:
+            return None
+        now = trio.current_time()
+        self._unavailable = {s: t for s, t in self._unavailable.items() if t > now}
+        # Under a name that nobody has: `choose_shards` looks at what others claim.
+        taken = {**self._others_claims(), PeerId(""): {*self._claims, *self._unavailable}}
+        chosen = choose_shards(self._ledger(), self._shard_tokens, taken, self._me, 1)
+        if not chosen:
+            return None
+        self._consumed.pop(chosen[0], None)
+        self._claims.append(chosen[0])
+        self._claims_changed()
+        return chosen[0]
+
+    def _put_back(self, shard: int) -> None:
+        """Nobody has it now: another one is as good."""
+        self._unavailable[shard] = trio.current_time() + UNAVAILABLE_SECONDS
+        if shard in self._claims:
+            self._claims.remove(shard)
+            self._claims_changed()
+
+    def _position(self, shard: int) -> int:
+        return max(self._ledger().as_dict().get(shard, 0), self._consumed.get(shard, 0))
+
+    def _queued_from(self, shard: int) -> int:
+        """A position in the epoch that is queued of a shard."""
+        queued = self._queued.get(shard)
+        return self._position(shard) if queued is None else queued - 1
+
+    def _claims_changed(self) -> None:
+        self._store.pin(_PIN, [Digest(self._index.shards[shard].digest) for shard in self._claims])
+        self._on_claims()
+
+    def _poke(self) -> None:
+        self._wake.set()

@@ -1,0 +1,388 @@
+"""Pumps one `Round` machine: its actions become streams, threads and gossip; news become events.
+
+The machine decides, this module only does. Everything runs in one nursery that ends with the
+round, so nothing of a round outlives it, except the links that still deliver finals: they get
+`LINGER_SECONDS`, because a member behind us may need them to commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeAlias, TypeVar
+
+import structlog
+import trio
+
+from gossamer.node.network.transport import StreamClosed, Transport, TransportError
+from gossamer.node.peers.gossip import Gossip
+from gossamer.node.rounds.residual import Contribution
+from gossamer.node.rounds.ring_link import LinkFailed, RingLink, TokenHandler
+from gossamer.protocol.chain import Commit
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId, digest_of, short
+from gossamer.protocol.messages import Ready, Signed, Statement
+from gossamer.protocol.ring import Contribute, Finalise, Payload, Send
+from gossamer.protocol.round import (
+    Action,
+    BeginRing,
+    Committed,
+    Compute,
+    Publish,
+    Removed,
+    Round,
+)
+from gossamer.protocol.state import FloatVector
+from gossamer.protocol.tensor_codecs import codec
+
+TICK_SECONDS = 0.1
+"""How late the machine may learn that time passed; its own waits are seconds."""
+
+HELLO_SECONDS = 10.0
+"""How long a predecessor that began a ring waits for me to follow it."""
+
+LINGER_SECONDS = 10.0
+"""After the commit: what is still queued for others is delivered, at most this long."""
+
+log = structlog.get_logger("round")
+
+
+_T = TypeVar("_T")
+
+OuterStep: TypeAlias = Callable[[int, Sequence[Payload], Sequence[int]], Digest]
+"""(round, encoded averages of all chunks, contributors of each) -> state digest; runs in a thread,
+one at a time."""
+
+
+class RunInThread(Protocol):
+    """`trio.to_thread.run_sync`, or in virtual time a plain call."""
+
+    async def __call__(self, function: Callable[[], _T], /) -> _T: ...
+
+
+class RoundDriver:
+    """One peer in one round."""
+
+    def __init__(
+        self,
+        machine: Round,
+        *,
+        me: PeerId,
+        transport: Transport,
+        gossip: Gossip,
+        plan: ChunkPlan,
+        pending: FloatVector,
+        codec_name: str,
+        compute: OuterStep,
+        run_in_thread: RunInThread,
+        on_offence: Callable[[PeerId, RemoteProtocolError], None],
+        on_removed: Callable[[PeerId, str], None],
+        expected: Callable[[], list[PeerId]],
+        reach: Callable[[PeerId], Awaitable[None]],
+        on_transfer: Callable[[int, float], None] = lambda _bytes, _seconds: None,
+    ) -> None:
+        self.machine = machine
+        self._me = me
+        self._transport = transport
+        self._gossip = gossip
+        self._plan = plan
+        self._pending = pending
+        self._compute_state = compute
+        self._run_in_thread = run_in_thread
+        self._codec_name = codec_name
+        self._on_offence = on_offence
+        self._on_removed = on_removed
+        self._expected = expected
+        self._reach = reach
+        self._on_transfer = on_transfer
+        self._position = 0
+        """Mine in the ring that is followed."""
+        self._nursery: trio.Nursery | None = None
+        self._link_scopes: list[trio.CancelScope] = []
+        self._links: dict[PeerId, RingLink] = {}
+        self.contribution: Contribution | None = None
+        self.committed: Committed | None = None
+        self._is_cancelled = False
+        self.finished = trio.Event()
+        """Set when the round is committed here."""
+        self._envelope: Signed | None = None
+        self._computing = trio.Lock()
+        self.changed = trio.Event()
+        """Set, and replaced, whenever the machine may have changed."""
+
+    # Life
+
+    async def run(self) -> None:
+        """Drives the machine until the round is committed here, and delivers what is queued.
+
+        `finished` is set at the commit; the rest takes at most `LINGER_SECONDS`.
+
+        Cancellation: every task of the round ends; links are reset.
+        """
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                if self._is_cancelled:
+                    nursery.cancel_scope.cancel()
+                    return
+                for signed, statement in self._gossip.board.statements():
+                    self.heard(signed, statement)
+                while self.committed is None:
+                    self.tick()
+                    with trio.move_on_after(TICK_SECONDS):
+                        await self.changed.wait()
+                self.finished.set()
+                for peer in sorted(self._links):
+                    self._links[peer].finish()
+                nursery.cancel_scope.deadline = trio.current_time() + LINGER_SECONDS
+        finally:
+            self._nursery = None
+
+    def leave(self) -> None:
+        """Says that the ring has to do without me, and ends the round here."""
+        if self.is_running:
+            self._apply(self.machine.leave(trio.current_time()))
+        self.cancel()
+
+    def cancel(self) -> None:
+        """The round is not to be waited for any more: everything of it ends."""
+        self._is_cancelled = True
+        if self._nursery is not None:
+            self._nursery.cancel_scope.cancel()
+
+    @property
+    def ring_id(self) -> Digest | None:
+        """Of the ring that is or was followed."""
+        return None if self.machine.ring is None else self.machine.ring.ring_id
+
+    @property
+    def is_running(self) -> bool:
+        return self._nursery is not None and self.committed is None and not self._is_cancelled
+
+    # Events
+
+    def ready(self, ready: Ready) -> None:
+        """My own work is done."""
+        self._apply(self.machine.ready(trio.current_time(), ready))
+
+    def heard(self, signed: Signed, statement: Statement) -> None:
+        """A checked statement came by gossip or anti-entropy."""
+        if not self.is_running:
+            return
+        try:
+            self._apply(self.machine.statement(trio.current_time(), signed, statement))
+        except RemoteProtocolError as error:
+            self._on_offence(PeerId(signed.author), error)
+
+    def tick(self) -> None:
+        self._apply(self.machine.expect(trio.current_time(), self._expected()))
+
+    def disconnected(self, peer: PeerId) -> None:
+        """The connection to a peer broke: as successor it has failed."""
+        if self.is_running and self.machine.ring is not None and peer == self.machine.successor:
+            ring_id = self.machine.ring.ring_id
+            self._apply(self.machine.link_failed(trio.current_time(), ring_id, peer, "reset"))
+
+    def commit_received(self, commit: Commit) -> bool:
+        """A checked commit record came; says whether it was this round's, as computed here."""
+        self._apply(self.machine.commit_received(commit))
+        return self.committed is not None
+
+    async def greeted(self, roster: Signed, statement: Statement) -> TokenHandler | None:
+        """A predecessor began to send for a ring; None refuses it.
+
+        Waits up to `HELLO_SECONDS` until I follow that ring.
+        """
+        self.heard(roster, statement)
+        ring_id = digest_of(b"gossamer ring:", roster.author.encode(), roster.payload)
+        with trio.move_on_after(HELLO_SECONDS):
+            while self.is_running:
+                if self.machine.ring is not None and self.machine.ring.ring_id == ring_id:
+                    return lambda *token: self._token(ring_id, *token)
+                await self.changed.wait()
+        return None
+
+    def _token(
+        self,
+        ring_id: Digest,
+        sender: PeerId,
+        chunk: int,
+        mask: int,
+        finisher: int | None,
+        payload: Payload,
+    ) -> None:
+        if self.committed is not None:
+            return  # it comes late: the round is done here
+        if not self.is_running or self.ring_id != ring_id:
+            # Going on to acknowledge would make the sender wait for what never comes.
+            raise StreamClosed("another ring is followed here")
+        now = trio.current_time()
+        self._check_length(chunk, payload)
+        if finisher is None:
+            if mask >> self._position & 1:
+                # It goes on without an addition that would look at it, so it is looked at here.
+                self._decode(chunk, payload)
+            self._apply(self.machine.token_received(now, ring_id, sender, chunk, mask, payload))
+        else:
+            self._decode(chunk, payload)
+            digest = digest_of(payload)
+            self._apply(
+                self.machine.final_received(
+                    now, ring_id, sender, chunk, mask, finisher, payload, digest
+                )
+            )
+
+    def _decode(self, chunk: int, payload: Payload) -> None:
+        codec(self._codec_name).decode(payload, self._plan.elements_of(chunk))
+
+    # Actions
+
+    def _apply(self, actions: list[Action]) -> None:
+        for action in actions:
+            self._do(action)
+        if self.machine.successor is not None and self._nursery is not None:
+            self._link_to(self.machine.successor)
+        self.changed.set()
+        self.changed = trio.Event()
+
+    def _do(self, action: Action) -> None:
+        assert self._nursery is not None
+        match action:
+            case Publish():
+                self._gossip.publish(action.signed, action.statement)
+            case BeginRing():
+                self._begin(action)
+            case Contribute():
+                self._nursery.start_soon(self._contribute, self._ring_id(), action)
+            case Finalise():
+                self._nursery.start_soon(self._finalise, self._ring_id(), action)
+            case Send():
+                self._send(action)
+            case Compute():
+                self._nursery.start_soon(self._compute, self._ring_id(), action)
+            case Removed():
+                log.warning("a member is out of the ring", peer=action.peer, reason=action.reason)
+                self._on_removed(action.peer, action.reason)
+            case Committed():
+                self.committed = action
+
+    def _ring_id(self) -> Digest:
+        assert self.machine.ring is not None
+        return self.machine.ring.ring_id
+
+    def _begin(self, action: BeginRing) -> None:
+        for scope in self._link_scopes:
+            scope.cancel()
+        self._link_scopes = []
+        self._links = {}
+        self._envelope = action.envelope
+        self._position = action.ring.members.index(self._me)
+        self.contribution = Contribution(
+            self._pending,
+            self._plan,
+            action.ring.roster.codec,
+            action.ring.members,
+            action.ring.weights,
+            self._me,
+        )
+        log.debug(
+            "ring",
+            round=self.machine.number,
+            ring=short(action.ring.ring_id),
+            members=len(action.ring.members),
+            attempt=action.ring.roster.attempt,
+        )
+
+    def _link_to(self, peer: PeerId) -> RingLink:
+        if peer not in self._links:
+            assert self._nursery is not None
+            assert self.machine.ring is not None
+            assert self._envelope is not None
+            num_chunks = self._plan.num_chunks
+            # A chunk is sent to one member at most as token, as final, and once more of each when
+            # a ring changes or votes differ.
+            link = RingLink(
+                self._transport,
+                peer,
+                self._envelope,
+                len(self.machine.ring.members),
+                4 * num_chunks,
+                self._on_transfer,
+            )
+            self._links[peer] = link
+            self._nursery.start_soon(self._run_link, self._ring_id(), peer, link)
+        return self._links[peer]
+
+    def _send(self, action: Send) -> None:
+        try:
+            self._link_to(action.peer).send(action)
+        except trio.WouldBlock:
+            self._link_failed(self._ring_id(), action.peer, "slow: too much is queued")
+
+    async def _run_link(self, ring_id: Digest, peer: PeerId, link: RingLink) -> None:
+        with trio.CancelScope() as scope:
+            self._link_scopes.append(scope)
+            try:
+                await self._reach(peer)
+                await link.run()
+            except TransportError as error:
+                self._link_failed(ring_id, peer, f"reset: {error}")
+            except LinkFailed as error:
+                self._link_failed(ring_id, peer, str(error))
+
+    def _link_failed(self, ring_id: Digest, peer: PeerId, reason: str) -> None:
+        if not self.is_running:
+            return
+        self._apply(self.machine.link_failed(trio.current_time(), ring_id, peer, reason))
+
+    async def _contribute(self, ring_id: Digest, action: Contribute) -> None:
+        assert self.contribution is not None
+        add = self.contribution.add
+        try:
+            payload = await self._run_in_thread(lambda: add(action.chunk, action.payload))
+        except (MalformedError, ValueError) as error:
+            # My own part is finite (`Turn` sees to that), so the sum was spoilt by its sender.
+            sender = action.sender
+            if sender is None:
+                raise
+            self._on_offence(sender, MalformedError(str(error)))
+            now = trio.current_time()
+            self._apply(self.machine.rejected(now, ring_id, action.chunk, sender))
+            return
+        self._apply(self.machine.contributed(trio.current_time(), ring_id, action.chunk, payload))
+
+    async def _finalise(self, ring_id: Digest, action: Finalise) -> None:
+        contribution = self.contribution
+        assert contribution is not None
+
+        def finalise() -> tuple[Payload, Digest]:
+            payload = contribution.finalise(action.chunk, action.payload, action.mask)
+            return payload, digest_of(payload)
+
+        try:
+            payload, digest = await self._run_in_thread(finalise)
+        except (MalformedError, ValueError) as error:
+            log.error(
+                "an average cannot be encoded; this ring goes on without us", error=str(error)
+            )
+            self._apply(self.machine.leave(trio.current_time()))
+            return
+        self._apply(
+            self.machine.finalised(trio.current_time(), ring_id, action.chunk, payload, digest)
+        )
+
+    async def _compute(self, ring_id: Digest, action: Compute) -> None:
+        payloads = [final.payload for final in action.finals]
+        num_contributors = [final.mask.bit_count() for final in action.finals]
+        compute, number = self._compute_state, self.machine.number
+        async with self._computing:
+            digest = await self._run_in_thread(lambda: compute(number, payloads, num_contributors))
+        now = trio.current_time()
+        self._apply(self.machine.computed(now, ring_id, action.generation, digest))
+
+    def _check_length(self, chunk: int, payload: Payload) -> None:
+        if not 0 <= chunk < self._plan.num_chunks:
+            raise MalformedError(f"chunk {chunk} of {self._plan.num_chunks}")
+        expected = codec(self._codec_name).encoded_bytes(self._plan.elements_of(chunk))
+        if len(payload) != expected:
+            raise MalformedError(f"chunk of {len(payload)} bytes instead of {expected}")

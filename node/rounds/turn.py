@@ -1,0 +1,262 @@
+"""One turn of the loop: train, say ready, average, commit.
+
+A turn ends with the round's commit here, or early when there is something better to do: a heavier
+head, a pause, a leave. Whatever was trained by then is carried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import structlog
+import trio
+
+from gossamer.node.interface.status import LastRound, LossPoint, Outcome
+from gossamer.node.network.identity import verify
+from gossamer.node.rounds.heads import Heads
+from gossamer.node.rounds.parts import Orders, Parts, Progress
+from gossamer.node.rounds.ring_link import RING_PROTOCOL
+from gossamer.node.rounds.round_driver import RoundDriver
+from gossamer.node.rounds.upkeep import Upkeep
+from gossamer.protocol.ids import short
+from gossamer.protocol.messages import Phase, Ready
+from gossamer.protocol.round import Committed, Round, RoundRules
+from gossamer.trainer.messages import Finished
+
+OVERTAKEN_SECONDS = 5.0
+"""A ring member that hears of the commit by others finishes within this, or fetches."""
+
+LEAVE_SECONDS = 20.0
+"""An orderly leave gives its last round this long; then the work stays on disk as residual."""
+
+POLL_SECONDS = 0.25
+
+log = structlog.get_logger("node")
+
+
+def first_word(reason: str) -> str:
+    """What the metrics count a reason under."""
+    return reason.replace(":", " ").split()[0] if reason.strip() else ""
+
+
+class Turn:
+    """One round of one node. `driver` exists from the beginning; `run` does the rest."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        heads: Heads,
+        upkeep: Upkeep,
+        orders: Orders,
+        progress: Progress,
+        set_phase: Callable[[Phase], None],
+    ) -> None:
+        self._parts = parts
+        self._heads = heads
+        self._upkeep = upkeep
+        self._orders = orders
+        self._progress = progress
+        self._set_phase = set_phase
+        self._started_seconds = trio.current_time()
+        self._traffic = parts.transport.traffic().get(RING_PROTOCOL, (0, 0))
+        self.driver = self._new_driver()
+
+    def _new_driver(self) -> RoundDriver:
+        parts = self._parts
+        outer, rounds = parts.manifest.outer, parts.manifest.rounds
+        machine = Round(
+            me=parts.me,
+            run_id=parts.manifest.run_id,
+            parent=parts.committed.parent,
+            rules=RoundRules(
+                outer.codec,
+                outer.chunk_elements,
+                parts.committed.plan.num_chunks,
+                rounds.gather_seconds,
+                rounds.attempt_seconds,
+            ),
+            sign=parts.identity.sign,
+            verify=verify,
+        )
+        recent_heads = self._heads.recent()
+        return RoundDriver(
+            machine,
+            me=parts.me,
+            transport=parts.transport,
+            gossip=parts.swarm.gossip,
+            plan=parts.committed.plan,
+            pending=parts.trainer.pending,
+            codec_name=outer.codec,
+            compute=parts.committed.compute,
+            run_in_thread=parts.run_in_thread,
+            on_offence=parts.swarm.offence,
+            on_removed=lambda _peer, reason: parts.metrics.ring_skips.add(first_word(reason)),
+            expected=lambda: parts.swarm.expected(recent_heads),
+            reach=parts.swarm.reach,
+            on_transfer=parts.speed.transfer,
+        )
+
+    async def run(self) -> None:
+        """Trains and averages once. The driver has to be running.
+
+        Cancelled: the round is given up without a word to the others.
+        """
+        driver, metrics = self.driver, self._parts.metrics
+        try:
+            await self._train()
+            trained = trio.current_time()
+            metrics.observe_round_phase("training", trained - self._started_seconds)
+            if self._parts.work.account.carried > 0 and self._heads.better() is None:
+                driver.ready(self._ready())
+                self._set_phase("averaging")
+            outcome = await self._outcome()
+        except BaseException:
+            driver.cancel()
+            raise
+        if outcome is None:
+            driver.leave()
+        else:
+            metrics.observe_round_phase("averaging", trio.current_time() - trained)
+            await self._commit(outcome)
+        if outcome is not None or driver.machine.ring is not None:
+            self._report(outcome)
+
+    # Training
+
+    async def _train(self) -> None:
+        """Inner steps, until done or there is a reason to stop; the work is in `pending`."""
+        parts = self._parts
+        outer, inner = parts.manifest.outer, parts.manifest.inner
+        number = self.driver.machine.number
+        steps = outer.inner_steps_of(number)
+        self._progress.inner_steps, self._progress.inner_step = steps, 0
+        parts.feed.want(steps * inner.sequences_per_step * parts.manifest.model.context)
+        self._set_phase("training")
+        if parts.feed.give_up_lost_claims():
+            await parts.trainer.forget()
+            parts.feed.requeue()
+        finished: list[Finished] = []
+
+        async def train() -> None:
+            first_step = outer.first_inner_step_of(number)
+            seconds = parts.manifest.rounds.round_seconds
+            finished.append(await parts.trainer.train(number, first_step, steps, seconds))
+            self._orders.ring()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(train)
+            stopped = False
+            while not finished:
+                await self._orders.wait(POLL_SECONDS)
+                if not stopped and not finished and self._should_stop_training():
+                    stopped = True
+                    await parts.trainer.stop()
+        await self._take_work(finished[0])
+
+    def _should_stop_training(self) -> bool:
+        if self._orders.leave or self._orders.pause or self._heads.better() is not None:
+            return True
+        deadline = self.driver.machine.stop_training_seconds
+        return deadline is not None and trio.current_time() >= deadline
+
+    async def _take_work(self, finished: Finished) -> None:
+        parts = self._parts
+        spans = parts.feed.consumed(finished.spans)
+        parts.work.trained(self.driver.machine.number, finished.tokens, spans)
+        if finished.tokens and math.isfinite(finished.loss_mean):
+            self._progress.loss = finished.loss_mean
+        pending = parts.trainer.pending
+        if not await parts.run_in_thread(lambda: bool(np.isfinite(pending).all())):
+            parts.work.drop("nonfinite")
+            # The data behind it goes back to the pool, from where we may take it again.
+            await parts.trainer.forget()
+            parts.feed.forget_progress()
+
+    # Averaging
+
+    def _ready(self) -> Ready:
+        account = self._parts.work.account
+        loss = self._progress.loss
+        return Ready(
+            round=self.driver.machine.number,
+            head=self._parts.committed.head,
+            tokens=account.carried,
+            steps=self._progress.inner_step,
+            loss=loss if loss is not None else 0.0,
+            spans=tuple(account.spans),
+        )
+
+    async def _outcome(self) -> Committed | None:
+        """Waits for the commit here; None when the round is not to be waited for any more."""
+        driver = self.driver
+        leave_seconds = math.inf
+        while driver.committed is None:
+            if self._orders.leave:
+                leave_seconds = min(leave_seconds, trio.current_time() + LEAVE_SECONDS)
+            if self._is_overtaken() or trio.current_time() > leave_seconds:
+                return None
+            if not driver.machine.is_ready and self._heads.better() is None:
+                return None  # nothing was trained: the next turn tries again
+            with trio.move_on_after(POLL_SECONDS):
+                await driver.finished.wait()
+        return driver.committed
+
+    def _is_overtaken(self) -> bool:
+        """Whether a head is committed elsewhere that this round's own result would not win over."""
+        better = self._heads.better()
+        machine = self.driver.machine
+        if better is None or better.tokens_total < machine.attainable_tokens:
+            return False
+        patience = OVERTAKEN_SECONDS if machine.successor is not None else 0.0
+        return trio.current_time() >= better.since_seconds + patience
+
+    async def _commit(self, committed: Committed) -> None:
+        parts = self._parts
+        started = trio.current_time()
+        payloads = [final.payload for final in committed.finals]
+        proposal = committed.proposal
+        await parts.run_in_thread(
+            lambda: parts.committed.install(committed.commit, proposal, payloads)
+        )
+        contribution = self.driver.contribution
+        await self._upkeep.settle(proposal.header, proposal.update.finals, contribution)
+        parts.swarm.gossip.publish_commit(committed.commit)
+        self._heads.note_new()
+        self._upkeep.drop_if_stale()
+        await self._upkeep.save()
+        parts.metrics.observe_round_phase("committing", trio.current_time() - started)
+        await self._upkeep.evaluate()
+
+    def _report(self, outcome: Committed | None) -> None:
+        machine, progress = self.driver.machine, self._progress
+        members = machine.ring.members if machine.ring is not None else ()
+        result: Outcome = "missed" if outcome is None else "committed"
+        contributors: tuple[str, ...] = ()
+        if outcome is not None:
+            header = outcome.proposal.header
+            contributors = tuple(m.peer_id for m in header.members if m.tokens > 0)
+        seconds = trio.current_time() - self._started_seconds
+        sent, received = self._parts.transport.traffic().get(RING_PROTOCOL, (0, 0))
+        progress.last_round = LastRound(
+            round=machine.number,
+            members=tuple(members),
+            contributors=contributors,
+            duration_seconds=seconds,
+            bytes_sent=sent - self._traffic[0],
+            bytes_received=received - self._traffic[1],
+            outcome=result,
+        )
+        self._parts.metrics.end_round(result, len(members))
+        heldout_loss = self._upkeep.take_heldout_loss()
+        progress.history.add(
+            LossPoint(round=machine.number, loss=progress.loss, heldout_loss=heldout_loss)
+        )
+        log.info(
+            f"round {machine.number} {result}",
+            peers=len(members),
+            loss=None if progress.loss is None else round(progress.loss, 3),
+            seconds=round(seconds, 2),
+            head=short(self._parts.committed.head),
+        )

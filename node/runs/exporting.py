@@ -1,0 +1,78 @@
+"""`gossamer export`: the newest committed state of a state directory as a Hugging Face model.
+
+Reads the directory without its lock, so a running daemon goes on. What the daemon tidies away while
+we read is found again at the next attempt.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from gossamer.node.interface.config import Settings
+from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.storage.blocks import BlockError, BlockStore
+from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.manifest import Manifest
+
+ATTEMPTS_MAX = 5
+"""A running daemon discards old blocks once a checkpoint; five times in a row is not by chance."""
+
+
+def export_state(settings: Settings, directory: Path) -> int:
+    """Writes the model to `directory`; returns the exit status.
+
+    Raises:
+        StateDirError: no run here, or no state that can be rebuilt from what is on disk.
+        ExportError: the folder cannot be written.
+    """
+    # Here, not above: they load safetensors and tokenizers, which nothing else of the CLI needs.
+    from gossamer.trainer.export import byte_tokenizer_json, export_model
+    from gossamer.trainer.tokens import END_OF_DOCUMENT
+
+    state_dir = StateDir(settings.state_dir)
+    signed = state_dir.read_manifest()
+    if signed is None:
+        raise StateDirError(
+            f"there is no run in {state_dir.root}; name another one with --state-dir"
+        )
+    manifest = open_signed_manifest(signed)
+    committed, tokenizer = _read_state(state_dir, manifest, settings)
+    tokenizer = tokenizer or byte_tokenizer_json()
+    export_model(
+        committed.parameters, manifest.model, tokenizer, directory, end_token=END_OF_DOCUMENT
+    )
+    entry = committed.entry
+    Console().print(
+        f"round {entry.round}, head {entry.head.hex()[:16]}, state "
+        f"{entry.state_digest.hex()[:16]} written to {directory}"
+    )
+    return 0
+
+
+def _read_state(
+    state_dir: StateDir, manifest: Manifest, settings: Settings
+) -> tuple[CommittedState, bytes | None]:
+    for _ in range(ATTEMPTS_MAX):
+        store = BlockStore(state_dir.blocks_path, settings.cache_bytes, read_only=True)
+        chain = ChainStore(
+            state_dir.chain_path, manifest.run_id, Digest(manifest.genesis_digest), read_only=True
+        )
+        parameters = np.zeros(manifest.model.num_parameters, dtype=np.float32)
+        committed = CommittedState(manifest, parameters, store, chain, state_dir, read_only=True)
+        try:
+            if not committed.restore():
+                continue
+            digest = manifest.data.tokenizer_digest
+            return committed, store.get(Digest(digest)) if digest else None
+        except BlockError:
+            continue
+    raise StateDirError(
+        f"no committed state can be rebuilt from {state_dir.root}: start the node until it has "
+        "joined, and try again"
+    )

@@ -1,0 +1,204 @@
+"""Founding a run: text becomes shards, a draft becomes a signed manifest.
+
+Everything here is synchronous and may take minutes: call it before the daemon's tasks start, or in
+a thread. What it stores is content-addressed, so a founding that is cut off can just be repeated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from gossamer.node.runs.draft import Draft, manifest_of, problems_of_draft
+from gossamer.protocol.errors import ManifestError
+from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.manifest import (
+    DataConfig,
+    Manifest,
+    ModelConfig,
+    ShardIndex,
+    SignedManifest,
+    encode_index,
+    encode_manifest,
+    require_valid,
+    signing_bytes,
+)
+from gossamer.protocol.state import FloatVector, genesis_digest_of
+from gossamer.trainer.corpus import (
+    CorpusError,
+    Progress,
+    default_files,
+    find_files,
+    no_progress,
+    scan_corpus,
+)
+from gossamer.trainer.shards import Put, default_shard_tokens, split_documents, tokenise
+from gossamer.trainer.tokens import (
+    ByteTokenizer,
+    Tokenizer,
+    estimate_tokens,
+    learn_bpe,
+    token_bytes_of,
+)
+
+InitGenesis = Callable[[ModelConfig, int], FloatVector]
+"""(model, seed) to the flat initial parameters, shape (num_parameters,)."""
+
+
+class Signer(Protocol):
+    """The founder."""
+
+    @property
+    def peer_id(self) -> PeerId: ...
+
+    def sign(self, data: bytes) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """What the manifest says of the data, and the index that it points to."""
+
+    config: DataConfig
+    index: ShardIndex
+
+
+@dataclass(frozen=True)
+class FoundedRun:
+    signed: SignedManifest
+    manifest: Manifest
+    index: ShardIndex
+
+
+def found_run(
+    draft: Draft,
+    corpus: Sequence[Path],
+    *,
+    identity: Signer,
+    put: Put,
+    init_genesis: InitGenesis,
+    progress: Progress = no_progress,
+    created_unix_seconds: int | None = None,
+) -> FoundedRun:
+    """Everything from text to a signed manifest: `prepare_data`, the genesis, `sign_manifest`.
+
+    Args:
+        corpus: Files and folders; none: those of the draft, and without those Python's library.
+
+    Raises:
+        ManifestError: values of the draft that are not allowed.
+        CorpusError: text that cannot be read or is too little.
+    """
+    data = prepare_data(draft, corpus, put=put, progress=progress)
+    parameters = init_genesis(draft.model, draft.seed)
+    return sign_manifest(
+        draft, data, parameters, identity=identity, created_unix_seconds=created_unix_seconds
+    )
+
+
+def prepare_data(
+    draft: Draft, corpus: Sequence[Path], *, put: Put, progress: Progress = no_progress
+) -> PreparedData:
+    """Tokenise the corpus and `put` its shards, its index and its tokenizer.
+
+    Raises:
+        ManifestError: values of the draft that are not allowed.
+        CorpusError: text that cannot be read or is too little.
+    """
+    if problems := problems_of_draft(draft):
+        raise ManifestError(problems)
+    paths = list(corpus) or [Path(path) for path in draft.corpus.paths]
+    files = find_files(paths) if paths else default_files()
+    text = scan_corpus(
+        files, seed=draft.seed, text_field=draft.corpus.text_field, progress=progress
+    )
+    split = split_documents(text, draft.corpus.max_bytes or None)
+    kind, vocabulary = draft.tokenizer.kind, draft.tokenizer.vocabulary
+    tokenizer: Tokenizer = (
+        ByteTokenizer() if kind == "bytes" else learn_bpe(text, split.train, vocabulary, progress)
+    )
+    token_bytes = token_bytes_of(vocabulary)
+    train_bytes = int(text.text_bytes[split.train].sum(dtype=np.int64))
+    num_tokens = estimate_tokens(train_bytes, len(split.train), kind)
+    index = tokenise(
+        text,
+        split,
+        tokenizer,
+        token_bytes=token_bytes,
+        shard_tokens=default_shard_tokens(num_tokens, token_bytes, draft.model.context),
+        context=draft.model.context,
+        put=put,
+        progress=progress,
+    )
+    config = DataConfig(
+        tokenizer=kind,
+        tokenizer_digest=put(tokenizer.file) if tokenizer.file else b"",
+        token_bytes=token_bytes,
+        index_digest=put(encode_index(index)),
+        num_shards=len(index.shards),
+        num_tokens=sum(shard.num_tokens for shard in index.shards),
+        heldout_tokens=sum(shard.num_tokens for shard in index.heldout),
+    )
+    _require_enough(config, draft)
+    return PreparedData(config, index)
+
+
+def sign_manifest(
+    draft: Draft,
+    data: PreparedData,
+    genesis_parameters: FloatVector,
+    *,
+    identity: Signer,
+    created_unix_seconds: int | None = None,
+) -> FoundedRun:
+    """The manifest of a run whose data is stored, signed by its founder.
+
+    The founder is always among those who may join.
+
+    Args:
+        genesis_parameters: Initial weights, fp32, shape (num_parameters,).
+
+    Raises:
+        ManifestError: values that are not allowed.
+    """
+    assert genesis_parameters.shape == (draft.model.num_parameters,)
+    if draft.admission == "allow":
+        allowed = tuple(sorted({*draft.allowed, identity.peer_id}))
+        draft = msgspec.structs.replace(draft, allowed=allowed)
+    now = int(time.time()) if created_unix_seconds is None else created_unix_seconds
+    manifest = require_valid(
+        manifest_of(
+            draft,
+            founder=identity.peer_id,
+            created_unix_seconds=now,
+            data=data.config,
+            genesis_digest=genesis_digest_of(genesis_parameters, draft.outer.chunk_elements),
+        )
+    )
+    encoded = encode_manifest(manifest)
+    signature = identity.sign(signing_bytes(digest_of(encoded)))
+    return FoundedRun(SignedManifest(manifest=encoded, signature=signature), manifest, data.index)
+
+
+def _require_enough(data: DataConfig, draft: Draft) -> None:
+    """The text must fill one inner step, and what is held out one sequence."""
+    context = draft.model.context
+    step_tokens = draft.inner.sequences_per_step * context + 1
+    problems: list[str] = []
+    if data.num_tokens < step_tokens:
+        problems.append(
+            f"the corpus has {data.num_tokens:,} tokens to train on, but one inner step takes "
+            f"{step_tokens:,}; name more text, or lower inner.sequences_per_step or model.context"
+        )
+    if data.heldout_tokens < context + 1:
+        problems.append(
+            f"the held-out part of the corpus has {data.heldout_tokens:,} tokens, but one sequence "
+            f"takes {context + 1:,}; name more text, or lower model.context"
+        )
+    if problems:
+        raise CorpusError(problems)

@@ -1,0 +1,271 @@
+"""The manifest file: what a founder chooses, as commented TOML.
+
+`gossamer init` writes one (`write_manifest_file`), with every value of a preset spelt out;
+`gossamer start --manifest` reads it (`read_manifest_file`). A file may instead name a `preset` and
+only the keys that differ. All mistakes of a file are reported together, one sentence each, with the
+key's name and what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+
+from gossamer.node.runs.draft import (
+    VOCABULARY_MAX,
+    Draft,
+    draft_of_preset,
+    preset_names,
+    problems_of_draft,
+    unknown_preset,
+)
+from gossamer.node.runs.manifest_keys import EXPLANATIONS, HEADER, HINTS, SECTION_TITLES, SECTIONS
+from gossamer.protocol import limits
+from gossamer.protocol.chunks import default_chunk_elements
+from gossamer.protocol.errors import ManifestError
+from gossamer.protocol.manifest import ModelConfig
+from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
+from gossamer.trainer.tokens import BPE_VOCABULARY_MIN, BYTES_VOCABULARY
+
+# A file that `init` writes has some 5 KB; a list of a thousand allowed peers 60 KB more.
+MANIFEST_FILE_BYTES_MAX = limits.MIB
+
+# Keys that may be left out although no preset is named.
+_OPTIONAL = {"tokenizer.vocabulary", "outer.chunk_elements"} | {
+    f"{section}.{field.name}"
+    for section, struct in SECTIONS.items()
+    for field in msgspec.structs.fields(struct)
+    if not field.required
+}
+
+Section = TypeVar("Section", bound=msgspec.Struct)
+
+
+def read_manifest_file(path: Path) -> Draft:
+    """The draft in a file; its relative corpus paths are relative to the file's folder.
+
+    Raises:
+        ManifestError: unreadable, not TOML, or with keys or values that are not allowed.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MANIFEST_FILE_BYTES_MAX + 1)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ManifestError(
+            [f"manifest file {path}: {reason}; write one with: gossamer init {path}"]
+        ) from error
+    if len(data) > MANIFEST_FILE_BYTES_MAX:
+        raise ManifestError(
+            [f"manifest file {path} has over {MANIFEST_FILE_BYTES_MAX} bytes; name the right one"]
+        )
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise ManifestError(
+            [f"manifest file {path} is not UTF-8 text: save it as UTF-8"]
+        ) from error
+    return parse_manifest_file(text, path.parent)
+
+
+def parse_manifest_file(text: str, folder: Path) -> Draft:
+    """As `read_manifest_file`, for a text that lies in `folder`."""
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ManifestError([f"the manifest file is not valid TOML: {error}"]) from error
+    problems: list[str] = []
+    given = _Given(document, problems)
+    draft = given.draft(problems)
+    problems += [p for p in problems_of_draft(draft) if not given.is_doubtful(p)]
+    if problems:
+        raise ManifestError(problems)
+    paths = tuple(str(folder / Path(path).expanduser()) for path in draft.corpus.paths)
+    return msgspec.structs.replace(draft, corpus=msgspec.structs.replace(draft.corpus, paths=paths))
+
+
+def render(draft: Draft, *, preset: str | None = None) -> str:
+    """The draft as commented TOML; `parse_manifest_file` gives it back."""
+    default = default_chunk_elements(draft.model.num_parameters)
+    lines = [f"# {line}".rstrip() for line in HEADER.splitlines()]
+    if preset is not None:
+        lines.append(f'# The values below are those of the preset "{preset}".')
+    lines.append("")
+    for key in HINTS[""]:
+        lines += _entry("", key, getattr(draft, key))
+    for section in SECTIONS:
+        lines += ["", f"# {SECTION_TITLES[section]}", f"[{section}]"]
+        values = getattr(draft, section)
+        for key in HINTS[section]:
+            entry = _entry(section, key, getattr(values, key))
+            if key == "chunk_elements" and draft.outer.chunk_elements == default:
+                entry[-1] = "# " + entry[-1]  # so that it follows a model that is edited
+            lines += entry
+    return "\n".join(lines) + "\n"
+
+
+def write_manifest_file(path: Path, draft: Draft, *, preset: str | None = None) -> None:
+    """Write a new file; an existing one is left as it is.
+
+    Raises:
+        ManifestError: it exists already or cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(render(draft, preset=preset))
+    except FileExistsError as error:
+        raise ManifestError([f"{path} exists already; name another file or remove it"]) from error
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ManifestError([f"cannot write {path}: {reason}; name another file"]) from error
+
+
+def _entry(section: str, key: str, value: Any) -> list[str]:
+    return [f"# {EXPLANATIONS[section][key]}", f"{key} = {_toml(value)}"]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # JSON's escapes are TOML's too; TOML wants one more character escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return repr(value)
+
+
+class _Given:
+    """The keys that a file has; of those with a known name and the right type, the values."""
+
+    def __init__(self, document: Mapping[str, Any], problems: list[str]) -> None:
+        self._values: dict[str, dict[str, Any]] = {section: {} for section in HINTS}
+        self._named: set[str] = set()
+        self._replaced: set[str] = set()
+        self._preset: str | None = None
+        for key, value in document.items():
+            if key in SECTIONS and isinstance(value, dict):
+                for inner_key, inner_value in value.items():
+                    self._take(key, inner_key, inner_value, problems)
+            elif key in SECTIONS:
+                problems.append(f"{key} is {_shown(value)}; allowed: a table, begun with [{key}]")
+                inner_keys = {f"{key}.{inner_key}" for inner_key in HINTS[key]}
+                self._named |= inner_keys
+                self._replaced |= inner_keys
+            elif key == "preset":
+                self._preset = str(value)
+                if value not in PRESETS:
+                    problems.append(unknown_preset(self._preset))
+            else:
+                self._take("", key, value, problems)
+
+    def _take(self, section: str, key: str, value: Any, problems: list[str]) -> None:
+        full = f"{section}.{key}" if section else key
+        if key not in HINTS[section]:
+            problems.append(_unknown_key(section, full))
+            return
+        self._named.add(full)
+        hint = HINTS[section][key]
+        try:
+            # 3 is taken for 3.0; text for a number is not.
+            self._values[section][key] = msgspec.convert(value, hint)
+        except msgspec.ValidationError:
+            problems.append(f"{full} is {_shown(value)}; allowed: {_allowed(hint)}")
+            if section:
+                self._replaced.add(full)
+
+    def draft(self, problems: list[str]) -> Draft:
+        """A whole draft. What is missing or wrong is in `problems`, and a preset's value stands
+        for it, so that the rest can be checked."""
+        self._require_all(problems)
+        base = draft_of_preset(self._preset if self._preset in PRESETS else DEFAULT_PRESET)
+        replace = msgspec.structs.replace
+        tokenizer = self._section("tokenizer", base.tokenizer)
+        if tokenizer.kind != base.tokenizer.kind and "tokenizer.vocabulary" not in self._named:
+            if tokenizer.kind == "bpe":
+                problems.append(
+                    'tokenizer.vocabulary is missing; allowed for "bpe": '
+                    f"{BPE_VOCABULARY_MIN} to {VOCABULARY_MAX}"
+                )
+            vocabulary = BYTES_VOCABULARY if tokenizer.kind == "bytes" else BPE_VOCABULARY_MIN
+            tokenizer = replace(tokenizer, vocabulary=vocabulary)
+        model = replace(self._section("model", base.model), vocabulary=tokenizer.vocabulary)
+        outer = self._section("outer", base.outer)
+        if "outer.chunk_elements" not in self._named and _is_sized(model):
+            outer = replace(outer, chunk_elements=default_chunk_elements(model.num_parameters))
+        return replace(
+            base,
+            **self._values[""],
+            corpus=self._section("corpus", base.corpus),
+            tokenizer=tokenizer,
+            model=model,
+            inner=self._section("inner", base.inner),
+            outer=outer,
+            rounds=self._section("rounds", base.rounds),
+        )
+
+    def is_doubtful(self, problem: str) -> bool:
+        """Whether a problem with values speaks of a key whose value stands in for a wrong one."""
+        return any(key in problem for key in self._replaced)
+
+    def _section(self, name: str, base: Section) -> Section:
+        return msgspec.structs.replace(base, **self._values[name])
+
+    def _require_all(self, problems: list[str]) -> None:
+        keys = [f"{section}.{key}" for section in SECTIONS for key in HINTS[section]]
+        missing = [key for key in keys if key not in self._named and key not in _OPTIONAL]
+        if self._preset not in PRESETS:
+            self._replaced.update(missing)
+        if self._preset is None and missing:
+            problems.append(
+                f"missing: {', '.join(missing)}; give each, or take them from a preset "
+                f"(preset = one of {preset_names()})"
+            )
+
+
+def _unknown_key(section: str, full: str) -> str:
+    if full == "model.vocabulary":
+        return "model.vocabulary is not a key; set tokenizer.vocabulary instead"
+    known = [f"{name}.{key}" for name in SECTIONS for key in HINTS[name]]
+    if not section:
+        known += ["preset", *HINTS[""], *SECTIONS]
+    if near := difflib.get_close_matches(full, known, n=1):
+        return f"{full} is not a key; did you mean {near[0]}?"
+    tables = [f"[{name}]" for name in SECTIONS]
+    allowed = [*HINTS[section]] if section else ["preset", *HINTS[""], *tables]
+    where = f"in [{section}]" if section else "at the top"
+    return f"{full} is not a key; allowed {where}: {', '.join(allowed)}"
+
+
+def _is_sized(model: ModelConfig) -> bool:
+    return min(model.num_heads, model.num_layers, model.width, model.hidden_width) > 0 and (
+        model.num_parameters > 0
+    )
+
+
+def _allowed(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return ", ".join(json.dumps(choice) for choice in get_args(hint))
+    if get_origin(hint) is tuple:
+        return 'a list of texts, such as ["one", "two"]'
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text in quotes"}[
+        hint
+    ]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, str):
+        return json.dumps(value if len(value) <= 40 else value[:40] + "...", ensure_ascii=False)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)

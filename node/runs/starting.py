@@ -1,0 +1,128 @@
+"""Founding a run on this machine: the corpus into shards, the genesis, the signed manifest."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import structlog
+import trio
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from gossamer.node.interface.config import Found, Settings
+from gossamer.node.machine.trainer_process import TrainerExit, TrainerProcess
+from gossamer.node.machine.training import TrainerFailedError
+from gossamer.node.network.identity import Identity
+from gossamer.node.runs.draft import Draft, draft_of_preset
+from gossamer.node.runs.founding import sign_manifest
+from gossamer.node.runs.manifest_file import read_manifest_file
+from gossamer.node.runs.preparing import prepare_elsewhere
+from gossamer.protocol.manifest import SignedManifest
+from gossamer.protocol.state import FloatVector
+from gossamer.trainer import messages
+from gossamer.trainer.presets import DEFAULT_PRESET
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+log = structlog.get_logger("node")
+
+
+async def found_here(
+    role: Found, identity: Identity, blocks: Path, settings: Settings
+) -> SignedManifest:
+    """Tokenises the corpus, draws the initial weights and signs the manifest.
+
+    Raises:
+        ManifestError, CorpusError: the founder's choice cannot be trained; one sentence a mistake.
+        TrainerFailedError: no initial weights could be drawn.
+    """
+    if role.manifest_file is not None:
+        draft = await trio.to_thread.run_sync(read_manifest_file, role.manifest_file)
+    else:
+        draft = draft_of_preset(role.preset or DEFAULT_PRESET)
+    log.info(f"founding {draft.name}: {draft.model.num_parameters:,} parameters")
+    with _Bars() as bars:
+        data = await prepare_elsewhere(draft, role.corpus, blocks, settings.cache_bytes, bars.show)
+    parameters = await initial_parameters(draft, settings)
+    return sign_manifest(draft, data, parameters, identity=identity).signed
+
+
+async def initial_parameters(draft: Draft, settings: Settings) -> FloatVector:
+    """The weights that the seed draws, (num_parameters,). A trainer process of its own makes them.
+
+    Raises:
+        TrainerFailedError: it died.
+    """
+    process = TrainerProcess(draft.model.num_parameters)
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_run_process, process)
+            await process.send(
+                messages.Configure(
+                    model=draft.model,
+                    inner=draft.inner,
+                    device="cpu",
+                    threads=settings.threads,
+                    seed=draft.seed,
+                    base_fd=process.base_fd,
+                    pending_fd=process.pending_fd,
+                    token_bytes=2,
+                )
+            )
+            await process.send(messages.Genesis())
+            async for event in process.events:
+                if isinstance(event, TrainerExit):
+                    raise TrainerFailedError(f"no initial weights: {event.description}")
+                if isinstance(event, messages.GenesisDone):
+                    break
+            await process.close()
+        return np.array(process.base)
+    finally:
+        process.release()
+
+
+async def _run_process(
+    process: TrainerProcess, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    await process.run(task_status=task_status)
+
+
+class _Bars:
+    """Progress bars on a terminal; a log line a stage elsewhere."""
+
+    def __init__(self) -> None:
+        console = Console(file=sys.stderr)
+        self._progress: Progress | None = None
+        if console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.percentage:>3.0f} %"),
+                TimeRemainingColumn(),
+                console=console,
+            )
+        self._tasks: dict[str, TaskID] = {}
+        self._said: set[str] = set()
+
+    def __enter__(self) -> _Bars:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        """The `Progress` callback of the corpus code; called as it goes on."""
+        if self._progress is not None:
+            if stage not in self._tasks:
+                self._tasks[stage] = self._progress.add_task(stage, total=total)
+            self._progress.update(self._tasks[stage], completed=done, total=total)
+        elif stage not in self._said:
+            self._said.add(stage)
+            log.info(stage)

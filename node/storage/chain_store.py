@@ -1,0 +1,228 @@
+"""Committed headers on disk, and the tree they form in memory.
+
+Every commit record is a file of its own, ``chain/<round>-<head>``, behind its own BLAKE3 digest; an
+entry in memory holds what the head rule and the way from one head to another need. A file that is
+damaged is left out with a warning: its round can be fetched again from any peer.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from gossamer.node.storage.state_dir import DiskFullError, is_disk_full
+from gossamer.protocol import limits
+from gossamer.protocol.chain import (
+    Commit,
+    Header,
+    decode_commit,
+    decode_header,
+    encode_commit,
+    is_heavier,
+)
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
+
+log = structlog.get_logger("chain")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is kept in memory of one committed round."""
+
+    head: Digest
+    round: int
+    parent: Digest
+    tokens_total: int
+    state_digest: Digest
+
+    def is_parent_of(self, header: Header) -> bool:
+        """Whether a header follows this round and counts its tokens right."""
+        return (
+            header.parent == self.head
+            and header.round == self.round + 1
+            and header.tokens_total == self.tokens_total + header.tokens
+        )
+
+
+class ChainStore:
+    """All committed headers that this node knows. `genesis` is the run id, round 0.
+
+    Several threads may use it: a worker thread adds the round that was committed here, while the
+    event loop adds what others committed; often that is the same one.
+    """
+
+    def __init__(
+        self, directory: Path, genesis: Digest, genesis_state: Digest, *, read_only: bool = False
+    ) -> None:
+        self._directory = directory
+        self.genesis = genesis
+        self._entries = {genesis: Entry(genesis, 0, genesis, 0, genesis_state)}
+        self._unwritten: dict[Digest, bytes] = {}
+        """Records that are not on disk: a full one did not take them, or they are just coming."""
+        self._adding = threading.Lock()
+        self._read_only = read_only
+        if not read_only:
+            directory.mkdir(exist_ok=True)
+        for path in sorted(directory.iterdir()) if directory.exists() else ():
+            self._load(path)
+
+    def _load(self, path: Path) -> None:
+        if path.name.startswith("."):
+            if not self._read_only:
+                path.unlink(missing_ok=True)  # half-written when the process died
+            return
+        try:
+            commit = decode_commit(_read(path))
+            header = decode_header(commit.header)
+        except (OSError, RemoteProtocolError) as error:
+            log.warning(
+                "a committed header on disk is damaged and left out; peers may have it",
+                file=str(path),
+                error=str(error),
+            )
+            return
+        self._remember(digest_of(commit.header), header)
+
+    def _remember(self, head: Digest, header: Header) -> None:
+        self._entries[head] = Entry(
+            head,
+            header.round,
+            Digest(header.parent),
+            header.tokens_total,
+            Digest(header.state_digest),
+        )
+
+    def _file(self, entry: Entry) -> Path:
+        return self._directory / f"{entry.round:010d}-{entry.head.hex()}"
+
+    def add(self, commit: Commit, header: Header) -> Digest:
+        """Stores a checked commit record; returns its head.
+
+        Raises:
+            DiskFullError: no room; the record is known in memory, and written with the next one.
+        """
+        head = digest_of(commit.header)
+        with self._adding:
+            if head not in self._entries:
+                # In this order: who finds the entry finds its record too.
+                self._unwritten[head] = encode_commit(commit)
+                self._remember(head, header)
+            for unwritten in list(self._unwritten):
+                self._write(self._file(self._entries[unwritten]), self._unwritten[unwritten])
+                del self._unwritten[unwritten]
+        return head
+
+    @staticmethod
+    def _write(path: Path, data: bytes) -> None:
+        temporary = path.with_name(f".{path.name}")
+        try:
+            temporary.write_bytes(digest_of(data) + data)
+            os.replace(temporary, path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            if is_disk_full(error):
+                raise DiskFullError(path, len(data)) from error
+            raise
+
+    def __contains__(self, head: bytes) -> bool:
+        return head in self._entries
+
+    def entry(self, head: Digest) -> Entry:
+        """KeyError for an unknown head."""
+        return self._entries[head]
+
+    def commit(self, head: Digest) -> Commit:
+        """The commit record of a head. OSError or RemoteProtocolError if the file is damaged."""
+        unwritten = self._unwritten.get(head)
+        if unwritten is not None:
+            return decode_commit(unwritten)
+        return decode_commit(_read(self._file(self._entries[head])))
+
+    def header(self, head: Digest) -> Header:
+        """Likewise, its header."""
+        return decode_header(self.commit(head).header)
+
+    def path_between(self, ancestor: Digest, head: Digest) -> list[Digest] | None:
+        """Heads after `ancestor` up to `head`, oldest first; None if it is no known ancestor."""
+        path: list[Digest] = []
+        entry = self._entries.get(head)
+        while entry is not None and entry.head != ancestor:
+            path.append(entry.head)
+            if entry.round == 0:
+                return None
+            entry = self._entries.get(entry.parent)
+        return None if entry is None else path[::-1]
+
+    def only_in(self, head: Digest, other: Digest) -> list[Digest]:
+        """Heads on the way to a known `head` that are not on the way to a known `other`."""
+        path = self.path_between(self.genesis, other) or []
+        theirs = {self.genesis, *path}
+        found: list[Digest] = []
+        while head in self._entries and head not in theirs:
+            found.append(head)
+            head = self._entries[head].parent
+        return found
+
+    def ancestors(self, head: Digest, num_rounds: int) -> list[Digest]:
+        """A known head and up to `num_rounds` before it, newest first."""
+        found = [head]
+        while len(found) <= num_rounds:
+            entry = self._entries.get(found[-1])
+            if entry is None or entry.round == 0:
+                break
+            found.append(entry.parent)
+        return found
+
+    def tips(self) -> list[Digest]:
+        """Known heads without a known child."""
+        entries = self._entries.copy()  # at once, while another thread adds
+        parents = {entry.parent for entry in entries.values() if entry.round}
+        return [head for head in entries if head not in parents]
+
+    def heads_by_weight(self) -> list[Digest]:
+        """Known heads whose chain is complete, the one that the head rule prefers first."""
+        leaves = [
+            self._entries[head]
+            for head in self.tips()
+            if self.path_between(self.genesis, head) is not None
+        ]
+        leaves.sort(key=lambda entry: (-entry.tokens_total, entry.head))
+        return [entry.head for entry in leaves] or [self.genesis]
+
+    def is_heavier(self, head: Digest, other: Digest) -> bool:
+        """The head rule between two known heads."""
+        a, b = self._entries[head], self._entries[other]
+        return is_heavier(a.tokens_total, a.head, b.tokens_total, b.head)
+
+    def records_after(self, head: Digest, after_round: int) -> list[bytes]:
+        """Encoded commit records on the way to `head` after a round, at most one reply's worth."""
+        entry = self._entries.get(head)
+        wanted: list[Digest] = []
+        while entry is not None and entry.round > after_round:
+            wanted.append(entry.head)
+            entry = self._entries.get(entry.parent)
+        records: list[bytes] = []
+        num_bytes = 0
+        for one in wanted[::-1][: limits.HEADERS_PER_REPLY_MAX]:
+            try:
+                data = encode_commit(self.commit(one))
+            except (OSError, RemoteProtocolError):
+                break  # damaged here: somebody else has it
+            num_bytes += len(data)
+            if records and num_bytes > limits.FRAME_MESSAGE_BYTES_MAX // 2:
+                break
+            records.append(data)
+        return records
+
+
+def _read(path: Path) -> bytes:
+    """The record in a file. OSError, or MalformedError if it is damaged."""
+    data = path.read_bytes()
+    if data[:DIGEST_BYTES] != digest_of(data[DIGEST_BYTES:]):
+        raise MalformedError("the record does not fit its digest")
+    return data[DIGEST_BYTES:]

@@ -1,0 +1,468 @@
+"""The committed state of the run: parameters, momentum, ledger and head, in memory and on disk.
+
+On disk the state is a *checkpoint* (all its blocks) of some round, and the averaged chunks of the
+rounds after it. Everything is a block named by its digest, so a checkpoint is complete exactly if
+every block of its index is there; there is no other mark that could be wrong. The order of writing
+is: averaged chunks, commit record, checkpoint where one is due, then the `head` file. A process
+killed in between finds, at its next start, the newest head that it can rebuild.
+
+The two newest checkpoints are kept, and the averaged chunks since the older one; newcomers and
+peers that fell behind live on them.
+
+Everything here is synchronous and may take long for large models: callers use a thread, one at a
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from gossamer.node.storage.blocks import BlockError, BlockStore, CorruptBlockError
+from gossamer.node.storage.chain_store import ChainStore, Entry
+from gossamer.node.storage.state_dir import DiskFullError, StateDir, write_atomically
+from gossamer.protocol.chain import (
+    ChunkFinal,
+    Commit,
+    Header,
+    UpdateIndex,
+    decode_update_index,
+    encode_update_index,
+)
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.errors import ForgedError, RemoteProtocolError
+from gossamer.protocol.ids import Digest, digest_of, short
+from gossamer.protocol.ledger import Ledger, apply_spans, decode_ledger, encode_ledger
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.ring import Payload
+from gossamer.protocol.round import Parent, Proposal
+from gossamer.protocol.state import (
+    FloatVector,
+    StateIndex,
+    chunk_bytes,
+    decode_state_index,
+    encode_state_index,
+    index_of,
+)
+from gossamer.protocol.tensor_codecs import codec
+from gossamer.trainer.outer import nesterov
+
+CHECKPOINTS_KEPT = 2
+"""A newcomer that began with the older one can finish while the newer one is written."""
+
+_WAY_PIN = "way to a head"
+
+log = structlog.get_logger("state")
+
+
+class CannotRebuildError(Exception):
+    """Blocks that the wanted state needs are not here (or damaged); others may have them."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One committed round whose result was applied from its blocks."""
+
+    header: Header
+    update: UpdateIndex
+
+
+class CommittedState:
+    """Holds the state of `head`. `parameters` is shared with the trainer."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        parameters: FloatVector,
+        store: BlockStore,
+        chain: ChainStore,
+        state_dir: StateDir,
+        *,
+        read_only: bool = False,
+    ) -> None:
+        self._read_only = read_only
+        self._manifest = manifest
+        self._store = store
+        self.chain = chain
+        self._state_dir = state_dir
+        self.plan = ChunkPlan(manifest.model.num_parameters, manifest.outer.chunk_elements)
+        self.parameters = parameters
+        self.momentum: FloatVector = np.zeros_like(parameters)
+        # The state that the round under way would lead to; becomes the state at its commit.
+        self._next_parameters: FloatVector = np.empty_like(parameters)
+        self._next_momentum: FloatVector = np.empty_like(parameters)
+        self._next_index: StateIndex | None = None
+        self.index: StateIndex | None = None
+        self.head = chain.genesis
+        self.ledger = Ledger()
+        self.checkpoints: list[Entry] = []
+        self._updates_kept: dict[Digest, int] = {}
+        self._held: list[Digest] = []
+        self.is_loaded = False
+        self.problem: str | None = None
+        """Why the state is not on disk, for people; None if it is."""
+
+    @property
+    def entry(self) -> Entry:
+        return self.chain.entry(self.head)
+
+    @property
+    def parent(self) -> Parent:
+        """What the next round starts from."""
+        entry = self.entry
+        return Parent(entry.head, entry.round, entry.tokens_total, self.ledger)
+
+    @property
+    def checkpoint_round(self) -> int:
+        return self.checkpoints[-1].round if self.checkpoints else 0
+
+    # The outer step
+
+    def compute(
+        self, round_number: int, finals: Sequence[Payload], num_contributors: Sequence[int]
+    ) -> Digest:
+        """Takes the outer step into the next buffers; returns the state digest.
+
+        `finals` are the encoded averages of all chunks, `num_contributors` says for each how many
+        members are in it. Raises MalformedError for a final that is not one.
+        """
+        coder = codec(self._manifest.outer.codec)
+        parameters, momentum = [], []
+        for chunk, payload in enumerate(finals):
+            part = self.plan.range_of(chunk)
+            rate, mu = self._manifest.outer.rates_of(round_number, num_contributors[chunk])
+            gradient = coder.decode(payload, part.stop - part.start)
+            nesterov(
+                self.parameters[part],
+                self.momentum[part],
+                gradient,
+                rate,
+                mu,
+                self._next_parameters[part],
+                self._next_momentum[part],
+            )
+            parameters.append(digest_of(chunk_bytes(self._next_parameters, self.plan, chunk)))
+            momentum.append(digest_of(chunk_bytes(self._next_momentum, self.plan, chunk)))
+        self._next_index = StateIndex(tuple(parameters), tuple(momentum))
+        return self._next_index.digest
+
+    def install(self, commit: Commit, proposal: Proposal, finals: Sequence[Payload]) -> None:
+        """Makes the computed state the committed one, in memory and on disk.
+
+        A full disk does not undo the commit: `problem` says so, and the next commit tries to bring
+        everything to disk again.
+        """
+        self._apply(commit, proposal.header, proposal.update, proposal.ledger, finals)
+
+    def _apply(
+        self,
+        commit: Commit,
+        header: Header,
+        update: UpdateIndex,
+        ledger: Ledger,
+        finals: Sequence[Payload],
+    ) -> None:
+        """The next buffers become the state; then it goes to disk, as far as the rules say.
+
+        `finals` are the averaged chunks that are not in the store yet.
+        """
+        assert self._next_index is not None
+        assert self._next_index.digest == header.state_digest
+        head = digest_of(commit.header)
+        if self._read_only:
+            self._become_next(head, ledger)
+            return
+        problem: DiskFullError | None = None
+        try:
+            for payload, final in zip(finals, update.finals, strict=False):
+                self._store.put(payload, expected=Digest(final.digest))
+            self._store.put(encode_update_index(update))
+            self._store.pin(_update_pin(head), _update_digests(header, update))
+            self._updates_kept[head] = header.round
+        except DiskFullError as error:
+            problem = error
+        try:
+            self.chain.add(commit, header)
+        except DiskFullError as error:
+            problem = error
+        self._become_next(head, ledger)
+        try:
+            if problem is not None:
+                raise problem
+            # After a full disk the averages of some round may be missing: a whole state mends that.
+            if self.problem or header.round % self._manifest.rounds.checkpoint_rounds == 0:
+                self.checkpoint()
+            write_atomically(self._state_dir.head_path, f"{head.hex()}\n".encode())
+            self.problem = None
+        except DiskFullError as error:
+            self.problem = str(error)
+            log.error("the committed round is in memory only", problem=self.problem)
+
+    def _become_next(self, head: Digest, ledger: Ledger) -> None:
+        np.copyto(self.parameters, self._next_parameters)
+        self.momentum, self._next_momentum = self._next_momentum, self.momentum
+        self.index, self._next_index = self._next_index, None
+        self.ledger = ledger
+        self.head = head
+
+    def checkpoint(self) -> None:
+        """Writes the whole state as blocks. Raises DiskFullError; what was there before stays."""
+        assert self.index is not None
+        entry = self.entry
+        self._store.pin(_state_pin(entry), _state_digests(entry, self.index, self.ledger))
+        for vector, digests in (
+            (self.parameters, self.index.parameters),
+            (self.momentum, self.index.momentum),
+        ):
+            for chunk, digest in enumerate(digests):
+                if not self._store.has(Digest(digest)):
+                    self._store.put(chunk_bytes(vector, self.plan, chunk), expected=Digest(digest))
+        self._store.put(encode_ledger(self.ledger))
+        self._store.put(encode_state_index(self.index))
+        self._keep_checkpoint(entry)
+
+    def _keep_checkpoint(self, entry: Entry) -> None:
+        self.checkpoints = [kept for kept in self.checkpoints if kept.head != entry.head]
+        self.checkpoints.append(entry)
+        while len(self.checkpoints) > CHECKPOINTS_KEPT:
+            self._store.discard(_state_pin(self.checkpoints.pop(0)))
+        oldest = self.checkpoints[0].round
+        for head, round_number in list(self._updates_kept.items()):
+            if round_number <= oldest and len(self.checkpoints) == CHECKPOINTS_KEPT:
+                self._store.discard(_update_pin(head))
+                del self._updates_kept[head]
+
+    # Rebuilding
+
+    def set_genesis(self, parameters: FloatVector) -> None:
+        """Starts the run's first state from its initial weights.
+
+        Raises:
+            ForgedError: they are not the weights that the manifest's genesis digest names.
+        """
+        momentum = np.zeros_like(parameters)
+        index = index_of(parameters, momentum, self.plan)
+        if index.digest != self._manifest.genesis_digest:
+            raise ForgedError("these are not the initial weights of the run")
+        self._become(self.chain.entry(self.chain.genesis), parameters, momentum, index, Ledger())
+        self.checkpoint()
+
+    def _become(
+        self,
+        entry: Entry,
+        parameters: FloatVector,
+        momentum: FloatVector,
+        index: StateIndex,
+        ledger: Ledger,
+    ) -> None:
+        if parameters is not self.parameters:
+            np.copyto(self.parameters, parameters)
+        if momentum is not self.momentum:
+            np.copyto(self.momentum, momentum)
+        self.index, self.ledger, self.head = index, ledger, entry.head
+        self.is_loaded = True
+
+    def has_checkpoint(self, head: Digest) -> bool:
+        """Whether every block of this head's state is here."""
+        try:
+            return not self._store.missing(self.state_blocks(head))
+        except CannotRebuildError as error:
+            if isinstance(error.__cause__, CorruptBlockError):
+                log.warning("a checkpoint on disk is of no use", problem=str(error))
+            return False
+        except KeyError:
+            return False
+
+    def state_blocks(self, head: Digest) -> list[Digest]:
+        """All blocks of a head's state, its index (which must be here) and ledger included."""
+        entry = self.chain.entry(head)
+        index = self._state_index(entry)
+        digests = [Digest(d) for d in (*index.parameters, *index.momentum)]
+        ledger = self._ledger_digest(entry)
+        return digests if ledger is None else [*digests, ledger]
+
+    def load_checkpoint(self, head: Digest) -> None:
+        """Becomes the state of a head from its blocks.
+
+        Raises:
+            CannotRebuildError: a block is missing or damaged; the present state is as it was.
+        """
+        entry = self.chain.entry(head)
+        index = self._state_index(entry)
+        ledger = Ledger()
+        try:
+            if (ledger_digest := self._ledger_digest(entry)) is not None:
+                ledger = decode_ledger(self._store.get(ledger_digest))
+            for vector, digests in (
+                (self._next_parameters, index.parameters),
+                (self._next_momentum, index.momentum),
+            ):
+                for chunk, digest in enumerate(digests):
+                    values = np.frombuffer(self._store.get(Digest(digest)), dtype="<f4")
+                    vector[self.plan.range_of(chunk)] = values
+        except (BlockError, RemoteProtocolError, ValueError) as error:
+            raise CannotRebuildError(f"state of round {entry.round}: {error}") from error
+        self._become(entry, self._next_parameters, self._next_momentum, index, ledger)
+        self._store.pin(_state_pin(entry), _state_digests(entry, index, ledger))
+        self._keep_checkpoint(entry)
+
+    def finals_of(self, header: Header) -> tuple[ChunkFinal, ...]:
+        """Who is in each average of a committed round. Raises CannotRebuildError."""
+        return self._update_index(header).finals
+
+    def update_blocks(self, head: Digest) -> list[Digest]:
+        """Blocks of the averaged chunks of a round, whose update index must be here."""
+        return [Digest(final.digest) for final in self._update_index(self.header(head)).finals]
+
+    def header(self, head: Digest) -> Header:
+        """The header of a known head. CannotRebuildError if its file is damaged or gone."""
+        try:
+            return self.chain.header(head)
+        except (OSError, RemoteProtocolError) as error:
+            raise CannotRebuildError(f"header {short(head)}: {error}") from error
+
+    def replay(self, head: Digest) -> Replayed:
+        """Applies the committed round `head`, a child of the present head, from its blocks.
+
+        Raises:
+            CannotRebuildError: a block is missing or damaged, or the result is not the state that
+                the header names (then the header lies, or this machine computes wrongly).
+        """
+        header = self.header(head)
+        assert header.parent == self.head
+        commit = self.chain.commit(head)
+        update = self._update_index(header)
+        try:
+            finals = [self._store.get(Digest(final.digest)) for final in update.finals]
+            num_contributors = [final.mask().bit_count() for final in update.finals]
+            state_digest = self.compute(header.round, finals, num_contributors)
+        except (BlockError, RemoteProtocolError) as error:
+            raise CannotRebuildError(f"round {header.round}: {error}") from error
+        ledger = apply_spans(self.ledger, header.spans)
+        if state_digest != header.state_digest or ledger.digest != header.ledger_digest:
+            raise CannotRebuildError(
+                f"round {header.round} leads to state {short(state_digest)}, and its header says "
+                f"{short(header.state_digest)}"
+            )
+        self._apply(commit, header, update, ledger, ())
+        return Replayed(header, update)
+
+    def restore(self, on_replayed: Callable[[Replayed], None] = lambda _: None) -> bool:
+        """Rebuilds the newest state that the disk holds; False if there is none at all."""
+        newest = self._head_on_disk()
+        heads = self.chain.heads_by_weight()
+        if newest is not None and newest in self.chain:
+            heads.insert(0, newest)
+        found = any(self.rebuild(head, on_replayed) for head in heads)
+        if newest is not None and self.head != newest:
+            log.warning(
+                "the disk does not hold all of the newest committed state any more: peers are "
+                "asked for it, and without any it goes on from what is left",
+                wanted=short(newest),
+                found_round=self.entry.round,
+            )
+        return found
+
+    def rebuild(
+        self, head: Digest, on_replayed: Callable[[Replayed], None] = lambda _: None
+    ) -> bool:
+        """Becomes the state of a head, or of the newest round before it that the disk can give.
+
+        False if no checkpoint on its way is whole; then the present state is as it was.
+        """
+        path = self.chain.path_between(self.chain.genesis, head)
+        if path is None:
+            return False
+        for base in [*reversed(path), self.chain.genesis]:
+            if not self.has_checkpoint(base):
+                continue
+            is_loaded = False
+            try:
+                self.load_checkpoint(base)
+                is_loaded = True
+                self._pin_older_checkpoint(path, base)
+                for step in self.chain.path_between(base, head) or []:
+                    on_replayed(self.replay(step))
+            except CannotRebuildError as error:
+                log.warning("the newest state on disk is not complete", problem=str(error))
+            if is_loaded:
+                return True
+        return False
+
+    def hold(self, digests: Sequence[Digest]) -> None:
+        """Keeps what was fetched for a state that is being taken over, until `release`."""
+        self._held += digests
+        self._store.pin(_WAY_PIN, self._held)
+
+    def release(self) -> None:
+        """What `hold` kept and the state did not need may be evicted again."""
+        self._held = []
+        self._store.unpin(_WAY_PIN)
+
+    def _head_on_disk(self) -> Digest | None:
+        """The head that was written last; None if there is none, or a damaged one."""
+        try:
+            written = bytes.fromhex(self._state_dir.head_path.read_text().strip())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("the head file is damaged; the chain tells", problem=str(error))
+            return None
+        return Digest(written)
+
+    def _pin_older_checkpoint(self, path: list[Digest], base: Digest) -> None:
+        """After a restart: the checkpoint before the one that was loaded, and what lies between."""
+        for head in reversed(path[: path.index(base)] if base in path else []):
+            try:
+                header = self.header(head)
+                update = self._update_index(header)
+            except CannotRebuildError:
+                return
+            self._store.pin(_update_pin(head), _update_digests(header, update))
+            self._updates_kept[head] = header.round
+            if self.has_checkpoint(head):
+                entry = self.chain.entry(head)
+                self._store.pin(_state_pin(entry), self.state_blocks(head))
+                self.checkpoints.insert(0, entry)
+                return
+
+    def _state_index(self, entry: Entry) -> StateIndex:
+        try:
+            return decode_state_index(self._store.get(entry.state_digest), self.plan)
+        except (BlockError, RemoteProtocolError) as error:
+            raise CannotRebuildError(f"state of round {entry.round}: {error}") from error
+
+    def _ledger_digest(self, entry: Entry) -> Digest | None:
+        return None if entry.round == 0 else Digest(self.header(entry.head).ledger_digest)
+
+    def _update_index(self, header: Header) -> UpdateIndex:
+        try:
+            data = self._store.get(Digest(header.update_digest))
+            return decode_update_index(data, self.plan.num_chunks, len(header.members))
+        except (BlockError, RemoteProtocolError) as error:
+            raise CannotRebuildError(f"averages of round {header.round}: {error}") from error
+
+
+def chunks_with(finals: Sequence[ChunkFinal], position: int) -> list[bool]:
+    """For each chunk whether the member at a ring position is in its average."""
+    return [bool(final.mask() >> position & 1) for final in finals]
+
+
+def _state_pin(entry: Entry) -> str:
+    return f"state {entry.head.hex()}"
+
+
+def _update_pin(head: Digest) -> str:
+    return f"update {head.hex()}"
+
+
+def _state_digests(entry: Entry, index: StateIndex, ledger: Ledger) -> list[Digest]:
+    digests = [Digest(d) for d in (*index.parameters, *index.momentum)]
+    return [entry.state_digest, ledger.digest, *digests]
+
+
+def _update_digests(header: Header, update: UpdateIndex) -> list[Digest]:
+    return [Digest(header.update_digest), *(Digest(f.digest) for f in update.finals)]
