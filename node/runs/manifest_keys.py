@@ -85,7 +85,8 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "a warm start pays below 10 million parameters.",
         "warmup_inner_steps": "Inner steps of such a round.",
         "codec": 'How chunks travel: "fp32", or "fp16" (half the bytes).',
-        "chunk_elements": "Elements of a chunk. Left out, the model is cut into about 64 chunks.",
+        "chunk_elements": "Elements of a chunk. Left out, the model is cut into 32 to 64 chunks, "
+        "a large one into more.",
     },
     "rounds": {
         "round_seconds": "A peer stops its inner steps after this long, however few it did.",

@@ -56,8 +56,8 @@ from _parity_training import (
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.node.draft import Draft, draft_of_preset
-from gossamer.node.manifest_file import write_manifest_file
+from gossamer.node.runs.draft import Draft, draft_of_preset
+from gossamer.node.runs.manifest_file import write_manifest_file
 from gossamer.protocol.messages import Span
 
 ARMS = (

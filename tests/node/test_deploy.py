@@ -356,11 +356,16 @@ def test_the_wheel_has_every_file_of_the_packages() -> None:
     setuptools = pyproject()["tool"]["setuptools"]
     for folder in PACKAGES:
         assert setuptools["package-dir"][f"gossamer.{folder}"] == folder
-        patterns = ["*.py", *setuptools["package-data"][f"gossamer.{folder}"]]
-        for path in sorted((ROOT / folder).iterdir()):
+    for package in setuptools["packages"]:
+        folder = ROOT.joinpath(*package.split(".")[1:])
+        patterns = ["*.py", *setuptools["package-data"].get(package, [])]
+        for path in sorted(folder.iterdir()):
             if path.name == "__pycache__":
                 continue
-            assert path.is_file(), f"{path}: a package of its own is missing from the wheel"
+            if path.is_dir():
+                name = f"{package}.{path.name}"
+                assert name in setuptools["packages"], f"{name} is missing from the wheel"
+                continue
             assert any(path.match(pattern) for pattern in patterns), f"{path} is not in the wheel"
 
 

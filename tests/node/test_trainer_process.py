@@ -125,12 +125,12 @@ def test_trains_evaluates_dies_and_comes_back(
         await trainer.send(m.Begin(round=1, first_step=0, steps_max=50, seconds_max=60.0))
         need = await next_of(trainer, m.NeedData)
         assert (need.round, need.tokens_queued) == (1, 0)
-        await trainer.send(m.Data(shard=5, path=shard, start=0, stop=6400))
+        await trainer.send(m.Data(shard=5, path=shard, start=0, stop=6800))
         losses = [(await next_of(trainer, m.Step)).loss for _ in range(50)]
         assert losses[-1] < 0.8 * losses[0]
         finished = await next_of(trainer, m.Finished)
         assert finished.tokens == 50 * 64
-        assert finished.spans == ((5, 0, 3200),)
+        assert finished.spans == ((5, 0, 3400),)
         trainer.base -= trainer.pending
         trainer.pending[:] = 0
         await trainer.send(m.Stop())  # too late, so it means nothing
@@ -141,7 +141,7 @@ def test_trains_evaluates_dies_and_comes_back(
         await trainer.send(m.Stop())
         finished = await next_of(trainer, m.Finished)
         assert (finished.round, finished.steps) == (2, 50)
-        assert finished.spans == ((5, 3200, 6400),)
+        assert finished.spans == ((5, 3400, 6800),)
         trainer.base -= trainer.pending
         await trainer.send(m.Evaluate(paths=(shard,), tokens_max=2000))
         after = await next_of(trainer, m.Evaluated)
@@ -180,7 +180,7 @@ def test_what_the_worker_cannot_do_is_said(trainer: TrainerProcess, shard: str) 
         await nursery.start(trainer.run)
         await trainer.send(configure(trainer))
         await next_of(trainer, m.Configured)
-        await trainer.send(m.Data(shard=5, path=shard + "-missing", start=0, stop=6400))
+        await trainer.send(m.Data(shard=5, path=shard + "-missing", start=0, stop=6800))
         await trainer.send(m.Begin(round=1, first_step=0, steps_max=50, seconds_max=60.0))
         async for event in trainer.events:
             if isinstance(event, TrainerExit):
