@@ -15,6 +15,7 @@ import trio
 
 from gossamer.node.assembly import Node
 from gossamer.node.interface.config import Found, Join, Role, Settings
+from gossamer.node.interface.http import require_free
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.libp2p_transport import open_libp2p_transport
 from gossamer.node.peers.run_exchange import (
@@ -111,6 +112,7 @@ class _Daemon:
 
     async def _run(self) -> None:
         settings, state_dir = self._settings, self._state_dir
+        require_free(settings.api)
         identity = Identity.load_or_create(state_dir.identity_path)
         signed = _manifest_here(state_dir)
         async with open_libp2p_transport(identity, settings.listen) as transport:

@@ -128,6 +128,11 @@ class _Started:
         self._task_status.started(self._address)
 
 
+def require_free(bind: str) -> None:
+    """Raises ApiBindError now rather than after minutes of other work if the address is taken."""
+    _bind(parse_host_port(bind)).close()
+
+
 def _bind(where: HostPort) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(
