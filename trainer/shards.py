@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import zstandard
@@ -227,7 +227,8 @@ class _Shuffler:
 
     def _shuffle(self) -> None:
         """Everything but a tail that is no whole sequence."""
-        tokens = np.concatenate(self._parts)
+        # The parts are of one type (`add`), which concatenate's stub cannot know of a union.
+        tokens = cast(TokenVector, np.concatenate(self._parts))
         whole = len(tokens) - len(tokens) % self._sequence
         sequences = tokens[:whole].reshape(-1, self._sequence)
         self._packer.add(self._random.permutation(sequences).ravel())
