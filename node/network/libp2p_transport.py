@@ -292,10 +292,12 @@ class Libp2pTransport:
     # -- counting
 
     def _count(self, protocol: str, stream: YamuxStream) -> None:
-        """Let `stream` add its bytes to its protocol's sum from now on."""
+        """Let `stream` add its bytes to its protocol's sum, also those that came before now."""
         key = "gossip" if protocol.startswith("/meshsub/") else protocol
         counter = self._traffic.setdefault(key, [0, 0])
         if stream.traffic is not counter:
+            counter[0] += stream.traffic[0]
+            counter[1] += stream.traffic[1]
             stream.traffic = counter
 
     def traffic(self) -> dict[str, tuple[int, int]]:

@@ -85,10 +85,11 @@ class Text:
     def queue_of(self, model: ModelConfig, spans: Sequence[Span]) -> DataQueue:
         """The sequences in these spans, in their order."""
         queue = DataQueue(model.context, self.token_bytes, model.vocabulary)
-        for shard, position, stop in spans:
-            info = self.index.shards[shard]
-            start = position % info.num_tokens
-            queue.push(shard, self.path_of(info.digest), start, start + stop - position)
+        for span in spans:
+            info = self.index.shards[span.shard]
+            start = span.start % info.num_tokens
+            stop = start + span.stop - span.start
+            queue.push(span.shard, self.path_of(info.digest), start, stop)
         return queue
 
     def heldout(self, vocabulary: int) -> Iterator[Tokens]:
