@@ -100,7 +100,7 @@ def _outer(
 
 # (learning rate, momentum) of the outer step.
 _PUBLISHED_OUTER = (0.7, 0.9)
-_SMALL_OUTER = (1.0, 0.5)
+_SMALL_OUTER = (1.0, 0.8)
 
 
 def _rounds(round_seconds: float, gather_seconds: float, attempt_seconds: float) -> RoundConfig:
