@@ -6,8 +6,8 @@
   `context + 1` tokens (inputs and the target of the last one), which are then shuffled: first the
   documents, by `Corpus.keys`, then the sequences of each `SHUFFLE_BYTES` of text. A peer reads its
   shards from their beginning to their end, so without that all sequences of a step, and of a whole
-  round, would be of one document: each peer would drift to another text. (At 0.47 M parameters the
-  shuffle takes 0.3 to 0.5 nats off the held-out loss of a peer alone.)
+  round, would be of one document: each peer would drift to another text. (At 0.47 M parameters, 800
+  steps and one seed the shuffle took a peer alone from 2.33 to 1.76 nats on held-out text.)
 - About 2 % of the text, whole documents, is held out: it has shards of its own that nobody trains
   on, the stream as it is. Copies of a document count once.
 """

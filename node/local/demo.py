@@ -71,7 +71,7 @@ warmup_steps = 20
 total_steps = 400
 
 [outer]
-# Gentler than the preset's 0.9, which wants more rounds than these to pay.
+# Gentler than the preset's, which wants more rounds than these to pay.
 momentum = 0.6
 inner_steps = 10
 warmup_rounds = 12
