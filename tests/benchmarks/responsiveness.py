@@ -45,6 +45,8 @@ def main() -> None:
         latencies, peaks = _watch(first, swarm.nodes, arguments.seconds)
         status = first.wait_for(lambda _: True, 10.0, "status")
     _print(arguments.preset, latencies, peaks, status.round - rounds_before)
+    losses = [point.loss for point in status.loss_history if point.loss is not None]
+    Console().print(f"training loss from {losses[0]:.2f} (round 1) to {losses[-1]:.2f}")
 
 
 def _watch(
