@@ -19,6 +19,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.chain import (
     Commit,
     Header,
+    check_follows,
     decode_commit,
     decode_header,
     encode_commit,
@@ -42,11 +43,11 @@ class Entry:
 
     def is_parent_of(self, header: Header) -> bool:
         """Whether a header follows this round and counts its tokens right."""
-        return (
-            header.parent == self.head
-            and header.round == self.round + 1
-            and header.tokens_total == self.tokens_total + header.tokens
-        )
+        try:
+            check_follows(header, self.head, self.round, self.tokens_total)
+        except MalformedError:
+            return False
+        return True
 
 
 class ChainStore:
