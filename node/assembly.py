@@ -4,13 +4,12 @@
         |                                            |
         +--- blocks, chain, ring, run protocols      +--- committed state, work, data feed
 
-A trainer that does not stay up leaves a node that still serves blocks and says `failed`.
+A trainer that does not stay up leaves a node that follows, serves blocks and says `failed`.
 """
 
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 
 import structlog
@@ -22,12 +21,14 @@ from gossamer.node.interface.metrics import Metrics
 from gossamer.node.interface.reporting import Reporter
 from gossamer.node.machine.capacity import Gpus, measure_capacity, with_trainer_device
 from gossamer.node.machine.speed import SpeedMeter
-from gossamer.node.machine.training import ProcessTrainer, Trainer, TrainerFailedError
+from gossamer.node.machine.stall import Stall, StallWatch
+from gossamer.node.machine.training import ProcessTrainer, Trainer
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.discovery import Discovery
 from gossamer.node.peers.exchange import BlockService, FetchError
+from gossamer.node.peers.offences import Offences
 from gossamer.node.peers.replication import keep_copies
 from gossamer.node.peers.run_exchange import (
     JoinError,
@@ -43,10 +44,12 @@ from gossamer.node.rounds.round_driver import RunInThread
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState
-from gossamer.node.storage.state_dir import DiskFullError, StateDir, write_atomically
+from gossamer.node.storage.disk import DiskError
+from gossamer.node.storage.incarnation import Incarnation
+from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.work import Work
 from gossamer.protocol.errors import RemoteProtocolError
-from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest, ShardIndex, SignedManifest, decode_index
 from gossamer.protocol.messages import Capacity
 from gossamer.trainer import messages
@@ -95,7 +98,8 @@ class Node:
         self._speed = SpeedMeter(self.metrics)
         self._leaving = trio.Event()
         self.participant: Participant | None = None
-        self._blocks = BlockService(transport, store, self._block_offence)
+        self._offences = Offences(transport, self.metrics)
+        self._blocks = BlockService(transport, store, self._offences.note)
         serve_manifest(transport, signed)
 
     def leave(self) -> None:
@@ -103,9 +107,6 @@ class Node:
         self._leaving.set()
         if self.participant is not None:
             self.participant.leave()
-
-    def _block_offence(self, _peer: PeerId, reason: str) -> None:
-        self.metrics.offences.add(reason)
 
     async def run(self) -> None:
         """Runs until the participant has left."""
@@ -117,31 +118,38 @@ class Node:
             str(self._state_dir.optimizer_path),
             on_step=self._on_step,
             on_need=lambda tokens: self._node.parts.feed.need_more(tokens),
-            on_restart=lambda reason: self._on_restart(reason),
+            on_restart=self.metrics.restarts.add,
             on_configured=self._on_configured,
         )
-        chain = ChainStore(self._state_dir.chain_path, self.run_id, Digest(manifest.genesis_digest))
+        chain = ChainStore(
+            self._state_dir.chain_path,
+            self.run_id,
+            Digest(manifest.genesis_digest),
+            health=self._state_dir.health,
+        )
         committed = CommittedState(manifest, trainer.base, self._store, chain, self._state_dir)
         work = Work(
             self._state_dir.root / "work",
             trainer.pending,
+            committed.plan,
             manifest.rounds.stale_rounds,
             self.metrics,
         )
+        stalls = StallWatch(lambda stall: self._stalled(stall, discovery))
         swarm = Swarm(
             self._transport,
             self._identity,
-            self.run_id,
-            self._next_incarnation(),
-            frozenset(manifest.allowed) if manifest.admission == "allow" else None,
+            manifest,
+            Incarnation(self._state_dir),
             standing=lambda: self._standing(),
             knows_head=lambda head: head in chain,
             on_statement=lambda signed, statement: self._node.heard(signed, statement),
             on_commit=lambda commit, header: self._node.heard_commit(commit, header),
             on_disconnect=lambda peer: self._node.disconnected(peer),
             on_members=lambda: self._node.members_changed(),
-            metrics=self.metrics,
+            offences=self._offences,
             randomness=self._randomness,
+            awake_seconds=stalls.awake_seconds,
         )
         sync = ChainSync(
             manifest,
@@ -149,6 +157,7 @@ class Node:
             self._blocks,
             committed,
             run_in_thread=self._run_in_thread,
+            open_commit=swarm.open_commit,
             on_offence=swarm.offence,
             on_replayed=lambda replayed: self._node.replayed(replayed),
         )
@@ -159,8 +168,10 @@ class Node:
             swarm.membership.known,
             self.metrics,
             self._randomness,
+            self._state_dir.health,
         )
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(stalls.run)
             nursery.start_soon(discovery.run)
             if not await self._get_manifest_blocks():
                 log.info("left before the run's data index was here")
@@ -190,6 +201,7 @@ class Node:
                 self.metrics,
                 self._run_in_thread,
                 self._speed,
+                self._state_dir.health,
                 heldout_paths=lambda: self._heldout_paths(index),
             )
             has_bootstrap = bool(self._bootstrap or self._state_dir.known_peers().newest_first())
@@ -200,7 +212,9 @@ class Node:
                 participant.leave()
             self._transport.handle(RING_PROTOCOL, self._serve_ring)
             swarm.gossip.start()
-            reporter = Reporter(participant, self._store, self._blocks, self._my_capacity)
+            reporter = Reporter(
+                participant, self._store, self._blocks, self._my_capacity, self._state_dir.health
+            )
             if self._serves_http:
                 await self._start_http(nursery, reporter)
             self._say_hello()
@@ -215,22 +229,22 @@ class Node:
             discovery.save()
             nursery.cancel_scope.cancel()
 
+    def _stalled(self, stall: Stall, discovery: Discovery) -> None:
+        log.warning("this process did not run for a while", seconds=round(stall.lost_seconds, 1))
+        self.metrics.stalled_seconds.inc(stall.lost_seconds)
+        discovery.hurry()
+
     @property
     def _node(self) -> Participant:
         assert self.participant is not None
         return self.participant
 
     async def _participate(self, participant: Participant, trainer: Trainer) -> None:
-        """Runs both; after a trainer that gives up, waits to be told to leave."""
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(trainer.run)
-                await participant.run()
-                await trainer.suspend()
-                nursery.cancel_scope.cancel()
-        except* TrainerFailedError as group:
-            participant.fail(str(group.exceptions[0]))
-            await self._leaving.wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.run)
+            await participant.run()
+            await trainer.suspend()
+            nursery.cancel_scope.cancel()
 
     async def _start_http(self, nursery: trio.Nursery, reporter: Reporter) -> None:
         assert self.participant is not None
@@ -279,6 +293,7 @@ class Node:
             self._capacity, configured.device, configured.device_name, self._gpus.read()
         )
         log.info(f"training on {configured.device_name}", precision=configured.precision)
+        self._node.parts.feed.requeue()
 
     def _on_step(self, step: messages.Step) -> None:
         self._speed.step(step)
@@ -287,10 +302,6 @@ class Node:
         every = self._settings.log_steps
         if every and node.progress.inner_step % every == 0:
             log.debug("step", round=step.round, step=step.step, loss=round(step.loss, 3))
-
-    def _on_restart(self, reason: str) -> None:
-        self.metrics.restarts.add(reason)
-        self._node.parts.feed.requeue()
 
     async def _serve_ring(self, stream: Stream) -> None:
         try:
@@ -301,17 +312,6 @@ class Node:
             self._node.parts.swarm.offence(stream.peer_id, error)
             self._node.disconnected(stream.peer_id)
             await stream.reset()
-
-    def _next_incarnation(self) -> int:
-        """Grows with every start, also when the clock was set back meanwhile."""
-        path = self._state_dir.root / "incarnation"
-        try:
-            last = int(path.read_text())
-        except (OSError, ValueError):
-            last = 0
-        incarnation = max(last + 1, time.time_ns())
-        write_atomically(path, str(incarnation).encode())
-        return incarnation
 
     def _manifest_blocks(self) -> list[Digest]:
         """The data index and, where there is one, the tokenizer."""
@@ -341,12 +341,14 @@ class Node:
 
     async def _fetch(self, digests: list[Digest], what: str) -> None:
         """Gets blocks from whoever is connected, however long it takes."""
+        say = log.warning
         while True:
             try:
                 await self._blocks.fetch_checked(digests, self._transport.peers)
                 return
-            except (FetchError, DiskFullError) as error:
-                log.warning(f"{what} cannot be had yet", error=str(error))
+            except (FetchError, DiskError) as error:
+                say(f"{what} cannot be had yet", error=str(error))
+                say = log.debug
                 await trio.sleep(RETRY_SECONDS)
 
     def _heldout_digests(self, index: ShardIndex) -> list[Digest]:

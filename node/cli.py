@@ -191,7 +191,7 @@ def pause(*, options: _State = None) -> int:
 
 @app.command
 def resume(*, options: _State = None) -> int:
-    """Go on after a pause."""
+    """Go on after a pause, or after the trainer failed."""
     return _order("resume", options, "The node goes on.")
 
 
@@ -283,6 +283,7 @@ def _errors_for_people() -> tuple[type[Exception], ...]:
     from gossamer.node.network.transport import TransportError
     from gossamer.node.peers.run_exchange import JoinError
     from gossamer.node.storage.blocks import BlockError
+    from gossamer.node.storage.disk import DiskError
     from gossamer.node.storage.state_dir import StateDirError
     from gossamer.protocol.errors import ManifestError
     from gossamer.trainer.corpus import CorpusError
@@ -294,6 +295,7 @@ def _errors_for_people() -> tuple[type[Exception], ...]:
         ExportError,
         JoinError,
         StateDirError,
+        DiskError,
         TrainerFailedError,
         ClientError,
         ManifestError,

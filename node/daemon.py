@@ -43,8 +43,8 @@ def run(settings: Settings, role: Role) -> int:
     """Runs a node until it is told to leave. The exit status: 0 after an orderly leave.
 
     Raises:
-        StateDirError, ListenError, JoinError, ManifestError, CorpusError, OSError: the node cannot
-            run; the text says why and what to do.
+        StateDirError, DiskError, ListenError, JoinError, ManifestError, CorpusError, OSError: the
+            node cannot run; the text says why and what to do.
     """
     state_dir = StateDir(settings.state_dir)
     limit_malloc_arenas()
@@ -133,7 +133,9 @@ class _Daemon:
                     f"there is no run in {state_dir.root}: `gossamer start` founds one, "
                     "`gossamer join ADDRESS` joins one"
                 )
-            store = BlockStore(state_dir.blocks_path, settings.cache_bytes)
+            store = BlockStore(
+                state_dir.blocks_path, settings.cache_bytes, check_place=state_dir.require_ours
+            )
             node = Node(settings, state_dir, identity, store, transport, signed, addresses)
             self._leave = node.leave
             await node.run()

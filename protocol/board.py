@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.messages import (
+    RingStatement,
     Signed,
     Statement,
-    Suspect,
-    Vote,
     key_of,
     version_of,
 )
@@ -59,7 +58,10 @@ class _Entry:
 class Board:
     """Newest statement by key. Insertion order is kept, so that replies are deterministic."""
 
-    def __init__(self) -> None:
+    def __init__(self, near: Callable[[], Collection[str]] | None = None) -> None:
+        """`near`: the authors that are connected here; None for all. Others make room for them."""
+        self._near = near
+        self._digests: set[Digest] = set()
         self._entries: dict[tuple[str, ...], _Entry] = {}
         self._old: set[tuple[str, ...]] = set()
         self._count_of: Counter[str] = Counter()
@@ -75,16 +77,25 @@ class Board:
             if old > new or (old == new and known.digest <= signed.digest):
                 return False
         entry = _Entry(statement, signed, signed.digest, len(signed.payload) + _OVERHEAD_BYTES)
-        if not self._has_room(entry, known):
+        if not self._may_say_more(entry, known):
             return False
         if known is not None:
-            self._forget(known)
+            self._forget(key)
+        while not self._has_room(entry):
+            victim = self._victim_of(entry)
+            if victim is None:
+                return False
+            self._forget(victim)
         self._entries[key] = entry
         self._remember(entry)
         return True
 
+    def has(self, digest: Digest) -> bool:
+        """Whether this very statement is here."""
+        return digest in self._digests
+
     def age(self) -> None:
-        """Drops Suspects and Votes that came before the call before this one.
+        """Drops what members said of their rings that came before the call before this one.
 
         Called at every new head: what belongs to a ring that ended two heads ago is of no use.
         """
@@ -92,7 +103,7 @@ class Board:
             {
                 key: entry
                 for key, entry in self._entries.items()
-                if key not in self._old or not isinstance(entry.statement, Suspect | Vote)
+                if key not in self._old or not isinstance(entry.statement, RingStatement)
             }
         )
         self._old = set(self._entries)
@@ -128,30 +139,57 @@ class Board:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _has_room(self, entry: _Entry, replaced: _Entry | None) -> bool:
+    def _may_say_more(self, entry: _Entry, replaced: _Entry | None) -> bool:
         author = entry.signed.author
         num_more = 0 if replaced is not None else 1
         more_bytes = entry.num_bytes - (replaced.num_bytes if replaced is not None else 0)
         return (
             entry.num_bytes <= STATEMENT_BYTES_MAX
-            and len(self._entries) + num_more <= STATEMENTS_MAX
             and self._count_of[author] + num_more <= AUTHOR_STATEMENTS_MAX
             and self._bytes_of[author] + more_bytes <= AUTHOR_BYTES_MAX
-            and self._num_bytes + more_bytes <= BOARD_BYTES_MAX
         )
 
+    def _has_room(self, entry: _Entry) -> bool:
+        return (
+            len(self._entries) < STATEMENTS_MAX
+            and self._num_bytes + entry.num_bytes <= BOARD_BYTES_MAX
+        )
+
+    def _victim_of(self, entry: _Entry) -> tuple[str, ...] | None:
+        """Key of the statement that makes room on a full board; None if the new one has to wait.
+
+        Far authors make room for near ones; else who has said most, if that is more than the new
+        one's author would have. So no number of authors keeps a few from being heard.
+        """
+        near = None if self._near is None else self._near()
+
+        def weight(author: str, more: int = 0, more_bytes: int = 0) -> tuple[bool, float]:
+            count, size = self._count_of[author] + more, self._bytes_of[author] + more_bytes
+            is_far = near is not None and author not in near
+            return (is_far, max(count / STATEMENTS_MAX, size / BOARD_BYTES_MAX))
+
+        authors = sorted({old.signed.author for old in self._entries.values()})
+        heaviest = max(authors, key=weight)
+        if weight(heaviest) <= weight(entry.signed.author, 1, entry.num_bytes):
+            return None
+        return next(key for key, old in self._entries.items() if old.signed.author == heaviest)
+
     def _remember(self, entry: _Entry) -> None:
+        self._digests.add(entry.digest)
         self._count_of[entry.signed.author] += 1
         self._bytes_of[entry.signed.author] += entry.num_bytes
         self._num_bytes += entry.num_bytes
 
-    def _forget(self, entry: _Entry) -> None:
+    def _forget(self, key: tuple[str, ...]) -> None:
+        entry = self._entries.pop(key)
+        self._digests.discard(entry.digest)
         self._count_of[entry.signed.author] -= 1
         self._bytes_of[entry.signed.author] -= entry.num_bytes
         self._num_bytes -= entry.num_bytes
 
     def _replace(self, entries: dict[tuple[str, ...], _Entry]) -> None:
         self._entries = entries
+        self._digests = set()
         self._count_of, self._bytes_of, self._num_bytes = Counter(), Counter(), 0
         for entry in entries.values():
             self._remember(entry)

@@ -49,6 +49,24 @@ class VersionError(RemoteProtocolError):
     reason = "version"
 
 
+class ImplausibleError(RemoteProtocolError):
+    """A claim that nobody who trains by the run's manifest can come to."""
+
+    reason = "implausible"
+
+
+class FloodError(RemoteProtocolError):
+    """More than any peer has to say, or than it may ask at once."""
+
+    reason = "flood"
+
+
+class UnprovenError(RemoteProtocolError):
+    """A head that its holder has no commit records for, or that nobody can get to."""
+
+    reason = "unproven"
+
+
 class ManifestError(ValueError):
     """A manifest that cannot be used; `problems` holds one sentence a mistake, for people."""
 

@@ -5,8 +5,14 @@ Rules
 - The roster rules are `roster.decide`; this keeps what it is decided from, with the local clock.
 - A ready peer that was expected and is so no more (it died, left, or went to another head) is left
   out, so that a ring does not begin by finding it dead.
-- While a ring that does not name me is at work on this head I organise none. It is at work as long
-  as one of its members is expected here and is not out of it. Members that leave a ring say so.
+- A peer that is not ready is waited for until the manifest's `gather_fraction` of the time that the
+  first one took to be ready is over, for `GATHER_SECONDS_MIN` at least and the manifest's
+  `gather_seconds` at most: one slow machine costs the others a part of a round, not a round.
+- While a ring that does not name me is at work on this head I organise none, nor while one is that
+  I was put out of when I could hear nobody in it (a thawed process). It is at work as long as one
+  of its members is expected here and is not out of it. Members that leave a ring say so. After the
+  manifest's `gather_seconds` I wait for it no longer and organise one without its members: else a
+  peer could stop everybody with a ring of its own that it never commits.
 """
 
 from __future__ import annotations
@@ -19,16 +25,27 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.messages import Signed
 from gossamer.protocol.roster import Decision, Gathering, Ring, decide, is_complete
 
+GATHER_SECONDS_MIN = 2.0
+"""A few round trips over an ocean, the replay of a round, and a newcomer's first inner steps."""
+
 
 class Gatherer:
     """The `Ready` of one head. Events carry the local clock in seconds."""
 
     def __init__(
-        self, me: PeerId, head: Digest, gather_seconds: float, attempt_seconds: float
+        self,
+        me: PeerId,
+        head: Digest,
+        now: float,
+        gather_seconds_max: float,
+        gather_fraction: float,
+        attempt_seconds: float,
     ) -> None:
         self._me = me
         self._head = head
-        self._gather_seconds = gather_seconds
+        self._born_seconds = now
+        self._gather_seconds_max = gather_seconds_max
+        self._gather_fraction = gather_fraction
         self._attempt_seconds = attempt_seconds
         self._ready: dict[PeerId, Signed] = {}
         self._expected: frozenset[PeerId] = frozenset()
@@ -38,6 +55,10 @@ class Gatherer:
         self._began_seconds: float | None = None
         self._complete_seconds: float | None = None
         self._not_before_seconds = float("-inf")
+        self._elsewhere_since_seconds: float | None = None
+        """Since when a ring without me is at work."""
+        self._left_out: frozenset[PeerId] = frozenset()
+        """Members of such a ring that I do not wait for any longer."""
         self._first_attempt = 0
 
     @property
@@ -48,12 +69,21 @@ class Gatherer:
     @property
     def ready(self) -> dict[PeerId, Signed]:
         """Ready peers that a roster would name."""
-        return {peer: signed for peer, signed in self._ready.items() if peer not in self._gone}
+        left_out = self._gone | self._left_out
+        return {peer: signed for peer, signed in self._ready.items() if peer not in left_out}
 
     @property
     def mine(self) -> Signed | None:
         """My own `Ready`."""
         return self._ready.get(self._me)
+
+    @property
+    def gather_seconds(self) -> float:
+        """How long after the first `Ready` the others are waited for."""
+        if self.first_ready_seconds is None:
+            return self._gather_seconds_max
+        took = self.first_ready_seconds - self._born_seconds
+        return min(self._gather_seconds_max, max(GATHER_SECONDS_MIN, self._gather_fraction * took))
 
     def note_ready(self, now: float, signed: Signed) -> None:
         self._ready[PeerId(signed.author)] = signed
@@ -72,11 +102,14 @@ class Gatherer:
         """A ring without me is at work on this head; says whether that is news."""
         if ring.ring_id in self._foreign:
             return False
+        self.note_lost(ring, Accusations(ring.members, self._me))
+        return True
+
+    def note_lost(self, ring: Ring, accusations: Accusations) -> None:
+        """I am out of a ring on this head, and lost sight of all that are in it."""
         if len(self._foreign) >= limits.ROSTERS_KEPT_MAX:
             del self._foreign[next(iter(self._foreign))]
-        members = frozenset(ring.members) - {self._me}
-        self._foreign[ring.ring_id] = (members, Accusations(ring.members, self._me))
-        return True
+        self._foreign[ring.ring_id] = (frozenset(ring.members) - {self._me}, accusations)
 
     def note_accusation(self, ring_id: bytes, author: PeerId, accused: PeerId) -> None:
         """An accusation in a ring without me."""
@@ -95,16 +128,20 @@ class Gatherer:
 
     def decision(self, now: float) -> Decision:
         """Whether I publish a roster now, and when to ask again."""
-        decision = decide(now, self._gathering(), self._gather_seconds, self._attempt_seconds)
-        if decision.attempt is not None and self._is_foreign_at_work():
-            return Decision(None, "a ring without me is at work on this head", None)
-        return decision
+        elsewhere = self._at_work_elsewhere()
+        if elsewhere:
+            if self._elsewhere_since_seconds is None:
+                self._elsewhere_since_seconds = now
+            patience = self._elsewhere_since_seconds + self._gather_seconds_max
+            if now < patience:
+                return Decision(None, "a ring without me is at work on this head", patience)
+        self._left_out = elsewhere
+        return decide(now, self._gathering(), self.gather_seconds, self._attempt_seconds)
 
-    def _is_foreign_at_work(self) -> bool:
-        return any(
-            (members - accusations.out) & self._expected
-            for members, accusations in self._foreign.values()
-        )
+    def _at_work_elsewhere(self) -> frozenset[PeerId]:
+        """Who is in a ring without me that is at work."""
+        rings = [members - accusations.out for members, accusations in self._foreign.values()]
+        return frozenset().union(*(members for members in rings if members & self._expected))
 
     def _gathering(self) -> Gathering:
         return Gathering(

@@ -34,6 +34,19 @@ class Ledger(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return dict(self.positions)
 
 
+class EpochProgress(msgspec.Struct, frozen=True):
+    """How much of the present epoch, the earliest that is not complete, a ledger has consumed."""
+
+    epoch: int
+    """Counted from 0: so many are complete."""
+    tokens_consumed: int
+    """At most those of one epoch: what a shard is ahead of it is not among them."""
+    num_tokens: int
+    shards_consumed: int
+    """To their end."""
+    num_shards: int
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Ledger)
 
@@ -67,11 +80,38 @@ def apply_spans(ledger: Ledger, spans: Iterable[Span]) -> Ledger:
     before the position was consumed already. The order of the spans does not matter.
     """
     positions = ledger.as_dict()
+    positions.update((span.shard, span.stop) for span in newly_consumed(ledger, spans))
+    return Ledger(tuple(sorted(positions.items())))
+
+
+def newly_consumed(ledger: Ledger, spans: Iterable[Span]) -> tuple[Span, ...]:
+    """What these spans add to a ledger: sorted, without a token that it has or that comes twice."""
+    positions = ledger.as_dict()
+    added: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.shard, span.start, span.stop)):
         position = positions.get(span.shard, 0)
         if span.start <= position < span.stop:
             positions[span.shard] = span.stop
-    return Ledger(tuple(sorted(positions.items())))
+            added.append(Span(span.shard, position, span.stop))
+    return tuple(added)
+
+
+def epoch_progress(ledger: Ledger, shard_tokens: Sequence[int]) -> EpochProgress:
+    """Where the chain stands in a run with these shards (tokens of each)."""
+    positions = ledger.as_dict()
+    at = [positions.get(shard, 0) for shard in range(len(shard_tokens))]
+    epoch = min(position // tokens for position, tokens in zip(at, shard_tokens, strict=True))
+    consumed = [
+        min(position - epoch * tokens, tokens)
+        for position, tokens in zip(at, shard_tokens, strict=True)
+    ]
+    return EpochProgress(
+        epoch,
+        sum(consumed),
+        sum(shard_tokens),
+        sum(1 for done, tokens in zip(consumed, shard_tokens, strict=True) if done == tokens),
+        len(shard_tokens),
+    )
 
 
 def claim_rank(shard: int, peer_id: PeerId | str) -> bytes:
@@ -85,8 +125,12 @@ def choose_shards(
     claims: Mapping[PeerId, Collection[int]],
     me: PeerId,
     num_wanted: int,
+    excluded: Collection[int] = (),
 ) -> list[int]:
     """Shards for `me` to claim next: from the earliest epoch, begun ones first.
+
+    If others claim all of them, those that I would keep against all who claim them: who claims
+    more than it can use, or only pretends to train, keeps nobody from training.
 
     Args:
         ledger: of the newest head.
@@ -94,15 +138,25 @@ def choose_shards(
         claims: what the other living peers claim.
         me: own id; peers walk the pool in different orders, so that they rarely want the same.
         num_wanted: how many at most; fewer if nothing is free.
+        excluded: shards that are of no use to me, whoever claims them.
     """
-    taken = {shard for peer, shards in claims.items() if peer != me for shard in shards}
+    holders: dict[int, list[PeerId]] = {}
+    for peer, shards in claims.items():
+        for shard in shards if peer != me else ():
+            holders.setdefault(shard, []).append(peer)
     positions = ledger.as_dict()
 
     def preference(shard: int) -> tuple[int, int, bytes]:
         epoch, offset = divmod(positions.get(shard, 0), shard_tokens[shard])
         return (epoch, 0 if offset else 1, claim_rank(shard, me))
 
-    free = [shard for shard in range(len(shard_tokens)) if shard not in taken]
+    def is_mine(shard: int) -> bool:
+        return all(claim_rank(shard, me) < claim_rank(shard, peer) for peer in holders[shard])
+
+    candidates = [shard for shard in range(len(shard_tokens)) if shard not in excluded]
+    free = [shard for shard in candidates if shard not in holders]
+    if not free:
+        free = [shard for shard in candidates if is_mine(shard)]
     return sorted(free, key=preference)[:num_wanted]
 
 

@@ -49,6 +49,8 @@ TOKENS_MAX = 2**48
 # Tokens of a whole chain.
 TOKENS_TOTAL_MAX = TOKENS_MAX * RING_MEMBERS_MAX
 ROUNDS_MAX = 2**31
+# Lives of a node are numbered by its clock's nanoseconds, and its announcements one by one.
+INCARNATION_MAX = SEQUENCE_MAX = 2**63
 
 # What a node keeps of others: members of one run, and messages on its board.
 MEMBERS_MAX = 1024

@@ -124,13 +124,15 @@ class RoundConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     round_seconds: float
     """A peer stops its inner steps after this long, whatever their number."""
     gather_seconds: float
-    """After the first peer is ready, the others have this long to be ready too."""
+    """After the first peer is ready, the others have this long at most to be ready too."""
     attempt_seconds: float
     """Without a roster after this long, the next organiser is asked."""
     stale_rounds: int
     """Work that missed this many rounds is dropped instead of carried."""
     checkpoint_rounds: int = 5
     """Every peer keeps the whole state of the rounds that this divides, for newcomers."""
+    gather_fraction: float = 0.3
+    """The others are waited for no longer than this part of the time that the first one took."""
 
 
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -348,6 +350,7 @@ def problems_of(manifest: Manifest) -> list[str]:
     rounds = manifest.rounds
     check("rounds.round_seconds", rounds.round_seconds, 0.1, 86_400.0)
     check("rounds.gather_seconds", rounds.gather_seconds, 0.1, 3_600.0)
+    check("rounds.gather_fraction", rounds.gather_fraction, 0.01, 1_000.0)
     check("rounds.attempt_seconds", rounds.attempt_seconds, 0.1, 3_600.0)
     check("rounds.stale_rounds", rounds.stale_rounds, 1, 1000)
     check("rounds.checkpoint_rounds", rounds.checkpoint_rounds, 1, 1000)

@@ -6,13 +6,20 @@ Rules
 - It is *living* while an announcement came within `MEMBER_SECONDS` of the local clock, its
   connection was not seen to break since, and it does not say that it leaves. Clocks of different
   peers are never compared.
+- While this process was stopped (SIGSTOP, a laptop's sleep) nobody was silent: time counts in steps
+  of at most `STEP_SECONDS_MAX` from one event or question to the next. Otherwise who goes on would
+  take everybody for dead, and begin a round alone.
 - A broken connection ends its life at once; its next announcement begins it again.
-- At most `MEMBERS_MAX` are kept: a newcomer replaces the peer that has been silent longest, and is
-  refused if all are living.
+- Living is not training: a peer that is paused, or whose trainer failed, lives, because it follows
+  heads and serves blocks. Rounds wait only for those that train or average (`expected`).
+- At most `MEMBERS_MAX` are kept: a newcomer replaces the peer that has been silent longest. If all
+  are living, one that is connected replaces one that is not, and any other is refused: identities
+  that somebody invented keep nobody out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from gossamer.protocol import limits
@@ -26,14 +33,24 @@ MEMBER_SECONDS = 12.0
 """Silence after which a peer counts as gone: six announcements, and longer than the 10 s in which
 the transport notices a dead link."""
 
+STEP_SECONDS_MAX = 4.0
+"""A process that runs hears or asks something more often: it announces itself every 2 s."""
+
 
 @dataclass(frozen=True)
 class Seen:
-    """A peer's newest announcement and the local time at which it came."""
+    """A peer's newest announcement and the time at which it came, on the clock that stops too."""
 
     announce: Announce
     seen_seconds: float
     connected: bool
+
+    def is_living(self, awake_seconds: float) -> bool:
+        return (
+            self.connected
+            and awake_seconds - self.seen_seconds <= MEMBER_SECONDS
+            and self.announce.phase != "leaving"
+        )
 
 
 class Membership:
@@ -42,9 +59,18 @@ class Membership:
     def __init__(self, me: PeerId) -> None:
         self._me = me
         self._peers: dict[PeerId, Seen] = {}
+        self._now: float | None = None
+        self._stopped_seconds = 0.0
 
-    def announced(self, now: float, author: PeerId, announce: Announce) -> bool:
-        """Takes an announcement; says whether it was news."""
+    def announced(
+        self,
+        now: float,
+        author: PeerId,
+        announce: Announce,
+        connected: Collection[PeerId] = (),
+    ) -> bool:
+        """Takes an announcement; says whether it was news. `connected`: the peers that are, now."""
+        awake_seconds = self._awake(now)
         if author == self._me:
             return False
         known = self._peers.get(author)
@@ -53,9 +79,9 @@ class Membership:
             old = (known.announce.incarnation, known.announce.sequence)
             if version <= old:
                 return False
-        elif len(self._peers) >= limits.MEMBERS_MAX and not self._make_room(now):
+        elif len(self._peers) >= limits.MEMBERS_MAX and not self._make_room(now, author, connected):
             return False
-        self._peers[author] = Seen(announce, now, True)
+        self._peers[author] = Seen(announce, awake_seconds, True)
         return True
 
     def disconnected(self, peer: PeerId) -> None:
@@ -65,20 +91,16 @@ class Membership:
             self._peers[peer] = Seen(seen.announce, seen.seen_seconds, False)
 
     def is_living(self, now: float, peer: PeerId) -> bool:
-        seen = self._peers.get(peer)
-        return (
-            seen is not None
-            and seen.connected
-            and now - seen.seen_seconds <= MEMBER_SECONDS
-            and seen.announce.phase not in ("leaving", "failed")
-        )
+        awake_seconds = self._awake(now)
+        return peer in self._peers and self._peers[peer].is_living(awake_seconds)
 
     def living(self, now: float) -> dict[PeerId, Announce]:
         """The living others, sorted by peer id."""
+        awake_seconds = self._awake(now)
         return {
-            peer: self._peers[peer].announce
-            for peer in sorted(self._peers)
-            if self.is_living(now, peer)
+            peer: seen.announce
+            for peer, seen in sorted(self._peers.items())
+            if seen.is_living(awake_seconds)
         }
 
     def expected(self, now: float, head: bytes) -> list[PeerId]:
@@ -89,13 +111,26 @@ class Membership:
             if announce.head == head and announce.phase in ("training", "averaging")
         ]
 
+    def is_known(self, peer: PeerId) -> bool:
+        """Whether a peer has announced itself and is remembered."""
+        return peer in self._peers
+
     def known(self) -> dict[PeerId, Announce]:
         """Everybody heard of, the dead too, sorted by peer id."""
         return {peer: self._peers[peer].announce for peer in sorted(self._peers)}
 
-    def _make_room(self, now: float) -> bool:
-        dead = [peer for peer in sorted(self._peers) if not self.is_living(now, peer)]
-        if not dead:
+    def _awake(self, now: float) -> float:
+        """The local clock without the time in which this process was stopped."""
+        if self._now is not None:
+            self._stopped_seconds += max(0.0, now - self._now - STEP_SECONDS_MAX)
+        self._now = now
+        return now - self._stopped_seconds
+
+    def _make_room(self, now: float, author: PeerId, connected: Collection[PeerId]) -> bool:
+        spare = [peer for peer in sorted(self._peers) if not self.is_living(now, peer)]
+        if not spare and author in connected:
+            spare = [peer for peer in sorted(self._peers) if peer not in connected]
+        if not spare:
             return False
-        del self._peers[min(dead, key=lambda peer: self._peers[peer].seen_seconds)]
+        del self._peers[min(spare, key=lambda peer: self._peers[peer].seen_seconds)]
         return True

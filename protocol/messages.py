@@ -119,7 +119,17 @@ class Vote(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     removed: tuple[str, ...]
 
 
-Statement: TypeAlias = Announce | Ready | Roster | Suspect | Vote
+class Pace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="pace"):
+    """How fast my successor in this ring takes bytes, while there is something to send."""
+
+    ring_id: bytes
+    bytes_per_second: float
+
+
+RingStatement: TypeAlias = Suspect | Vote | Pace
+"""What members of one ring say of it."""
+
+Statement: TypeAlias = Announce | Ready | Roster | RingStatement
 
 
 class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -136,7 +146,7 @@ class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 _encoder = msgspec.msgpack.Encoder()
 _statement_decoder: msgspec.msgpack.Decoder[Statement] = msgspec.msgpack.Decoder(
-    Announce | Ready | Roster | Suspect | Vote
+    Announce | Ready | Roster | Suspect | Vote | Pace
 )
 _signed_decoder = msgspec.msgpack.Decoder(Signed)
 
@@ -199,6 +209,8 @@ def key_of(author: str, statement: Statement) -> tuple[str, ...]:
             return ("suspect", author, statement.ring_id.hex(), statement.accused)
         case Vote():
             return ("vote", author, statement.ring_id.hex())
+        case Pace():
+            return ("pace", author, statement.ring_id.hex())
 
 
 def version_of(statement: Statement) -> tuple[int, int]:
@@ -210,7 +222,7 @@ def version_of(statement: Statement) -> tuple[int, int]:
             return (statement.tokens, statement.steps)
         case Vote():
             return (statement.sequence, 0)
-        case Roster() | Suspect():
+        case Roster() | Suspect() | Pace():
             return (0, 0)
 
 
@@ -229,6 +241,10 @@ def _check_count(value: int, high: int, what: str) -> None:
 
 def _check_text(value: str, what: str) -> None:
     _require(len(value) <= limits.TEXT_CHARACTERS_MAX, f"{what} has {len(value)} characters")
+
+
+def _check_speed(value: float) -> None:
+    _require(0 <= value < 1e15, "speed out of range")  # NaN fails both
 
 
 def _check_peers(peers: Iterable[str], what: str) -> None:
@@ -280,11 +296,14 @@ def _check(statement: Statement) -> None:
             _check_digest(statement.header_digest, "header_digest")
             _check_count(statement.sequence, limits.TOKENS_MAX, "sequence")
             _check_peers(statement.removed, "vote")
+        case Pace():
+            _check_digest(statement.ring_id, "ring_id")
+            _check_speed(statement.bytes_per_second)
 
 
 def _check_announce(announce: Announce) -> None:
-    _check_count(announce.incarnation, 2**63, "incarnation")
-    _check_count(announce.sequence, 2**63, "sequence")
+    _check_count(announce.incarnation, limits.INCARNATION_MAX, "incarnation")
+    _check_count(announce.sequence, limits.SEQUENCE_MAX, "sequence")
     _check_count(announce.round, limits.ROUNDS_MAX, "round")
     _check_count(announce.checkpoint_round, limits.ROUNDS_MAX, "checkpoint_round")
     _check_count(announce.tokens_total, limits.TOKENS_TOTAL_MAX, "tokens_total")
@@ -301,5 +320,5 @@ def _check_announce(announce: Announce) -> None:
     _check_count(capacity.device_memory_bytes, 2**63, "device memory")
     _check_count(capacity.host_memory_bytes, 2**63, "host memory")
     _check_count(capacity.cores, 2**20, "cores")
-    for value in (capacity.tokens_per_second, capacity.bandwidth_bytes_per_second):
-        _require(0 <= value < 1e15, "speed out of range")
+    _check_speed(capacity.tokens_per_second)
+    _check_speed(capacity.bandwidth_bytes_per_second)

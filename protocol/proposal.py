@@ -16,7 +16,7 @@ from gossamer.protocol.chain import (
     tokens_taken,
 )
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.ledger import Ledger, apply_spans
+from gossamer.protocol.ledger import Ledger, apply_spans, newly_consumed
 from gossamer.protocol.messages import Span
 from gossamer.protocol.ring import Final
 from gossamer.protocol.roster import Ring
@@ -59,8 +59,8 @@ def propose(
     for ready, count in zip(ring.ready, counts, strict=True):
         if spans_taken(count, num_chunks):
             spans.update(ready.spans)
-    ordered = tuple(sorted(spans, key=lambda span: (span.shard, span.start, span.stop)))
-    ledger = apply_spans(parent.ledger, ordered)
+    consumed = newly_consumed(parent.ledger, spans)
+    ledger = apply_spans(parent.ledger, consumed)
     update = UpdateIndex(
         ring.roster.codec,
         tuple(ChunkFinal(f.digest, mask_bytes(f.mask, num_members)) for f in finals),
@@ -76,6 +76,6 @@ def propose(
         update.digest,
         state_digest,
         ledger.digest,
-        ordered,
+        consumed,
     )
     return Proposal(header, update, ledger)

@@ -22,6 +22,8 @@ Rules
   chunks again: a kept copy that now covers all the living is finished; one whose receiver is gone
   goes to the new successor; a chunk that it should now start is started; to a new successor every
   final that it has is sent again. A member that hears of its own removal only listens.
+- Who becomes a member's predecessor in the middle of a ring is told first what that member holds
+  (`inventory`), and sends only what is of use to it.
 
 Events are methods, and what is to be done comes back as a list of actions. Arithmetic is done
 outside: `Contribute` and `Finalise` are answered by `contributed` and `finalised`. Payloads are
@@ -36,6 +38,7 @@ from typing import TypeAlias
 
 from gossamer.protocol.errors import LocalProtocolError, MalformedError
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.inventory import Held, Inventory, is_better
 
 Payload: TypeAlias = bytes | bytearray | memoryview
 
@@ -61,13 +64,17 @@ class Finalise:
 
 @dataclass(frozen=True)
 class Send:
-    """Send a chunk to a member. `finisher` is the position of who made a final, else None."""
+    """Send a chunk to a member, unless its inventory says that it has no use for it.
+
+    `finisher` is the position of who made a final, and `digest` that of its bytes; None for tokens.
+    """
 
     peer: PeerId
     chunk: int
     mask: int
     finisher: int | None
     payload: Payload = field(repr=False)
+    digest: Digest | None = None
 
 
 @dataclass(frozen=True)
@@ -83,8 +90,7 @@ class Final:
         """The lattice rule: most contributors, then the lowest digest."""
         if other is None:
             return True
-        mine, theirs = self.mask.bit_count(), other.mask.bit_count()
-        return mine > theirs or (mine == theirs and self.digest < other.digest)
+        return is_better(self.mask, self.digest, other.mask, other.digest)
 
 
 Action: TypeAlias = Contribute | Finalise | Send
@@ -149,6 +155,35 @@ class RingReduce:
     def successor(self) -> PeerId | None:
         """The next living member after me; None if I am the last one."""
         return self._next_living(self._position + 1)
+
+    def fewest_missing(self) -> int | None:
+        """Of the sums that my successor has of me and that no final came of: how many living
+        members the fullest one lacks. None if it has none."""
+        successor = self.successor
+        living = [i for i, member in enumerate(self.members) if member not in self._removed]
+        return min(
+            (
+                sum(not chunk.copy_mask >> position & 1 for position in living)
+                for chunk in self._chunks
+                if chunk.final is None
+                and chunk.copy is not None
+                and chunk.copy_receiver == successor
+            ),
+            default=None,
+        )
+
+    def inventory(self) -> Inventory:
+        """What I hold of every chunk, for a member that becomes my predecessor."""
+        return Inventory(
+            tuple(
+                Held(
+                    # What is still being added to may turn out to be no good.
+                    chunk.copy_mask if chunk.copy is not None else 0,
+                    (chunk.final.mask, chunk.final.digest) if chunk.final is not None else None,
+                )
+                for chunk in self._chunks
+            )
+        )
 
     # Events
 
@@ -248,11 +283,6 @@ class RingReduce:
         if not 0 <= finisher < len(self.members):
             raise MalformedError(f"final of chunk {chunk} by member {finisher}")
         return self._take(chunk, Final(mask, digest, finisher, payload), sender)
-
-    def is_wanted(self, chunk: int, is_final: bool) -> bool:
-        """Whether a token or final of this chunk could still be of use here."""
-        state = self._chunks[chunk]
-        return is_final or state.final is None
 
     def member_removed(self, peer: PeerId) -> list[Action]:
         """A member is out of this ring for good."""
@@ -368,7 +398,7 @@ class RingReduce:
     def _pass_on(self, peer: PeerId, chunk: int, final: Final) -> list[Action]:
         if self.members[final.finisher] == peer:
             return []
-        return [Send(peer, chunk, final.mask, final.finisher, final.payload)]
+        return [Send(peer, chunk, final.mask, final.finisher, final.payload, final.digest)]
 
     def _finals_for(self, peer: PeerId) -> list[Action]:
         actions: list[Action] = []

@@ -1,26 +1,23 @@
 """One round as one peer sees it, from its first `Ready` to the commit.
 
-    gathering --roster--> reducing --finals--> computing --state--> voting --quorum--> committed
-                          |  ^  ^                                     |
-                          |  |  +--- better finals: compute again ----+
-                          +--+ a preferred roster for the same head replaces the ring
-                          out of the ring, and nobody left in it --> gathering
+    gathering --roster--> in a ring (`attempt`) --quorum--> committed
+        ^                  |        ^  |
+        |                  |        +--+ a preferred roster for the same head replaces the ring
+        +------------------+ out of the ring, and nobody left in it
 
 Rules
 -----
-- Gathering, the ring, who is out of it, and the votes follow `roster`, `ring`, `accusations` and
-  `commit`; this machine composes them and holds what is only true for one head.
+- Gathering follows `gathering` and `roster`, the ring that is followed `attempt`; this machine
+  decides which ring that is, and holds what is only true for one head.
 - A roster that does not name me: I wait for its commit as long as it is at work (`gathering`). The
   same holds for one that names me with a `Ready` that is not mine: of my life before a restart,
   whose work is gone. I say that I am out of it.
 - Who leaves a ring for a preferred one says that it is out of the first.
 - Statements about a ring that I do not follow (yet) are kept, up to `EARLY_STATEMENTS_MAX`, and
   taken when I follow it.
-- A member whose link fails is accused. A member that holds up the votes is accused too.
-- A member that sees nothing happen in its ring for `STALL_SECONDS` leaves it.
-- A member that is out listens, and learns the commit from the others. When none of the others is
-  both in the ring and living, or nothing came for `STALL_SECONDS` more, the ring is void for it: it
-  gathers again with a later attempt. So no order of deaths and accusations leaves a peer waiting.
+- When none of the others is both in my ring and living and I am out of it, or nothing came for
+  `attempt.STALL_SECONDS` more, the ring is void for me: I gather again with a later attempt. So no
+  order of deaths and accusations leaves a peer waiting.
 
 Events are methods with the local clock in seconds; actions come back. The arithmetic (`Contribute`,
 `Finalise`, `Compute`) is done outside and answered with the ring's id, so that an answer for a
@@ -29,19 +26,27 @@ ring that was replaced is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
 
 from gossamer.protocol import limits
-from gossamer.protocol.accusations import Accusations
-from gossamer.protocol.chain import Commit, encode_header
-from gossamer.protocol.commit import Commitment
+from gossamer.protocol.attempt import (
+    Action,
+    Attempt,
+    AttemptState,
+    BeginRing,
+    Self,
+)
+from gossamer.protocol.chain import Commit
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.gathering import Gatherer
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.inventory import Inventory
 from gossamer.protocol.messages import (
+    Pace,
     Ready,
+    RingStatement,
     Roster,
     Sign,
     Signed,
@@ -50,25 +55,21 @@ from gossamer.protocol.messages import (
     Verify,
     Vote,
     key_of,
-    seal,
 )
-from gossamer.protocol.proposal import Parent as Parent
-from gossamer.protocol.proposal import Proposal as Proposal
-from gossamer.protocol.proposal import propose
-from gossamer.protocol.ring import Contribute, Final, Finalise, Payload, RingReduce, Send
+from gossamer.protocol.pace import RingPace
+from gossamer.protocol.proposal import Parent
+from gossamer.protocol.ring import Payload, RingReduce
 from gossamer.protocol.roster import Ring, make_roster, open_roster, preference
+from gossamer.protocol.tensor_codecs import codec
 
-RoundState = Literal["gathering", "reducing", "computing", "voting", "committed"]
-
-STALL_SECONDS = 120.0
-"""Nothing came and nothing was done for this long: longer than a chunk of 4 MiB takes on a line of
-1 Mbit/s (34 s), an outer step on a slow CPU, and `commit.DISAGREE_SECONDS`."""
+RoundState = Literal["gathering"] | AttemptState
 
 STRAGGLER_FRACTION = 0.7
-"""Part of `gather_seconds` after which a peer that still trains stops, to be ready in time."""
+"""Part of the time that is gathered at most after which a peer that still trains stops, to be ready
+in time."""
 
 EARLY_STATEMENTS_MAX = 4 * limits.RING_MEMBERS_MAX
-"""Suspects and votes kept for rings that I do not follow: one of each a member, and two rings."""
+"""What is kept of rings that I do not follow: one of each kind a member, and a ring more."""
 
 
 @dataclass(frozen=True)
@@ -79,53 +80,13 @@ class RoundRules:
     chunk_elements: int
     num_chunks: int
     gather_seconds: float
+    gather_fraction: float
     attempt_seconds: float
 
-
-@dataclass(frozen=True)
-class Publish:
-    """Gossip this statement."""
-
-    signed: Signed
-    statement: Statement
-
-
-@dataclass(frozen=True)
-class BeginRing:
-    """I follow this ring from now on; whatever was done for an earlier one is void."""
-
-    ring: Ring
-    envelope: Signed
-
-
-@dataclass(frozen=True)
-class Compute:
-    """Take the outer step with these finals, then call `computed`."""
-
-    generation: int
-    finals: list[Final] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Committed:
-    """The round is committed."""
-
-    commit: Commit
-    proposal: Proposal
-    finals: list[Final] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class Removed:
-    """A member is out of the ring (for logs and metrics)."""
-
-    peer: PeerId
-    reason: str
-
-
-Action: TypeAlias = (
-    Publish | BeginRing | Contribute | Finalise | Send | Compute | Committed | Removed
-)
+    @property
+    def chunk_bytes(self) -> int:
+        """Size of an encoded chunk."""
+        return codec(self.codec).encoded_bytes(self.chunk_elements)
 
 
 class Round:
@@ -140,34 +101,52 @@ class Round:
         rules: RoundRules,
         sign: Sign,
         verify: Verify,
+        now: float,
+        line_was_slow: bool = False,
     ) -> None:
+        """
+        Args:
+            now: when the round began here: its training.
+            line_was_slow: `line_is_slow` of the round before.
+        """
+        self._self = Self(me, run_id, sign)
         self._me = me
-        self._run_id = run_id
         self._parent = parent
         self._rules = rules
-        self._sign = sign
         self._verify = verify
+        self._began_seconds = now
+        self._line_was_slow = line_was_slow
         self.number = parent.round + 1
-        self.state: RoundState = "gathering"
-        self._gatherer = Gatherer(me, parent.head, rules.gather_seconds, rules.attempt_seconds)
-        self.ring: Ring | None = None
+        self._gatherer = Gatherer(
+            me,
+            parent.head,
+            now,
+            rules.gather_seconds,
+            rules.gather_fraction,
+            rules.attempt_seconds,
+        )
+        self._attempt: Attempt | None = None
         """The ring that I follow, or followed last."""
         self._void_rings: set[Digest] = set()
-        self._accusations = Accusations((), me)
-        self._reduce: RingReduce | None = None
-        self._commitment: Commitment | None = None
-        self._generation = 0
-        self._computed_finals: list[Final] = []
-        self._proposal: Proposal | None = None
-        self._progress_seconds = 0.0
-        """When something last came of the ring, or when I was put out of it."""
-        self._early: dict[tuple[str, ...], tuple[Signed, Suspect | Vote]] = {}
+        self._early: dict[tuple[str, ...], tuple[Signed, RingStatement]] = {}
 
     # What the driver asks
 
     @property
+    def state(self) -> RoundState:
+        attempt = self._attempt
+        if attempt is None or attempt.ring.ring_id in self._void_rings:
+            return "gathering"
+        return attempt.state
+
+    @property
     def head(self) -> Digest:
         return self._parent.head
+
+    @property
+    def ring(self) -> Ring | None:
+        """The ring that I follow, or followed last."""
+        return None if self._attempt is None else self._attempt.ring
 
     @property
     def is_ready(self) -> bool:
@@ -181,20 +160,24 @@ class Round:
         Keep a link to it as long as it is the successor, whether or not there is something to
         send: only so its death shows.
         """
-        if self._reduce is None or self._is_out:
-            return None
-        return self._reduce.successor
+        return None if self._attempt is None else self._attempt.successor
 
     @property
     def removed(self) -> frozenset[PeerId]:
-        return self._accusations.out
+        return frozenset() if self._attempt is None else self._attempt.removed
+
+    @property
+    def line_is_slow(self) -> bool:
+        """Whether a ring found that my own line is far slower than the others'."""
+        return self._attempt is not None and self._attempt.pace.line_is_slow
 
     @property
     def stop_training_seconds(self) -> float | None:
         """Local time at which a peer that still trains should stop; None: no hurry yet."""
-        if self._gatherer.first_ready_seconds is None:
+        first_ready_seconds = self._gatherer.first_ready_seconds
+        if first_ready_seconds is None:
             return None
-        return self._gatherer.first_ready_seconds + STRAGGLER_FRACTION * self._rules.gather_seconds
+        return first_ready_seconds + STRAGGLER_FRACTION * self._gatherer.gather_seconds
 
     @property
     def attainable_tokens(self) -> int:
@@ -204,11 +187,15 @@ class Round:
         wins over this; else one lonely peer's commit would stop a ring of many at work. The
         parent's tokens if I am in no ring.
         """
-        if self.ring is None or self._is_out or self.state == "gathering":
+        attempt = self._attempt
+        if attempt is None or attempt.is_out or self.state == "gathering":
             return self._parent.tokens_total
-        return self._parent.tokens_total + sum(
-            tokens for peer, tokens in self.ring.weights.items() if peer not in self.removed
-        )
+        return attempt.attainable_tokens
+
+    def inventory(self, ring_id: Digest) -> Inventory | None:
+        """What I hold of the ring's chunks; None if it is not the one that I follow."""
+        attempt = self._working(ring_id)
+        return None if attempt is None else attempt.reduce.inventory()
 
     # Events: gathering
 
@@ -216,9 +203,9 @@ class Round:
         """My own work is done."""
         if ready.head != self.head or ready.round != self.number:
             raise LocalProtocolError("ready for another round")
-        signed = seal(ready, self._me, self._run_id, self._sign)
-        self._gatherer.note_ready(now, signed)
-        return [Publish(signed, ready), *self.tick(now)]
+        publish = self._self.seal(ready)
+        self._gatherer.note_ready(now, publish.signed)
+        return [publish, *self.tick(now)]
 
     def expect(self, now: float, peers: Collection[PeerId]) -> list[Action]:
         """The living other peers that work on this head."""
@@ -242,42 +229,36 @@ class Round:
             case Ready() if statement.head == self.head and statement.round == self.number:
                 self._gatherer.note_ready(now, signed)
                 return self.tick(now)
-            case Suspect() | Vote():
+            case Suspect() | Vote() | Pace():
                 return self._ring_statement(now, signed, statement)
         return []
 
     def tick(self, now: float) -> list[Action]:
         """Time passed, or who lives has changed: organise, accuse who holds up, leave, return."""
-        if self.state == "committed":
-            return []
         if self.state == "gathering":
             return self._organise(now)
-        actions = self._urge(now) if self.state == "voting" and not self._is_out else []
-        return [*actions, *self._leave_if_stalled(now), *self._return_if_lost(now)]
+        assert self._attempt is not None
+        return self._after(now, self._attempt.tick(now))
 
     def wake_seconds(self, now: float) -> float | None:
         """Local time at which `tick` has something to do; None: only on news."""
-        if self.state == "committed":
-            return None
-        if self.state == "gathering":
-            return self._gatherer.decision(now).ask_again_seconds
-        wake = self._stall_seconds
-        if self.state == "voting" and not self._is_out:
-            assert self._commitment is not None
-            assert self._reduce is not None
-            urge = self._commitment.wake_seconds(self._reduce.living, self.successor)
-            wake = wake if urge is None else min(wake, urge)
-        return wake
+        match self.state:
+            case "committed":
+                return None
+            case "gathering":
+                return self._gatherer.decision(now).ask_again_seconds
+        assert self._attempt is not None
+        return self._attempt.wake_seconds()
 
     # Events: the ring
 
     def token_received(
         self, now: float, ring_id: Digest, sender: PeerId, chunk: int, mask: int, payload: Payload
     ) -> list[Action]:
-        reduce = self._reduce_of(ring_id)
-        if reduce is None:
+        if (attempt := self._working(ring_id)) is None:
             return []
-        return self._progress(now, reduce.token_received(sender, chunk, mask, payload))
+        actions = attempt.reduce.token_received(sender, chunk, mask, payload)
+        return self._after(now, attempt.progress(now, actions))
 
     def final_received(
         self,
@@ -290,71 +271,69 @@ class Round:
         payload: Payload,
         digest: Digest,
     ) -> list[Action]:
-        reduce = self._reduce_of(ring_id)
-        if reduce is None:
+        if (attempt := self._working(ring_id)) is None:
             return []
-        actions = reduce.final_received(sender, chunk, mask, finisher, payload, digest)
-        return self._progress(now, [*actions, *self._after_finals()])
+        actions = attempt.reduce.final_received(sender, chunk, mask, finisher, payload, digest)
+        return self._after(now, attempt.progress(now, actions))
 
     def contributed(
         self, now: float, ring_id: Digest, chunk: int, payload: Payload
     ) -> list[Action]:
-        reduce = self._reduce_of(ring_id)
-        return [] if reduce is None else self._progress(now, reduce.contributed(chunk, payload))
+        if (attempt := self._working(ring_id)) is None:
+            return []
+        actions = attempt.reduce.contributed(chunk, payload)
+        return self._after(now, attempt.progress(now, actions))
 
     def rejected(self, now: float, ring_id: Digest, chunk: int, sender: PeerId) -> list[Action]:
         """The token that I was to add to is no good: its sender is out."""
-        reduce = self._reduce_of(ring_id)
-        if reduce is None:
+        if (attempt := self._working(ring_id)) is None:
             return []
-        actions = list(reduce.rejected(chunk))
-        return [*actions, *self.link_failed(now, ring_id, sender, "malformed chunk")]
+        return self._after(now, attempt.rejected(now, chunk, sender))
 
     def finalised(
         self, now: float, ring_id: Digest, chunk: int, payload: Payload, digest: Digest
     ) -> list[Action]:
-        reduce = self._reduce_of(ring_id)
-        if reduce is None:
+        if (attempt := self._working(ring_id)) is None:
             return []
-        actions = reduce.finalised(chunk, payload, digest)
-        return self._progress(now, [*actions, *self._after_finals()])
+        actions = attempt.reduce.finalised(chunk, payload, digest)
+        return self._after(now, attempt.progress(now, actions))
 
     def link_failed(self, now: float, ring_id: Digest, peer: PeerId, reason: str) -> list[Action]:
         """My link to a ring member failed: I accuse it, and it is out."""
-        if self._reduce_of(ring_id) is None or self._is_out:
+        if (attempt := self._working(ring_id)) is None:
             return []
-        return self._accuse(now, peer, reason)
+        return self._after(now, attempt.accuse(now, peer, reason))
+
+    def link_measured(
+        self, now: float, ring_id: Digest, peer: PeerId, acked_bytes: int, busy_seconds: float
+    ) -> list[Action]:
+        """My link to a member so far: bytes received there, seconds with something to send."""
+        if (attempt := self._working(ring_id)) is None:
+            return []
+        return self._after(now, attempt.link_measured(now, peer, acked_bytes, busy_seconds))
 
     def computed(
         self, now: float, ring_id: Digest, generation: int, state_digest: Digest
     ) -> list[Action]:
         """The outer step was taken: vote for the header that follows."""
-        if self._reduce_of(ring_id) is None or generation != self._generation or self._is_out:
+        if (attempt := self._working(ring_id)) is None:
             return []
-        assert self.ring is not None
-        self._proposal = propose(
-            self._run_id, self._parent, self.ring, self._computed_finals, state_digest
-        )
-        self.state = "voting"
-        return self._progress(now, self._vote(now, encode_header(self._proposal.header)))
+        return self._after(now, attempt.computed(now, generation, state_digest))
 
     def commit_received(self, commit: Commit) -> list[Action]:
         """A checked commit record arrived: if it is of the header that I computed, I am done."""
-        if self.state != "voting" or self._proposal is None:
+        if self._attempt is None or self.state == "gathering":
             return []
-        if commit.header != encode_header(self._proposal.header):
-            return []
-        self.state = "committed"
-        return [Committed(commit, self._proposal, self._computed_finals)]
+        return self._attempt.commit_received(commit)
 
     def leave(self, now: float) -> list[Action]:
         """I go to a head that another ring committed: mine has to do without me.
 
         Call it before the machine is given up for such a head; else the others wait for my part.
         """
-        if self.ring is None or self._is_out or self._reduce_of(self.ring.ring_id) is None:
+        if self.ring is None or (attempt := self._working(self.ring.ring_id)) is None:
             return []
-        return self._accuse(now, self._me, "follows another head")
+        return self._after(now, attempt.accuse(now, self._me, "follows another head"))
 
     # The rules: gathering
 
@@ -370,26 +349,27 @@ class Round:
             self._rules.codec,
             self._rules.chunk_elements,
         )
-        signed = seal(roster, self._me, self._run_id, self._sign)
-        return [Publish(signed, roster), *self._roster(now, signed, roster)]
+        publish = self._self.seal(roster)
+        return [publish, *self._roster(now, publish.signed, roster)]
 
     def _roster(self, now: float, signed: Signed, roster: Roster) -> list[Action]:
         rules = self._rules
         ring = open_roster(
-            signed, roster, self._run_id, self._verify, rules.codec, rules.chunk_elements
+            signed, roster, self._self.run_id, self._verify, rules.codec, rules.chunk_elements
         )
         if ring.ring_id in self._void_rings:
             return []
         mine = self._gatherer.mine
-        if mine is None or mine.payload not in {member.payload for member in roster.members}:
+        # By author as well: others may say the same of their work, or copy what I said.
+        named = {(member.author, member.payload) for member in roster.members}
+        if mine is None or (mine.author, mine.payload) not in named:
             return self._note_foreign(now, ring)
-        if (
-            self.ring is not None
-            and self.ring.ring_id not in self._void_rings
-            and not (self._is_out and ring.ring_id != self.ring.ring_id)
-            and preference(ring) >= preference(self.ring)
-        ):
-            return []
+        attempt = self._attempt
+        if attempt is not None and attempt.ring.ring_id not in self._void_rings:
+            is_other = ring.ring_id != attempt.ring.ring_id
+            is_preferred = preference(ring) < preference(attempt.ring)
+            if not is_preferred and not (attempt.is_out and is_other):
+                return []
         return self._follow(now, ring, signed)
 
     def _note_foreign(self, now: float, ring: Ring) -> list[Action]:
@@ -403,178 +383,76 @@ class Round:
                 )
         if self._me not in ring.members:
             return []
-        return [self._suspect(ring.ring_id, self._me, "restarted")]
+        return [self._self.seal(Suspect(ring.ring_id, self._me, "restarted"))]
 
     def _follow(self, now: float, ring: Ring, envelope: Signed) -> list[Action]:
         actions: list[Action] = []
-        if self.ring is not None and self.ring.ring_id not in self._void_rings:
-            self._void_rings.add(self.ring.ring_id)
-            if not self._is_out:
-                actions.append(self._suspect(self.ring.ring_id, self._me, "follows another ring"))
-        self.ring = ring
-        self.state = "reducing"
-        self._accusations = Accusations(ring.members, self._me)
-        self._reduce = RingReduce(ring.members, self._me, self._rules.num_chunks)
-        self._commitment = Commitment(ring.ring_id, ring.members, self._me)
-        self._generation += 1
-        self._computed_finals = []
-        self._progress_seconds = now
-        actions += [BeginRing(ring, envelope), *self._reduce.start()]
+        old = self._attempt
+        if old is not None and old.ring.ring_id not in self._void_rings:
+            self._void_rings.add(old.ring.ring_id)
+            if not old.is_out:
+                suspect = Suspect(old.ring.ring_id, self._me, "follows another ring")
+                actions.append(self._self.seal(suspect))
+        attempt = self._attempt = self._new_attempt(now, ring)
+        actions += [BeginRing(ring, envelope), *attempt.start()]
         early, self._early = self._early, {}
         for signed, statement in early.values():
             actions += self._ring_statement(now, signed, statement)
         return actions
 
-    # The rules: who is out
+    def _new_attempt(self, now: float, ring: Ring) -> Attempt:
+        rules = self._rules
+        pace = RingPace(
+            ring.members,
+            self._me,
+            began_seconds=now,
+            chunk_bytes=rules.chunk_bytes,
+            num_chunks=rules.num_chunks,
+            round_seconds=now - self._began_seconds,
+            line_was_slow=self._line_was_slow,
+        )
+        reduce = RingReduce(ring.members, self._me, rules.num_chunks)
+        return Attempt(self._self, self._parent, ring, reduce, pace, now)
 
-    @property
-    def _is_out(self) -> bool:
-        return self._me in self._accusations.out
+    # The rules: the ring
 
-    @property
-    def _stall_seconds(self) -> float:
-        return self._progress_seconds + STALL_SECONDS
-
-    def _progress(self, now: float, actions: Sequence[Action]) -> list[Action]:
-        if actions and not self._is_out:
-            self._progress_seconds = now
-        return list(actions)
-
-    def _accuse(self, now: float, accused: PeerId, reason: str) -> list[Action]:
-        """In my own name."""
-        assert self.ring is not None
-        is_news = accused in self.ring.members and accused not in self._accusations.out
-        if not is_news and accused != self._me:
-            return []
-        suspect = self._suspect(self.ring.ring_id, accused, reason)
-        return [suspect, *self._accused(now, self._me, accused, reason)]
-
-    def _suspect(self, ring_id: Digest, accused: PeerId, reason: str) -> Publish:
-        suspect = Suspect(ring_id, accused, reason[: limits.TEXT_CHARACTERS_MAX])
-        return Publish(seal(suspect, self._me, self._run_id, self._sign), suspect)
-
-    def _accused(self, now: float, author: PeerId, accused: PeerId, reason: str) -> list[Action]:
-        """A member of my ring, or I, accused a member."""
-        assert self._reduce is not None
-        if not self._accusations.accuse(author, accused):
-            return self._repeat(now)
-        actions: list[Action] = [Removed(accused, reason), *self._reduce.member_removed(accused)]
-        if self._is_out:
-            self._progress_seconds = now
-            if accused == self._me != author:
-                actions += self._accuse(now, self._me, f"accused by {author}")
-            return actions + self._return_if_lost(now)
-        self._progress_seconds = now
-        actions += self._repeat(now)
-        if self.state == "voting":
-            assert self._commitment is not None
-            assert self._commitment.header is not None
-            actions += self._vote(now, self._commitment.header)
-        return [*actions, *self._after_finals()]
-
-    def _repeat(self, now: float) -> list[Action]:
-        """In my own name what others said of members that are out."""
-        assert self.ring is not None
-        actions: list[Action] = []
-        for peer in self._accusations.to_repeat():
-            self._accusations.accuse(self._me, peer)
-            actions.append(self._suspect(self.ring.ring_id, peer, "is out"))
-        return actions
-
-    def _leave_if_stalled(self, now: float) -> list[Action]:
-        assert self.ring is not None
-        if now < self._stall_seconds or self._is_out or self._reduce_of(self.ring.ring_id) is None:
-            return []
-        return self._accuse(now, self._me, "stalled")
-
-    def _return_if_lost(self, now: float) -> list[Action]:
-        """Gathers again if I am out of the ring and it will not commit without me."""
-        if self.state in ("gathering", "committed") or not self._is_out:
-            return []
-        assert self.ring is not None
-        others = set(self.ring.members) - self._accusations.out
-        if others & self._gatherer.expected and now < self._stall_seconds:
-            return []
-        self._void_rings.add(self.ring.ring_id)
-        self.state = "gathering"
-        self._gatherer.begin_again(now, self.ring.roster.attempt)
-        return self._organise(now)
-
-    # The rules: ring and votes
-
-    def _reduce_of(self, ring_id: bytes) -> RingReduce | None:
-        if self.ring is None or self.ring.ring_id != ring_id:
+    def _working(self, ring_id: bytes) -> Attempt | None:
+        """The ring that I follow, if it is this one and not void or committed."""
+        attempt = self._attempt
+        if attempt is None or attempt.ring.ring_id != ring_id:
             return None
-        return None if self.state in ("gathering", "committed") else self._reduce
+        return None if self.state in ("gathering", "committed") else attempt
 
-    def _ring_statement(
-        self, now: float, signed: Signed, statement: Suspect | Vote
-    ) -> list[Action]:
-        author = PeerId(signed.author)
-        if self._reduce_of(statement.ring_id) is None:
-            if isinstance(statement, Suspect):
-                self._gatherer.note_accusation(statement.ring_id, author, PeerId(statement.accused))
-            if statement.ring_id not in self._void_rings:
-                self._keep_early(signed, statement)
-            return self.tick(now) if self.state == "gathering" else []
-        assert self.ring is not None
-        assert self._commitment is not None
-        if author not in self.ring.members:
-            return []
+    def _after(self, now: float, actions: list[Action]) -> list[Action]:
+        """Gathers again if I am out of the ring and it will not commit without me."""
+        attempt = self._attempt
+        if attempt is None or not attempt.is_out or self.state in ("gathering", "committed"):
+            return actions
+        others = set(attempt.ring.members) - attempt.removed
+        if now < attempt.stall_seconds:
+            if others & self._gatherer.expected:
+                return actions
+            # Should they turn up again, their ring is at work.
+            self._gatherer.note_lost(attempt.ring, attempt.accusations)
+        self._void_rings.add(attempt.ring.ring_id)
+        self._gatherer.begin_again(now, attempt.ring.roster.attempt)
+        return [*actions, *self._organise(now)]
+
+    def _ring_statement(self, now: float, signed: Signed, statement: RingStatement) -> list[Action]:
+        attempt = self._working(statement.ring_id)
+        if attempt is not None:
+            return self._after(now, attempt.statement(now, signed, statement))
         if isinstance(statement, Suspect):
-            return self._accused(now, author, PeerId(statement.accused), statement.reason)
-        if not self._commitment.vote_received(now, author, statement, signed):
-            return []
-        return self._progress(now, self._check_quorum())
+            self._gatherer.note_accusation(
+                statement.ring_id, PeerId(signed.author), PeerId(statement.accused)
+            )
+        if Digest(statement.ring_id) not in self._void_rings:
+            self._keep_early(signed, statement)
+        return self.tick(now) if self.state == "gathering" else []
 
-    def _keep_early(self, signed: Signed, statement: Suspect | Vote) -> None:
+    def _keep_early(self, signed: Signed, statement: RingStatement) -> None:
         key = key_of(signed.author, statement)
         self._early.pop(key, None)
         self._early[key] = (signed, statement)
         if len(self._early) > EARLY_STATEMENTS_MAX:
             del self._early[next(iter(self._early))]
-
-    def _after_finals(self) -> list[Action]:
-        """Computes (again) once all finals are there and differ from what was computed."""
-        assert self._reduce is not None
-        if not self._reduce.is_complete or self._is_out:
-            return []
-        finals = self._reduce.finals
-        if finals == self._computed_finals:
-            return []
-        self._computed_finals = finals
-        self._generation += 1
-        self.state = "computing"
-        return [Compute(self._generation, finals)]
-
-    def _vote(self, now: float, header: bytes) -> list[Action]:
-        assert self._commitment is not None
-        vote = self._commitment.propose(now, header, self.removed)
-        signed = seal(vote, self._me, self._run_id, self._sign)
-        self._commitment.vote_received(now, self._me, vote, signed)
-        return [Publish(signed, vote), *self._check_quorum()]
-
-    def _check_quorum(self) -> list[Action]:
-        assert self._commitment is not None
-        if self.state != "voting":
-            return []
-        commit = self._commitment.result()
-        if commit is None:
-            return []
-        assert self._proposal is not None
-        self.state = "committed"
-        return [Committed(commit, self._proposal, self._computed_finals)]
-
-    def _urge(self, now: float) -> list[Action]:
-        """Hands over finals where votes differ, and accuses who holds up the round."""
-        assert self._reduce is not None
-        assert self._commitment is not None
-        actions: list[Action] = []
-        successor = self.successor
-        if self._commitment.to_reconcile(now, successor):
-            assert successor is not None
-            actions += self._reduce.finals_for(successor)
-        for peer, reason in self._commitment.to_accuse(now, self._reduce.living):
-            if self.state == "voting":
-                actions += self._accuse(now, peer, reason)
-        return actions

@@ -17,6 +17,9 @@ from gossamer.trainer.optimizer import AdamW
 
 FORMAT = "gossamer-adamw-1"
 
+STEPS_MAX = 2**53
+"""Beyond any training, and within what every number format here can hold."""
+
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used or written. The message says which and why."""
@@ -80,8 +83,8 @@ def load_optimizer(optimizer: AdamW, model: ModelConfig, path: Path) -> None:
             or not bool(torch.isfinite(moment).all())
         ):
             raise CheckpointError(f"{path} is damaged: moments of the wrong size or not finite")
-    if num_steps < 0 or bool((second < 0).any()):
-        raise CheckpointError(f"{path} is damaged: negative steps or second moments")
+    if not 0 <= num_steps <= STEPS_MAX or bool((second < 0).any()):
+        raise CheckpointError(f"{path} is damaged: steps or second moments out of range")
     optimizer.restore(first, second, num_steps)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import platform
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -40,6 +41,13 @@ class Device:
         """Sequences of one forward pass to try first."""
         tokens_max = _CPU_TOKENS_MAX if self.torch_device.type == "cpu" else _GPU_TOKENS_MAX
         return max(1, min(num_sequences, tokens_max // context))
+
+    @property
+    def memory_advice(self) -> str:
+        """What to do where the memory does not suffice, for people."""
+        if self.torch_device.type == "cpu":
+            return "stop what else uses this machine's memory, or train on one with more"
+        return "stop what else uses the device, take one with more memory, or use --device cpu"
 
     def release_memory(self) -> None:
         """Gives cached memory back after an allocation failed."""
@@ -82,6 +90,16 @@ def choose_device(wanted: str) -> Device:
     if device.type == "cpu":
         return Device(torch.device("cpu"), _cpu_name(), False)
     raise DeviceError(f"device {wanted!r} is not supported; use auto, cpu, cuda:N or mps")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether torch, numpy or Python could not have memory, be it the device's or the host's."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    # torch's allocator for the CPU has no exception of its own.
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def _cpu_name() -> str:

@@ -1,4 +1,4 @@
-"""One peer's local training: rounds of inner steps from `base`, the result added to `pending`.
+"""One peer's local training: rounds of inner steps from `base`, the result in `pseudo_gradient`.
 
 `LocalTrainer` is all of it without processes or pipes. The worker is a thin shell around it; tests
 and experiments drive many of them in one process.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ from gossamer.protocol.manifest import InnerConfig, ModelConfig
 from gossamer.trainer import evaluate, messages
 from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
 from gossamer.trainer.data import Batch, DataQueue, add_span, load_shard
-from gossamer.trainer.device import choose_device
+from gossamer.trainer.device import choose_device, is_out_of_memory
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import AdamW
 from gossamer.trainer.schedule import learning_rate_at
@@ -34,8 +36,7 @@ STEPS_AHEAD = 4
 # peers, which has room for `limits.SPANS_MAX`, and one step may add several.
 _SPANS_PER_ROUND = limits.SPANS_MAX // 2
 
-# Elements of one pass over the flat vectors at the end of a round: no third vector of full length.
-_BLOCK_ELEMENTS = 1024 * 1024
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +52,6 @@ class _Round:
     steps_max: int
     seconds_max: float
     started: float
-    base: NDArray[np.float32]
-    """What the round started from; the shared `base` may move on meanwhile."""
     steps: int = 0
     tokens: int = 0
     loss_sum: float = 0.0
@@ -62,8 +61,9 @@ class _Round:
 class LocalTrainer:
     """Model, data queue and AdamW of one peer. Not for use from several threads.
 
-    `base` and `pending` are (num_parameters,) fp32, shared with whoever made them. `base` is only
-    read, but for `genesis`; `pending` is only added to, in `finish`.
+    `base` and `pseudo_gradient` are (num_parameters,) fp32, shared with whoever made them. `base`
+    is only read, but for `genesis`. `pseudo_gradient` is written from `begin` to `finish`, and
+    holds the work of the newest finished round in between.
     """
 
     def __init__(
@@ -73,23 +73,29 @@ class LocalTrainer:
         *,
         seed: int,
         base: NDArray[np.float32],
-        pending: NDArray[np.float32],
+        pseudo_gradient: NDArray[np.float32],
         token_bytes: int,
         device: str = "auto",
         optimizer_path: str = "",
         micro_batch: int = 0,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """Moments come from `optimizer_path` if it has some; `optimizer_problem` says why not.
 
+        `on_progress` is called after every piece of longer work.
+
         Raises:
             DeviceError: no such device here.
-            ValueError: `base` or `pending` of the wrong length or type.
+            ValueError: `base` or `pseudo_gradient` of the wrong length or type.
         """
-        for vector in (base, pending):
+        for vector in (base, pseudo_gradient):
             if vector.shape != (model.num_parameters,) or vector.dtype != np.float32:
-                raise ValueError(f"base and pending must be {model.num_parameters} fp32 values")
+                raise ValueError(
+                    f"base and pseudo_gradient must be {model.num_parameters} fp32 values"
+                )
         self._config, self._inner, self._seed = model, inner, seed
-        self._base, self._pending = base, pending
+        self._base, self._pseudo_gradient = base, pseudo_gradient
+        self._on_progress = on_progress
         self._token_bytes = token_bytes
         self.device = choose_device(device)
         self._decoder = Decoder(model, self.device.torch_device)
@@ -158,9 +164,9 @@ class LocalTrainer:
         """Starts a round from `base`."""
         self._require_between_rounds("Begin")
         self._load_base()
-        self._round = _Round(
-            number, first_step, steps_max, seconds_max, time.monotonic(), base=self._base.copy()
-        )
+        # What the round starts from; the shared `base` may move on meanwhile.
+        np.copyto(self._pseudo_gradient, self._base)
+        self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic())
         self._asked = False
 
     def need_data(self) -> messages.NeedData | None:
@@ -216,13 +222,12 @@ class LocalTrainer:
         )
 
     def finish(self) -> messages.Finished:
-        """Ends the round: `pending += base at its start - local parameters`."""
+        """Ends the round: `pseudo_gradient = base at its start - local parameters`."""
         current = self._require_round()
         if current.tokens:
-            local = self._decoder.flat.cpu().numpy()
-            for start in range(0, len(local), _BLOCK_ELEMENTS):
-                part = slice(start, start + _BLOCK_ELEMENTS)
-                self._pending[part] += current.base[part] - local[part]
+            self._pseudo_gradient -= self._decoder.flat.cpu().numpy()
+        else:
+            self._pseudo_gradient[:] = 0.0
         self._round = None
         return messages.Finished(
             round=current.number,
@@ -243,7 +248,7 @@ class LocalTrainer:
         self._load_base()
         shards = (load_shard(path, self._token_bytes, self._config.vocabulary) for path in paths)
         batches = evaluate.batches_of(shards, self._config.context, self._micro_batch, tokens_max)
-        loss, tokens = evaluate.evaluate(self._decoder, self.device, batches)
+        loss, tokens = evaluate.evaluate(self._decoder, self.device, self._reported(batches))
         return messages.Evaluated(loss=loss, tokens=tokens)
 
     def save(self) -> str:
@@ -271,6 +276,12 @@ class LocalTrainer:
     def _load_base(self) -> None:
         self._decoder.flat.copy_(torch.from_numpy(self._base))
 
+    def _reported(self, pieces: Iterable[T]) -> Iterator[T]:
+        """The same, with word of progress before each."""
+        for piece in pieces:
+            self._on_progress()
+            yield piece
+
     def _gradients(self, batch: Batch) -> tuple[float, float]:
         """(mean loss, norm of the gradient, which is left in `.grad`)."""
         sequences = torch.from_numpy(batch.sequences).to(self.device.torch_device)
@@ -283,6 +294,7 @@ class LocalTrainer:
                         part = self._decoder.loss_sum(micro_batch) / num_targets
                     part.backward()  # type: ignore[no-untyped-call]
                     loss += part.detach()
+                    self._on_progress()
                 gradients = [
                     parameter.grad for parameter in self._parameters if parameter.grad is not None
                 ]
@@ -290,8 +302,8 @@ class LocalTrainer:
                 # One wait for the device a step: both numbers at once.
                 loss_value, norm_value = torch.stack((loss, norm)).tolist()
                 return loss_value, norm_value
-            except RuntimeError as error:
-                if not _is_out_of_memory(error):
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
                     raise
             self._halve_micro_batch(len(sequences))
 
@@ -303,7 +315,7 @@ class LocalTrainer:
             raise TrainerError(
                 f"{self.device.name} has too little memory for one sequence of "
                 f"{self._config.context} tokens with {self._config.num_parameters} parameters: "
-                "use a device with more, or stop what else uses it"
+                f"{self.device.memory_advice}"
             )
         self._micro_batch = failed // 2
         log.warning("out of memory with %d sequences at once, trying %d", failed, self._micro_batch)
@@ -322,8 +334,3 @@ class LocalTrainer:
             raise TrainerError(
                 f"{what} is for between rounds, but round {self._round.number} is running"
             )
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    # The CPU's allocator has no exception of its own.
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -4,14 +4,18 @@
     ...       one tagged struct of this module, as msgpack
 
 The daemon sends `ToWorker`, the worker answers with `FromWorker`. The parameters themselves do not
-travel: both sides map the same two files of fp32 values, `base` and `pending` (module `memory`).
+travel: both sides map the same two files of fp32 values, `base` and `pseudo_gradient` (module
+`memory`).
 
 Order of a life: Configure -> Configured, then any number of `Genesis -> GenesisDone`, `Evaluate ->
 Evaluated`, `Adopt`, and rounds `Begin -> Step, Step, ... NeedData ... -> Finished`. Between rounds
 `base` may be written by the daemon at any time; during a round too, since the worker takes its own
-copy at Begin. `pending` is the worker's from the moment that the round may end (Stop, `steps_max`,
-`seconds_max`) until Finished. `Data`, `Forget`, `Save` and `Stop` are allowed at any time; a Stop
-that arrives after its round has ended is ignored. The end of stdin ends the worker at once.
+copy at Begin. `pseudo_gradient` is the worker's from Begin to Finished, and means nothing until
+then: a worker that dies in between leaves nothing behind that counts. `Data`, `Forget`, `Save` and
+`Stop` are allowed at any time; a Stop that arrives after its round has ended is ignored. The end of
+stdin ends the worker at once.
+
+From its first breath the worker sends Alive every `ALIVE_SECONDS`, from a thread of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +32,9 @@ MESSAGE_BYTES_MAX = 1024 * 1024
 
 # Ranges that may be queued and not yet consumed: many rounds' worth, and a bound on memory.
 DATA_RANGES_MAX = 1024
+
+ALIVE_SECONDS = 2.0
+"""Between two signs of life: a few bytes each."""
 
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
@@ -59,7 +66,7 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     """Threads of torch on the CPU; 0 leaves torch's own choice."""
     seed: int
     base_fd: int
-    pending_fd: int
+    pseudo_gradient_fd: int
     token_bytes: int
     """2 or 4: little-endian unsigned tokens in the shards."""
     optimizer_path: str = ""
@@ -117,6 +124,14 @@ class Exit(_ToWorker, frozen=True, kw_only=True):
     """Exit with code 0 after the step that is being done; an unfinished round is dropped."""
 
 
+class Alive(_FromWorker, frozen=True, kw_only=True):
+    """The process runs, whatever its main thread does."""
+
+    busy_seconds: float
+    """How long the main thread has been at one piece of work (a micro-batch, a shard, a file);
+    0 while it waits for a message."""
+
+
 class Configured(_FromWorker, frozen=True, kw_only=True):
     device: str
     """`cpu`, `cuda:0`, `mps:0`."""
@@ -172,7 +187,7 @@ class NeedData(_FromWorker, frozen=True, kw_only=True):
 
 
 class Finished(_FromWorker, frozen=True, kw_only=True):
-    """A round has ended and `pending` holds its work."""
+    """A round has ended and `pseudo_gradient` holds its work."""
 
     round: int
     steps: int
@@ -193,7 +208,9 @@ class Failed(_FromWorker, frozen=True, kw_only=True):
 
 
 ToWorker = Configure | Genesis | Data | Begin | Stop | Adopt | Evaluate | Forget | Save | Exit
-FromWorker = Configured | GenesisDone | Evaluated | Saved | Step | NeedData | Finished | Failed
+FromWorker = (
+    Alive | Configured | GenesisDone | Evaluated | Saved | Step | NeedData | Finished | Failed
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

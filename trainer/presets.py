@@ -9,11 +9,35 @@ cosine's end at 5 %, are those of the DiLoCo scaling laws (arXiv 2503.09799).
 Below some 10 million parameters 0.7/0.9 is not safe from a cold start, so every preset begins with
 rounds of few inner steps and plain averaging, about a fifth of a small run's steps.
 
-Tried here: `tiny` only (tests/benchmarks/parity.py). Its settings were picked on a model of a
+Tuned here: `tiny` only (tests/benchmarks/parity.py). Its settings were picked on a model of a
 quarter of its size, one seed each: 4 peers, H=20, 50 warm rounds of 4 steps gave 1.4445 nats with
 outer 1.0/0.8, 1.4503 with 1.0/0.7 and 1.4537 with 0.7/0.9; 0.8 also beat 0.7 at H=50 and 0.5 with 2
-peers. Its inner rate suits 4 peers; a peer that stays alone learns better with 3e-3. `1m`, `5m` and
-`10m` take the outer rates over and were not tried; the larger ones are as published.
+peers. Its inner rate suits 4 peers; a peer that stays alone learns better with 3e-3.
+
+Tried here: `1m`, `5m` and `10m`, in short trials (tests/benchmarks/presets.py; all numbers are in
+its results). Held-out nats of one worker alone, then of two with outer 1.0/0.8 and, in brackets,
+0.7/0.9. H and AdamW's warm-up are shorter than the preset's, but for the warm-up in the first line:
+
+    preset  steps x sequences  warm-up  at inner rates of half, once and twice the preset's
+    1m            252 x 8        100    4.81 4.65      4.65 4.62 (4.58)  -
+    1m            229 x 8         23    5.04 4.67 (4.71)  5.38 4.83      5.41 5.45
+    5m             54 x 8          5    6.39 6.66 (6.78)  6.46 6.77      6.37 7.52
+    10m            60 x 1          6    6.86 7.32 (8.11)  6.98 7.61      6.87 8.88
+
+One seed each; the second line's single worker, and its two at 1.5e-3, are means of two. `10m` had
+an eighth of its batch. So `1m` needs its long warm-up: with it 3e-3 did better than half of that,
+with 23 steps far worse; a run that is much shorter should halve the rate. Twice the rate was the
+worst for two workers, but was never tried with a long warm-up. Of the outer rates each won once at
+`1m`, by 0.04; 1.0/0.8 did better at `5m` and `10m`, where two workers with 5 or 6 warm steps and
+then rounds of 3 did worse than one alone. Nothing was clear enough to change a value.
+
+As real swarms of two daemons, `1m` went from 7.64 to 4.49 nats of training loss in some 50 rounds
+(4 minutes of a busy machine); `10m` ran a few rounds, too few to say anything.
+
+Not trained here: `40m`, whose inner rate lies between its neighbours', and `150m` and `1.1b`, which
+are as published. One CPU thread needs 69 s for a step of `40m` and 2.3 hours for one of `150m`, by
+the time of two steps of one micro-batch, in which the training process had 4.2 and 11.6 GB. `1.1b`
+was never run: the eleven vectors of a peer, trainer and daemon, take 48 GB.
 """
 
 from __future__ import annotations
@@ -205,7 +229,7 @@ _ALL = (
     ),
     _preset(
         "150m",
-        "OpenDiLoCo's 150 million (and 66 million of embeddings): 3.2 GiB of weights and AdamW",
+        "OpenDiLoCo's 150 million (and 66 million of embeddings): 3.2 GiB on a GPU, 5.6 beside",
         _model((12, 1024, 16, 16, 2688), vocabulary=32_000, context=1024, tied=False),
         _inner(4e-4, sequences=512, warmup_steps=1_000, total_steps=88_000),
         _rounds(3_600.0, 120.0, 30.0),
@@ -216,7 +240,7 @@ _ALL = (
     ),
     _preset(
         "1.1b",
-        "TinyLlama's 1.1 billion: 16.4 GiB of weights and AdamW",
+        "TinyLlama's 1.1 billion: 16.4 GiB on a GPU, 28.7 beside",
         _model((22, 2048, 32, 4, 5632), vocabulary=32_000, context=1024, tied=False),
         _inner(4e-4, sequences=2_048, warmup_steps=1_000, total_steps=88_000),
         _rounds(7_200.0, 300.0, 60.0),

@@ -1,6 +1,7 @@
 """The trainer process: `python -m gossamer.trainer.worker`, started by the daemon, never by people.
 
-A thread reads messages from stdin; the main thread trains and looks at them after every step.
+A thread reads messages from stdin; the main thread trains and looks at them after every step; a
+third thread says that the process lives, and how long the main one has been at what it does.
 stdout belongs to the messages: anything that prints goes to stderr. The end of stdin means that
 the daemon is gone and ends the process at once; SIGTERM does too. SIGINT is ignored: from a
 terminal it reaches the daemon as well, which decides.
@@ -14,7 +15,10 @@ import queue
 import signal
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import BinaryIO
 
@@ -22,7 +26,7 @@ import torch
 
 from gossamer.trainer import memory, messages
 from gossamer.trainer.data import DataError
-from gossamer.trainer.device import DeviceError
+from gossamer.trainer.device import Device, DeviceError, choose_device, is_out_of_memory
 from gossamer.trainer.local_round import LocalTrainer, TrainerError
 
 # Messages read and not yet looked at. Bounds the memory; the daemon never has so many under way.
@@ -50,6 +54,34 @@ class Worker:
             _INBOX_MAX
         )
         self._trainer: LocalTrainer | None = None
+        self._device: Device | None = None
+        self._sending = threading.Lock()
+        self._busy_since: float | None = time.monotonic()
+        """When the piece of work began that the main thread is at; None while it waits."""
+
+    def show_life(self) -> None:
+        """Sends Alive until the daemon is gone. For a thread of its own."""
+        while True:
+            with self._sending:
+                since = self._busy_since
+                busy_seconds = 0.0 if since is None else time.monotonic() - since
+                try:
+                    self._write(messages.Alive(busy_seconds=busy_seconds))
+                except OSError:
+                    return
+            time.sleep(messages.ALIVE_SECONDS)
+
+    def _got_on(self) -> None:
+        self._busy_since = time.monotonic()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """While it is the daemon's turn, which may be stopped or busy itself."""
+        self._busy_since = None
+        try:
+            yield
+        finally:
+            self._got_on()
 
     def read(self, source: BinaryIO) -> None:
         """Reads messages until the end of `source`, and then ends the process. For a thread of its
@@ -96,6 +128,7 @@ class Worker:
         if trainer.is_round_over:
             self._send(trainer.finish())
             return
+        self._got_on()
         done = trainer.step()
         if done is not None:
             self._send(done)
@@ -109,7 +142,8 @@ class Worker:
             self._handle(message)
 
     def _next(self, timeout_seconds: float | None) -> messages.ToWorker:
-        message = self._inbox.get(timeout=timeout_seconds)
+        with self._waiting():
+            message = self._inbox.get(timeout=timeout_seconds)
         if isinstance(message, messages.MessageError):
             raise message
         return message
@@ -152,16 +186,18 @@ class Worker:
         if message.threads:
             torch.set_num_threads(message.threads)
         num_parameters = message.model.num_parameters
+        self._device = choose_device(message.device)
         trainer = LocalTrainer(
             message.model,
             message.inner,
             seed=message.seed,
             base=memory.open_vector(message.base_fd, num_parameters),
-            pending=memory.open_vector(message.pending_fd, num_parameters),
+            pseudo_gradient=memory.open_vector(message.pseudo_gradient_fd, num_parameters),
             token_bytes=message.token_bytes,
             device=message.device,
             optimizer_path=message.optimizer_path,
             micro_batch=message.micro_batch,
+            on_progress=self._got_on,
         )
         if trainer.device.torch_device.type == "cpu":
             os.nice(_NICENESS)
@@ -178,11 +214,23 @@ class Worker:
         )
 
     def _send(self, message: messages.FromWorker) -> None:
+        with self._waiting(), self._sending:
+            self._write(message)
+
+    def _write(self, message: messages.FromWorker) -> None:
         self._output.write(messages.encode(message))
         self._output.flush()
 
     def fail(self, reason: str) -> None:
         self._send(messages.Failed(reason=reason))
+
+    def fail_for_memory(self, error: Exception) -> None:
+        """Memory ran out outside a step, where nothing smaller can be tried."""
+        device = self._device or choose_device("cpu")
+        what = str(error).partition("\n")[0] or type(error).__name__
+        self.fail(
+            f"{device.name} has too little memory for this model ({what}): {device.memory_advice}"
+        )
 
 
 def main() -> int:
@@ -200,6 +248,7 @@ def main() -> int:
 
     worker = Worker(output)
     threading.Thread(target=worker.read, args=(source,), name="stdin", daemon=True).start()
+    threading.Thread(target=worker.show_life, name="life", daemon=True).start()
     try:
         worker.run()
     except BrokenPipeError:
@@ -208,6 +257,9 @@ def main() -> int:
         worker.fail(str(error))
         return 1
     except Exception as error:
+        if is_out_of_memory(error):
+            worker.fail_for_memory(error)
+            return 1
         traceback.print_exc()
         worker.fail(f"{type(error).__name__}: {error}")
         return 1

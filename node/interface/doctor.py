@@ -5,6 +5,7 @@ torch is tried in a process of its own: here, as in the daemon, it is never impo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -41,6 +42,8 @@ _DISK_BYTES_MIN = 512 * 1000**2
 _MEMORY_BYTES_MIN = 1_500 * 1000**2
 # Before this version was written no clock can truly stand.
 _CLOCK_UNIX_SECONDS_MIN = 1_767_225_600  # 2026-01-01
+# Clocks that are set by the network go back by seconds.
+_CLOCK_BACK_SECONDS_MAX = 600
 _FILES_MIN = 1024
 _MULTISTREAM = b"\x13/multistream/1.0.0\n"
 
@@ -101,7 +104,7 @@ def make_checks(settings: Settings, address: str | None = None) -> Iterator[Chec
     yield check_disk(settings)
     yield from check_ports(settings, running)
     yield check_files()
-    yield check_clock(time.time())
+    yield check_clock(time.time(), _last_written_unix_seconds(state_dir))
     if address is not None:
         yield check_seed(address)
 
@@ -258,16 +261,29 @@ def check_files() -> Check:
     return Check("files", "ok", "no tight limit of open files")
 
 
-def check_clock(now_unix_seconds: float) -> Check:
-    moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_unix_seconds))
+def check_clock(now_unix_seconds: float, last_written_unix_seconds: float = 0.0) -> Check:
+    """Whether the wall clock can be right. Peers' clocks are never compared."""
+    moment = _moment(now_unix_seconds)
+    advice = "Set the clock: the swarm does not need it, but logs and metrics will mislead"
     if now_unix_seconds < _CLOCK_UNIX_SECONDS_MIN:
-        return Check(
-            "clock",
-            "warn",
-            f"{moment} has long passed",
-            "Set the clock: the swarm does not need it, but logs and metrics will mislead",
-        )
+        return Check("clock", "warn", f"{moment} has long passed", advice)
+    if last_written_unix_seconds - now_unix_seconds > _CLOCK_BACK_SECONDS_MAX:
+        later = _moment(last_written_unix_seconds)
+        return Check("clock", "warn", f"{moment}, but the state was written on {later}", advice)
     return Check("clock", "ok", moment)
+
+
+def _moment(unix_seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix_seconds))
+
+
+def _last_written_unix_seconds(state_dir: StateDir) -> float:
+    """When this machine's clock said that a node wrote to the directory; 0 if none did."""
+    times = [0.0]
+    for path in (state_dir.lock_path, state_dir.head_path, state_dir.known_peers_path):
+        with contextlib.suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times)
 
 
 def check_seed(text: str) -> Check:

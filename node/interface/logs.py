@@ -7,12 +7,13 @@ can neither forge a line nor move somebody's cursor.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
 import time
 import traceback
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import msgspec
 import structlog
@@ -39,7 +40,7 @@ def configure_logs(
 
     With `log_level="debug"` libraries' warnings are shown too.
     """
-    target = sys.stderr if stream is None else stream
+    target = cast(TextIO, _Lossy(sys.stderr if stream is None else stream))
     colours = log_format == "text" and target.isatty()
     renderer: Processor = _render_json if log_format == "json" else _TextRenderer(colours)
     shared: list[Processor] = [
@@ -67,6 +68,30 @@ def configure_logs(
         logging.getLogger(name).setLevel(logging.WARNING if log_level == "debug" else level)
     # Warnings are for developers; the tests turn them into errors.
     logging.captureWarnings(log_level == "debug")
+
+
+class _Lossy:
+    """A stream to which nothing is written when it takes nothing: a full disk, a closed pipe.
+
+    The node goes on without a log rather than die of a line.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Says that all was written, in any case."""
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """What cannot be written now is tried again with the next line."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
 
 
 def printable(value: object) -> str:

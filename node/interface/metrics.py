@@ -15,17 +15,18 @@ from importlib.metadata import PackageNotFoundError, version
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gossamer.node.interface.status import OUTCOMES, PHASES, Outcome
+from gossamer.node.interface.status import OUTCOMES, PHASES, DataStatus, Outcome, WorkStatus
 from gossamer.node.machine.capacity import GpuCollector, Gpus
 from gossamer.protocol.messages import Phase
 
 OTHER = "other"
-PAUSE_REASONS = ("user", "disk_full")
+PAUSE_REASONS = ("user", "disk")
 RESTART_REASONS = ("failed", "killed", "hung")
 PEER_PATHS = ("direct", "relayed")
 DIAL_OUTCOMES = ("connected", "unreachable", "timeout", "wrong_peer")
 PURPOSES = ("gossip", "ring", "blocks", "chain", "manifest", "peers")
 COMMIT_TIMINGS = ("on_time", "late")
+WORK_FATES = ("committed_on_time", "committed_late", "dropped", "lost", "carried")
 DROP_REASONS = ("stale", "nonfinite", "abandoned")
 ROUND_PHASES = ("training", "gathering", "averaging", "committing")
 SKIP_REASONS = (
@@ -41,7 +42,17 @@ SKIP_REASONS = (
 """First words of the reasons that `Removed` gives."""
 BLOCK_STATES = ("stored", "pinned")
 DISK_KINDS = ("blocks",)
-OFFENCE_REASONS = ("protocol", "malformed", "oversized", "forged", "version", "wrong_block")
+OFFENCE_REASONS = (
+    "protocol",
+    "malformed",
+    "oversized",
+    "forged",
+    "version",
+    "implausible",
+    "flood",
+    "unproven",
+)
+"""`reason` of `RemoteProtocolError` and its kinds."""
 
 _STEP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _ROUND_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
@@ -120,6 +131,10 @@ class Metrics:
         self.restarts = counters(
             "restarts_total", "Restarts of the trainer process.", "reason", RESTART_REASONS
         )
+        self.stalled_seconds = counter(
+            "stalled_seconds_total",
+            "Time for which this process did not run: stopped, suspended or starved.",
+        )
         # The network.
         self.peers = gauges("peers", "Connected peers.", "path", PEER_PATHS)
         self._network_bytes = Counter(
@@ -142,9 +157,21 @@ class Metrics:
         self.tokens = counter("tokens_total", "Tokens trained on, committed or not.")
         self.tokens_committed = counters(
             "tokens_committed_total",
-            "Own tokens in committed rounds: in the round they were trained for, or later.",
+            "Own tokens that a committed round took: that they were trained for, or a later one.",
             "timing",
             COMMIT_TIMINGS,
+        )
+        self.tokens_reclaimed = counters(
+            "tokens_reclaimed_total",
+            "Own tokens that a round had taken which is not in the chain after all.",
+            "timing",
+            COMMIT_TIMINGS,
+        )
+        self._work = gauges(
+            "work_tokens",
+            "All tokens that this node trained in the run, by what has become of them.",
+            "fate",
+            WORK_FATES,
         )
         self.tokens_dropped = counters(
             "tokens_dropped_total", "Own tokens that no round will take.", "reason", DROP_REASONS
@@ -177,6 +204,15 @@ class Metrics:
         self._round_duration = {phase: round_duration.labels(phase) for phase in ROUND_PHASES}
         self.round_group_size = gauge("round_group_size", "Members of the newest ring.")
         self.round = gauge("round", "The newest committed round.")
+        self.swarm_tokens = gauge("swarm_tokens", "Tokens of all peers in the committed chain.")
+        # Data.
+        self._data_epochs = gauge(
+            "data_epochs", "Epochs of the data that the committed chain has consumed."
+        )
+        self._data_shards = gauge("data_shards", "Shards of one epoch.")
+        self._data_shards_consumed = gauge(
+            "data_shards_consumed", "Shards of the present epoch that are consumed to their end."
+        )
         self.rounds_behind = gauge("rounds_behind", "Rounds that the swarm is ahead of this node.")
         self.last_round_success_timestamp_seconds = gauge(
             "last_round_success_timestamp_seconds",
@@ -200,6 +236,13 @@ class Metrics:
         self.offences = counters(
             "offences_total", "What peers did against the protocol.", "reason", OFFENCE_REASONS
         )
+        self.bans = counters(
+            "bans_total",
+            "Peers banned for a while, by what they did last.",
+            "reason",
+            OFFENCE_REASONS,
+        )
+        self.peers_banned = gauge("peers_banned", "Peers that are banned now.")
         prometheus_client.ProcessCollector(namespace="gossamer", registry=registry)
         if gpus is not None:
             registry.register(GpuCollector(gpus))
@@ -210,6 +253,15 @@ class Metrics:
     def set_paused(self, reason: str | None) -> None:
         """None: not paused."""
         self._paused.set_only(reason)
+
+    def set_work(self, work: WorkStatus) -> None:
+        for fate in WORK_FATES:
+            self._work.set(fate, getattr(work, fate))
+
+    def set_data(self, data: DataStatus) -> None:
+        self._data_epochs.set(data.epoch + data.tokens_consumed / data.num_tokens)
+        self._data_shards.set(data.num_shards)
+        self._data_shards_consumed.set(data.shards_consumed)
 
     def observe_round_phase(self, phase: str, seconds: float) -> None:
         """`phase` is one of `ROUND_PHASES`."""

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import trio
 
 from gossamer.node.interface.metrics import package_version
-from gossamer.node.interface.status import CapacityStatus, PeerStatus, Status
+from gossamer.node.interface.status import CapacityStatus, DataStatus, PeerStatus, Status
 from gossamer.node.peers.exchange import BlockService
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.disk import DiskHealth
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.messages import Announce, Capacity
 
@@ -26,8 +27,10 @@ class Reporter:
         store: BlockStore,
         blocks: BlockService,
         capacity: Callable[[], Capacity],
+        health: DiskHealth,
     ) -> None:
         self._participant = participant
+        self._health = health
         self._transport = participant.parts.transport
         self._store = store
         self._blocks = blocks
@@ -50,15 +53,17 @@ class Reporter:
             version=package_version("gossamer"),
             addresses=tuple(self._transport.addresses()),
             phase=progress.phase,
-            problem=progress.problem or node.committed.problem or node.feed.problem,
-            paused_reason="user" if progress.phase == "paused" else None,
+            problem=progress.problem or self._health.problem or node.feed.problem,
+            paused_reason=progress.paused_reason,
             round=entry.round,
             head=entry.head.hex(),
             state_digest=entry.state_digest.hex(),
             rounds_behind=self._rounds_behind(),
             inner_step=progress.inner_step,
             inner_steps=progress.inner_steps,
-            tokens_total=node.work.account.committed,
+            tokens_total=node.work.status.committed_on_time + node.work.status.committed_late,
+            work=node.work.status,
+            data=self._data(),
             swarm_tokens_total=entry.tokens_total,
             tokens_per_second=capacity.tokens_per_second or None,
             loss=progress.loss,
@@ -70,6 +75,7 @@ class Reporter:
             bytes_received_total=sum(received for _, received in traffic),
             disk_used_bytes=self._store.used_bytes(),
             peers=self._peers(),
+            peers_banned=node.swarm.num_banned,
             last_round=progress.last_round,
             loss_history=progress.history.points(),
         )
@@ -80,9 +86,19 @@ class Reporter:
         newest = max((a.round for a in others if a.tokens_total > mine.tokens_total), default=0)
         return max(0, newest - mine.round)
 
+    def _data(self) -> DataStatus:
+        progress = self._participant.parts.feed.epoch_progress()
+        return DataStatus(
+            epoch=progress.epoch,
+            tokens_consumed=progress.tokens_consumed,
+            num_tokens=progress.num_tokens,
+            shards_consumed=progress.shards_consumed,
+            num_shards=progress.num_shards,
+        )
+
     def _peers(self) -> tuple[PeerStatus, ...]:
         connected = set(self._transport.peers())
-        living = self._participant.parts.swarm.membership.living(trio.current_time())
+        living = self._participant.parts.swarm.living_anywhere()
         return tuple(
             _peer_status(peer, announce, peer in connected) for peer, announce in living.items()
         )
@@ -99,14 +115,17 @@ class Reporter:
         metrics, store = self._metrics, self._store
         metrics.disk_quota_bytes.set(store.quota_bytes)
         while True:
-            metrics.set_paused("user" if self._participant.progress.phase == "paused" else None)
+            metrics.set_paused(self._participant.progress.paused_reason)
             self._note_checkpoint()
             metrics.set_traffic(self._transport.traffic())
             metrics.peers.set("direct", len(self._transport.peers()))
+            metrics.peers_banned.set(self._participant.parts.swarm.num_banned)
             metrics.blocks.set("stored", store.num_blocks())
             metrics.blocks.set("pinned", store.num_pinned())
             metrics.disk_used_bytes.set("blocks", store.used_bytes())
             metrics.rounds_behind.set(self._rounds_behind())
+            metrics.swarm_tokens.set(self._participant.parts.committed.entry.tokens_total)
+            metrics.set_data(self._data())
             for peer in self._transport.peers():
                 seconds = self._transport.round_trip_seconds(peer)
                 if seconds is not None:

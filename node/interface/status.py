@@ -85,6 +85,39 @@ class LossPoint(msgspec.Struct, frozen=True, kw_only=True):
     heldout_loss: float | None = None
 
 
+class WorkStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that this node trained in this run, over all its lives, by what became of them.
+
+    `trained` is the sum of the others. None of the others can be relied on never to fall: what a
+    round took is carried again if the swarm turns out to have gone another way.
+    """
+
+    trained: int = 0
+    committed_on_time: int = 0
+    """In the round that they were trained for."""
+    committed_late: int = 0
+    """In a later one, as residual."""
+    dropped: int = 0
+    """Missed too many rounds, or were no numbers."""
+    lost: int = 0
+    """Went down with the process, or the trainer's."""
+    carried: int = 0
+    """In no round yet."""
+
+
+class DataStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the committed chain has consumed of the run's data."""
+
+    epoch: int
+    """Epochs that are complete, which is also the number of the present one, from 0."""
+    tokens_consumed: int
+    """Of the present epoch; those of a shard that is ahead of it are not among them."""
+    num_tokens: int
+    shards_consumed: int
+    """Of the present epoch, to their end."""
+    num_shards: int
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """One node and what it knows of its swarm, at one moment."""
 
@@ -110,6 +143,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Inner steps that the present round has."""
     tokens_total: int = 0
     """This node's tokens in committed rounds."""
+    work: WorkStatus | None = None
+    """None while a joiner is in no run yet."""
+    data: DataStatus | None = None
     swarm_tokens_total: int = 0
     """All peers' tokens in the chain up to the head."""
     tokens_per_second: float | None = None
@@ -124,6 +160,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     bytes_received_total: int = 0
     disk_used_bytes: int = 0
     peers: tuple[PeerStatus, ...] = ()
+    peers_banned: int = 0
+    """Peers that broke the protocol and are refused for a while."""
     last_round: LastRound | None = None
     loss_history: tuple[LossPoint, ...] = ()
     """The curve so far, oldest first, at most `LOSS_POINTS_MAX` points."""

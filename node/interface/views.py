@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gossamer.node.interface.logs import printable
-from gossamer.node.interface.status import PeerStatus, Status
+from gossamer.node.interface.status import DataStatus, PeerStatus, Status, WorkStatus
 
 _PHASE_STYLES = {
     "training": "green",
@@ -65,6 +65,10 @@ def _render_node(status: Status) -> Table:
         "tokens",
         f"{status.tokens_total:,} by this node, {status.swarm_tokens_total:,} by the swarm",
     )
+    if status.work is not None:
+        row("work", _work(status.work))
+    if status.data is not None:
+        row("data", _data(status.data))
     if status.tokens_per_second is not None:
         row("speed", f"{status.tokens_per_second:,.0f} tokens/s")
     capacity = status.capacity
@@ -116,6 +120,27 @@ def _peer_cells(peer: PeerStatus) -> list[Text]:
         Text(memory),
         Text("connected" if peer.connected else "through others"),
     ]
+
+
+def _work(work: WorkStatus) -> str:
+    """Where the tokens went that this node trained."""
+    late = f", {work.committed_late:,} late" if work.committed_late else ""
+    gone = [
+        f"{tokens:,} {fate}"
+        for tokens, fate in ((work.dropped, "dropped"), (work.lost, "lost"))
+        if tokens
+    ]
+    fates = [f"{work.committed_on_time:,} on time{late}", f"{work.carried:,} carried", *gone]
+    return f"{work.trained:,} tokens trained: {', '.join(fates)}"
+
+
+def _data(data: DataStatus) -> str:
+    """Where the swarm stands in the data."""
+    share = data.tokens_consumed / data.num_tokens
+    return (
+        f"epoch {data.epoch + 1}, {share:.1%} of it: {data.shards_consumed:,} of "
+        f"{data.num_shards:,} shards consumed"
+    )
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -6,22 +6,20 @@
         async for event in trainer.events:  # FromWorker messages; TrainerExit ends each life
             ...
 
-`base` and `pending` belong to the daemon, not to the worker: they keep their values when it dies.
-This module must not import torch, which the worker does.
+`base` and `pseudo_gradient` belong to the daemon, not to the worker: the first keeps its values
+when it dies, the second means nothing before Finished. A worker that gives no sign of life, or of
+progress, is killed. This module must not import torch, which the worker does.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
-import signal
 import subprocess
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +27,8 @@ import structlog
 import trio
 from numpy.typing import NDArray
 
+from gossamer.node.machine.stall import StallWatch
+from gossamer.node.machine.trainer_exit import TrainerExit, kernel_memory_kills
 from gossamer.trainer import memory, messages
 
 if TYPE_CHECKING:
@@ -48,6 +48,17 @@ TERMINATE_SECONDS = 2.0
 # open.
 LAST_WORDS_SECONDS = 2.0
 
+# Python and torch are loaded before the first sign of life: up to a minute with CUDA from a cold
+# network disk.
+START_SECONDS_MAX = 180.0
+# Signs of life come every two seconds, from a thread of its own: only a worker that is stopped, or
+# a machine that does nothing but swap, is silent for so long.
+SILENT_SECONDS_MAX = 15.0
+# One micro-batch, file or shard takes a minute on the slowest machine that is worth its while.
+STUCK_SECONDS_MAX = 300.0
+
+_WATCH_SECONDS = 1.0
+
 # What the worker writes on stderr: the last lines explain its death; the rest of a flood is not
 # logged.
 STDERR_LINES_KEPT = 20
@@ -61,69 +72,6 @@ log = structlog.get_logger("trainer")
 
 class TrainerGoneError(Exception):
     """There is no running worker to send to. A TrainerExit is or was among the events."""
-
-
-@dataclass(frozen=True)
-class TrainerExit:
-    """How a worker's life ended."""
-
-    code: int | None
-    """Exit code, or None if a signal ended it."""
-    signal: int | None
-    """Number of the signal that ended it, or None."""
-    wanted: bool
-    """Whether `close` or a cancellation asked for it."""
-    failure: str
-    """The reason of its Failed message, or empty."""
-    stderr: tuple[str, ...]
-    """Its last lines on stderr, at most `STDERR_LINES_KEPT`."""
-    lived_seconds: float
-
-    @property
-    def description(self) -> str:
-        """One sentence for people."""
-        if self.failure:
-            return f"the trainer failed: {self.failure}"
-        if self.signal is not None:
-            name = (
-                signal.Signals(self.signal).name
-                if self.signal in set(signal.Signals)
-                else str(self.signal)
-            )
-            hint = " (out of memory?)" if self.signal == signal.SIGKILL and not self.wanted else ""
-            return f"the trainer was ended by {name}{hint}"
-        last = f": {self.stderr[-1]}" if self.code and self.stderr else ""
-        return f"the trainer exited with code {self.code}{last}"
-
-
-@dataclass(frozen=True)
-class Backoff:
-    """How long to wait before the worker is started again. Pure: `after` gives the next state."""
-
-    first_seconds: float = 0.5
-    factor: float = 2.0
-    seconds_max: float = 60.0
-    healthy_seconds: float = 120.0
-    """A worker that lived this long was well: the count starts again."""
-    failures: int = 0
-
-    def after(self, lived_seconds: float) -> Backoff:
-        """The state after a worker died that had lived so long."""
-        failures = 1 if lived_seconds >= self.healthy_seconds else self.failures + 1
-        return dataclasses.replace(self, failures=failures)
-
-    @property
-    def delay_seconds(self) -> float:
-        """0 before the first failure; then `first_seconds`, growing by `factor` up to
-        `seconds_max`."""
-        if self.failures == 0:
-            return 0.0
-        # The exponent is bounded so that a worker that fails for weeks does not overflow a float.
-        exponent = min(
-            self.failures - 1,
-            math.ceil(math.log(self.seconds_max / self.first_seconds, self.factor)),
-        )
-        return min(self.first_seconds * self.factor**exponent, self.seconds_max)
 
 
 TrainerEvent = messages.FromWorker | TrainerExit
@@ -142,15 +90,17 @@ class TrainerProcess:
         self._command = list(command) or [sys.executable, "-m", "gossamer.trainer.worker"]
         self._fds: list[int] = []
         try:
-            for name in ("gossamer-base", "gossamer-pending"):
+            for name in ("gossamer-base", "gossamer-pseudo-gradient"):
                 self._fds.append(memory.create(name, num_parameters))
-            self.base_fd, self.pending_fd = self._fds
+            self.base_fd, self.pseudo_gradient_fd = self._fds
             self.base: NDArray[np.float32] = memory.open_vector(self.base_fd, num_parameters)
             """(num_parameters,) of the newest committed state; the daemon writes, the worker
             reads."""
-            self.pending: NDArray[np.float32] = memory.open_vector(self.pending_fd, num_parameters)
-            """(num_parameters,) of work that the swarm has not taken; the worker adds, the daemon
-            takes away."""
+            self.pseudo_gradient: NDArray[np.float32] = memory.open_vector(
+                self.pseudo_gradient_fd, num_parameters
+            )
+            """(num_parameters,) of the round that the newest Finished told of; the worker writes
+            it from Begin on, the daemon reads it between Finished and the next Begin."""
         except BaseException:
             self.release()
             raise
@@ -167,8 +117,8 @@ class TrainerProcess:
         return self._process.pid if self._process is not None else None
 
     def release(self) -> None:
-        """Closes the descriptors; call when no `run` is under way. `base` and `pending` stay
-        mapped while somebody holds them."""
+        """Closes the descriptors; call when no `run` is under way. `base` and `pseudo_gradient`
+        stay mapped while somebody holds them."""
         while self._fds:
             os.close(self._fds.pop())
 
@@ -193,9 +143,10 @@ class TrainerProcess:
         event).
 
         `task_status.started` is called when messages can be sent; nothing is sent by itself, so
-        the first message has to be Configure with `base_fd` and `pending_fd`. May be called again
-        after it returned. Cancelled: the worker's stdin is closed and it gets `EXIT_SECONDS`, then
-        SIGTERM and `TERMINATE_SECONDS`, then SIGKILL; no TrainerExit is reported then.
+        the first message has to be Configure with `base_fd` and `pseudo_gradient_fd`. May be
+        called again after it returned. Cancelled: the worker's stdin is closed and it gets
+        `EXIT_SECONDS`, then SIGTERM and `TERMINATE_SECONDS`, then SIGKILL; no TrainerExit is
+        reported then.
 
         Raises:
             OSError: the process could not be started.
@@ -204,6 +155,7 @@ class TrainerProcess:
         self._closing, self._idle = trio.Event(), trio.Event()
         life = _Life(self._events_in)
         started = trio.current_time()
+        memory_kills = kernel_memory_kills()
         self._outbox, inbox = trio.open_memory_channel[messages.ToWorker](QUEUE_MESSAGES_MAX)
         try:
             async with self._started_process() as process:
@@ -211,6 +163,7 @@ class TrainerProcess:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(life.write, process, inbox)
                     nursery.start_soon(life.read_errors, process)
+                    nursery.start_soon(life.watch, process)
                     nursery.start_soon(self._close_when_asked, process, nursery.cancel_scope)
                     task_status.started()
                     await life.read(process)
@@ -228,6 +181,8 @@ class TrainerProcess:
                 failure=life.failure,
                 stderr=tuple(life.stderr),
                 lived_seconds=trio.current_time() - started,
+                hung=life.hung,
+                out_of_memory=_more_kills_than(memory_kills),
             )
         finally:
             self._outbox.close()
@@ -286,6 +241,12 @@ class _Life:
     def __init__(self, events: trio.MemorySendChannel[TrainerEvent]) -> None:
         self._events = events
         self.failure = ""
+        self.hung = False
+        self._stalls = StallWatch()
+        self._heard_seconds = -math.inf
+        """When it gave the last sign of life; -inf before the first."""
+        self._delivering = False
+        """Whether what it sent still waits for the daemon, and more is not read."""
         self.stderr: deque[str] = deque(maxlen=STDERR_LINES_KEPT)
         self.errors_read = trio.Event()
 
@@ -310,13 +271,42 @@ class _Life:
             try:
                 received = [messages.decode_from_worker(body) for body in splitter.feed(data)]
             except messages.MessageError as error:
-                self.failure = str(error)
+                self.failure = f"what it sends is of no use: {error}"
                 process.kill()
                 return
+            self._delivering = True
             for message in received:
-                if isinstance(message, messages.Failed):
-                    self.failure = message.reason
-                await self._events.send(message)
+                await self._take(process, message)
+            self._delivering = False
+            self._heard_seconds = trio.current_time()
+
+    async def _take(self, process: trio.Process, message: messages.FromWorker) -> None:
+        if isinstance(message, messages.Alive):
+            if message.busy_seconds > STUCK_SECONDS_MAX:
+                self._hangs(process, f"it got no further for {message.busy_seconds:.0f} s")
+            return
+        if isinstance(message, messages.Failed):
+            self.failure = message.reason
+        await self._events.send(message)
+
+    async def watch(self, process: trio.Process) -> None:
+        """Kills a worker that gives no sign of life."""
+        started = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._stalls.run)
+            while True:
+                await trio.sleep(_WATCH_SECONDS)
+                if self._delivering:
+                    continue
+                has_begun = self._heard_seconds > started
+                silent_seconds = self._stalls.awake_since(max(self._heard_seconds, started))
+                if silent_seconds > (SILENT_SECONDS_MAX if has_begun else START_SECONDS_MAX):
+                    self._hangs(process, f"it gave no sign of life for {silent_seconds:.0f} s")
+
+    def _hangs(self, process: trio.Process, why: str) -> None:
+        # Nothing gentler: a stopped process does not act on other signals.
+        self.hung, self.failure = True, why
+        process.kill()
 
     async def read_errors(self, process: trio.Process) -> None:
         """Logs the worker's stderr line by line and keeps the end of it."""
@@ -353,3 +343,9 @@ async def _end(process: trio.Process, exit_seconds: float = EXIT_SECONDS) -> Non
     if process.returncode is None:
         process.kill()
         await process.wait()
+
+
+def _more_kills_than(before: int | None) -> bool | None:
+    """Whether the kernel has killed for lack of memory since; None if it does not say."""
+    now = kernel_memory_kills()
+    return None if before is None or now is None else now > before

@@ -1,8 +1,13 @@
 """The trainer as the node uses it: one call a job, restarts hidden, failures told.
 
 Behind it is a worker process (`trainer_process`) that may die at any time. Then its running job is
-answered as far as it can be (a round that died has no work), the worker is started again with
-back-off, and after `FAILURES_MAX` failures in a row the node is told to give up.
+answered as far as it can be (a round that died has no work), and the worker is started again with
+back-off. After `FAILURES_MAX` lives in a row in which it finished no round it is given up:
+`failure` says why, jobs are answered at once as if it had died over them, and `resume` tries anew.
+
+`pending`, the work that the swarm has not taken, is the daemon's alone. The worker leaves a round's
+pseudo-gradient in memory of its own, from where it is added when the worker has said that it is
+whole. So a worker that is killed, at whatever instant, leaves `pending` as it was.
 """
 
 from __future__ import annotations
@@ -11,16 +16,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import structlog
 import trio
 
 from gossamer.node.interface.config import Settings
-from gossamer.node.machine.trainer_process import (
-    Backoff,
-    TrainerExit,
-    TrainerGoneError,
-    TrainerProcess,
-)
+from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
+from gossamer.node.machine.trainer_process import TrainerGoneError, TrainerProcess
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state import FloatVector
 from gossamer.trainer import messages
@@ -29,16 +31,17 @@ if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
 FAILURES_MAX = 5
-"""Starts in a row that fail (with 0.5 to 8 s between them) before the node says `failed`."""
+"""Lives in a row without a finished round (with 0.5 to 4 s between them) before the node says
+`failed`."""
 
-STOP_SECONDS = 300.0
-"""The longest inner step that a stop waits for: a large model on a slow machine."""
+GONE_SECONDS = 0.05
+"""After a worker that is gone, until its end has been noticed everywhere."""
 
 log = structlog.get_logger("trainer")
 
 
 class TrainerFailedError(Exception):
-    """The trainer does not stay up; the text says why and what to do."""
+    """The trainer does not do what the node cannot start without; the text says why."""
 
 
 class Trainer(Protocol):
@@ -47,26 +50,30 @@ class Trainer(Protocol):
     base: FloatVector
     pending: FloatVector
 
+    failure: str | None
+    """Why there is no trainer any more, and what to do; None while it is up or will be."""
+
     @property
     def is_up(self) -> bool:
         """Whether a trainer is there to be asked."""
 
     async def run(self) -> None:
-        """Keeps the trainer up until cancelled. Raises TrainerFailedError."""
+        """Keeps the trainer up until cancelled."""
 
-    async def genesis(self) -> None:
-        """Fills `base` with the initial weights of the run's seed."""
+    async def genesis(self) -> bool:
+        """Fills `base` with the initial weights of the run's seed. False if it cannot be had."""
 
     async def train(
         self, round_number: int, first_step: int, steps: int, seconds: float
     ) -> messages.Finished:
-        """Trains one round from `base`; its work is in `pending` then."""
+        """Trains one round from `base`; then its work is part of `pending`."""
 
     async def stop(self) -> None:
         """Ends the running round after its present step."""
 
     async def queue(self, shard: int, path: str, start: int, stop: int) -> None:
-        """Queues tokens to train on."""
+        """Queues tokens to train on. Where a worker has to be waited for, they are not queued: it
+        begins with an empty queue, as `on_configured` has said by then."""
 
     async def forget(self) -> None:
         """Empties the queue."""
@@ -77,7 +84,8 @@ class Trainer(Protocol):
     async def suspend(self) -> None:
         """Ends the worker process, which frees the device, until `resume`."""
 
-    def resume(self) -> None: ...
+    def resume(self) -> None:
+        """Starts it again, after `suspend` or a failure."""
 
     async def save(self) -> None:
         """Writes the inner optimiser's state to disk."""
@@ -99,7 +107,8 @@ class ProcessTrainer:
     ) -> None:
         self._process = TrainerProcess(manifest.model.num_parameters)
         self.base: FloatVector = self._process.base
-        self.pending: FloatVector = self._process.pending
+        self.pending: FloatVector = np.zeros_like(self.base)
+        self.failure: str | None = None
         self._configure = messages.Configure(
             model=manifest.model,
             inner=manifest.inner,
@@ -107,7 +116,7 @@ class ProcessTrainer:
             threads=settings.threads,
             seed=manifest.seed,
             base_fd=self._process.base_fd,
-            pending_fd=self._process.pending_fd,
+            pseudo_gradient_fd=self._process.pseudo_gradient_fd,
             token_bytes=manifest.data.token_bytes,
             optimizer_path=optimizer_path,
         )
@@ -115,17 +124,20 @@ class ProcessTrainer:
         self._on_need = on_need
         self._on_restart = on_restart
         self._on_configured = on_configured
-        self._is_up = trio.Event()
+        self.is_up = False
+        self._changed = trio.Event()
+        """Replaced when `is_up` or `failure` changes."""
         self._resumed = trio.Event()
         self._resumed.set()
+        self._backoff = Backoff()
+        self._was_useful = False
+        """Whether the present worker has finished a round."""
         self._answer: messages.FromWorker | TrainerExit | None = None
         self._answered = trio.Event()
+        self._save_problem = ""
+        """Why the newest save did not work; said once."""
         self._asking = trio.Lock()
         self._round: int | None = None
-
-    @property
-    def is_up(self) -> bool:
-        return self._is_up.is_set()
 
     @property
     def pid(self) -> int | None:
@@ -141,36 +153,53 @@ class ProcessTrainer:
             self._process.release()
 
     async def _keep_up(self) -> None:
-        backoff = Backoff()
         while True:
             await self._resumed.wait()
+            self._was_useful = False
             exit_ = await self._one_life()
-            self._is_up = trio.Event()
+            self._set(is_up=False)
             if exit_.wanted:
                 continue
-            backoff = backoff.after(exit_.lived_seconds)
-            reason = "killed" if exit_.signal is not None else "failed"
+            self._backoff = backoff = self._backoff.after(was_useful=self._was_useful)
             log.error(
                 exit_.description,
                 restart_in_seconds=backoff.delay_seconds,
                 failures=backoff.failures,
             )
             if backoff.failures >= FAILURES_MAX:
-                raise TrainerFailedError(
-                    f"{exit_.description}; it was started {backoff.failures} times in a row. "
-                    "`gossamer doctor` checks the device; --device cpu trains without it"
-                )
-            self._on_restart(reason)
+                self._give_up(exit_)
+                continue
+            self._on_restart(exit_.reason)
             await trio.sleep(backoff.delay_seconds)
+
+    def _give_up(self, exit_: TrainerExit) -> None:
+        self._resumed = trio.Event()
+        self.failure = (
+            f"{exit_.description}. It was started {self._backoff.failures} times in a row and did "
+            "not finish a round. `gossamer doctor` checks the device, --device cpu trains without "
+            "it, `gossamer resume` tries again"
+        )
+        self._set(is_up=False)
+
+    def _set(self, *, is_up: bool) -> None:
+        self.is_up = is_up
+        self._changed.set()
+        self._changed = trio.Event()
 
     async def _one_life(self) -> TrainerExit:
         exits: list[TrainerExit] = []
 
         async def live(task_status: TaskStatus[None]) -> None:
-            exits.append(await self._process.run(task_status=task_status))
+            try:
+                exits.append(await self._process.run(task_status=task_status))
+            except OSError as error:
+                exits.append(_not_started(error))
+                task_status.started()
 
         async with trio.open_nursery() as nursery:
             await nursery.start(live)
+            if not self._resumed.is_set():  # suspended while it was being started
+                nursery.start_soon(self._process.close)
             await self._configure_worker()
         return exits[0]
 
@@ -187,7 +216,7 @@ class ProcessTrainer:
                     self._on_configured(event)
                     if event.problem:
                         log.warning(event.problem)
-                    self._is_up.set()
+                    self._set(is_up=True)
                 case messages.Step():
                     self._on_step(event)
                 case messages.NeedData():
@@ -195,35 +224,48 @@ class ProcessTrainer:
                 case messages.Failed():
                     pass  # its TrainerExit follows and carries the reason
                 case _:
-                    self._answer = event
-                    self._answered.set()
+                    # The first one counts: a worker may answer and be dead a moment later.
+                    if not self._answered.is_set():
+                        self._answer = event
+                        self._answered.set()
 
-    async def _ask(self, message: messages.ToWorker) -> messages.FromWorker | TrainerExit:
-        """Sends a message when the worker is up and waits for its answer or its end."""
+    async def _ask(
+        self, message: messages.ToWorker, *, patient: bool = True
+    ) -> messages.FromWorker | TrainerExit | None:
+        """Sends a message to the worker, if `patient` when one is up, and waits for its answer or
+        its end. None without a worker to ask.
+        """
         async with self._asking:
-            while True:
-                await self._is_up.wait()
-                self._answered = trio.Event()
-                try:
-                    await self._process.send(message)
-                except TrainerGoneError:
-                    await trio.sleep(0.05)  # its end is being noticed
-                    continue
-                await self._answered.wait()
-                assert self._answer is not None
-                return self._answer
+            while self.failure is None:
+                if self.is_up:
+                    self._answered = trio.Event()
+                    try:
+                        await self._process.send(message)
+                    except TrainerGoneError:
+                        await trio.sleep(GONE_SECONDS)
+                    else:
+                        await self._answered.wait()
+                        return self._answer
+                elif patient:
+                    await self._changed.wait()
+                else:
+                    break
+        return None
 
     async def _tell(self, message: messages.ToWorker) -> None:
         """Sends a message that has no answer; nothing happens if no worker is up."""
-        if self._is_up.is_set():
+        if self.is_up:
             try:
                 await self._process.send(message)
             except TrainerGoneError:
                 log.debug("message to a trainer that is gone", message=type(message).__name__)
 
-    async def genesis(self) -> None:
-        while not isinstance(await self._ask(messages.Genesis()), messages.GenesisDone):
-            log.warning("the trainer died over the initial weights; trying again")
+    async def genesis(self) -> bool:
+        while self.failure is None:
+            if isinstance(await self._ask(messages.Genesis()), messages.GenesisDone):
+                return True
+            log.warning("the trainer died over the initial weights")
+        return False
 
     async def train(
         self, round_number: int, first_step: int, steps: int, seconds: float
@@ -237,24 +279,33 @@ class ProcessTrainer:
         finally:
             self._round = None
         if isinstance(answer, messages.Finished):
+            await trio.to_thread.run_sync(self._take_work)
+            self._was_useful = self._was_useful or answer.steps > 0
             return answer
         return messages.Finished(
             round=round_number, steps=0, tokens=0, spans=(), loss_mean=math.nan, seconds=0.0
         )
+
+    def _take_work(self) -> None:
+        """In a thread, for large models; the worker does not write before it is asked again."""
+        np.add(self.pending, self._process.pseudo_gradient, out=self.pending)
 
     async def stop(self) -> None:
         if self._round is not None:
             await self._tell(messages.Stop())
 
     async def queue(self, shard: int, path: str, start: int, stop: int) -> None:
-        await self._is_up.wait()
-        await self._tell(messages.Data(shard=shard, path=path, start=start, stop=stop))
+        if self.is_up:
+            await self._tell(messages.Data(shard=shard, path=path, start=start, stop=stop))
+        while not self.is_up:
+            await self._changed.wait()
 
     async def forget(self) -> None:
         await self._tell(messages.Forget())
 
     async def evaluate(self, paths: Sequence[str], tokens_max: int) -> messages.Evaluated | None:
-        answer = await self._ask(messages.Evaluate(paths=tuple(paths), tokens_max=tokens_max))
+        job = messages.Evaluate(paths=tuple(paths), tokens_max=tokens_max)
+        answer = await self._ask(job, patient=False)
         return answer if isinstance(answer, messages.Evaluated) else None
 
     async def suspend(self) -> None:
@@ -262,10 +313,25 @@ class ProcessTrainer:
         await self._process.close()
 
     def resume(self) -> None:
+        if self.failure is not None:
+            self.failure, self._backoff = None, Backoff()
         self._resumed.set()
 
     async def save(self) -> None:
-        if self._is_up.is_set():
-            answer = await self._ask(messages.Save())
-            if isinstance(answer, messages.Saved) and answer.problem:
+        answer = await self._ask(messages.Save(), patient=False)
+        if isinstance(answer, messages.Saved):
+            if answer.problem and not self._save_problem:
                 log.warning(answer.problem)
+            self._save_problem = answer.problem
+
+
+def _not_started(error: OSError) -> TrainerExit:
+    """The end of a life that did not begin."""
+    return TrainerExit(
+        code=None,
+        signal=None,
+        wanted=False,
+        failure=f"its process could not be started: {error}",
+        stderr=(),
+        lived_seconds=0.0,
+    )

@@ -11,7 +11,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -91,7 +91,7 @@ class Identity:
             key = serialization.load_pem_private_key(pem, password=None)
             if not isinstance(key, Ed25519PrivateKey):
                 raise ValueError("not an Ed25519 key")
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise IdentityError(
                 f"the identity file {path} is damaged ({error}); restore it from a backup, "
                 "or delete it to start as a new peer"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 import trio
 from libp2p.abc import INetStream
@@ -13,8 +14,21 @@ from libp2p.peer.id import ID
 from libp2p.pubsub.gossipsub import GossipSub
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.pubsub import Pubsub
+from libp2p.pubsub.validators import signature_validator
+from libp2p.stream_muxer.exceptions import MuxedStreamError
 
+from gossamer.node.network.gossip_gate import GossipGate
+from gossamer.node.network.libp2p_addresses import peer_id_of
 from gossamer.node.network.libp2p_guards import GuardedHost
+from gossamer.node.network.libp2p_yamux_stream import YamuxStream
+from gossamer.protocol.errors import (
+    ForgedError,
+    MalformedError,
+    OversizedError,
+    RemoteProtocolError,
+)
+from gossamer.protocol.ids import public_key_of
+from gossamer.protocol.limits import GOSSIP_BYTES_MAX, MIB
 
 logger = logging.getLogger(__name__)
 
@@ -25,29 +39,200 @@ GOSSIP_DEGREE, GOSSIP_DEGREE_LOW, GOSSIP_DEGREE_HIGH = 200, 100, 400
 GOSSIP_HEARTBEAT_SECONDS = 1
 GOSSIP_PROTOCOLS = ("/meshsub/1.2.0", "/meshsub/1.1.0", "/meshsub/1.0.0")
 
+# Of one RPC: py-libp2p cuts what it sends at this size.
+RPC_BYTES_MAX = MIB
+MESSAGES_PER_RPC_MAX = 1024
+# Each connection has one in use; the old ones of a peer that dialled again linger a little.
+STREAMS_PER_PEER_MAX = 4
+# A run has two topics of some 90 characters.
+TOPICS_PER_PEER_MAX = 16
+TOPIC_CHARACTERS_MAX = 256
+# An author's id and a counter, in hexadecimal by some. py-libp2p keeps the ids of two minutes.
+MESSAGE_ID_BYTES_MAX = 128
+AUTHOR_BYTES_MAX = 64
+SEQUENCE_BYTES_MAX = 16
+# What a heartbeat announces of messages that were missed, in a mesh that hardly misses any.
+CONTROL_ENTRIES_MAX = 16
+MESSAGE_IDS_MAX = 1024
+# Of a message that is known already, or of an entry that is no message, beside a new one.
+CHEAP = 0.05
+
+OffenceHandler = Callable[[ID, RemoteProtocolError], None]
+
 
 class GuardedPubsub(Pubsub):
-    """Gossip messages: a bad one costs itself, and none is lost in a queue of 32."""
+    """Gossip messages: a bad one costs its forwarder, and none is lost in a queue of 32.
 
-    on_message: Callable[[rpc_pb2.Message], None] | None = None
+    Symptoms of py-libp2p's own reader: every message of an RPC becomes a task at once, a hundred
+    thousand in one MiB; ids, topics and signed records of any size are kept, for minutes or for
+    good; a PRUNE makes it dial whatever addresses it names; what is forged is dropped without a
+    word.
+    """
+
+    on_message: Callable[[rpc_pb2.Message], bool] | None = None
+    """Takes an authentic new message; the answer says whether it is passed on."""
+    on_offence: OffenceHandler | None = None
+    is_banned: Callable[[ID], bool] | None = None
+
+    def __init__(self, host: GuardedHost, router: GossipSub) -> None:
+        super().__init__(
+            host,
+            router,
+            max_subscriptions_per_peer=TOPICS_PER_PEER_MAX,
+            max_inbound_rpc_size=RPC_BYTES_MAX,
+        )
+        self._gate = GossipGate()
+        self._turn = trio.Lock()
+        self._num_streams: Counter[ID] = Counter()
+
+    # -- reading
+
+    async def stream_handler(self, stream: INetStream) -> None:
+        """Read one peer's gossip stream, counted."""
+        peer = stream.muxed_conn.peer_id
+        if isinstance(self.host, GuardedHost):
+            self.host.count(stream)
+        if self._num_streams[peer] >= STREAMS_PER_PEER_MAX:
+            await stream.reset()
+            return
+        self._num_streams[peer] += 1
+        try:
+            await self.continuously_read_stream(stream)
+        except RemoteProtocolError as error:
+            self._blame(peer, error)
+            await stream.reset()
+            self._handle_dead_peer(peer)
+        finally:
+            self._num_streams[peer] -= 1
+            if not self._num_streams[peer]:
+                del self._num_streams[peer]
+
+    async def continuously_read_stream(self, stream: INetStream) -> None:
+        """Read RPCs one after the other, no faster than the gate allows, until the stream ends.
+
+        Raises:
+            RemoteProtocolError: the peer sent what no peer of this network sends.
+        """
+        peer = stream.muxed_conn.peer_id
+        muxed = getattr(stream, "muxed_stream", None)
+        assert isinstance(muxed, YamuxStream)
+        try:
+            while self.manager.is_running:
+                num_bytes, rpc = await self._read_rpc(muxed)
+                await self._take_rpc(peer, rpc, num_bytes)
+        except MuxedStreamError as error:
+            logger.debug("gossip stream of %s ended: %s", peer, error)
+
+    async def _read_rpc(self, stream: YamuxStream) -> tuple[int, rpc_pb2.RPC]:
+        num_bytes = shift = 0
+        while True:
+            byte = (await stream.receive_exactly(1))[0]
+            num_bytes |= (byte & 0x7F) << shift
+            shift += 7
+            if num_bytes > RPC_BYTES_MAX or shift > 35:
+                raise OversizedError("gossip RPC over 1 MiB")
+            if byte < 0x80:
+                break
+        body = bytes(await stream.receive_exactly(num_bytes))
+        rpc = rpc_pb2.RPC()
+        try:
+            rpc.ParseFromString(body)
+        except Exception as error:  # protobuf's own, which has no types
+            raise MalformedError(f"not a gossip RPC: {error}") from None
+        if len(rpc.publish) > MESSAGES_PER_RPC_MAX:
+            raise OversizedError(f"gossip RPC of {len(rpc.publish)} messages")
+        return num_bytes, rpc
+
+    async def _take_rpc(self, peer: ID, rpc: rpc_pb2.RPC, num_bytes: int) -> None:
+        num_entries = len(rpc.subscriptions) + len(rpc.publish) + 1
+        await self._wait_for_forwarder(peer, CHEAP * num_entries, num_bytes)
+        for subscription in rpc.subscriptions[:TOPICS_PER_PEER_MAX]:
+            if len(subscription.topicid) <= TOPIC_CHARACTERS_MAX:
+                self.handle_subscription(peer, subscription)
+        for message in rpc.publish:
+            if not self._is_subscribed_to_msg(message):
+                continue
+            _check_shape(message)
+            if self._is_msg_seen(message):
+                continue
+            await self._wait_for_forwarder(peer, 1.0, 0)
+            async with self._turn:
+                now = trio.current_time()
+                await trio.sleep(self._gate.total_wait_seconds(now, 1.0, message.ByteSize()))
+                await self.push_msg(peer, message)
+        if rpc.HasField("control"):
+            clean = self._clean_control(rpc.control)
+            num_entries = len(clean.control.ihave) + len(clean.control.iwant)
+            await self._wait_for_forwarder(peer, 1.0 + num_entries, 0)
+            await self.router.handle_rpc(clean, peer)
+
+    async def _wait_for_forwarder(self, peer: ID, num_messages: float, num_bytes: int) -> None:
+        now = trio.current_time()
+        seconds = self._gate.forwarder_wait_seconds(now, peer_id_of(peer), num_messages, num_bytes)
+        await trio.sleep(seconds)
+
+    def _clean_control(self, control: rpc_pb2.ControlMessage) -> rpc_pb2.RPC:
+        """What of a control message concerns our topics, without peers to dial."""
+        clean = rpc_pb2.RPC()
+        ours = set(self.topic_ids)
+        for ihave in control.ihave[:CONTROL_ENTRIES_MAX]:
+            if ihave.topicID in ours:
+                clean.control.ihave.add(topicID=ihave.topicID, messageIDs=_ids(ihave.messageIDs))
+        for iwant in control.iwant[:CONTROL_ENTRIES_MAX]:
+            clean.control.iwant.add(messageIDs=_ids(iwant.messageIDs))
+        for graft in control.graft[:CONTROL_ENTRIES_MAX]:
+            if graft.topicID in ours:
+                clean.control.graft.add(topicID=graft.topicID)
+        for prune in control.prune[:CONTROL_ENTRIES_MAX]:
+            if prune.topicID in ours:
+                clean.control.prune.add(topicID=prune.topicID, backoff=prune.backoff)
+        for idontwant in control.idontwant[:CONTROL_ENTRIES_MAX]:
+            clean.control.idontwant.add(messageIDs=_ids(idontwant.messageIDs))
+        return clean
+
+    # -- messages
 
     async def push_msg(self, msg_forwarder: ID, msg: rpc_pb2.Message) -> None:
-        """Check, deliver and forward one message.
+        """Check, deliver and pass on one message; our own ones as py-libp2p does.
 
         Symptom: a message with a sender id or key that cannot be parsed raises in a task of the
         pubsub service, which ends the program: any remote can do it.
-        """
-        try:
-            await super().push_msg(msg_forwarder, msg)
-        except Exception as error:
-            if msg_forwarder == self.my_id:
-                raise
-            logger.info("gossip message from %s dropped: %r", msg_forwarder, error)
 
-    def notify_subscriptions(self, msg: rpc_pb2.Message) -> None:
-        """Deliver at once; py-libp2p's subscription queue drops what is over 32 messages."""
-        if self.on_message is not None:
-            self.on_message(msg)
+        Raises:
+            MalformedError: its author is no peer of this network.
+            ForgedError: its author did not sign it, and no honest forwarder passes that on.
+        """
+        if msg_forwarder == self.my_id:
+            await super().push_msg(msg_forwarder, msg)
+            return
+        author = ID(msg.from_id)
+        if author == self.my_id or (self.is_banned is not None and self.is_banned(author)):
+            return
+        public_key_of(peer_id_of(author))  # of another kind than ours: nobody passes it on
+        if not _is_signed(msg):
+            raise ForgedError(f"gossip message that {author} did not sign")
+        self._mark_msg_seen(msg)
+        is_taken, blamed = self._gate.admits(
+            trio.current_time(),
+            peer_id_of(msg_forwarder),
+            peer_id_of(author),
+            is_connected=self._peer_is_connected(author),
+        )
+        if blamed is not None:
+            self._blame(ID.from_base58(blamed), self._gate.flood())
+        if not (is_taken and self.on_message is not None and self.on_message(msg)):
+            return
+        try:
+            await self.router.publish(msg_forwarder, msg)
+        except Exception:  # peers come and go while it iterates
+            logger.exception("a gossip message of %s was not passed on", author)
+
+    def notify_subscriptions(self, publish_message: rpc_pb2.Message) -> None:
+        """Our own messages are not for us (and py-libp2p's queue drops what is over 32)."""
+
+    def _blame(self, peer: ID, error: RemoteProtocolError) -> None:
+        if self.on_offence is not None:
+            self.on_offence(peer, error)
 
     def _forget_all_subscriptions(self, peer_id: ID) -> None:
         """Forget a peer's topics when it is gone, and only then.
@@ -59,19 +244,55 @@ class GuardedPubsub(Pubsub):
         if not self._peer_is_connected(peer_id):
             super()._forget_all_subscriptions(peer_id)
 
-    async def stream_handler(self, stream: INetStream) -> None:
-        """Read one peer's gossip stream, counted."""
-        host = self.host
-        if isinstance(host, GuardedHost):
-            host.count(stream)
-        await super().stream_handler(stream)
+
+def _check_shape(message: rpc_pb2.Message) -> None:
+    """Raises RemoteProtocolError for what no node publishes or passes on."""
+    if len(message.data) > GOSSIP_BYTES_MAX:
+        raise OversizedError(f"gossip message of {len(message.data)} bytes")
+    if len(message.topicIDs) != 1 or len(message.seqno) > SEQUENCE_BYTES_MAX:
+        raise MalformedError("gossip message with other topics or another counter than ours")
+    if len(message.from_id) > AUTHOR_BYTES_MAX:
+        raise MalformedError("gossip message of an author that is none")
+
+
+def _is_signed(message: rpc_pb2.Message) -> bool:
+    try:
+        return signature_validator(message)
+    except Exception:  # of its key's or signature's parser: there is no list
+        return False
+
+
+def _ids(ids: Iterable[bytes]) -> list[bytes]:
+    return [one for one in list(ids)[:MESSAGE_IDS_MAX] if len(one) <= MESSAGE_ID_BYTES_MAX]
 
 
 class GuardedGossipSub(GossipSub):
-    """The mesh's upkeep goes on after an exception.
+    """The mesh's upkeep goes on after an exception, and whatever is done to the wall clock.
 
-    Symptom: an exception in one heartbeat (peers come and go while it iterates) ends the program.
+    Symptoms: an exception in one heartbeat (peers come and go while it iterates) ends the program.
+    When the wall clock is set back by a day, a peer that was pruned a minute ago is kept out of the
+    mesh for that day.
     """
+
+    def _add_back_off(
+        self, peer: ID, topic: str, is_unsubscribe: bool, backoff_duration: int = 0
+    ) -> None:
+        longest = self.unsubscribe_back_off if is_unsubscribe else self.prune_back_off
+        until = int(trio.current_time()) + (min(backoff_duration, longest) or longest)
+        peers = self.back_off.setdefault(topic, {})
+        peers[peer] = max(peers.get(peer, 0), until)
+
+    def _check_back_off(self, peer: ID, topic: str) -> bool:
+        """Whether a peer has to wait with its next GRAFT."""
+        peers = self.back_off.get(topic, {})
+        if peers.get(peer, 0) > trio.current_time():
+            return True
+        peers.pop(peer, None)
+        return False
+
+    def _check_graft_flood_protection(self, peer_id: ID, topic: str) -> bool:
+        """The back-off says the same, with a clock that goes on evenly."""
+        return True
 
     async def heartbeat(self) -> None:
         """Heartbeats for ever."""

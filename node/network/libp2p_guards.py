@@ -2,7 +2,8 @@
 
 Every class here overrides one class of py-libp2p and is passed in where that would be used;
 nothing is patched from outside. The guards of gossip are in `libp2p_gossip`, those of the data
-path in `libp2p_yamux` and `libp2p_noise`. `tests/node/test_libp2p_guards.py` has a test for each
+path in `libp2p_yamux` and `libp2p_noise`, those of reaching agreement on protocols in
+`libp2p_negotiation`. `tests/node/test_libp2p_guards.py` has a test for each
 that fails without it, so that a guard can go when upstream has mended the defect.
 """
 
@@ -12,6 +13,7 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import trio
@@ -40,7 +42,7 @@ from gossamer.node.network.libp2p_noise import NoiseSession, socket_of
 from gossamer.node.network.libp2p_yamux import YamuxConnection
 from gossamer.node.network.libp2p_yamux_stream import YamuxStream
 from gossamer.node.network.transport import ListenError
-from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, public_key_of
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,11 @@ HANDSHAKE_SECONDS_MAX = 10.0
 HANDSHAKES_MAX = 64
 # The backlog of the kernel, for bursts of newcomers.
 LISTEN_BACKLOG = 128
+# Inbound connections of one address: a household behind one router, or a machine full of daemons,
+# and a third of all that there may be. Identities cost nothing, addresses do.
+CONNECTIONS_PER_HOST_MAX = 128
+# Bans that are kept; beyond that those that have ended go.
+BANS_KEPT = 1024
 
 
 def detect_dead_links(connection: object) -> None:
@@ -198,12 +205,12 @@ class _NoAutoConnector(AutoConnector):
 class GuardedSwarm(Swarm):
     """Connections: slots that are given back, newcomers that cannot be kept out, bans."""
 
-    banned: dict[ID, float]  # until when, by trio's clock
+    on_violation: Callable[[ID, RemoteProtocolError], None] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.auto_connector = _NoAutoConnector(self)
-        self.banned = {}
+        self._banned: dict[ID, float] = {}  # until when, by trio's clock
         self._handshakes: dict[trio.CancelScope, str] = {}  # oldest first, and the other's host
 
     async def _handle_inbound_connection(
@@ -275,24 +282,47 @@ class GuardedSwarm(Swarm):
             raise
 
     async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
-        """Take a connection in, unless its peer is banned or has a key that is not Ed25519."""
-        reason = None
-        try:
-            public_key_of(PeerId(muxed_conn.peer_id.to_base58()))
-        except MalformedError as error:
-            reason = str(error)
-        if self.is_banned(muxed_conn.peer_id):
-            reason = "this peer is banned here for a while"
+        """Take a connection in, unless its peer or its address may not have it."""
+        reason = self._why_not(muxed_conn, direction)
         if reason is not None:
             await muxed_conn.close()
             raise SwarmException(reason)
+        if isinstance(muxed_conn, YamuxConnection):
+            muxed_conn.on_violation = partial(self._note_violation, muxed_conn.peer_id)
         return await super().add_conn(muxed_conn, direction)
+
+    def _why_not(self, muxed_conn: IMuxedConn, direction: str) -> str | None:
+        """Why a connection is refused; None if it is not."""
+        try:
+            public_key_of(PeerId(muxed_conn.peer_id.to_base58()))
+        except MalformedError as error:
+            return str(error)
+        if self.is_banned(muxed_conn.peer_id):
+            return "this peer is banned here for a while"
+        if direction == "inbound" and isinstance(muxed_conn, YamuxConnection):
+            host = _host_of(muxed_conn)
+            others = [connection.muxed_conn for connection in self.get_connections()]
+            inbound = [m for m in others if isinstance(m, YamuxConnection) and not m.is_initiator]
+            if sum(_host_of(other) == host for other in inbound) >= CONNECTIONS_PER_HOST_MAX:
+                return f"there are {CONNECTIONS_PER_HOST_MAX} connections from {host} already"
+        return None
+
+    def _note_violation(self, peer_id: ID, problem: str) -> None:
+        if self.on_violation is not None:
+            self.on_violation(peer_id, RemoteProtocolError(problem))
+
+    def ban(self, peer_id: ID, seconds: float) -> None:
+        """Refuse a peer from now on; a ban that ends later stays as it is."""
+        now = trio.current_time()
+        if len(self._banned) >= BANS_KEPT:
+            self._banned = {peer: until for peer, until in self._banned.items() if until > now}
+        self._banned[peer_id] = max(now + seconds, self._banned.get(peer_id, now))
 
     def is_banned(self, peer_id: ID) -> bool:
         """Whether a ban holds now."""
-        until = self.banned.get(peer_id)
+        until = self._banned.get(peer_id)
         if until is not None and until <= trio.current_time():
-            del self.banned[peer_id]
+            del self._banned[peer_id]
             return False
         return until is not None
 
@@ -319,6 +349,12 @@ class GuardedSwarm(Swarm):
                 "stop the program that uses it or give another address"
             ) from error
         self.listeners[str(maddr)] = listener
+
+
+def _host_of(connection: YamuxConnection) -> str:
+    """The other side's address, without the port."""
+    remote = connection.get_remote_address()
+    return remote[0] if remote else ""
 
 
 class GuardedHost(BasicHost):

@@ -43,19 +43,24 @@ from gossamer.node.network.libp2p_guards import (
     GuardedSwarm,
     GuardedTcp,
 )
+from gossamer.node.network.libp2p_negotiation import bound_host, bound_selector
 from gossamer.node.network.libp2p_noise import FastNoiseTransport
 from gossamer.node.network.libp2p_stream import Libp2pStream
 from gossamer.node.network.libp2p_yamux import YamuxConnection
 from gossamer.node.network.libp2p_yamux_stream import YamuxStream
+from gossamer.node.network.stream_slots import StreamSlots
 from gossamer.node.network.transport import (
+    STREAMS_PER_PEER_MAX,
     ConnectError,
     GossipHandler,
     ListenError,
+    OffenceHandler,
     ProtocolRefused,
     Stream,
     StreamClosed,
     StreamHandler,
 )
+from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.limits import GOSSIP_BYTES_MAX
 
@@ -88,8 +93,12 @@ class Libp2pTransport:
         self._peer_id = peer_id_of(host.get_id())
         self._topics: dict[str, GossipHandler] = {}
         self._traffic: dict[str, list[int]] = {}
+        self._offence_handler: OffenceHandler | None = None
         host.count_stream = self._count
+        swarm.on_violation = self._on_offence
         pubsub.on_message = self._on_gossip
+        pubsub.on_offence = self._on_offence
+        pubsub.is_banned = swarm.is_banned
 
     @property
     def peer_id(self) -> PeerId:
@@ -180,7 +189,7 @@ class Libp2pTransport:
     def ban(self, peer_id: PeerId, seconds: float) -> None:
         """See `Transport.ban`."""
         peer = libp2p_id(peer_id)
-        self._swarm.banned[peer] = trio.current_time() + seconds
+        self._swarm.ban(peer, seconds)
         self._nursery.start_soon(self._drop, peer)
 
     def round_trip_seconds(self, peer_id: PeerId) -> float | None:
@@ -190,6 +199,13 @@ class Libp2pTransport:
             if isinstance(muxed, YamuxConnection) and muxed.rtt() > 0:
                 return muxed.rtt()
         return None
+
+    def heard_seconds(self, peer_id: PeerId) -> float | None:
+        """See `Transport.heard_seconds`."""
+        connections = self._swarm.get_connections(libp2p_id(peer_id))
+        multiplexers = [connection.muxed_conn for connection in connections]
+        heard = [m.heard_seconds for m in multiplexers if isinstance(m, YamuxConnection)]
+        return max(heard, default=None)
 
     # -- streams
 
@@ -231,15 +247,23 @@ class Libp2pTransport:
         assert isinstance(stream.muxed_stream, YamuxStream)
         return Libp2pStream(stream, stream.muxed_stream, protocol)
 
-    def handle(self, protocol: str, handler: StreamHandler) -> None:
+    def handle(
+        self,
+        protocol: str,
+        handler: StreamHandler,
+        *,
+        streams_per_peer_max: int = STREAMS_PER_PEER_MAX,
+    ) -> None:
         """See `Transport.handle`."""
+        slots = StreamSlots(streams_per_peer_max)
 
         async def run(net_stream: NetStream) -> None:
             assert isinstance(net_stream.muxed_stream, YamuxStream)
             self._host.count(net_stream)
             stream = Libp2pStream(net_stream, net_stream.muxed_stream, protocol)
             try:
-                await handler(stream)
+                with slots.taken_by(stream.peer_id):
+                    await handler(stream)
             except StreamClosed as error:
                 logger.debug("%s", error)
                 await stream.reset()
@@ -274,20 +298,28 @@ class Libp2pTransport:
         if not known:
             self._nursery.start_soon(self._pubsub.subscribe, topic)
 
-    def _on_gossip(self, message: rpc_pb2.Message) -> None:
-        author = ID(message.from_id)
-        if author == self._host.get_id() or len(message.data) > GOSSIP_BYTES_MAX:
-            return
-        if self._swarm.is_banned(author):
-            return
-        for topic in message.topicIDs:
-            handler = self._topics.get(topic)
-            if handler is None:
-                continue
-            try:
-                handler(peer_id_of(author), message.data)
-            except Exception:
-                logger.exception("gossip handler of %s failed on a message of %s", topic, author)
+    def _on_gossip(self, message: rpc_pb2.Message) -> bool:
+        author = peer_id_of(ID(message.from_id))
+        topic = message.topicIDs[0]
+        handler = self._topics.get(topic)
+        if handler is None:
+            return True
+        try:
+            return handler(author, message.data) is not False
+        except Exception:
+            logger.exception("gossip handler of %s failed on a message of %s", topic, author)
+            return False
+
+    # -- offences
+
+    def on_offence(self, handler: OffenceHandler) -> None:
+        """See `Transport.on_offence`."""
+        self._offence_handler = handler
+
+    def _on_offence(self, peer: ID, error: RemoteProtocolError) -> None:
+        logger.debug("peer %s: %s", peer, error)
+        if self._offence_handler is not None:
+            self._offence_handler(peer_id_of(peer), error)
 
     # -- counting
 
@@ -334,6 +366,8 @@ async def open_libp2p_transport(
         {TProtocol(YAMUX_PROTOCOL): Yamux},
     )
     upgrader.muxer_multistream = GuardedMuxer({TProtocol(YAMUX_PROTOCOL): Yamux})
+    bound_selector(upgrader.security_multistream._selector)
+    bound_selector(upgrader.muxer_multistream._selector)
     swarm = GuardedSwarm(
         peer,
         peerstore,
@@ -350,6 +384,7 @@ async def open_libp2p_transport(
         ),
     )
     host = GuardedHost(swarm, disable_identify_address_discovery=True)
+    bound_host(host)
     pubsub, router = new_gossip(host)
     failure: Exception | None = None  # ours or the caller's, raised outside all nurseries
     async with host.run([]):

@@ -44,21 +44,30 @@ from gossamer.node.network.libp2p_yamux_stream import (
     SPEC_WINDOW_BYTES,
     SYN,
     WINDOW_UPDATE,
+    PeerViolation,
     YamuxStream,
 )
+from gossamer.node.network.throttle import Rate, Throttle
+from gossamer.node.network.transport import PING_SECONDS
 
 logger = logging.getLogger(__name__)
 
 # What one peer can make us hold: its streams' windows stop growing at this sum.
 CONNECTION_WINDOW_BYTES_MAX = 32 * 1024 * 1024
-# A node uses some ten streams with a peer; beyond this it is an attack (256 MiB would be granted).
-INBOUND_STREAMS_MAX = 128
+# A node uses some ten streams with a peer, and its protocols allow it some forty in all.
+INBOUND_STREAMS_MAX = 64
+# Of them so many begin with a large window: what a peer can make us hold is 16 MiB for these and
+# 12 MiB for the others, besides the sum above.
+LARGE_WINDOWS_MAX = 16
+# Opening streams only to reset them costs the peer less than us.
+OPEN_RATE = Rate(per_second=50, burst=256)
 # Replies that a peer makes us queue (pongs, resets) while it does not read.
 CONTROL_FRAMES_MAX = 4096
 # A socket that is full for longer is waiting for the line, not for a processor: then one message
 # at a time (5 ms at 100 Mbit/s), so that small ones wait for little.
 SLOW_LINE_SECONDS = 0.002
-PING_INTERVAL_SECONDS = 5.0
+# A connection in use is still asked this often, to know its round trip.
+RTT_SECONDS = 10.0
 # TCP_USER_TIMEOUT notices dead links in 10 s; this notices a stopped or hung process behind a live
 # kernel, and leaves a machine that swaps for a while its connection.
 SILENCE_SECONDS_MAX = 20.0
@@ -80,6 +89,8 @@ class YamuxConnection(IMuxedConn):
         self.secured_conn = secured_conn
         self.peer_id = peer_id
         self.on_close = on_close
+        self.on_violation: Callable[[str], None] | None = None
+        """Told why, when the connection ends because the peer broke the rules."""
         self.streams: dict[int, YamuxStream] = {}
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
@@ -94,12 +105,14 @@ class YamuxConnection(IMuxedConn):
         self._work = trio.Event()
         self._idle = trio.Event()
         self._granted = 0
+        self._opened = Throttle(OPEN_RATE)
         self._scope = trio.CancelScope()
         self._header = b""  # the start of a frame header whose end has not arrived
         self._body_left = 0
         self._body_stream: YamuxStream | None = None
         self._body_flags = 0
-        self._heard_at = 0.0
+        self.heard_seconds = 0.0
+        """When anything last came (local clock)."""
         self._ping_id = 0
         self._ping_sent_at = 0.0
         self._pong = trio.Event()
@@ -114,7 +127,7 @@ class YamuxConnection(IMuxedConn):
                 async with trio.open_nursery() as nursery:
                     for task in (self._read_frames, self._write_frames, self._watch):
                         nursery.start_soon(self._until_broken, task)
-                    self._heard_at = trio.current_time()
+                    self.heard_seconds = trio.current_time()
                     self.event_started.set()
         finally:
             self._end_streams()
@@ -132,6 +145,8 @@ class YamuxConnection(IMuxedConn):
             await task()
         except ConnectionClosedError as error:
             logger.debug("connection to %s ended: %s", self.peer_id, error)
+            if isinstance(error, PeerViolation) and self.on_violation is not None:
+                self.on_violation(str(error))
         except Exception:  # a bug here, or bytes nobody thought of: one connection, not the node
             logger.exception("connection to %s dropped", self.peer_id)
         self._scope.cancel()
@@ -258,7 +273,7 @@ class YamuxConnection(IMuxedConn):
     async def _read_frames(self) -> None:
         while True:
             plaintexts = await self.secured_conn.receive()
-            self._heard_at = trio.current_time()
+            self.heard_seconds = trio.current_time()
             for plaintext in plaintexts:
                 self._feed(memoryview(plaintext))
 
@@ -291,7 +306,7 @@ class YamuxConnection(IMuxedConn):
 
     def _on_frame(self, version: int, kind: int, flags: int, stream_id: int, length: int) -> None:
         if version != 0 or kind > GO_AWAY:
-            raise ConnectionClosedError(f"not yamux: version {version}, type {kind}")
+            raise PeerViolation(f"not yamux: version {version}, type {kind}")
         if kind == PING:
             if flags & SYN:
                 self.control(PING, ACK, 0, length)
@@ -316,19 +331,21 @@ class YamuxConnection(IMuxedConn):
 
     def _on_new_stream(self, stream_id: int) -> None:
         if stream_id % 2 == self._next_stream_id % 2 or stream_id in self.streams:
-            raise ConnectionClosedError(f"the peer opened stream {stream_id}, which is not its")
+            raise PeerViolation(f"the peer opened stream {stream_id}, which is not its")
         inbound = sum(1 for number in self.streams if number % 2 != self._next_stream_id % 2)
-        if inbound >= INBOUND_STREAMS_MAX or self.event_shutting_down.is_set():
+        may_open = inbound < INBOUND_STREAMS_MAX and self._opened.try_take(trio.current_time())
+        if not may_open or self.event_shutting_down.is_set():
             self.control(WINDOW_UPDATE, RST, stream_id, 0)
             return
-        stream = YamuxStream(stream_id, self, False)
+        window = FIRST_WINDOW_BYTES if inbound < LARGE_WINDOWS_MAX else SPEC_WINDOW_BYTES
+        stream = YamuxStream(stream_id, self, False, window)
         try:
             self._accepted_out.send_nowait(stream)
         except (trio.WouldBlock, trio.BrokenResourceError):
             self.control(WINDOW_UPDATE, RST, stream_id, 0)
             return
         self.streams[stream_id] = stream
-        self.control(WINDOW_UPDATE, ACK, stream_id, FIRST_WINDOW_BYTES - SPEC_WINDOW_BYTES)
+        self.control(WINDOW_UPDATE, ACK, stream_id, window - SPEC_WINDOW_BYTES)
 
     def _apply_flags(self, stream: YamuxStream | None, flags: int) -> None:
         if stream is None:
@@ -344,14 +361,22 @@ class YamuxConnection(IMuxedConn):
     async def _watch(self) -> None:
         """Measure the round trip, and drop a peer that is silent although we ask."""
         while True:
-            await self._send_ping()
-            await trio.sleep(PING_INTERVAL_SECONDS)
+            now = trio.current_time()
+            if (
+                now - self.heard_seconds >= PING_SECONDS / 2
+                or now - self._ping_sent_at >= RTT_SECONDS
+            ):
+                await self._send_ping()
+            asleep_since = trio.current_time()
+            await trio.sleep(PING_SECONDS / 2)
             now = trio.current_time()
             for stream in list(self.streams.values()):
                 since = stream.discarded_at
                 if since is not None and now - since > LINGER_SECONDS_MAX:
                     stream.abort()
-            if now - self._heard_at > SILENCE_SECONDS_MAX:
+            if now - asleep_since > PING_SECONDS:
+                continue  # it was us who stood still: what came meanwhile has yet to be read
+            if now - self.heard_seconds > SILENCE_SECONDS_MAX:
                 raise ConnectionClosedError(f"nothing heard for {SILENCE_SECONDS_MAX:.0f} s")
 
     async def _send_ping(self) -> None:

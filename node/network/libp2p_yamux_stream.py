@@ -36,10 +36,21 @@ STREAM_WINDOW_BYTES_MAX = 8 * 1024 * 1024
 _PIECE_BYTES_MIN = 4096
 
 
+class PeerViolation(ConnectionClosedError):
+    """The connection ends because the peer broke yamux's rules."""
+
+
 class YamuxStream(IMuxedStream):
     """One stream. `send` and `receive_exactly` are the fast way; read and write are libp2p's."""
 
-    def __init__(self, stream_id: int, conn: YamuxConnection, is_initiator: bool) -> None:
+    def __init__(
+        self,
+        stream_id: int,
+        conn: YamuxConnection,
+        is_initiator: bool,
+        window: int = FIRST_WINDOW_BYTES,
+    ) -> None:
+        """`window`: how much the peer may send before any update of ours."""
         self.stream_id = stream_id
         self.conn = conn
         self.muxed_conn = conn
@@ -47,8 +58,9 @@ class YamuxStream(IMuxedStream):
         self.traffic = [0, 0]  # payload bytes sent and received; see `count_in`
         self.send_window = SPEC_WINDOW_BYTES
         self.outbox: deque[memoryview] = deque()
-        self._window = FIRST_WINDOW_BYTES  # how much the peer may have under way to us
-        self._credit = FIRST_WINDOW_BYTES  # of it, what the peer has not used
+        self._first_window = window
+        self._window = window  # how much the peer may have under way to us
+        self._credit = window  # of it, what the peer has not used
         self._consumed = 0  # read by us and not yet given back as credit
         self._updated_at = 0.0
         self._pieces: deque[bytearray | memoryview] = deque()
@@ -211,12 +223,12 @@ class YamuxStream(IMuxedStream):
         """Take bytes from the connection's reader.
 
         Raises:
-            ConnectionClosedError: the peer sent more than its window.
+            PeerViolation: the peer sent more than its window.
         """
         size = len(piece)
         self._credit -= size
         if self._credit < 0:
-            raise ConnectionClosedError("the peer sent more than its receive window")
+            raise PeerViolation("the peer sent more than its receive window")
         self.traffic[1] += size
         if self.recv_closed or self.was_reset:
             return
@@ -281,7 +293,7 @@ class YamuxStream(IMuxedStream):
     @property
     def granted(self) -> int:
         """How far the window grew beyond what every stream has."""
-        return self._window - FIRST_WINDOW_BYTES
+        return self._window - self._first_window
 
     def set_deadline(self, ttl: int) -> None:
         """Not supported: use trio's cancel scopes."""

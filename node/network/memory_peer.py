@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 import trio
 
 from gossamer.node.network.memory_stream import MemoryConnection, MemoryStream
+from gossamer.node.network.stream_slots import StreamSlots
 from gossamer.node.network.transport import (
+    STREAMS_PER_PEER_MAX,
     ConnectError,
     GossipHandler,
+    OffenceHandler,
     ProtocolRefused,
     Stream,
     StreamClosed,
@@ -175,6 +178,13 @@ class MemoryPeer:
             return None
         return sum(link.latency_seconds for link in self.network.links(self._peer_id, peer_id))
 
+    def heard_seconds(self, peer_id: PeerId) -> float | None:
+        """See `Transport.heard_seconds`."""
+        if peer_id not in self.connections:
+            return None
+        link = self.network.link(peer_id, self._peer_id)
+        return link.silent_at if link.silent else trio.current_time()
+
     # -- streams
 
     async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
@@ -224,9 +234,21 @@ class MemoryPeer:
         self._nursery.start_soon(self._run_handler, handler, ours)
         return True
 
-    def handle(self, protocol: str, handler: StreamHandler) -> None:
+    def handle(
+        self,
+        protocol: str,
+        handler: StreamHandler,
+        *,
+        streams_per_peer_max: int = STREAMS_PER_PEER_MAX,
+    ) -> None:
         """See `Transport.handle`."""
-        self._handlers[protocol] = handler
+        slots = StreamSlots(streams_per_peer_max)
+
+        async def in_slot(stream: Stream) -> None:
+            with slots.taken_by(stream.peer_id):
+                await handler(stream)
+
+        self._handlers[protocol] = in_slot
 
     async def _run_handler(self, handler: StreamHandler, stream: MemoryStream) -> None:
         try:
@@ -296,12 +318,17 @@ class MemoryPeer:
         if self.is_banned(author) or self.is_banned(sender):
             return
         self._remember(number)
+        is_passed_on = False
         for _ in range(times):
             try:
-                handler(author, data)
+                is_passed_on = handler(author, data) is not False or is_passed_on
             except Exception:
                 logger.exception("gossip handler of %s failed on a message of %s", topic, author)
-        self._forward(topic, author, data, number, sender)
+        if is_passed_on:
+            self._forward(topic, author, data, number, sender)
+
+    def on_offence(self, handler: OffenceHandler) -> None:
+        """See `Transport.on_offence`; nothing below streams can be broken here."""
 
     def count(self, key: str, sent: int = 0, received: int = 0) -> None:
         """Add to `traffic`."""

@@ -40,6 +40,7 @@ class Link:
     latency_seconds: float = 0.01
     bytes_per_second: float = float("inf")
     silent: bool = False
+    silent_at: float = 0.0  # when it last fell silent
     num_cuts: int = 0
     free_at: float = 0.0  # when the last byte queued so far has been put on the line
     arrives_at: float = 0.0  # of the last event, for order
@@ -159,7 +160,8 @@ class MemoryNetwork:
     def cut(self, first: PeerId, second: PeerId) -> None:
         """Silence both links of a pair; see the module's text."""
         for link in self.links(first, second):
-            link.silent = True
+            if not link.silent:
+                link.silent, link.silent_at = True, trio.current_time()
             link.num_cuts += 1
         connection = self._connection(first, second)
         if connection is None:

@@ -13,9 +13,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
 
 Bytes = bytes | bytearray | memoryview
+
+PING_SECONDS = 2.0
+"""A connection on which nothing comes is asked for a sign of life this often: cheap (some 0.2 ms of
+CPU), and short against every time after which a peer is held to be dead."""
+
+STREAMS_PER_PEER_MAX = 4
+"""Streams of one protocol that a peer may have open to us, where the protocol does not say more:
+one in use, and some that are ending."""
 
 
 class TransportError(Exception):
@@ -86,7 +95,9 @@ class Stream(Protocol):
 
 
 StreamHandler = Callable[[Stream], Awaitable[None]]
-GossipHandler = Callable[[PeerId, bytes], None]
+GossipHandler = Callable[[PeerId, bytes], bool | None]
+"""(author, data); False keeps the message from being passed on to others."""
+OffenceHandler = Callable[[PeerId, RemoteProtocolError], None]
 
 
 class Transport(Protocol):
@@ -125,9 +136,16 @@ class Transport(Protocol):
             ConnectError: not connected, or no answer in time.
         """
 
-    def handle(self, protocol: str, handler: StreamHandler) -> None:
+    def handle(
+        self,
+        protocol: str,
+        handler: StreamHandler,
+        *,
+        streams_per_peer_max: int = STREAMS_PER_PEER_MAX,
+    ) -> None:
         """Run `handler` in its own task for each inbound stream of `protocol`.
 
+        A peer that has `streams_per_peer_max` of them open gets no other one: it is reset.
         When the handler returns the stream is closed; when it raises, the exception is logged and
         the stream reset. Whatever it does, the transport lives.
         """
@@ -144,8 +162,9 @@ class Transport(Protocol):
     def subscribe(self, topic: str, handler: GossipHandler) -> None:
         """Call `handler(author, data)` for every message on `topic` that others publish.
 
-        The author is authenticated by its signature. The handler must be quick and must not
-        block; an exception in it is logged and costs that message.
+        A message for which it answers False is not passed on. The author is authenticated by its
+        signature. The handler must be quick and must not block; an exception in it is logged and
+        costs that message.
         """
 
     def peers(self) -> list[PeerId]:
@@ -157,8 +176,20 @@ class Transport(Protocol):
     def ban(self, peer_id: PeerId, seconds: float) -> None:
         """Drop a peer and refuse it, both ways and its gossip, for `seconds`."""
 
+    def on_offence(self, handler: OffenceHandler) -> None:
+        """Call `handler(peer, error)` for what a peer does against the network's own protocols.
+
+        That is below what stream and gossip handlers see: connections, multiplexing, gossip RPCs.
+        """
+
     def traffic(self) -> dict[str, tuple[int, int]]:
         """Payload bytes (sent, received) since the start by protocol id, and for ``"gossip"``."""
 
     def round_trip_seconds(self, peer_id: PeerId) -> float | None:
         """The newest measured round trip to a peer, or None when there is none yet."""
+
+    def heard_seconds(self, peer_id: PeerId) -> float | None:
+        """When anything last came from a peer (`trio.current_time`), or None: not connected.
+
+        A living peer is heard every `PING_SECONDS` at least, also when there is nothing to say.
+        """

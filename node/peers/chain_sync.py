@@ -19,14 +19,13 @@ import structlog
 import trio
 
 from gossamer.node.network.frames import receive_frame, send_frame
-from gossamer.node.network.identity import verify
-from gossamer.node.network.transport import Stream, Transport, TransportError
+from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
 from gossamer.node.peers.exchange import BlockService, FetchError
 from gossamer.node.rounds.round_driver import RunInThread
 from gossamer.node.storage.committed import CannotRebuildError, CommittedState, Replayed
-from gossamer.node.storage.state_dir import DiskFullError
+from gossamer.node.storage.disk import DiskError
 from gossamer.protocol import limits
-from gossamer.protocol.chain import decode_commit, open_commit
+from gossamer.protocol.chain import Commit, Header, decode_commit
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, short
 from gossamer.protocol.manifest import Manifest
@@ -35,6 +34,9 @@ CHAIN_PROTOCOL = "/gossamer/chain/1"
 
 REQUEST_SECONDS = 15.0
 """For one page of commit records, at most some 256 KiB."""
+
+REQUEST_BYTES_MAX = 64
+"""A digest, a number, and a few bytes of msgpack."""
 
 PAGES_MAX = 4096
 """Pages in one catching up: a chain of 250,000 rounds."""
@@ -49,6 +51,10 @@ class BehindError(Exception):
     """The wanted head could not be reached now; the text says why."""
 
 
+class UnknownHeadError(BehindError):
+    """The peer that was asked has no way to that head itself."""
+
+
 class ChainRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     head: bytes
     after_round: int
@@ -57,6 +63,28 @@ class ChainRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder = msgspec.msgpack.Decoder(ChainRequest)
 _reply_decoder = msgspec.msgpack.Decoder(list[bytes])
+
+
+def decode_chain_request(message: bytes | bytearray) -> ChainRequest:
+    """Raises MalformedError for anything else."""
+    try:
+        request = _request_decoder.decode(message)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not a chain request: {error}") from error
+    if len(request.head) != DIGEST_BYTES:
+        raise MalformedError("chain request for something that is no head")
+    return request
+
+
+def decode_chain_reply(message: bytes | bytearray) -> list[bytes]:
+    """Encoded commit records, not looked at. Raises MalformedError for anything else."""
+    try:
+        records = _reply_decoder.decode(message)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not commit records: {error}") from error
+    if len(records) > limits.HEADERS_PER_REPLY_MAX:
+        raise MalformedError(f"{len(records)} commit records in one reply")
+    return records
 
 
 class ChainSync:
@@ -70,7 +98,8 @@ class ChainSync:
         committed: CommittedState,
         *,
         run_in_thread: RunInThread,
-        on_offence: Callable[[PeerId, RemoteProtocolError], None],
+        open_commit: Callable[[Commit], Header],
+        on_offence: OffenceHandler,
         on_replayed: Callable[[Replayed], Awaitable[None]],
     ) -> None:
         self._manifest = manifest
@@ -79,6 +108,7 @@ class ChainSync:
         self._blocks = blocks
         self._committed = committed
         self._run_in_thread = run_in_thread
+        self._open_commit = open_commit
         self._on_offence = on_offence
         self._on_replayed = on_replayed
         self.blocks_wanted = 0
@@ -91,20 +121,29 @@ class ChainSync:
         """Gets the commit records on the way to a head that `peer` holds.
 
         Raises:
-            BehindError: the peer cannot be reached or does not know the way.
+            UnknownHeadError: the peer does not know the way.
+            BehindError: it cannot be reached, or the way is too long.
             RemoteProtocolError: it sent records that are not committed (its offence).
         """
         chain = self._committed.chain
         after_round = self._committed.entry.round
         step = limits.HEADERS_PER_REPLY_MAX
         for _ in range(PAGES_MAX):
-            if head in chain and chain.path_between(chain.genesis, head) is not None:
+            if chain.is_whole(head):
                 return
             records = await self._request(peer, ChainRequest(head, after_round))
+            if not records and after_round == 0:
+                raise UnknownHeadError(f"{short(peer)} does not know the way to {short(head)}")
             if not records:
-                raise BehindError(f"{short(peer)} does not know the way to {short(head)}")
+                # Of two branches the heavier one may have no more rounds than mine.
+                after_round = max(0, after_round - step)
+                step *= 2
+                continue
             commits = [decode_commit(record) for record in records]
-            headers = [open_commit(commit, self._run_id, verify) for commit in commits]
+            headers = []
+            for commit in commits:
+                headers.append(self._open_commit(commit))
+                await trio.lowlevel.checkpoint()  # up to 256 signatures each
             if headers[0].parent not in chain:
                 if after_round == 0:
                     raise MalformedError("chain that does not begin at the run")
@@ -125,34 +164,23 @@ class ChainSync:
                 stream = await self._transport.open_stream(peer, CHAIN_PROTOCOL)
                 try:
                     await send_frame(stream, _encoder.encode(request))
-                    message, _ = await receive_frame(stream)
+                    message, _ = await receive_frame(stream, payload_bytes_max=0)
                 finally:
                     with trio.CancelScope(shield=True):
                         await stream.reset()
         except (TransportError, trio.TooSlowError) as error:
             raise BehindError(f"{short(peer)} did not answer: {error}") from error
-        try:
-            records = _reply_decoder.decode(message)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise MalformedError(f"not commit records: {error}") from error
-        if len(records) > limits.HEADERS_PER_REPLY_MAX:
-            raise MalformedError(f"{len(records)} commit records in one reply")
-        return records
+        return decode_chain_reply(message)
 
     async def _serve(self, stream: Stream) -> None:
         with trio.move_on_after(REQUEST_SECONDS):
-            message, _ = await receive_frame(stream)
             try:
-                request = _request_decoder.decode(message)
-                if len(request.head) != DIGEST_BYTES:
-                    raise MalformedError("chain request for something that is no head")
-            except (
-                msgspec.DecodeError,
-                UnicodeDecodeError,
-                RecursionError,
-                MalformedError,
-            ) as error:
-                self._on_offence(stream.peer_id, MalformedError(str(error)))
+                message, _ = await receive_frame(
+                    stream, message_bytes_max=REQUEST_BYTES_MAX, payload_bytes_max=0
+                )
+                request = decode_chain_request(message)
+            except RemoteProtocolError as error:
+                self._on_offence(stream.peer_id, error)
                 await stream.reset()
                 return
             chain = self._committed.chain
@@ -170,21 +198,28 @@ class ChainSync:
         """Becomes the state of a head whose records are known.
 
         Raises:
-            BehindError: blocks are missing everywhere, or the blocks do not give that state, or
-                the disk is full. The state is then the present one, or nearer to that head.
+            BehindError: blocks are missing everywhere, or the blocks do not give that state.
+            DiskError: our own disk does not take what was fetched.
+
+        The state is then the present one, or nearer to that head.
         """
         committed = self._committed
         problems: list[str] = []
+        disk_error: DiskError | None = None
         for base in self._bases(head):
             try:
                 await self._follow_from(base, head, sources)
                 return
-            except (FetchError, CannotRebuildError, DiskFullError) as error:
+            except DiskError as error:
+                disk_error = error  # another way may need less room
+            except (FetchError, CannotRebuildError) as error:
                 problems.append(str(error))
                 if committed.is_loaded and committed.head == head:
                     return
             finally:
                 committed.release()
+        if disk_error is not None:
+            raise disk_error
         raise BehindError("; ".join(problems) or f"no way to {short(head)} is known")
 
     def _bases(self, head: Digest) -> list[Digest]:

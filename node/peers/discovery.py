@@ -17,27 +17,32 @@ import trio
 
 from gossamer.node.interface.metrics import Metrics
 from gossamer.node.network.transport import ConnectError, Transport
-from gossamer.node.storage.state_dir import DiskFullError, KnownPeers
+from gossamer.node.peers.redial import BACK_OFF_SECONDS_MIN, Redial
+from gossamer.node.storage.disk import DiskError, DiskHealth
+from gossamer.node.storage.state_dir import KnownPeers
 from gossamer.protocol.ids import PeerId, short
 from gossamer.protocol.messages import Announce
 
 LOOK_SECONDS = 1.0
 SAVE_SECONDS = 10.0
-BACK_OFF_SECONDS_MIN = 2.0
-BACK_OFF_SECONDS_MAX = 60.0
-"""A peer that is away for an hour is asked 60 times, each a few packets."""
-DIALS_AT_ONCE_MAX = 8
+DIALS_AT_ONCE_MAX = 16
+"""A dial into a dead line holds its place for 10 s an address."""
 CONNECTIONS_MAX = 192
 """Every ring member may have to reach every other; a ring has at most 256 members, and the
 transport refuses inbound connections above its own limit."""
+REUNION_SECONDS = 20.0
+"""Peers that were cut off from each other for minutes are connected again so long after they can
+be: a back-off (6 s), and a dial that was begun before (10 s), if they have one address each."""
 
 log = structlog.get_logger("peers")
 
 
-@dataclass
-class _Attempt:
-    next_seconds: float
-    back_off_seconds: float = BACK_OFF_SECONDS_MIN
+@dataclass(frozen=True)
+class _Target:
+    """Somebody to connect to; `peer` is None where only the address is known."""
+
+    peer: PeerId | None
+    addresses: tuple[str, ...]
 
 
 class Discovery:
@@ -51,15 +56,19 @@ class Discovery:
         members: Callable[[], dict[PeerId, Announce]],
         metrics: Metrics,
         randomness: random.Random,
+        health: DiskHealth,
     ) -> None:
         self._transport = transport
         self._known = known
         self._bootstrap = tuple(bootstrap)
         self._members = members
         self._metrics = metrics
-        self._random = randomness
-        self._attempts: dict[str, _Attempt] = {}
+        self._health = health
+        self._redial = Redial(randomness)
         self._dialling: set[str] = set()
+        self._worked: dict[PeerId, str] = {}
+        """By which address a peer was reached last."""
+        self._was_alone = True
 
     async def run(self) -> None:
         """Dials and remembers until cancelled."""
@@ -73,75 +82,87 @@ class Discovery:
                 await trio.sleep(LOOK_SECONDS)
 
     def save(self) -> None:
-        """Writes the known peers; a full disk is no reason to stop."""
+        """Writes the known peers; a disk that does not take them is no reason to stop."""
         connected = set(self._transport.peers())
         for peer, announce in sorted(self._members().items()):
             if peer in connected and announce.addresses:
                 self._known.saw(peer, announce.addresses)
         try:
             self._known.save()
-        except (DiskFullError, OSError) as error:
-            log.warning("known peers were not saved", error=str(error))
+        except DiskError as error:
+            self._health.failed("known peers", error)
+        else:
+            self._health.wrote("known peers")
+
+    def hurry(self) -> None:
+        """This process stood still, and its connections with it: everybody is dialled at once."""
+        self._redial.hurry(trio.current_time())
 
     def _look(self, nursery: trio.Nursery) -> None:
         connected = set(self._transport.peers())
+        now = trio.current_time()
+        if connected and self._was_alone:
+            self._redial.hurry(now)
+        self._was_alone = not connected
         if len(connected) >= CONNECTIONS_MAX:
             return
+        members = self._members()
+        targets = self._targets(now, members, connected)
+        self._redial.keep(targets, members)
+        self._worked = {peer: address for peer, address in self._worked.items() if peer in members}
+        for key in self._redial.due(now, alone=not connected):
+            if len(self._dialling) >= DIALS_AT_ONCE_MAX:
+                break
+            if key not in self._dialling:
+                self._dialling.add(key)
+                nursery.start_soon(self._connect, key, targets[key])
+
+    def _targets(
+        self, now: float, members: dict[PeerId, Announce], connected: set[PeerId]
+    ) -> dict[str, _Target]:
+        """Who should be connected and is not, by the key under which its failures are counted."""
         me = self._transport.peer_id
-        wanted = {
-            peer: announce.addresses
-            for peer, announce in self._members().items()
-            if peer not in connected and peer != me and announce.phase != "leaving"
-        }
-        for peer, addresses in sorted(wanted.items()):
-            # Of two that know each other the lower id dials at once, the other if that fails.
-            patience = 0.0 if me < peer else BACK_OFF_SECONDS_MIN
-            self._dial(nursery, peer, peer, addresses, patience)
-        if connected:
-            return
-        for address in self._bootstrap:
-            self._dial(nursery, address, None, (address,), 0.0)
-        for peer, addresses in self._known.newest_first()[:DIALS_AT_ONCE_MAX]:
-            if peer != me:
-                self._dial(nursery, peer, peer, addresses, 0.0)
+        targets: dict[str, _Target] = {}
+        for peer, announce in members.items():
+            self._redial.heard(now, peer, (announce.incarnation, announce.sequence))
+            if peer not in connected and peer != me and announce.phase != "leaving":
+                targets[peer] = _Target(peer, announce.addresses)
+                # Of two that know each other the lower id dials at once, the other if that fails.
+                self._redial.want(now, peer, 0.0 if me < peer else BACK_OFF_SECONDS_MIN)
+        if not connected:
+            for address in self._bootstrap:
+                targets[address] = _Target(None, (address,))
+            for peer, addresses in self._known.newest_first():
+                if peer != me:
+                    targets.setdefault(peer, _Target(peer, addresses))
+            for key in targets:
+                self._redial.want(now, key, 0.0)
+        return {key: target for key, target in targets.items() if target.addresses}
 
-    def _dial(
-        self,
-        nursery: trio.Nursery,
-        key: str,
-        peer: PeerId | None,
-        addresses: tuple[str, ...],
-        patience_seconds: float,
-    ) -> None:
-        now = trio.current_time()
-        attempt = self._attempts.setdefault(key, _Attempt(now + patience_seconds))
-        if (
-            now < attempt.next_seconds
-            or key in self._dialling
-            or len(self._dialling) >= DIALS_AT_ONCE_MAX
-            or not addresses
-        ):
-            return
-        self._dialling.add(key)
-        nursery.start_soon(self._connect, key, peer, addresses, attempt)
-
-    async def _connect(
-        self, key: str, peer: PeerId | None, addresses: tuple[str, ...], attempt: _Attempt
-    ) -> None:
+    async def _connect(self, key: str, target: _Target) -> None:
         try:
-            if peer is None:
-                await self._transport.connect(addresses[0])
+            if target.peer is None:
+                await self._transport.connect(target.addresses[0])
             else:
-                await self._transport.connect_any(peer, addresses)
+                await self._connect_to(target.peer, target.addresses)
             self._metrics.dials.add("connected")
-            self._attempts.pop(key, None)
-            log.info("connected", peer=short(peer) if peer else addresses[0])
+            log.info("connected", peer=short(target.peer) if target.peer else key)
         except ConnectError as error:
             self._metrics.dials.add("unreachable")
+            self._redial.failed(trio.current_time(), key)
             log.debug("could not connect", error=str(error))
-            attempt.next_seconds = trio.current_time() + attempt.back_off_seconds * (
-                self._random.uniform(0.8, 1.2)
-            )
-            attempt.back_off_seconds = min(2 * attempt.back_off_seconds, BACK_OFF_SECONDS_MAX)
         finally:
             self._dialling.discard(key)
+
+    async def _connect_to(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
+        """By any address, first the one that was good before: each that is not may cost 10 s."""
+        problems: list[str] = []
+        for address in sorted(addresses, key=lambda address: address != self._worked.get(peer)):
+            try:
+                await self._transport.connect_any(peer, (address,))
+            except ConnectError as error:
+                problems.append(str(error))
+            else:
+                self._worked[peer] = address
+                return
+        raise ConnectError("; ".join(problems))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO
@@ -17,7 +16,7 @@ import structlog
 import trio
 
 from gossamer.node.network.frames import receive_frame, send_frame
-from gossamer.node.network.transport import Stream, StreamClosed, Transport
+from gossamer.node.network.transport import OffenceHandler, Stream, StreamClosed, Transport
 from gossamer.node.peers.fetching import INLINE_BYTES_MAX, Download, FetchLimits
 from gossamer.node.storage.blocks import (
     BlockError,
@@ -72,8 +71,7 @@ class BlockService:
     """Serves the store's blocks on `transport` and fetches missing ones into it.
 
     Args:
-        on_offence: called as `on_offence(peer_id, reason)` when a peer sends wrong bytes or breaks
-            the protocol; `reason` is a word of `RemoteProtocolError.reason`.
+        on_offence: told when a peer sends wrong bytes or breaks the protocol.
 
     Attributes:
         blocks_served, bytes_served: whole blocks sent, since the start.
@@ -86,7 +84,7 @@ class BlockService:
         self,
         transport: Transport,
         store: BlockStore,
-        on_offence: Callable[[PeerId, str], None] | None = None,
+        on_offence: OffenceHandler | None = None,
         fetch_limits: FetchLimits | None = None,
         serve_limits: ServeLimits | None = None,
     ) -> None:
@@ -101,12 +99,16 @@ class BlockService:
         self._on_offence = on_offence
         self._fetch_limits = fetch_limits or FetchLimits()
         self._serve_limits = serve_limits or ServeLimits()
-        self._streams: Counter[PeerId] = Counter()
+        self._num_streams = 0
         self._checking = trio.CapacityLimiter(_CHECKING_THREADS)
         self._fetch_numbers = itertools.count()
         # Blocks that one of our fetches is getting; the event is set when it is done with them.
         self._fetching: dict[Digest, trio.Event] = {}
-        transport.handle(BLOCKS_PROTOCOL, self._serve)
+        transport.handle(
+            BLOCKS_PROTOCOL,
+            self._serve,
+            streams_per_peer_max=self._serve_limits.streams_per_peer_max,
+        )
 
     async def fetch(
         self,
@@ -127,7 +129,7 @@ class BlockService:
 
         Raises:
             FetchError: nobody has some of them, after several attempts. The others are stored.
-            DiskFullError, OSError: the store could not write.
+            DiskError: the store could not write.
 
         Cancellation: what has been stored stays, the next fetch goes on from there.
         """
@@ -240,20 +242,16 @@ class BlockService:
         self._note_offence(peer_id, error)
 
     def _note_offence(self, peer_id: PeerId, error: RemoteProtocolError) -> None:
-        _log.warning("a peer broke the block protocol", peer=short(peer_id), problem=str(error))
         if self._on_offence is not None:
-            self._on_offence(peer_id, error.reason)
+            self._on_offence(peer_id, error)
 
     async def _serve(self, stream: Stream) -> None:
         """Handler of one inbound stream."""
         peer_id = stream.peer_id
-        if (
-            self._streams[peer_id] >= self._serve_limits.streams_per_peer_max
-            or self._streams.total() >= self._serve_limits.streams_max
-        ):
+        if self._num_streams >= self._serve_limits.streams_max:
             await stream.reset()
             return
-        self._streams[peer_id] += 1
+        self._num_streams += 1
         try:
             while (digest := await self._receive_request(stream)) is not None:
                 with trio.fail_after(self._serve_limits.send_seconds):
@@ -267,9 +265,7 @@ class BlockService:
             await stream.reset()
             self._note_offence(peer_id, error)
         finally:
-            self._streams[peer_id] -= 1
-            if not self._streams[peer_id]:
-                del self._streams[peer_id]
+            self._num_streams -= 1
 
     async def _receive_request(self, stream: Stream) -> Digest | None:
         """The next digest, or None when none comes for long."""

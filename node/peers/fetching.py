@@ -135,7 +135,7 @@ class Download:
         """Returns when all blocks are here or nobody can be asked any more (see `wanted`).
 
         Raises:
-            DiskFullError, OSError: our own disk failed; likewise whatever a callback raises.
+            DiskError: our own disk failed; likewise whatever a callback raises.
 
         Cancellation: streams are reset; the blocks stored so far stay.
         """
@@ -233,14 +233,14 @@ class Download:
                     break
                 else:
                     await self._wait_for_change()
+            if worker.under_way:
+                await stream.reset()
+            else:
+                await stream.close()  # may be cut short: the last block ends the whole pass
         except BaseException:
             with trio.CancelScope(shield=True):
                 await stream.reset()
             raise
-        if worker.under_way:
-            await stream.reset()
-        else:
-            await stream.close()
 
     async def _send_requests(self, worker: _Worker, stream: Stream) -> None:
         while len(worker.under_way) < self._limits.requests_per_peer_max:

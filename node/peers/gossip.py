@@ -15,7 +15,7 @@ A gossip message is one byte that says what follows, then its msgpack.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import structlog
@@ -23,11 +23,11 @@ import trio
 
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity, verify
-from gossamer.node.network.transport import Stream, Transport, TransportError
+from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
 from gossamer.protocol import limits
 from gossamer.protocol.board import STATEMENTS_MAX, Board
 from gossamer.protocol.chain import Commit, decode_commit, encode_commit
-from gossamer.protocol.errors import MalformedError, OversizedError, RemoteProtocolError
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
 from gossamer.protocol.messages import (
     Announce,
@@ -37,6 +37,8 @@ from gossamer.protocol.messages import (
     encode_signed,
     open_signed,
     seal,
+    signing_bytes,
+    version_of,
 )
 
 BOARD_PROTOCOL = "/gossamer/board/1"
@@ -59,9 +61,24 @@ log = structlog.get_logger("gossip")
 _reply_encoder = msgspec.msgpack.Encoder()
 _reply_decoder = msgspec.msgpack.Decoder(list[Signed])
 
+STRANGERS_PER_EXCHANGE = 64
+"""Of what one peer hands us at once so many statements may be by authors that are not connected
+here: a newcomer knows a swarm of hundreds after some seconds, and a liar's inventions stay few."""
+
 StatementHandler = Callable[[Signed, Statement], None]
-CommitHandler = Callable[[PeerId, Commit], None]
-OffenceHandler = Callable[[PeerId, RemoteProtocolError], None]
+CommitHandler = Callable[[PeerId, Commit], bool | None]
+"""False: not news, and not to be passed on."""
+Admission = Callable[[PeerId, Statement], bool]
+"""Whether a statement of this author is taken now. RemoteProtocolError for one that nobody may
+make."""
+
+
+def decode_board(message: bytes | bytearray) -> list[Signed]:
+    """Statements that were not looked at, at most `STATEMENTS_MAX`. Raises MalformedError."""
+    try:
+        return _reply_decoder.decode(message)[:STATEMENTS_MAX]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not a board: {error}") from error
 
 
 class Gossip:
@@ -77,7 +94,15 @@ class Gossip:
         on_commit: CommitHandler,
         on_offence: OffenceHandler,
         randomness: random.Random,
+        on_own: Callable[[Announce], None] = lambda _announce: None,
+        is_welcome: Callable[[PeerId], bool] = lambda _author: True,
+        admits: Admission = lambda _author, _statement: True,
     ) -> None:
+        """`on_own` gets announcements of ours that we did not make in this life and that others
+        hold to be newer. `is_welcome` is asked about an author before anything of it is looked at.
+
+        What is not taken is not posted either, so a peer that has it offers it again.
+        """
         self._transport = transport
         self._identity = identity
         self._run_id = run_id
@@ -85,7 +110,11 @@ class Gossip:
         self._on_commit = on_commit
         self._on_offence = on_offence
         self._random = randomness
-        self.board = Board()
+        self._on_own = on_own
+        self._newest_own: Announce | None = None
+        self._is_welcome = is_welcome
+        self._admits = admits
+        self.board = Board(near=lambda: {*transport.peers(), identity.peer_id})
         self._members_topic = f"gossamer/{run_id.hex()}/members"
         self._rounds_topic = f"gossamer/{run_id.hex()}/rounds"
         self._send_outbox, self._outbox = trio.open_memory_channel[tuple[str, bytes]](OUTBOX_MAX)
@@ -106,6 +135,8 @@ class Gossip:
 
     def say(self, statement: Statement) -> Signed:
         """Signs a statement, posts it on our own board and publishes it."""
+        if isinstance(statement, Announce):
+            self._newest_own = statement
         signed = seal(statement, self._identity.peer_id, self._run_id, self._identity.sign)
         self.publish(signed, statement)
         return signed
@@ -134,23 +165,61 @@ class Gossip:
 
     # In
 
-    def _received(self, author: PeerId, data: bytes) -> None:
+    def _received(self, author: PeerId, data: bytes) -> bool:
+        """A gossip message; whether it is news."""
         try:
             if data[:1] == _STATEMENT:
-                self._take(decode_signed(data[1:]))
-            elif data[:1] == _COMMIT:
-                self._on_commit(author, decode_commit(data[1:]))
-            else:
-                raise MalformedError("gossip message of an unknown kind")
+                return self._take(author, decode_signed(data[1:]))
+            if data[:1] == _COMMIT:
+                return self._on_commit(author, decode_commit(data[1:])) is not False
+            raise MalformedError("gossip message of an unknown kind")
         except RemoteProtocolError as error:
             self._on_offence(author, error)
+            return False
 
-    def _take(self, signed: Signed) -> None:
-        if signed.author == self._identity.peer_id:
-            return
-        statement = open_signed(signed, self._run_id, verify)
-        if self.board.post(signed, statement):
-            self._on_statement(signed, statement)
+    def _take(self, bringer: PeerId, signed: Signed) -> bool:
+        """A statement that `bringer` said or handed on; whether it is news.
+
+        What is wrong with it is its author's offence if the author signed it.
+
+        Raises:
+            RemoteProtocolError: it is the bringer's.
+        """
+        author = PeerId(signed.author)
+        if author == self._identity.peer_id:
+            self._take_own(signed)
+            return False
+        if not self._is_welcome(author):
+            return False
+        if self.board.has(signed.digest):
+            return False
+        try:
+            # The signature last: it takes most of the time, and most of what is not taken has one.
+            if not self._admits(author, open_signed(signed, self._run_id, lambda *_: True)):
+                return False
+            statement = open_signed(signed, self._run_id, verify)
+        except RemoteProtocolError as error:
+            payload = signing_bytes(self._run_id, signed.payload)
+            if author == bringer or not verify(author, payload, signed.signature):
+                raise
+            self._on_offence(author, error)
+            return False
+        if not self.board.post(signed, statement):
+            return False
+        self._on_statement(signed, statement)
+        return True
+
+    def _take_own(self, signed: Signed) -> None:
+        """Something of ours that comes back. RemoteProtocolError if we did not sign it."""
+        mine = self._newest_own
+        statement = open_signed(signed, self._run_id, lambda *_: True)
+        if (
+            mine is not None
+            and isinstance(statement, Announce)
+            and version_of(statement) > version_of(mine)
+        ):
+            open_signed(signed, self._run_id, verify)
+            self._on_own(statement)
 
     # Anti-entropy
 
@@ -176,29 +245,37 @@ class Gossip:
         """
         stream = await self._transport.open_stream(peer, BOARD_PROTOCOL)
         try:
-            held = self.board.digests()
-            await send_frame(stream, b"", b"".join(held))
-            message, _ = await receive_frame(stream)
-        finally:
-            with trio.CancelScope(shield=True):
-                await stream.reset()
-        try:
             try:
-                statements = _reply_decoder.decode(message)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise MalformedError(f"not a board: {error}") from error
-            for signed in statements[:STATEMENTS_MAX]:
-                self._take(signed)
+                held = self.board.digests()
+                await send_frame(stream, b"", b"".join(held))
+                message, _ = await receive_frame(stream, payload_bytes_max=0)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await stream.reset()
+            await self._take_all(peer, decode_board(message))
         except RemoteProtocolError as error:
             self._on_offence(peer, error)
             raise
 
+    async def _take_all(self, peer: PeerId, statements: Sequence[Signed]) -> None:
+        """In pieces, because signatures take time and the peer chose how many there are."""
+        connected = {*self._transport.peers(), peer}
+        num_strangers = 0
+        for signed in statements:
+            is_stranger = signed.author not in connected
+            if is_stranger and num_strangers == STRANGERS_PER_EXCHANGE:
+                continue
+            num_strangers += self._take(peer, signed) and is_stranger
+            await trio.lowlevel.checkpoint()
+
     async def _serve_exchange(self, stream: Stream) -> None:
         with trio.move_on_after(EXCHANGE_TIMEOUT_SECONDS):
             try:
-                _, held = await receive_frame(stream)
-                if len(held) > STATEMENTS_MAX * DIGEST_BYTES or len(held) % DIGEST_BYTES:
-                    raise OversizedError(f"board request of {len(held)} bytes")
+                _, held = await receive_frame(
+                    stream, message_bytes_max=0, payload_bytes_max=STATEMENTS_MAX * DIGEST_BYTES
+                )
+                if len(held) % DIGEST_BYTES:
+                    raise MalformedError(f"board request of {len(held)} bytes")
                 digests = {
                     bytes(held[start : start + DIGEST_BYTES])
                     for start in range(0, len(held), DIGEST_BYTES)

@@ -14,7 +14,7 @@ import trio
 from gossamer.node.peers.exchange import BlockService, FetchError
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.state_dir import DiskFullError
+from gossamer.node.storage.disk import DiskError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.ledger import keepers
 from gossamer.protocol.manifest import ShardIndex
@@ -48,7 +48,7 @@ async def keep_copies(
             continue
         try:
             await blocks.fetch(wanted, swarm.sources)
-        except (FetchError, DiskFullError) as error:
+        except (FetchError, DiskError) as error:
             log.debug("copies could not be fetched", error=str(error))
             await trio.sleep(LOOK_SECONDS)
 

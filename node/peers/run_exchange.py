@@ -22,6 +22,7 @@ from gossamer.node.network.transport import (
 )
 from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
+from gossamer.protocol.limits import MANIFEST_BYTES_MAX
 from gossamer.protocol.manifest import Manifest, SignedManifest, decode_manifest, signing_bytes
 
 RUN_PROTOCOL = "/gossamer/run/1"
@@ -30,8 +31,22 @@ REQUEST_SECONDS = 30.0
 """A manifest with its data index by digest is a few KiB; 30 s is a very bad line."""
 
 
+REPLY_BYTES_MAX = MANIFEST_BYTES_MAX
+"""The frame's own limit: with its signature a manifest has to stay a little smaller."""
+
+_decoder = msgspec.msgpack.Decoder(SignedManifest)
+
+
 class JoinError(Exception):
     """This node cannot join; the text says why and what to do."""
+
+
+def decode_signed_manifest(data: bytes | bytearray) -> SignedManifest:
+    """Raises MalformedError; says nothing about what is inside."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not a manifest: {error}") from error
 
 
 def open_signed_manifest(signed: SignedManifest) -> Manifest:
@@ -54,7 +69,7 @@ def serve_manifest(transport: Transport, signed: SignedManifest) -> None:
 
     async def serve(stream: Stream) -> None:
         with trio.move_on_after(REQUEST_SECONDS):
-            await receive_frame(stream)
+            await receive_frame(stream, message_bytes_max=0, payload_bytes_max=0)
             await send_frame(stream, b"", data)
 
     transport.handle(RUN_PROTOCOL, serve)
@@ -104,11 +119,10 @@ async def _request(transport: Transport, peer: PeerId) -> SignedManifest:
     stream = await transport.open_stream(peer, RUN_PROTOCOL)
     try:
         await send_frame(stream, b"")
-        _, payload = await receive_frame(stream)
+        _, payload = await receive_frame(
+            stream, message_bytes_max=0, payload_bytes_max=REPLY_BYTES_MAX
+        )
     finally:
         with trio.CancelScope(shield=True):
             await stream.reset()
-    try:
-        return msgspec.msgpack.decode(payload, type=SignedManifest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a manifest: {error}") from error
+    return decode_signed_manifest(payload)

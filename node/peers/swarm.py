@@ -14,19 +14,39 @@ from dataclasses import dataclass
 import structlog
 import trio
 
-from gossamer.node.interface.metrics import Metrics
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.gossip import Gossip
+from gossamer.node.peers.offences import Offences
+from gossamer.node.storage.incarnation import Incarnation
 from gossamer.protocol.chain import Commit, Header, open_commit
-from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.limits import ADDRESSES_MAX
+from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.membership import ANNOUNCE_SECONDS, Membership
-from gossamer.protocol.messages import Announce, Capacity, Phase, Signed, Statement
+from gossamer.protocol.messages import (
+    Announce,
+    Capacity,
+    Phase,
+    RingStatement,
+    Roster,
+    Signed,
+    Statement,
+)
+from gossamer.protocol.plausible import WorkBounds
 
 WATCH_SECONDS = 0.1
 """How late a broken connection is noticed."""
+
+FAR_MAX = 8
+"""Peers that are not connected here and may be in a ring with this one, in a small swarm."""
+
+FAR_HEADS_MAX = 4
+
+GREET_SECONDS = 0.5
+"""New connections are greeted with an announcement at most this often: everybody hears it, and a
+peer that comes and goes could make us repeat it without end."""
 
 log = structlog.get_logger("swarm")
 
@@ -51,9 +71,8 @@ class Swarm:
         self,
         transport: Transport,
         identity: Identity,
-        run_id: Digest,
-        incarnation: int,
-        allowed: frozenset[str] | None,
+        manifest: Manifest,
+        incarnation: Incarnation,
         *,
         standing: Callable[[], Standing],
         knows_head: Callable[[Digest], bool],
@@ -61,33 +80,45 @@ class Swarm:
         on_commit: Callable[[Commit, Header], None],
         on_disconnect: Callable[[PeerId], None],
         on_members: Callable[[], None],
-        metrics: Metrics,
+        offences: Offences,
         randomness: random.Random,
+        awake_seconds: Callable[[], float] = trio.current_time,
     ) -> None:
-        """`allowed`: peer ids whose statements count; None for everybody's."""
+        """`awake_seconds`: a clock that stands still while this process does, so that what was
+        not heard meanwhile is nobody's silence."""
         self._transport = transport
         self.me = identity.peer_id
-        self._run_id = run_id
+        self._run_id = manifest.run_id
         self._incarnation = incarnation
-        self._allowed = allowed
+        self._allowed = frozenset(manifest.allowed) if manifest.admission == "allow" else None
+        self._bounds = WorkBounds(manifest)
         self._standing = standing
         self._knows_head = knows_head
         self._on_statement = on_statement
         self._on_commit = on_commit
         self._on_disconnect = on_disconnect
         self._on_members = on_members
-        self._metrics = metrics
+        self._offences = offences
+        self._awake_seconds = awake_seconds
         self._sequence = 0
         self._connected: set[PeerId] = set()
+        self._greeted_seconds = float("-inf")
+        self._accusers: set[PeerId] = set()
+        """Who put this node out of a ring on the present head."""
+        self._far_ready: dict[bytes, set[PeerId]] = {}
+        """By head: who is ready for it and was not connected when that was heard."""
         self.membership = Membership(identity.peer_id)
         self.gossip = Gossip(
             transport,
             identity,
-            run_id,
+            self._run_id,
             on_statement=self._heard,
             on_commit=self._heard_commit,
             on_offence=self.offence,
             randomness=randomness,
+            on_own=self._heard_own,
+            is_welcome=self.is_welcome,
+            admits=self.admits,
         )
 
     async def run(self) -> None:
@@ -105,7 +136,7 @@ class Swarm:
         self._sequence += 1
         self.gossip.say(
             Announce(
-                incarnation=self._incarnation,
+                incarnation=self._incarnation.number,
                 sequence=self._sequence,
                 phase=standing.phase,
                 round=standing.round,
@@ -123,8 +154,12 @@ class Swarm:
     def living(self) -> dict[PeerId, Announce]:
         """Living, connected others, sorted by peer id."""
         connected = set(self._transport.peers())
-        living = self.membership.living(trio.current_time())
+        living = self.living_anywhere()
         return {peer: announce for peer, announce in living.items() if peer in connected}
+
+    def living_anywhere(self) -> dict[PeerId, Announce]:
+        """Living others, connected to us or not, sorted by peer id."""
+        return self.membership.living(self._awake_seconds())
 
     def expected(self, recent_heads: Collection[Digest]) -> list[PeerId]:
         """Others that a round waits for: those at work on its head or on one shortly before it.
@@ -135,7 +170,9 @@ class Swarm:
         return [
             peer
             for peer, announce in self.living().items()
-            if announce.phase in ("training", "averaging") and announce.head in recent_heads
+            if announce.phase in ("training", "averaging")
+            and announce.head in recent_heads
+            and peer not in self._accusers
         ]
 
     def sources(self) -> list[PeerId]:
@@ -143,8 +180,12 @@ class Swarm:
         return self._transport.peers()
 
     def claims(self) -> dict[PeerId, Collection[int]]:
-        """The shards that living others hold."""
-        return {peer: announce.claims for peer, announce in self.living().items()}
+        """The shards that living others hold; of those whose trainer failed they are free."""
+        return {
+            peer: announce.claims
+            for peer, announce in self.living().items()
+            if announce.phase != "failed"
+        }
 
     async def reach(self, peer: PeerId) -> None:
         """Connects to a member that we have no connection to yet.
@@ -157,41 +198,137 @@ class Swarm:
         announce = self.membership.known().get(peer)
         await self._transport.connect_any(peer, announce.addresses if announce else ())
 
+    @property
+    def num_banned(self) -> int:
+        """Peers that nobody here talks to now."""
+        return self._offences.num_banned()
+
+    # Who may say what
+
+    def is_welcome(self, author: PeerId) -> bool:
+        """Whether the run admits a peer at all."""
+        return self._allowed is None or author in self._allowed
+
+    def admits(self, author: PeerId, statement: Statement) -> bool:
+        """Whether a statement of a welcome author is taken now; what is not may come again.
+
+        - Of a banned peer only what it says of rings that it is in counts: the others hear it too,
+          and a ring needs one view of who is out of it.
+        - Who has not announced itself has nothing else to say. So the number of authors is bounded.
+        - Of peers that are not connected here only a few count as ready (`_far_max`), and a ring
+          with more of them is none: enough for newcomers that are still about to connect to
+          everybody. Else somebody could fill every ring with identities that it invented.
+
+        Raises:
+            RemoteProtocolError: nobody may say this.
+        """
+        if isinstance(statement, RingStatement):
+            return author in self._transport.peers() or self.membership.is_known(author)
+        if self._offences.is_banned(author):
+            return False
+        if isinstance(statement, Announce):
+            return True
+        if isinstance(statement, Roster):
+            return self.admits_ring(statement)
+        self._bounds.check_statement(statement, self._run_id)
+        return author in self._transport.peers() or self._is_among_few(author, statement.head)
+
+    def admits_ring(self, roster: Roster) -> bool:
+        """Likewise for a roster, whoever made it: that a ring member follows it is good enough.
+
+        Raises:
+            ImplausibleError: a member claims what it cannot have done.
+        """
+        self._bounds.check_statement(roster, self._run_id)
+        members = {PeerId(member.author) for member in roster.members}
+        far = members - {*self._transport.peers(), self.me}
+        if members & self._accusers or len(far) > self._far_max:
+            return False
+        return all(map(self.is_welcome, members))
+
+    @property
+    def _far_max(self) -> int:
+        return max(FAR_MAX, len(self._transport.peers()))
+
+    def _is_among_few(self, author: PeerId, head: bytes) -> bool:
+        """Whether a peer that is not connected is one of the few that may be ready for a head."""
+        if head not in self._far_ready and len(self._far_ready) >= FAR_HEADS_MAX:
+            del self._far_ready[next(iter(self._far_ready))]
+        far = self._far_ready.setdefault(head, set())
+        if author not in far and len(far) < self._far_max:
+            far.add(author)
+        return author in far
+
     # Events
 
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
-        """A peer broke the protocol: it is counted and said."""
-        self._metrics.offences.add(error.reason)
-        log.warning("a peer broke the protocol", peer=short(peer), error=str(error))
+        """A peer broke the protocol: it is counted and said, and in the end it is banned."""
+        self._offences.note(peer, error)
+
+    def accused_by(self, peer: PeerId) -> None:
+        """A member put this node out of their ring.
+
+        The line between the two is broken, or it lies. In either case no ring on this head can have
+        both of them in it: what is tried next does not wait for that peer. So whoever accuses
+        everybody is alone in the end, and costs the others an attempt and not the round.
+        """
+        self._accusers.add(peer)
+
+    def forgive_accusers(self) -> None:
+        """There is a new head, and with it new rings."""
+        self._accusers.clear()
+
+    def _heard_own(self, announce: Announce) -> None:
+        """Others know a later life of ours than this one: it was forgotten here, or goes on."""
+        if self._incarnation.raise_above(announce.incarnation):
+            log.warning(
+                "others know this node by a higher number: its state directory was put back, or "
+                "another node has the same identity. If one has, give it a state directory of its "
+                "own"
+            )
+            self.announce()
 
     def _heard(self, signed: Signed, statement: Statement) -> None:
         author = PeerId(signed.author)
-        if self._allowed is not None and author not in self._allowed:
-            return
         if isinstance(statement, Announce):
-            if self.membership.announced(trio.current_time(), author, statement):
+            now = self._awake_seconds()
+            if self.membership.announced(now, author, statement, self._transport.peers()):
                 self._on_members()
             return
         self._on_statement(signed, statement)
 
-    def _heard_commit(self, author: PeerId, commit: Commit) -> None:
+    def _heard_commit(self, _author: PeerId, commit: Commit) -> bool:
         if self._knows_head(digest_of(commit.header)):
-            return
+            return False
+        header = self.open_commit(commit)
+        self._on_commit(commit, header)
+        return True
+
+    def open_commit(self, commit: Commit) -> Header:
+        """The header of a commit record that counts in this run.
+
+        Raises:
+            RemoteProtocolError: it is not committed, or takes what its members cannot have done, or
+                has members that the run does not admit.
+        """
         header = open_commit(commit, self._run_id, verify)
+        self._bounds.check_header(header)
         if self._allowed is not None and not self._allowed.issuperset(
             member.peer_id for member in header.members
         ):
-            return
-        self._on_commit(commit, header)
+            raise ForgedError("header with members that the run does not admit")
+        return header
 
     async def _watch_connections(self) -> None:
         while True:
+            now = trio.current_time()
             connected = set(self._transport.peers())
             for peer in sorted(self._connected - connected):
                 log.info("disconnected", peer=short(peer))
                 self.membership.disconnected(peer)
                 self._on_disconnect(peer)
-            if connected - self._connected:
+            if connected - self._connected and now >= self._greeted_seconds + GREET_SECONDS:
+                self._greeted_seconds = now
                 self.announce()  # so that the new one knows us at once
             self._connected = connected
             await trio.sleep(WATCH_SECONDS)

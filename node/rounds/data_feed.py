@@ -2,12 +2,14 @@
 
 The feed claims shards (the claim is part of the peer's announcement), fetches them from whoever has
 them, and queues their tokens at the trainer, about two rounds ahead. What the trainer consumed goes
-into the next `Ready` as spans. A claim that another living peer holds with a lower rank is given
-up, together with what is queued of it.
+into the next `Ready` as spans. A claim is kept until the chain has consumed the shard to its end,
+and not only the trainer: others take up a shard that nobody claims. A claim that another living
+peer holds with a lower rank is given up, together with what is queued of it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import structlog
@@ -15,10 +17,16 @@ import trio
 
 from gossamer.node.peers.exchange import BlockService, FetchError
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.state_dir import DiskFullError
+from gossamer.node.storage.disk import DiskError
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.ledger import Ledger, choose_shards, lost_claims
+from gossamer.protocol.ledger import (
+    EpochProgress,
+    Ledger,
+    choose_shards,
+    epoch_progress,
+    lost_claims,
+)
 from gossamer.protocol.manifest import ShardIndex
 from gossamer.protocol.messages import Span
 
@@ -67,12 +75,16 @@ class DataFeed:
         self._on_claims = on_claims
         self._shard_tokens = [shard.num_tokens for shard in index.shards]
         self._claims: list[int] = []
+        self._finished: dict[int, int] = {}
+        """Shards that were trained to this absolute position, their end, and not committed yet."""
         self._consumed: dict[int, int] = {}
         """Absolute position up to which this peer trained each claimed shard."""
         self._queued: dict[int, int] = {}
         """Absolute position up to which each claimed shard is queued at the trainer."""
         self._unavailable: dict[int, float] = {}
         """Shards that nobody had, and until when they are not tried again."""
+        self._only_here_until_seconds = -math.inf
+        """Until then only what is on disk is claimed: it did not take another shard."""
         self._ahead_tokens = 0
         self._wanted_tokens = 0
         self._wake = trio.Event()
@@ -82,7 +94,15 @@ class DataFeed:
     @property
     def claims(self) -> tuple[int, ...]:
         """Shards that this peer holds for itself."""
-        return tuple(self._claims[: limits.CLAIMS_MAX])
+        return (*self._uncommitted(), *self._claims)[: limits.CLAIMS_MAX]
+
+    def _uncommitted(self) -> list[int]:
+        positions = self._ledger().as_dict()
+        return [shard for shard, end in self._finished.items() if positions.get(shard, 0) < end]
+
+    def epoch_progress(self) -> EpochProgress:
+        """Where the committed chain stands in the data."""
+        return epoch_progress(self._ledger(), self._shard_tokens)
 
     def want(self, tokens_per_round: int) -> None:
         """From now on keep this many tokens a round queued."""
@@ -105,14 +125,35 @@ class DataFeed:
             self._ahead_tokens = max(0, self._ahead_tokens - (stop - start))
             if stop == num_tokens and shard in self._claims:
                 self._claims.remove(shard)
+                self._finished[shard] = epoch * num_tokens + stop
                 self._queued.pop(shard, None)
                 self._claims_changed()
         self._poke()
         return tuple(absolute)
 
+    def carry(self, spans: Sequence[Span]) -> None:
+        """Work on this data is carried, from an earlier life or from rounds that were abandoned.
+
+        Where nobody else has taken them up meanwhile, its shards are claimed again.
+        """
+        positions, others = self._ledger().as_dict(), self._others_claims().values()
+        theirs = {shard for claims in others for shard in claims}
+        for span in sorted(spans, key=lambda span: (span.shard, span.start)):
+            shard = span.shard
+            reached = max(positions.get(shard, 0), self._consumed.get(shard, 0))
+            if shard in theirs or not span.start <= reached < span.stop:
+                continue
+            self._consumed[shard] = span.stop
+            if span.stop % self._shard_tokens[shard] == 0:
+                self._finished[shard] = span.stop
+            elif shard not in self._claims:
+                self._claims.append(shard)
+        self._claims_changed()
+
     def forget_progress(self) -> None:
         """Work was dropped: its data is not consumed. The queue has to be emptied as well."""
         self._consumed.clear()
+        self._finished.clear()
         self.requeue()
 
     def requeue(self) -> None:
@@ -147,8 +188,10 @@ class DataFeed:
             try:
                 # Asked once: with peers gone, what is left has to be found among many shards.
                 await self._blocks.fetch_checked([Digest(info.digest)], self._sources, passes=1)
-            except (FetchError, DiskFullError) as error:
+            except (FetchError, DiskError) as error:
                 self.problem = str(error)
+                if isinstance(error, DiskError):
+                    self._only_here_until_seconds = trio.current_time() + UNAVAILABLE_SECONDS
                 log.debug("a shard could not be fetched", shard=shard, error=str(error))
                 self._put_back(shard)
                 await trio.sleep(NEXT_SECONDS)
@@ -176,19 +219,32 @@ class DataFeed:
         for shard in self._claims:
             if shard not in self._queued:
                 return shard
-        if len(self._claims) >= limits.CLAIMS_MAX:
+        uncommitted = self._uncommitted()
+        self._finished = {shard: self._finished[shard] for shard in uncommitted}
+        if len(self._claims) + len(uncommitted) >= limits.CLAIMS_MAX:
             return None
         now = trio.current_time()
         self._unavailable = {s: t for s, t in self._unavailable.items() if t > now}
-        # Under a name that nobody has: `choose_shards` looks at what others claim.
-        taken = {**self._others_claims(), PeerId(""): {*self._claims, *self._unavailable}}
-        chosen = choose_shards(self._ledger(), self._shard_tokens, taken, self._me, 1)
+        ours = {*self._claims, *uncommitted, *self._unavailable}
+        if now < self._only_here_until_seconds:
+            ours |= self._not_here()
+        chosen = choose_shards(
+            self._ledger(), self._shard_tokens, self._others_claims(), self._me, 1, ours
+        )
         if not chosen:
             return None
         self._consumed.pop(chosen[0], None)
         self._claims.append(chosen[0])
         self._claims_changed()
         return chosen[0]
+
+    def _not_here(self) -> set[int]:
+        """Shards that would have to be fetched."""
+        return {
+            shard
+            for shard, info in enumerate(self._index.shards)
+            if not self._store.has(Digest(info.digest))
+        }
 
     def _put_back(self, shard: int) -> None:
         """Nobody has it now: another one is as good."""

@@ -1,8 +1,12 @@
 """Heads: which one wins, and how this node gets there.
 
-Announcements say which heads the others hold; commit records prove it. `better` names the heaviest
-head that wins over ours; `take_over` makes it ours, and puts the work that abandoned rounds had
-taken from us back into what we carry.
+Announcements say which heads the others hold; commit records prove it (`scout`), and only what is
+proven counts here. `better` names the heaviest head that wins over ours; `try_take_over` makes it
+ours. `Upkeep.settle` then sees to what the rounds on both ways took of our work.
+
+A proven head may still lead nowhere: its blocks are gone with those who had them, or its signers
+signed a state that does not follow. A head that could not be reached is left alone for a while, and
+so is all that follows from the same round, if newer ones fail as well.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import trio
 from gossamer.node.peers.chain_sync import BehindError
 from gossamer.node.rounds.parts import Parts
 from gossamer.protocol.chain import is_heavier
-from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.errors import RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, short
 from gossamer.protocol.messages import Ready, Roster
 
@@ -27,6 +31,17 @@ run after a swarm of quick rounds for ever."""
 AVOID_SECONDS = 20.0
 """A head that could not be reached is left alone this long."""
 
+BRANCH_FAILURES = 4
+"""Heads in a row that could not be reached by way of one round, before all by that way are left
+alone. Where rounds are quick the first ones may have gone before they were fetched."""
+
+BRANCH_AVOID_SECONDS_MAX = 300.0
+"""From `AVOID_SECONDS` on, twice as long at each further failure."""
+
+SIDE_ROUNDS_MAX = 4096
+"""Committed rounds that are kept although they are not on the way to a head that anybody has: a
+split swarm makes a few hundred, and each costs some 2 KiB of disk and memory."""
+
 log = structlog.get_logger("node")
 
 
@@ -36,7 +51,7 @@ class BetterHead:
 
     head: Digest
     tokens_total: int
-    """Tokens in its chain: proven, or as its holders say."""
+    """Tokens in its chain."""
     since_seconds: float
     """Since when some head has been better than ours (local clock)."""
 
@@ -47,23 +62,22 @@ class Heads:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._avoided: dict[Digest, float] = {}
+        self._branch_failures: dict[Digest, int] = {}
         self._better_since: float | None = None
 
     def better(self) -> BetterHead | None:
-        """The heaviest known head that wins over ours; None if ours is the best."""
+        """The heaviest proven head that wins over ours; None if ours is the best."""
         now = trio.current_time()
         committed = self._parts.committed
         chain, mine = committed.chain, committed.entry
         best: tuple[int, Digest] | None = None
-        announced = self._parts.swarm.living().values()
-        known = [(Digest(a.head), a.tokens_total) for a in announced]
-        known += [(head, 0) for head in chain.tips()]
-        for head, claimed_tokens in known:
-            tokens = chain.entry(head).tokens_total if head in chain else claimed_tokens
-            if self._avoided.get(head, -math.inf) > now:
-                continue
-            if is_heavier(tokens, head, mine.tokens_total, mine.head) and (
-                best is None or is_heavier(tokens, head, best[0], best[1])
+        for head in chain.tips():
+            tokens = chain.entry(head).tokens_total
+            if (
+                is_heavier(tokens, head, mine.tokens_total, mine.head)
+                and (best is None or is_heavier(tokens, head, best[0], best[1]))
+                and chain.is_whole(head)
+                and not self._is_avoided(now, head)
             ):
                 best = (tokens, head)
         if best is None:
@@ -72,6 +86,14 @@ class Heads:
         if self._better_since is None:
             self._better_since = now
         return BetterHead(best[1], best[0], self._better_since)
+
+    def _is_avoided(self, now: float, head: Digest) -> bool:
+        return any(self._avoided.get(one, -math.inf) > now for one in (head, self._branch_of(head)))
+
+    def _branch_of(self, head: Digest) -> Digest:
+        """The first round on the way to a head that is not on the way to mine."""
+        committed = self._parts.committed
+        return (committed.chain.only_in(head, committed.head) or [head])[-1]
 
     def is_near(self, head: Digest) -> bool:
         """Whether I am so few rounds behind a head that the others may wait for me."""
@@ -87,50 +109,50 @@ class Heads:
         return committed.chain.ancestors(committed.head, NEAR_ROUNDS)
 
     async def try_take_over(self, head: Digest) -> bool:
-        """Makes a head ours; False, and the head is avoided for a while, if that cannot be done."""
+        """Makes a head ours; False, and the head is avoided for a while, if that cannot be done.
+
+        Raises:
+            DiskError: our own disk does not take it. No other head would fare better.
+        """
         try:
             await self._take_over(head)
         except (BehindError, RemoteProtocolError) as error:
             log.warning(
                 "a heavier head could not be taken over", head=short(head), error=str(error)
             )
-            now = trio.current_time()
-            self._avoided = {h: t for h, t in self._avoided.items() if t > now}
-            self._avoided[head] = now + AVOID_SECONDS
+            self._avoid(head)
             return False
         self.note_new()
         entry = self._parts.committed.entry
         log.info("at the swarm's head", round=entry.round, head=short(entry.head))
         return True
 
+    def _avoid(self, head: Digest) -> None:
+        """Leaves a head alone; who says to be there does not help others there."""
+        now = trio.current_time()
+        branch = self._branch_of(head)
+        failures = self._branch_failures.get(branch, 0) + 1
+        self._avoided = {h: t for h, t in self._avoided.items() if t > now}
+        self._avoided[head] = now + AVOID_SECONDS
+        if failures >= BRANCH_FAILURES:
+            doublings = min(failures - BRANCH_FAILURES, 10)
+            seconds = min(AVOID_SECONDS * 2**doublings, BRANCH_AVOID_SECONDS_MAX)
+            self._avoided[branch] = now + seconds
+        if len(self._branch_failures) >= SIDE_ROUNDS_MAX:
+            self._branch_failures.clear()
+        self._branch_failures[branch] = failures
+        swarm = self._parts.swarm
+        for peer, announce in swarm.living().items():
+            if announce.head == head:
+                swarm.offence(peer, UnprovenError(f"at head {short(head)}, to which nobody gets"))
+
     async def _take_over(self, head: Digest) -> None:
         parts = self._parts
         chain = parts.committed.chain
-        if head not in chain or chain.path_between(chain.genesis, head) is None:
-            await self._learn(head)
         mine = parts.committed.head
         if parts.committed.is_loaded and not chain.is_heavier(head, mine):
-            raise BehindError("it is lighter than was said")
+            raise BehindError("it is lighter than mine by now")
         await parts.chain_sync.follow(head, parts.swarm.sources)
-        for lost in chain.only_in(mine, head):
-            await parts.run_in_thread(lambda lost=lost: parts.work.reclaim(lost))  # type: ignore[misc]
-
-    async def _learn(self, head: Digest) -> None:
-        """The commit records on the way to a head, from one of its holders."""
-        swarm = self._parts.swarm
-        holders = [peer for peer, a in swarm.living().items() if a.head == head]
-        if not holders:
-            raise BehindError("nobody who has it is connected")
-        for holder in holders:
-            try:
-                await self._parts.chain_sync.learn(head, holder)
-                return
-            except BehindError:
-                if holder == holders[-1]:
-                    raise
-            except RemoteProtocolError as error:
-                swarm.offence(holder, error)
-                raise
 
     def note_new(self) -> None:
         """The committed head has changed: tidy up what belonged to earlier ones, and say so."""
@@ -144,4 +166,13 @@ class Heads:
                 not isinstance(statement, Ready | Roster) or statement.round > entry.round
             )
         )
+        self._branch_failures.clear()
+        self._forget_side_rounds()
+        self._parts.swarm.forgive_accusers()
         self._parts.swarm.announce()
+
+    def _forget_side_rounds(self) -> None:
+        chain, entry = self._parts.committed.chain, self._parts.committed.entry
+        if len(chain) - entry.round - 1 > SIDE_ROUNDS_MAX:
+            announced = {Digest(a.head) for a in self._parts.swarm.living().values()}
+            chain.forget_all_but([entry.head, *sorted(announced)])

@@ -3,7 +3,7 @@
     joining -> syncing -> training -> averaging -> training ...
                   ^          |            |
                   +----------+------------+   a heavier head was seen: take it over
-    paused: no trainer, but heads are followed and blocks served.
+    paused: no trainer, but heads are followed and blocks served; failed: likewise, not wanted.
     leaving: one last round, then out.
 
 One task runs this loop (`run`); everything that arrives from outside only leaves a note and rings.
@@ -16,36 +16,34 @@ import structlog
 import trio
 
 from gossamer.node.network.identity import verify
+from gossamer.node.network.transport import TransportError
 from gossamer.node.peers.chain_sync import BehindError
 from gossamer.node.rounds.heads import Heads
 from gossamer.node.rounds.parts import Orders, Parts, Progress
-from gossamer.node.rounds.ring_link import TokenHandler
+from gossamer.node.rounds.ring_link import CommittedRing, Receiver
 from gossamer.node.rounds.round_driver import HELLO_SECONDS, RoundDriver
+from gossamer.node.rounds.scout import Scout
 from gossamer.node.rounds.turn import POLL_SECONDS, Turn
 from gossamer.node.rounds.upkeep import Upkeep
 from gossamer.node.storage.committed import Replayed
-from gossamer.node.storage.state_dir import DiskFullError
+from gossamer.node.storage.disk import DiskError
 from gossamer.protocol.chain import Commit, Header
-from gossamer.protocol.errors import ForgedError, MalformedError
+from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short
-from gossamer.protocol.messages import Phase, Roster, Signed, Statement, open_signed
+from gossamer.protocol.messages import Phase, Roster, Signed, Statement, Suspect, open_signed
 from gossamer.trainer.messages import Step
 
 FIRST_CONTACT_SECONDS = 3.0
 """A node with a seed waits this long for the swarm's announcements before it starts alone."""
 
 RETRY_SECONDS = 2.0
-"""Between attempts to get the initial state."""
+"""Between attempts to get the initial state, or to write what the disk did not take."""
 
 log = structlog.get_logger("node")
 
 
 class LeaveRequested(Exception):
     """The node was asked to leave, at a point where there is nothing to finish."""
-
-
-def _drop_token(*_token: object) -> None:
-    """Takes a token that is of no use any more."""
 
 
 class Participant:
@@ -63,6 +61,7 @@ class Participant:
         self._wait_for_peers = wait_for_peers
         self._orders = Orders()
         self._heads = Heads(parts)
+        self._scout = Scout(parts, self._orders.ring)
         self._upkeep = Upkeep(parts, self.progress)
         self._driver: RoundDriver | None = None
 
@@ -73,7 +72,10 @@ class Participant:
         self._orders.ring()
 
     def resume(self) -> None:
+        """After a pause, or after a failure of the trainer."""
         self._orders.pause = False
+        if self.parts.trainer.failure is not None:
+            self.parts.trainer.resume()
         self._orders.ring()
 
     def leave(self) -> None:
@@ -81,24 +83,30 @@ class Participant:
         self._orders.leave = True
         self._orders.ring()
 
-    def fail(self, problem: str) -> None:
-        """The node cannot train any more; it goes on serving what it has."""
-        self.progress.problem = problem
-        self._set_phase("failed")
-        log.error("failed", problem=problem)
-
     # Events
 
     def stepped(self, step: Step) -> None:
         """The trainer did an inner step."""
         self.progress.inner_step += 1
+        self.parts.work.stepped(step.tokens)
         if not step.skipped:
             self.progress.loss = step.loss
 
     def heard(self, signed: Signed, statement: Statement) -> None:
         """A statement about some round."""
-        if self._driver is not None:
-            self._driver.heard(signed, statement)
+        driver = self._driver
+        if driver is None:
+            return
+        if isinstance(statement, Suspect) and statement.accused == self.parts.me:
+            ring, author = driver.machine.ring, PeerId(signed.author)
+            if (
+                ring is not None
+                and ring.ring_id == statement.ring_id
+                and author in ring.members
+                and not {author, self.parts.me} & driver.machine.removed
+            ):
+                self.parts.swarm.accused_by(author)
+        driver.heard(signed, statement)
 
     def heard_commit(self, commit: Commit, header: Header) -> None:
         """A checked commit record."""
@@ -108,10 +116,7 @@ class Participant:
             return
         parent = Digest(header.parent)
         if parent in chain and chain.entry(parent).is_parent_of(header):
-            try:
-                chain.add(commit, header)
-            except DiskFullError as error:
-                log.error("a committed header is in memory only", problem=str(error))
+            chain.add(commit, header)
         self._orders.ring()
 
     def disconnected(self, peer: PeerId) -> None:
@@ -121,21 +126,22 @@ class Participant:
     def members_changed(self) -> None:
         if self._driver is not None and self._driver.is_running:
             self._driver.tick()
+        self._scout.wake()
         self._orders.ring()
 
     async def replayed(self, replayed: Replayed) -> None:
-        """A committed round was taken over from its blocks; it may contain this node's work."""
-        driver = self._driver
-        # Without a driver this node has just started: what it carries is from its earlier life.
-        if driver is None or driver.ring_id == replayed.header.ring_id:
-            contribution = None if driver is None else driver.contribution
-            await self._upkeep.settle(replayed.header, replayed.update.finals, contribution)
+        """A committed round was taken over from its blocks."""
+        self._upkeep.note(replayed.header, replayed.update.finals)
 
-    async def greeted(self, _peer: PeerId, envelope: Signed) -> TokenHandler | None:
+    async def greeted(self, peer: PeerId, envelope: Signed) -> Receiver | None:
         """A ring member opened its stream to us."""
         statement = open_signed(envelope, self.parts.manifest.run_id, verify)
         if not isinstance(statement, Roster):
             raise MalformedError("ring stream without a roster")
+        if peer not in {member.author for member in statement.members}:
+            raise MalformedError("ring stream of somebody who is not in that ring")
+        if not self.parts.swarm.admits_ring(statement):
+            return None
         with trio.move_on_after(HELLO_SECONDS):
             while True:
                 driver = self._driver
@@ -143,8 +149,9 @@ class Participant:
                     if driver.machine.head == statement.head:
                         return await driver.greeted(envelope, statement)
                     if statement.round < driver.machine.number:
-                        # Committed here already: taken, so that nobody thinks we fail, and dropped.
-                        return _drop_token
+                        # Greeted all the same, so that nobody thinks we fail.
+                        num_chunks = self.parts.committed.plan.num_chunks
+                        return CommittedRing(num_chunks, len(statement.members))
                 await self._orders.wait()
         return None
 
@@ -153,13 +160,10 @@ class Participant:
     async def run(self) -> None:
         """Takes part in the run until asked to leave. Then returns, with everything on disk."""
         async with trio.open_nursery() as rounds:
+            rounds.start_soon(self._scout.run)
             try:
                 await self._get_first_state()
-                while not self.parts.trainer.is_up:
-                    # Nobody waits for a node whose trainer still starts: it only follows.
-                    self._check_leave()
-                    await self._catch_up()
-                    await self._orders.wait(POLL_SECONDS)
+                await self._follow_until_trainer_is_up()
                 while self._is_too_early():
                     self._check_leave()
                     self._set_phase("training")
@@ -169,7 +173,16 @@ class Participant:
                     if self._orders.pause:
                         await self._paused()
                         continue
-                    await self._catch_up()
+                    if not self.parts.trainer.is_up:
+                        await self._follow_until_trainer_is_up()
+                        continue
+                    if not await self._catch_up():
+                        await self._wait_for_disk()
+                        continue
+                    # Only the answer: the earlier round's vectors are to go.
+                    earlier = self._driver
+                    line_was_slow = earlier is not None and earlier.machine.line_is_slow
+                    del earlier
                     turn = Turn(
                         self.parts,
                         self._heads,
@@ -177,6 +190,7 @@ class Participant:
                         self._orders,
                         self.progress,
                         self._set_phase,
+                        line_was_slow=line_was_slow,
                     )
                     self._driver = turn.driver
                     # Outlives the turn a little: others may need the finals that it still sends.
@@ -189,6 +203,8 @@ class Participant:
             rounds.cancel_scope.cancel()
 
     def _set_phase(self, phase: Phase) -> None:
+        if phase != "paused":
+            self.progress.paused_reason = None
         if phase != self.progress.phase:
             self.progress.phase = phase
             self.parts.metrics.set_phase(phase)
@@ -200,7 +216,7 @@ class Participant:
         self._set_phase("joining")
         await parts.run_in_thread(parts.work.load)
         if await parts.run_in_thread(parts.committed.restore):
-            await self._upkeep.settle_earlier_rounds()
+            await self._upkeep.settle()
             entry = parts.committed.entry
             log.info("state found on disk", round=entry.round, head=short(entry.head))
         self._set_phase("syncing")
@@ -212,13 +228,32 @@ class Participant:
         while not parts.committed.is_loaded:
             self._check_leave()
             if self._heads.better() is not None:
-                await self._catch_up()
+                if not await self._catch_up():
+                    await self._wait_for_disk()
+                continue
+            if self._scout.has_open_questions:
+                await self._orders.wait(POLL_SECONDS)
                 continue
             await self._begin_at_genesis()
+        await self._upkeep.settle()
+        await self._hear_claims()
+        parts.feed.carry(parts.work.account.state.spans)
+
+    async def _hear_claims(self) -> None:
+        """Whoever claims data before it has heard of everybody's claims takes what is others'."""
+        for peer in sorted(self.parts.transport.peers()):
+            with trio.move_on_after(FIRST_CONTACT_SECONDS):
+                try:
+                    await self.parts.swarm.gossip.exchange(peer)
+                    return  # one board has what all have said
+                except (TransportError, RemoteProtocolError) as error:
+                    log.debug("exchange failed", peer=peer, error=str(error))
 
     async def _begin_at_genesis(self) -> None:
         parts = self.parts
-        await parts.trainer.genesis()
+        if not await parts.trainer.genesis():
+            await self._follow_until_trainer_is_up()
+            return
         initial = np.array(parts.trainer.base)
         try:
             await parts.run_in_thread(lambda: parts.committed.set_genesis(initial))
@@ -227,19 +262,38 @@ class Participant:
             log.info("this machine draws other initial weights; they are fetched from peers")
         try:
             await parts.chain_sync.follow(parts.committed.chain.genesis, parts.swarm.sources)
-        except BehindError as error:
-            log.warning("no peer has the initial state yet", error=str(error))
+        except (BehindError, DiskError) as error:
+            log.warning("the initial state cannot be had yet", error=str(error))
             await self._orders.wait(RETRY_SECONDS)
 
-    async def _catch_up(self) -> None:
-        """Takes over the heaviest head, if there is one that wins over mine."""
+    async def _catch_up(self) -> bool:
+        """Takes over the heaviest head, if there is one that wins over mine.
+
+        False where the own disk does not take it: rounds on another head would be for nobody.
+        """
         while (better := self._heads.better()) is not None:
             self._check_leave()
-            if self.progress.phase != "paused":
+            if self.progress.phase not in ("paused", "failed"):
                 waited_for = self._heads.is_near(better.head) and self.parts.trainer.is_up
                 self._set_phase("training" if waited_for else "syncing")
-            if await self._heads.try_take_over(better.head):
-                self._upkeep.drop_if_stale()
+            try:
+                if await self._heads.try_take_over(better.head):
+                    self.parts.health.wrote("blocks")
+            except DiskError as error:
+                self.parts.health.failed("blocks", error)
+                return False
+            finally:
+                # Also where it did not come all the way: the head may have moved.
+                await self._upkeep.settle()
+            await self._upkeep.drop_if_stale()
+            await self._upkeep.save()
+        return True
+
+    async def _wait_for_disk(self) -> None:
+        """The swarm cannot be followed; what is here is served."""
+        self.progress.paused_reason = "disk"
+        self._set_phase("paused")
+        await trio.sleep(RETRY_SECONDS)
 
     def _is_too_early(self) -> bool:
         """Whether the run's first round is before us and others are still waited for."""
@@ -251,11 +305,30 @@ class Participant:
         if self._orders.leave:
             raise LeaveRequested
 
+    async def _follow_until_trainer_is_up(self) -> None:
+        """Nobody waits for a node whose trainer starts, or has failed: it only follows."""
+        trainer, progress = self.parts.trainer, self.progress
+        while not trainer.is_up and not self._orders.pause:
+            self._check_leave()
+            if trainer.failure is not None and progress.phase != "failed":
+                progress.problem = trainer.failure
+                log.error("failed", problem=trainer.failure)
+                self._set_phase("failed")
+                await self._upkeep.save(now=True)
+            elif trainer.failure is None and progress.phase != "syncing":
+                progress.problem = None
+                self._set_phase("syncing")
+            await self._catch_up()
+            await self._orders.wait(POLL_SECONDS)
+        if trainer.failure is None:
+            progress.problem = None
+
     async def _paused(self) -> None:
         """The device is free; heads are followed, blocks are served."""
         log.info("paused; the device is free")
         await self._upkeep.save(now=True)
         await self.parts.trainer.suspend()
+        self.progress.paused_reason = "user"
         self._set_phase("paused")
         while self._orders.pause and not self._orders.leave:
             await self._catch_up()
@@ -272,7 +345,7 @@ class Participant:
         if committed.is_loaded:
             try:
                 await self.parts.run_in_thread(committed.checkpoint)
-            except DiskFullError as error:
+            except DiskError as error:
                 log.error("the last state was not written as a checkpoint", problem=str(error))
         self.parts.swarm.announce()
         await trio.sleep(POLL_SECONDS)  # the good-bye is on its way out

@@ -18,6 +18,7 @@ from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.data_feed import DataFeed
 from gossamer.node.rounds.round_driver import RunInThread
 from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.disk import DiskHealth
 from gossamer.node.storage.work import Work
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.manifest import Manifest
@@ -40,6 +41,7 @@ class Parts:
     metrics: Metrics
     run_in_thread: RunInThread
     speed: SpeedMeter
+    health: DiskHealth
     heldout_paths: Callable[[], list[str]]
     """Files of the held-out shards, none while they are not all here."""
 
@@ -73,6 +75,8 @@ class Progress:
 
     phase: Phase = "joining"
     problem: str | None = None
+    paused_reason: str | None = None
+    """`user`, or `disk`: the swarm cannot be followed because the disk takes nothing."""
     inner_step: int = 0
     inner_steps: int = 0
     loss: float | None = None

@@ -78,25 +78,3 @@ class Contribution:
     def error_of(self, chunk: int) -> FloatVector | None:
         """The rounding error that this peer made in a chunk, in units of its own delta."""
         return self._errors.get(chunk)
-
-
-def settle(
-    pending: FloatVector,
-    plan: ChunkPlan,
-    taken: Sequence[bool],
-    contribution: Contribution | None,
-) -> FloatVector:
-    """Leaves in `pending` what the committed round did not take; returns what it took.
-
-    Args:
-        taken: for each chunk whether its average contains this peer.
-        contribution: the arithmetic of that ring, if this process did it.
-    """
-    went = pending.copy()
-    for chunk, was_taken in enumerate(taken):
-        if was_taken:
-            part = plan.range_of(chunk)
-            error = contribution.error_of(chunk) if contribution is not None else None
-            pending[part] = 0.0 if error is None else error
-    went -= pending
-    return went

@@ -2,17 +2,21 @@
 
     /gossamer/ring/1
     sender  ->  ["hello", Signed(Roster)]              first frame: which ring this is
+    receiver -> ["held"]  + the inventory              once: what it holds of every chunk
     sender  ->  ["token", chunk, contributors, finisher or nil]  + the chunk's encoded bytes
-    receiver -> ["ack", number of tokens received so far]         at once on receipt
+    receiver -> ["ack", tokens received, bytes of the next one]   at once on receipt, and in between
 
 A receipt is acknowledged when it is read, never when it is passed on, so a slow member shows as
 itself and not as its predecessor. A link without any receipt for `RECEIPT_SECONDS`, although
-something is on its way, has failed.
+something is on its way, has failed. A sender that comes in the middle of a ring waits for the
+inventory, and leaves out what is of no use.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -21,18 +25,33 @@ import trio
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import Stream, StreamClosed, Transport, TransportError
 from gossamer.protocol.chain import mask_bytes
-from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.ids import PeerId
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
+from gossamer.protocol.inventory import (
+    Held,
+    Inventory,
+    decode_inventory,
+    encode_inventory,
+)
 from gossamer.protocol.messages import Signed
-from gossamer.protocol.ring import Send
+from gossamer.protocol.ring import Payload, Send
 
 RING_PROTOCOL = "/gossamer/ring/1"
 
 RECEIPT_SECONDS = 10.0
-"""A chunk of 1 MiB takes 8.4 s on a line of 1 Mbit/s, far below what a volunteer has; the same 10 s
-in which the transport notices a dead line."""
+"""A piece of a chunk (`frames.PIECE_BYTES`) takes 2 s on a line of 1 Mbit/s, far below what a
+volunteer has. A process or line that is dead altogether shows earlier, by its silence."""
 
-_WATCH_SECONDS = 0.5
+ACK_SECONDS = 0.25
+"""A chunk that takes longer is acknowledged in pieces, so that a slow line is not a silent one."""
+
+FIRST_FRAME_SECONDS = 10.0
+"""Whoever opens a stream and does not say for which ring is not waited for any longer."""
+
+TOKEN_BYTES_MAX = 256
+"""A token or answer without its payload: a mask of 32 bytes and some numbers."""
+
+_WATCH_SECONDS = 0.25
 
 log = structlog.get_logger("ring")
 
@@ -47,13 +66,21 @@ class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     finisher: int | None
 
 
+class HeldChunks(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="held"
+):
+    """The payload is the inventory."""
+
+
 class Ack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ack"):
     received: int
+    next_bytes: int = 0
+    """Of the token after those: how many bytes of its payload have come."""
 
 
 _encoder = msgspec.msgpack.Encoder()
 _to_receiver: msgspec.msgpack.Decoder[Hello | Token] = msgspec.msgpack.Decoder(Hello | Token)
-_to_sender = msgspec.msgpack.Decoder(Ack)
+_to_sender: msgspec.msgpack.Decoder[HeldChunks | Ack] = msgspec.msgpack.Decoder(HeldChunks | Ack)
 
 
 class LinkFailed(Exception):
@@ -68,22 +95,42 @@ class RingLink:
         transport: Transport,
         peer: PeerId,
         roster: Signed,
+        *,
+        num_chunks: int,
         num_members: int,
         outbox_max: int,
+        waits_for_inventory: bool,
         on_transfer: Callable[[int, float], None] = lambda _bytes, _seconds: None,
+        on_measured: Callable[[int, float], None] = lambda _bytes, _seconds: None,
     ) -> None:
-        """`on_transfer` gets the bytes and seconds of each time in which the link was busy."""
+        """
+        Args:
+            waits_for_inventory: whether the member may hold something already.
+            on_transfer: gets the bytes and seconds of each time in which the link was busy.
+            on_measured: gets all bytes received so far, and all seconds in which it was busy.
+        """
         self._transport = transport
         self._peer = peer
         self._roster = roster
+        self._num_chunks = num_chunks
         self._num_members = num_members
         self._into_outbox, self._outbox = trio.open_memory_channel[Send](outbox_max)
-        self._queued = 0
         self._on_transfer = on_transfer
-        self._sent = 0
+        self._on_measured = on_measured
+        self._inventory: Inventory | None = None
+        self._inventory_came = trio.Event()
+        if not waits_for_inventory:
+            self._inventory_came.set()
+        self._queued = 0
+        self._left_out = 0
+        self._under_way: deque[int] = deque()
+        """Sizes of the tokens that were sent and not yet received."""
         self._received = 0
-        self._progress_seconds = 0.0
-        self._busy_since_seconds = 0.0
+        self._received_bytes = 0
+        self._next_bytes = 0
+        self._silent_seconds = 0.0
+        self._busy_since_seconds: float | None = None
+        self._busy_before_seconds = 0.0
         self._busy_bytes = 0
         self._finishing = False
 
@@ -99,8 +146,8 @@ class RingLink:
 
     @property
     def _is_done(self) -> bool:
-        """Whether no more will be queued and all that was has been received."""
-        return self._finishing and self._received == self._queued
+        """Whether no more will be queued and all that was has been received or is not wanted."""
+        return self._finishing and self._received + self._left_out == self._queued
 
     async def run(self) -> None:
         """Sends what is queued until cancelled or finished.
@@ -115,7 +162,7 @@ class RingLink:
         failures: list[LinkFailed] = []  # raised below: inside `except*` they would come in a group
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._receive_acks, stream, nursery.cancel_scope)
+                nursery.start_soon(self._receive_answers, stream, nursery.cancel_scope)
                 nursery.start_soon(self._watch)
                 await self._send_queued(stream)
                 if self._is_done:
@@ -133,43 +180,105 @@ class RingLink:
 
     async def _send_queued(self, stream: Stream) -> None:
         await send_frame(stream, _encoder.encode(Hello(self._roster)))
+        await self._inventory_came.wait()
         async for action in self._outbox:
-            if self._sent == self._received:
-                self._busy_since_seconds = self._progress_seconds = trio.current_time()
+            if self._inventory is not None and not self._inventory.wants(
+                action.chunk, action.mask, action.digest
+            ):
+                self._left_out += 1
+                continue
+            if not self._under_way:
+                self._busy_since_seconds = trio.current_time()
                 self._busy_bytes = 0
-            self._sent += 1
-            self._busy_bytes += len(action.payload)
+                self._silent_seconds = 0.0
+            self._under_way.append(len(action.payload))
             token = Token(action.chunk, mask_bytes(action.mask, self._num_members), action.finisher)
             await send_frame(stream, _encoder.encode(token), action.payload)
 
-    async def _receive_acks(self, stream: Stream, scope: trio.CancelScope) -> None:
+    async def _receive_answers(self, stream: Stream, scope: trio.CancelScope) -> None:
         while True:
-            message, _ = await receive_frame(stream)
             try:
-                ack = _to_sender.decode(message)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                raise LinkFailed("malformed acknowledgement") from None
-            if not self._received <= ack.received <= self._sent:
-                raise LinkFailed("acknowledged what was not sent")
-            self._received = ack.received
-            self._progress_seconds = trio.current_time()
-            if self._sent == self._received:
-                seconds = self._progress_seconds - self._busy_since_seconds
-                self._on_transfer(self._busy_bytes, seconds)
+                message, payload = await receive_frame(stream, message_bytes_max=TOKEN_BYTES_MAX)
+                answer = _to_sender.decode(message)
+                if isinstance(answer, HeldChunks):
+                    self._inventory = decode_inventory(payload, self._num_chunks, self._num_members)
+                    self._inventory_came.set()
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, RemoteProtocolError):
+                raise LinkFailed("malformed answer") from None
+            self._silent_seconds = 0.0
+            if isinstance(answer, Ack):
+                self._acknowledged(answer)
             if self._is_done:
                 scope.cancel()
 
+    def _acknowledged(self, ack: Ack) -> None:
+        if not self._received <= ack.received <= self._received + len(self._under_way):
+            raise LinkFailed("malformed answer: acknowledged what was not sent")
+        while self._received < ack.received:
+            num_bytes = self._under_way.popleft()
+            self._received += 1
+            self._received_bytes += num_bytes
+            self._busy_bytes += num_bytes
+        self._next_bytes = min(ack.next_bytes, self._under_way[0]) if self._under_way else 0
+        if not self._under_way and self._busy_since_seconds is not None:
+            seconds = trio.current_time() - self._busy_since_seconds
+            self._busy_since_seconds = None
+            self._busy_before_seconds += seconds
+            self._on_transfer(self._busy_bytes, seconds)
+
     async def _watch(self) -> None:
+        """Reports the pace, and gives the link up when it is silent.
+
+        Silence is counted in steps, so that it is not the other's when this process was stopped.
+        """
         while True:
+            before = trio.current_time()
             await trio.sleep(_WATCH_SECONDS)
-            silent_seconds = trio.current_time() - self._progress_seconds
-            if self._sent > self._received and silent_seconds > RECEIPT_SECONDS:
+            now = trio.current_time()
+            if self._under_way or not self._inventory_came.is_set():
+                self._silent_seconds += min(now - before, 2 * _WATCH_SECONDS)
+            if self._silent_seconds > RECEIPT_SECONDS:
                 raise LinkFailed("timeout: no receipt")
+            busy_seconds = self._busy_before_seconds
+            if self._busy_since_seconds is not None:
+                busy_seconds += now - self._busy_since_seconds
+            if busy_seconds:
+                self._on_measured(self._received_bytes + self._next_bytes, busy_seconds)
 
 
-TokenHandler = Callable[[PeerId, int, int, int | None, bytearray], None]
-"""(sender, chunk, mask, finisher or None, payload)"""
-HelloHandler = Callable[[PeerId, Signed], Awaitable[TokenHandler | None]]
+class Receiver(Protocol):
+    """Takes what one predecessor in one ring sends."""
+
+    num_members: int
+
+    def inventory(self) -> Inventory:
+        """What this member holds of every chunk."""
+
+    def take(
+        self, sender: PeerId, chunk: int, mask: int, finisher: int | None, payload: Payload
+    ) -> None:
+        """A token, or with the position of its finisher a final."""
+
+
+class CommittedRing:
+    """Takes what comes late for a ring that is committed here: it has no use for anything."""
+
+    def __init__(self, num_chunks: int, num_members: int) -> None:
+        best = ((1 << num_members) - 1, Digest(bytes(DIGEST_BYTES)))
+        self.num_members = num_members
+        self._inventory = Inventory((Held(final=best),) * num_chunks)
+
+    def inventory(self) -> Inventory:
+        """See `Receiver`."""
+        return self._inventory
+
+    def take(
+        self, sender: PeerId, chunk: int, mask: int, finisher: int | None, payload: Payload
+    ) -> None:
+        """Drops it."""
+
+
+HelloHandler = Callable[[PeerId, Signed], Awaitable[Receiver | None]]
 """Called with the roster; answers with who takes the tokens, or None to refuse."""
 
 
@@ -180,24 +289,42 @@ async def serve_ring(stream: Stream, on_hello: HelloHandler) -> None:
         RemoteProtocolError: the predecessor sent what the protocol does not allow.
         StreamClosed: the stream ended.
     """
-    message, _ = await receive_frame(stream)
+    message: bytearray | None = None
+    with trio.move_on_after(FIRST_FRAME_SECONDS):
+        message, _ = await receive_frame(stream, payload_bytes_max=0)
+    if message is None:
+        await stream.reset()
+        return
     hello = _decode(message)
     if not isinstance(hello, Hello):
         raise MalformedError("ring stream that does not begin with hello")
-    take = await on_hello(stream.peer_id, hello.roster)
-    if take is None:
+    receiver = await on_hello(stream.peer_id, hello.roster)
+    if receiver is None:
         await stream.reset()
         return
+    inventory = encode_inventory(receiver.inventory(), receiver.num_members)
+    await send_frame(stream, _encoder.encode(HeldChunks()), inventory)
     received = 0
+    acked_seconds = 0.0
+
+    async def acknowledge_part(num_bytes: int) -> None:
+        nonlocal acked_seconds
+        if trio.current_time() - acked_seconds >= ACK_SECONDS:
+            acked_seconds = trio.current_time()
+            await send_frame(stream, _encoder.encode(Ack(received, num_bytes)))
+
     while True:
-        message, payload = await receive_frame(stream)
+        message, payload = await receive_frame(
+            stream, message_bytes_max=TOKEN_BYTES_MAX, on_progress=acknowledge_part
+        )
         token = _decode(message)
         if not isinstance(token, Token):
             raise MalformedError("ring stream with a second hello")
         received += 1
+        acked_seconds = trio.current_time()
         await send_frame(stream, _encoder.encode(Ack(received)))
         mask = int.from_bytes(token.contributors, "big")
-        take(stream.peer_id, token.chunk, mask, token.finisher, payload)
+        receiver.take(stream.peer_id, token.chunk, mask, token.finisher, payload)
 
 
 def _decode(message: bytes | bytearray) -> Hello | Token:

@@ -16,22 +16,23 @@ import trio
 from gossamer.node.network.transport import StreamClosed, Transport, TransportError
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.residual import Contribution
-from gossamer.node.rounds.ring_link import LinkFailed, RingLink, TokenHandler
-from gossamer.protocol.chain import Commit
-from gossamer.protocol.chunks import ChunkPlan
-from gossamer.protocol.errors import MalformedError, RemoteProtocolError
-from gossamer.protocol.ids import Digest, PeerId, digest_of, short
-from gossamer.protocol.messages import Ready, Signed, Statement
-from gossamer.protocol.ring import Contribute, Finalise, Payload, Send
-from gossamer.protocol.round import (
+from gossamer.node.rounds.ring_link import LinkFailed, Receiver, RingLink
+from gossamer.protocol.attempt import (
     Action,
     BeginRing,
     Committed,
     Compute,
     Publish,
     Removed,
-    Round,
 )
+from gossamer.protocol.chain import Commit
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId, digest_of, short
+from gossamer.protocol.inventory import Inventory
+from gossamer.protocol.messages import Ready, Signed, Statement
+from gossamer.protocol.ring import Contribute, Finalise, Payload, Send
+from gossamer.protocol.round import Round
 from gossamer.protocol.state import FloatVector
 from gossamer.protocol.tensor_codecs import codec
 
@@ -40,6 +41,10 @@ TICK_SECONDS = 0.1
 
 HELLO_SECONDS = 10.0
 """How long a predecessor that began a ring waits for me to follow it."""
+
+SILENT_SECONDS = 6.0
+"""A successor of whom nothing at all came for so long has failed: three signs of life that a living
+peer gives (`transport.PING_SECONDS`), and less than the 12 s after which a round has to go on."""
 
 LINGER_SECONDS = 10.0
 """After the commit: what is still queued for others is delivered, at most this long."""
@@ -97,6 +102,9 @@ class RoundDriver:
         self._on_transfer = on_transfer
         self._position = 0
         """Mine in the ring that is followed."""
+        self._ticked_seconds = 0.0
+        self._heard: dict[PeerId, tuple[float | None, float]] = {}
+        """Of each ring member: when it was last heard, and how long it has been silent since."""
         self._nursery: trio.Nursery | None = None
         self._link_scopes: list[trio.CancelScope] = []
         self._links: dict[PeerId, RingLink] = {}
@@ -137,6 +145,10 @@ class RoundDriver:
                 nursery.cancel_scope.deadline = trio.current_time() + LINGER_SECONDS
         finally:
             self._nursery = None
+            # Links call back to this driver. Without the cycle a round's vectors go when it is
+            # forgotten, and not when a garbage collection comes by.
+            self._links = {}
+            self._link_scopes = []
 
     def leave(self) -> None:
         """Says that the ring has to do without me, and ends the round here."""
@@ -176,19 +188,41 @@ class RoundDriver:
 
     def tick(self) -> None:
         self._apply(self.machine.expect(trio.current_time(), self._expected()))
+        self._watch_silence()
 
     def disconnected(self, peer: PeerId) -> None:
         """The connection to a peer broke: as successor it has failed."""
-        if self.is_running and self.machine.ring is not None and peer == self.machine.successor:
-            ring_id = self.machine.ring.ring_id
-            self._apply(self.machine.link_failed(trio.current_time(), ring_id, peer, "reset"))
+        if peer == self.machine.successor:
+            self._link_failed(self._ring_id(), peer, "reset")
+
+    def _watch_silence(self) -> None:
+        """Gives up successors that are silent.
+
+        All members are listened to, so that of several that fell silent together each is known at
+        once. Silence is counted from tick to tick: while this process was stopped nobody was
+        silent.
+        """
+        now = trio.current_time()
+        step = min(now - self._ticked_seconds, 2 * TICK_SECONDS)
+        self._ticked_seconds = now
+        for peer, (heard_before, silent_seconds) in self._heard.items():
+            heard = self._transport.heard_seconds(peer)
+            silent_seconds = 0.0 if heard != heard_before else silent_seconds + step
+            self._heard[peer] = (heard, silent_seconds)
+        successor = self.machine.successor
+        while successor is not None and self.is_running:
+            heard, silent_seconds = self._heard[successor]
+            if heard is None or silent_seconds < SILENT_SECONDS:
+                break  # without a connection the link shows what becomes of it
+            self._link_failed(self._ring_id(), successor, "timeout: silent")
+            successor = self.machine.successor
 
     def commit_received(self, commit: Commit) -> bool:
         """A checked commit record came; says whether it was this round's, as computed here."""
         self._apply(self.machine.commit_received(commit))
         return self.committed is not None
 
-    async def greeted(self, roster: Signed, statement: Statement) -> TokenHandler | None:
+    async def greeted(self, roster: Signed, statement: Statement) -> Receiver | None:
         """A predecessor began to send for a ring; None refuses it.
 
         Waits up to `HELLO_SECONDS` until I follow that ring.
@@ -198,11 +232,11 @@ class RoundDriver:
         with trio.move_on_after(HELLO_SECONDS):
             while self.is_running:
                 if self.machine.ring is not None and self.machine.ring.ring_id == ring_id:
-                    return lambda *token: self._token(ring_id, *token)
+                    return _RingReceiver(self, ring_id)
                 await self.changed.wait()
         return None
 
-    def _token(
+    def take(
         self,
         ring_id: Digest,
         sender: PeerId,
@@ -211,6 +245,7 @@ class RoundDriver:
         finisher: int | None,
         payload: Payload,
     ) -> None:
+        """A token or final of a ring came."""
         if self.committed is not None:
             return  # it comes late: the round is done here
         if not self.is_running or self.ring_id != ring_id:
@@ -277,6 +312,8 @@ class RoundDriver:
         self._links = {}
         self._envelope = action.envelope
         self._position = action.ring.members.index(self._me)
+        others = set(action.ring.members) - {self._me}
+        self._heard = {peer: (self._transport.heard_seconds(peer), 0.0) for peer in others}
         self.contribution = Contribution(
             self._pending,
             self._plan,
@@ -299,15 +336,20 @@ class RoundDriver:
             assert self.machine.ring is not None
             assert self._envelope is not None
             num_chunks = self._plan.num_chunks
-            # A chunk is sent to one member at most as token, as final, and once more of each when
-            # a ring changes or votes differ.
+            ring_id = self._ring_id()
             link = RingLink(
                 self._transport,
                 peer,
                 self._envelope,
-                len(self.machine.ring.members),
-                4 * num_chunks,
-                self._on_transfer,
+                num_chunks=num_chunks,
+                num_members=len(self.machine.ring.members),
+                # A chunk is sent to one member at most as token, as final, and once more of each
+                # when a ring changes or votes differ.
+                outbox_max=4 * num_chunks,
+                # In a whole ring nobody holds anything before its predecessor sent it.
+                waits_for_inventory=bool(self.machine.removed),
+                on_transfer=self._on_transfer,
+                on_measured=lambda *measured: self._measured(ring_id, peer, *measured),
             )
             self._links[peer] = link
             self._nursery.start_soon(self._run_link, self._ring_id(), peer, link)
@@ -334,6 +376,13 @@ class RoundDriver:
         if not self.is_running:
             return
         self._apply(self.machine.link_failed(trio.current_time(), ring_id, peer, reason))
+
+    def _measured(
+        self, ring_id: Digest, peer: PeerId, acked_bytes: int, busy_seconds: float
+    ) -> None:
+        if self.is_running:
+            now = trio.current_time()
+            self._apply(self.machine.link_measured(now, ring_id, peer, acked_bytes, busy_seconds))
 
     async def _contribute(self, ring_id: Digest, action: Contribute) -> None:
         assert self.contribution is not None
@@ -386,3 +435,26 @@ class RoundDriver:
         expected = codec(self._codec_name).encoded_bytes(self._plan.elements_of(chunk))
         if len(payload) != expected:
             raise MalformedError(f"chunk of {len(payload)} bytes instead of {expected}")
+
+
+class _RingReceiver:
+    """What a predecessor in one ring talks to."""
+
+    def __init__(self, driver: RoundDriver, ring_id: Digest) -> None:
+        assert driver.machine.ring is not None
+        self._driver = driver
+        self._ring_id = ring_id
+        self.num_members = len(driver.machine.ring.members)
+
+    def inventory(self) -> Inventory:
+        """See `Receiver`."""
+        inventory = self._driver.machine.inventory(self._ring_id)
+        if inventory is None:
+            raise StreamClosed("this ring is not followed here any more")
+        return inventory
+
+    def take(
+        self, sender: PeerId, chunk: int, mask: int, finisher: int | None, payload: Payload
+    ) -> None:
+        """See `Receiver`."""
+        self._driver.take(self._ring_id, sender, chunk, mask, finisher, payload)

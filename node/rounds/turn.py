@@ -20,9 +20,10 @@ from gossamer.node.rounds.parts import Orders, Parts, Progress
 from gossamer.node.rounds.ring_link import RING_PROTOCOL
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.rounds.upkeep import Upkeep
+from gossamer.protocol.attempt import Committed
 from gossamer.protocol.ids import short
 from gossamer.protocol.messages import Phase, Ready
-from gossamer.protocol.round import Committed, Round, RoundRules
+from gossamer.protocol.round import Round, RoundRules
 from gossamer.trainer.messages import Finished
 
 OVERTAKEN_SECONDS = 5.0
@@ -52,7 +53,11 @@ class Turn:
         orders: Orders,
         progress: Progress,
         set_phase: Callable[[Phase], None],
+        *,
+        line_was_slow: bool = False,
     ) -> None:
+        """`line_was_slow`: whether the round before found this node's line to be the slow one."""
+        self._line_was_slow = line_was_slow
         self._parts = parts
         self._heads = heads
         self._upkeep = upkeep
@@ -75,10 +80,13 @@ class Turn:
                 outer.chunk_elements,
                 parts.committed.plan.num_chunks,
                 rounds.gather_seconds,
+                rounds.gather_fraction,
                 rounds.attempt_seconds,
             ),
             sign=parts.identity.sign,
             verify=verify,
+            now=self._started_seconds,
+            line_was_slow=self._line_was_slow,
         )
         recent_heads = self._heads.recent()
         return RoundDriver(
@@ -115,8 +123,10 @@ class Turn:
         except BaseException:
             driver.cancel()
             raise
+        self._note_ring()
         if outcome is None:
             driver.leave()
+            await self._upkeep.save()
         else:
             metrics.observe_round_phase("averaging", trio.current_time() - trained)
             await self._commit(outcome)
@@ -137,6 +147,7 @@ class Turn:
         if parts.feed.give_up_lost_claims():
             await parts.trainer.forget()
             parts.feed.requeue()
+        await parts.run_in_thread(parts.work.close_offer)
         finished: list[Finished] = []
 
         async def train() -> None:
@@ -164,7 +175,8 @@ class Turn:
     async def _take_work(self, finished: Finished) -> None:
         parts = self._parts
         spans = parts.feed.consumed(finished.spans)
-        parts.work.trained(self.driver.machine.number, finished.tokens, spans)
+        head, number = self.driver.machine.head, self.driver.machine.number
+        parts.work.trained(head, number, finished.tokens, spans)
         if finished.tokens and math.isfinite(finished.loss_mean):
             self._progress.loss = finished.loss_mean
         pending = parts.trainer.pending
@@ -177,16 +189,25 @@ class Turn:
     # Averaging
 
     def _ready(self) -> Ready:
-        account = self._parts.work.account
+        machine = self.driver.machine
+        offer = self._parts.work.offer(machine.head, machine.number)
         loss = self._progress.loss
         return Ready(
-            round=self.driver.machine.number,
-            head=self._parts.committed.head,
-            tokens=account.carried,
+            round=machine.number,
+            head=machine.head,
+            tokens=offer.tokens,
             steps=self._progress.inner_step,
             loss=loss if loss is not None else 0.0,
-            spans=tuple(account.spans),
+            spans=offer.spans,
         )
+
+    def _note_ring(self) -> None:
+        """What was offered may be in the ring that was followed, whether it is committed or not."""
+        ring_id, contribution = self.driver.ring_id, self.driver.contribution
+        if ring_id is None:
+            self._parts.work.withdraw()
+        elif contribution is not None:
+            self._parts.work.followed(ring_id, contribution)
 
     async def _outcome(self) -> Committed | None:
         """Waits for the commit here; None when the round is not to be waited for any more."""
@@ -220,11 +241,11 @@ class Turn:
         await parts.run_in_thread(
             lambda: parts.committed.install(committed.commit, proposal, payloads)
         )
-        contribution = self.driver.contribution
-        await self._upkeep.settle(proposal.header, proposal.update.finals, contribution)
+        self._upkeep.note(proposal.header, proposal.update.finals)
+        await self._upkeep.settle()
         parts.swarm.gossip.publish_commit(committed.commit)
         self._heads.note_new()
-        self._upkeep.drop_if_stale()
+        await self._upkeep.drop_if_stale()
         await self._upkeep.save()
         parts.metrics.observe_round_phase("committing", trio.current_time() - started)
         await self._upkeep.evaluate()

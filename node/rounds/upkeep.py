@@ -8,12 +8,11 @@ import structlog
 import trio
 
 from gossamer.node.rounds.parts import Parts, Progress
-from gossamer.node.rounds.residual import Contribution, settle
 from gossamer.node.storage.committed import CannotRebuildError, chunks_with
-from gossamer.node.storage.state_dir import DiskFullError
+from gossamer.node.storage.disk import DiskError
 from gossamer.protocol.chain import ChunkFinal, Header, spans_taken
-from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest
+from gossamer.protocol.work_account import mask_of
 
 SAVE_SECONDS = 30.0
 """Residual that is only rounding error, and the inner optimiser, are written at most this often."""
@@ -36,65 +35,120 @@ class Upkeep:
         self._saved_seconds = -math.inf
         self._evaluate_seconds = -math.inf
         self._fresh_heldout_loss: float | None = None
+        self._finals: dict[Digest, tuple[ChunkFinal, ...]] = {}
+        """Of rounds that are not settled yet."""
 
     # Work
 
-    async def settle(
-        self,
-        header: Header,
-        finals: tuple[ChunkFinal, ...],
-        contribution: Contribution | None,
-    ) -> None:
-        """My share of a committed round, if I have one, leaves `pending` and the account."""
+    def note(self, header: Header, finals: tuple[ChunkFinal, ...]) -> None:
+        """Who is in a newly committed round, as `settle` will ask: the disk may not have it."""
+        self._finals[header.digest] = finals
+
+    async def settle(self) -> None:
+        """Brings the work account from the head where it was to the committed one.
+
+        What rounds that are not in the chain any more had taken is carried again; what those that
+        are new took is not. Does nothing where both are the same.
+        """
         parts = self._parts
-        members = [member.peer_id for member in header.members]
-        if parts.me not in members:
+        if not parts.committed.is_loaded or parts.work.head == parts.committed.head:
             return
-        position = members.index(parts.me)
-        taken = chunks_with(finals, position)
-        counted = spans_taken(sum(taken), len(taken))
+        is_elsewhere = await parts.run_in_thread(self._settle)
+        self._finals.clear()
+        if is_elsewhere:
+            # There the data is consumed to other positions.
+            await parts.trainer.forget()
+            parts.feed.forget_progress()
+            parts.feed.carry(parts.work.account.state.spans)
 
-        def take() -> None:
-            went = settle(parts.trainer.pending, parts.committed.plan, taken, contribution)
-            tokens = header.members[position].tokens
-            parts.work.committed(header.digest, header.round, tokens, counted, went)
+    def _settle(self) -> bool:
+        """Says whether rounds were left."""
+        parts = self._parts
+        chain, head = parts.committed.chain, parts.committed.head
+        since = parts.work.head
+        if since is None and not parts.work.is_damaged:
+            parts.work.moved_to(head)  # a new node: none of its work is in the rounds before
+            return False
+        since = since or chain.genesis
+        if since not in chain:
+            log.warning("what rounds took meanwhile is not known: an old header is gone")
+            parts.work.moved_to(head)
+            return False
+        next_round = parts.committed.entry.round + 1
+        parts.work.account.branch_left(chain.entry(since).round, next_round)
+        abandoned = chain.only_in(since, head)
+        for lost in abandoned:
+            header = self._header(lost)
+            if header is not None:
+                _, tokens = self._mine(header)
+                parts.work.abandoned(lost, header.parent, tokens, next_round)
+        for new in reversed(chain.only_in(head, since)):
+            header = self._header(new)
+            if header is not None:
+                self._take_out(new, header)
+        parts.work.moved_to(head)
+        return bool(abandoned)
 
-        await parts.run_in_thread(take)
+    def _header(self, head: Digest) -> Header | None:
+        try:
+            return self._parts.committed.header(head)
+        except CannotRebuildError as error:
+            log.warning("what an old round took is not known", problem=str(error))
+            return None
 
-    async def settle_earlier_rounds(self) -> None:
-        """Takes out of the carried work what rounds took after it was last written to disk."""
-        committed = self._parts.committed
-        since = Digest(self._parts.work.account.head)
-        path = committed.chain.path_between(since, committed.head) if since else None
-        for head in path or ():
+    def _mine(self, header: Header) -> tuple[int, int]:
+        """My position in a header and my tokens in it; 0 tokens if I am not in it."""
+        me = self._parts.me
+        for position, member in enumerate(header.members):
+            if member.peer_id == me:
+                return position, member.tokens
+        return 0, 0
+
+    def _take_out(self, head: Digest, header: Header) -> None:
+        position, tokens = self._mine(header)
+        taken: list[bool] | None = None
+        if tokens:
             try:
-                header = committed.chain.header(head)
-                await self.settle(header, committed.finals_of(header), None)
-            except (CannotRebuildError, OSError, RemoteProtocolError) as error:
-                log.warning("an old round is damaged; its share is not settled", error=str(error))
+                finals = self._finals.get(head) or self._parts.committed.finals_of(header)
+                taken = chunks_with(finals, position)
+            except CannotRebuildError:
+                log.warning("which chunks an old round took is not known", round=header.round)
+        self._parts.work.committed_by(
+            head,
+            header.parent,
+            header.ring_id,
+            tokens,
+            None if taken is None else mask_of(taken),
+            counts_spans=taken is not None and spans_taken(sum(taken), len(taken)),
+        )
 
-    def drop_if_stale(self) -> None:
-        """Work that missed too many rounds goes, and its data back to the pool."""
-        if self._parts.work.is_stale(self._parts.committed.entry.round + 1):
-            self._parts.work.drop("stale")
-            self._parts.feed.forget_progress()
+    async def drop_if_stale(self) -> None:
+        """Work that missed too many rounds goes, and if all did its data back to the pool."""
+        parts = self._parts
+        next_round = parts.committed.entry.round + 1
+        if await parts.run_in_thread(lambda: parts.work.drop_stale(next_round)):
+            await parts.trainer.forget()
+            parts.feed.forget_progress()
 
     # Files
 
     async def save(self, *, now: bool = False) -> None:
         """Residual and inner optimiser to disk, where it is time."""
         parts = self._parts
+        if not parts.committed.is_loaded:
+            return  # nothing is carried yet, and the disk may hold what has not been read
         due = now or trio.current_time() - self._saved_seconds > SAVE_SECONDS
         if not (due or parts.work.must_save):
             return
         try:
-            head = parts.committed.head
-            await parts.run_in_thread(lambda: parts.work.save(head))
+            await parts.run_in_thread(parts.work.save)
             if due:
                 self._saved_seconds = trio.current_time()
                 await parts.trainer.save()
-        except (DiskFullError, OSError) as error:
-            log.error("the residual was not written", problem=str(error))
+        except DiskError as error:
+            parts.health.failed("residual", error)
+        else:
+            parts.health.wrote("residual")
 
     # Held-out loss
 

@@ -90,7 +90,9 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
     },
     "rounds": {
         "round_seconds": "A peer stops its inner steps after this long, however few it did.",
-        "gather_seconds": "After the first peer is ready, the others have this long to be ready.",
+        "gather_seconds": "After the first peer is ready, the others have this long at most.",
+        "gather_fraction": "And no longer than this part of the time that the first one took "
+        "(2 seconds at least), so that one slow machine does not set everybody's pace.",
         "attempt_seconds": "Without a roster after this long, the next organiser is asked.",
         "stale_rounds": "Work that missed this many rounds is dropped instead of carried.",
         "checkpoint_rounds": "Every so many rounds each peer keeps the whole state for newcomers.",

@@ -21,7 +21,8 @@ from gossamer.node.peers.replication import CACHE_SHARE
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.founding import PreparedData, prepare_data
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.state_dir import DiskFullError, StateDirError
+from gossamer.node.storage.disk import DiskError
+from gossamer.node.storage.state_dir import StateDirError
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import DataConfig, decode_index
@@ -182,7 +183,7 @@ def main() -> int:
         say(_Refused("manifest", error.problems))
     except CorpusError as error:
         say(_Refused("corpus", list(error.problems)))
-    except DiskFullError as error:
+    except DiskError as error:
         say(_Refused("disk", [str(error)]))
     else:
         say(_Prepared(data.config))

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from gossamer.node.interface.config import Found, Settings
-from gossamer.node.machine.trainer_process import TrainerExit, TrainerProcess
+from gossamer.node.machine.trainer_exit import TrainerExit
+from gossamer.node.machine.trainer_process import TrainerProcess
 from gossamer.node.machine.training import TrainerFailedError
 from gossamer.node.network.identity import Identity
 from gossamer.node.runs.draft import Draft, draft_of_preset
@@ -69,7 +70,7 @@ async def initial_parameters(draft: Draft, settings: Settings) -> FloatVector:
                     threads=settings.threads,
                     seed=draft.seed,
                     base_fd=process.base_fd,
-                    pending_fd=process.pending_fd,
+                    pseudo_gradient_fd=process.pseudo_gradient_fd,
                     token_bytes=2,
                 )
             )

@@ -12,6 +12,9 @@ is removed, counted and reported as `CorruptBlockError`: whoever wanted it fetch
 The quota makes the store a cache: `put` evicts the blocks that were used least recently until the
 rest fits, but never one that somebody pinned. Pins live in memory only; who needs blocks over a
 restart pins them again before anything is put.
+
+A disk that fails costs blocks, not the process: what cannot be written is a `DiskError`, what
+cannot be read is a missing block, and what cannot be removed stays.
 """
 
 from __future__ import annotations
@@ -22,14 +25,13 @@ import itertools
 import os
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from blake3 import blake3
 
-from gossamer.node.storage.state_dir import DiskFullError as DiskFullError
-from gossamer.node.storage.state_dir import is_disk_full, sync_directory
+from gossamer.node.storage.disk import DiskFullError, disk_error, remove_quietly, sync_directory
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of, short
@@ -64,12 +66,22 @@ class BlockStore:
         evictions: blocks evicted for the quota or a full disk, since the start.
     """
 
-    def __init__(self, root: Path, quota_bytes: int, *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        quota_bytes: int,
+        *,
+        read_only: bool = False,
+        check_place: Callable[[], None] = lambda: None,
+    ) -> None:
         """`quota_bytes` limits the sum of the blocks' sizes, as far as pins allow.
 
         `read_only` looks at a folder that another process has: nothing is written or removed.
+        `check_place` is called before a folder that vanished is made anew; it raises DiskError
+        where that would be the wrong place, such as below a disk that was removed.
         """
         self._read_only = read_only
+        self._check_place = check_place
         self.root = root
         self.quota_bytes = quota_bytes
         self.verify_failures = 0
@@ -126,8 +138,8 @@ class BlockStore:
 
         Raises:
             ForgedError: the content does not have the `expected` digest; nothing was written.
-            DiskFullError: no room, not even after evicting what is not pinned; nothing is left of
-                the block.
+            DiskError: the disk does not take it, full ones not even after evicting what is not
+                pinned; nothing is left of the block.
             ValueError: empty, or over `BLOCK_BYTES_MAX`.
         """
         assert not self._read_only
@@ -145,18 +157,11 @@ class BlockStore:
             return digest
         try:
             self._write(digest, data, durable=durable)
-        except OSError as error:
-            if not is_disk_full(error):
-                raise
+        except DiskFullError:
             # Blocks that nobody pinned are a cache: a checkpoint goes before them.
             if not self._evict_bytes(num_bytes):
-                raise DiskFullError(self.path(digest), num_bytes) from error
-            try:
-                self._write(digest, data, durable=durable)
-            except OSError as second_error:
-                if not is_disk_full(second_error):
-                    raise
-                raise DiskFullError(self.path(digest), num_bytes) from second_error
+                raise
+            self._write(digest, data, durable=durable)
         self._evict_bytes(self._used_bytes - self.quota_bytes, keep=digest)
         return digest
 
@@ -228,6 +233,19 @@ class BlockStore:
                 if digest not in self._pin_counts:
                     self._remove(digest)
 
+    def forget_lost(self) -> int:
+        """Looks for the file of every block and forgets those that are gone; returns how many.
+
+        For after a trouble with the disk, when somebody may have deleted or restored folders.
+        """
+        with self._lock:
+            known = list(self._sizes)
+        lost = [digest for digest in known if not self.path(digest).exists()]
+        with self._lock:
+            for digest in lost:
+                self._forget(digest)
+        return len(lost)
+
     def evict(self) -> int:
         """Remove the least recently used blocks until the quota holds or all others are pinned.
 
@@ -258,9 +276,26 @@ class BlockStore:
             self._used_bytes += num_bytes
 
     def _write(self, digest: Digest, data: Buffer, *, durable: bool) -> None:
-        """Write and rename; leaves nothing behind when it fails."""
-        temporary = self._tmp / str(next(self._tmp_names))
+        """Write and rename; leaves nothing behind when it fails with a DiskError."""
         target = self.path(digest)
+        num_bytes = memoryview(data).nbytes
+        try:
+            self._write_file(target, digest, data, durable=durable)
+        except FileNotFoundError:
+            # Somebody deleted the folder of blocks, perhaps to have room.
+            self._check_place()
+            try:
+                self.root.mkdir(exist_ok=True)
+                self._tmp.mkdir(exist_ok=True)
+                self._write_file(target, digest, data, durable=durable)
+            except OSError as error:
+                raise disk_error(target, num_bytes, error) from error
+        except OSError as error:
+            raise disk_error(target, num_bytes, error) from error
+
+    def _write_file(self, target: Path, digest: Digest, data: Buffer, *, durable: bool) -> None:
+        """Raises OSError."""
+        temporary = self._tmp / str(next(self._tmp_names))
         num_bytes = memoryview(data).nbytes
         try:
             with open(temporary, "wb", buffering=0) as file:
@@ -275,7 +310,7 @@ class BlockStore:
                 self._used_bytes += num_bytes - self._sizes.pop(digest, 0)
                 self._sizes[digest] = num_bytes
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            remove_quietly(temporary)
             raise
         if durable:
             sync_directory(target.parent)
@@ -294,15 +329,22 @@ class BlockStore:
                 if digest not in self._pin_counts and digest != keep:
                     victims.append(digest)
                     freed_bytes += size
-            for digest in victims:
-                self._remove(digest)
-            self.evictions += len(victims)
-        return freed_bytes
+            removed = [digest for digest in victims if self._remove(digest)]
+            self.evictions += len(removed)
+        return freed_bytes if len(removed) == len(victims) else 0
 
-    def _remove(self, digest: Digest) -> None:
+    def _remove(self, digest: Digest) -> bool:
+        """False if the disk does not let go of the file: then it stays."""
         if self._read_only:
-            return
-        self.path(digest).unlink(missing_ok=True)
+            return False
+        try:
+            self.path(digest).unlink(missing_ok=True)
+        except OSError:
+            return False
+        self._forget(digest)
+        return True
+
+    def _forget(self, digest: Digest) -> None:
         self._used_bytes -= self._sizes.pop(digest, 0)
 
     def _open(self, digest: Digest) -> BinaryIO:
@@ -312,14 +354,19 @@ class BlockStore:
         try:
             return open(self.path(digest), "rb", buffering=0)
         except FileNotFoundError:  # somebody tidied up behind our back
-            self.delete(digest)
+            with self._lock:
+                self._forget(digest)
             raise MissingBlockError(f"block {short(digest)} is gone from {self.root}") from None
+        except OSError as error:
+            with self._lock:
+                self._forget(digest)
+            raise MissingBlockError(f"block {self.path(digest)}: {error.strerror}") from error
 
     def _touch(self, digest: Digest) -> None:
         """Note that the block was used, in memory and for the next start."""
         if self._read_only:
             return
-        with contextlib.suppress(FileNotFoundError):  # evicted since
+        with contextlib.suppress(OSError):  # evicted since, or on a read-only disk
             os.utime(self.path(digest))
         with self._lock:
             if digest in self._sizes:
@@ -333,6 +380,7 @@ class BlockStore:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     self._remove(digest)
+                    self._forget(digest)  # of no use, even where it cannot be removed
         raise CorruptBlockError(
             f"block {short(digest)} was damaged on disk and has been removed ({path}); "
             "it has to be fetched again, and the disk may need a check"

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
-from gossamer.node.storage.state_dir import DiskFullError, is_disk_full
+from gossamer.node.storage.disk import DiskError, DiskHealth, disk_error, remove_quietly
 from gossamer.protocol import limits
 from gossamer.protocol.chain import (
     Commit,
@@ -53,18 +54,29 @@ class Entry:
 class ChainStore:
     """All committed headers that this node knows. `genesis` is the run id, round 0.
 
+    What the disk does not take is known in memory, and written with the next record; `problem` is
+    why, or None if all is on disk.
+
     Several threads may use it: a worker thread adds the round that was committed here, while the
     event loop adds what others committed; often that is the same one.
     """
 
     def __init__(
-        self, directory: Path, genesis: Digest, genesis_state: Digest, *, read_only: bool = False
+        self,
+        directory: Path,
+        genesis: Digest,
+        genesis_state: Digest,
+        *,
+        read_only: bool = False,
+        health: DiskHealth | None = None,
     ) -> None:
         self._directory = directory
+        self._health = health or DiskHealth()
+        self.problem: DiskError | None = None
         self.genesis = genesis
         self._entries = {genesis: Entry(genesis, 0, genesis, 0, genesis_state)}
         self._unwritten: dict[Digest, bytes] = {}
-        """Records that are not on disk: a full one did not take them, or they are just coming."""
+        """Records that are not on disk: it did not take them, or they are just coming."""
         self._adding = threading.Lock()
         self._read_only = read_only
         if not read_only:
@@ -75,7 +87,7 @@ class ChainStore:
     def _load(self, path: Path) -> None:
         if path.name.startswith("."):
             if not self._read_only:
-                path.unlink(missing_ok=True)  # half-written when the process died
+                remove_quietly(path)  # half-written when the process died
             return
         try:
             commit = decode_commit(_read(path))
@@ -102,33 +114,38 @@ class ChainStore:
         return self._directory / f"{entry.round:010d}-{entry.head.hex()}"
 
     def add(self, commit: Commit, header: Header) -> Digest:
-        """Stores a checked commit record; returns its head.
-
-        Raises:
-            DiskFullError: no room; the record is known in memory, and written with the next one.
-        """
+        """Stores a checked commit record, on disk if that takes it; returns its head."""
         head = digest_of(commit.header)
         with self._adding:
             if head not in self._entries:
                 # In this order: who finds the entry finds its record too.
                 self._unwritten[head] = encode_commit(commit)
                 self._remember(head, header)
-            for unwritten in list(self._unwritten):
-                self._write(self._file(self._entries[unwritten]), self._unwritten[unwritten])
-                del self._unwritten[unwritten]
+            try:
+                self._write_all()
+            except DiskError as error:
+                self.problem = error
+                self._health.failed("chain", error)
+            else:
+                self.problem = None
+                self._health.wrote("chain")
         return head
+
+    def _write_all(self) -> None:
+        for unwritten in list(self._unwritten):
+            self._write(self._file(self._entries[unwritten]), self._unwritten[unwritten])
+            del self._unwritten[unwritten]
 
     @staticmethod
     def _write(path: Path, data: bytes) -> None:
+        """Replaces the file; it survives this process, if not always a power cut. DiskError."""
         temporary = path.with_name(f".{path.name}")
         try:
             temporary.write_bytes(digest_of(data) + data)
             os.replace(temporary, path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
-            if is_disk_full(error):
-                raise DiskFullError(path, len(data)) from error
-            raise
+            remove_quietly(temporary)
+            raise disk_error(path, len(data), error) from error
 
     def __contains__(self, head: bytes) -> bool:
         return head in self._entries
@@ -159,6 +176,10 @@ class ChainStore:
             entry = self._entries.get(entry.parent)
         return None if entry is None else path[::-1]
 
+    def is_whole(self, head: Digest) -> bool:
+        """Whether every round on the way to a head is known."""
+        return self.path_between(self.genesis, head) is not None
+
     def only_in(self, head: Digest, other: Digest) -> list[Digest]:
         """Heads on the way to a known `head` that are not on the way to a known `other`."""
         path = self.path_between(self.genesis, other) or []
@@ -185,6 +206,25 @@ class ChainStore:
         parents = {entry.parent for entry in entries.values() if entry.round}
         return [head for head in entries if head not in parents]
 
+    def forget_all_but(self, heads: Iterable[Digest]) -> None:
+        """Forgets every round that is on the way to none of these heads, on disk too.
+
+        Records cost their author nothing: without this somebody could fill memory and disk with
+        rounds of its own. What is forgotten wrongly can be fetched again.
+        """
+        kept = {self.genesis}
+        for head in heads:
+            while head in self._entries and head not in kept:
+                kept.add(head)
+                head = self._entries[head].parent
+        with self._adding:
+            for head in [head for head in self._entries if head not in kept]:
+                self._unwritten.pop(head, None)
+                remove_quietly(self._file(self._entries.pop(head)))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
     def heads_by_weight(self) -> list[Digest]:
         """Known heads whose chain is complete, the one that the head rule prefers first."""
         leaves = [
@@ -207,6 +247,8 @@ class ChainStore:
         while entry is not None and entry.round > after_round:
             wanted.append(entry.head)
             entry = self._entries.get(entry.parent)
+        if entry is None:
+            return []  # a file on the way was damaged: what is left does not follow from anything
         records: list[bytes] = []
         num_bytes = 0
         for one in wanted[::-1][: limits.HEADERS_PER_REPLY_MAX]:

@@ -23,7 +23,8 @@ import structlog
 
 from gossamer.node.storage.blocks import BlockError, BlockStore, CorruptBlockError
 from gossamer.node.storage.chain_store import ChainStore, Entry
-from gossamer.node.storage.state_dir import DiskFullError, StateDir, write_atomically
+from gossamer.node.storage.disk import DiskError, write_atomically
+from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.chain import (
     ChunkFinal,
     Commit,
@@ -37,8 +38,8 @@ from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, digest_of, short
 from gossamer.protocol.ledger import Ledger, apply_spans, decode_ledger, encode_ledger
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.proposal import Parent, Proposal
 from gossamer.protocol.ring import Payload
-from gossamer.protocol.round import Parent, Proposal
 from gossamer.protocol.state import (
     FloatVector,
     StateIndex,
@@ -102,8 +103,7 @@ class CommittedState:
         self._updates_kept: dict[Digest, int] = {}
         self._held: list[Digest] = []
         self.is_loaded = False
-        self.problem: str | None = None
-        """Why the state is not on disk, for people; None if it is."""
+        self._is_on_disk = True
 
     @property
     def entry(self) -> Entry:
@@ -152,8 +152,8 @@ class CommittedState:
     def install(self, commit: Commit, proposal: Proposal, finals: Sequence[Payload]) -> None:
         """Makes the computed state the committed one, in memory and on disk.
 
-        A full disk does not undo the commit: `problem` says so, and the next commit tries to bring
-        everything to disk again.
+        A disk that does not take it does not undo the commit: the disk's health says so, and the
+        next commit tries to bring everything to disk again.
         """
         self._apply(commit, proposal.header, proposal.update, proposal.ledger, finals)
 
@@ -175,31 +175,38 @@ class CommittedState:
         if self._read_only:
             self._become_next(head, ledger)
             return
-        problem: DiskFullError | None = None
+        problem: DiskError | None = None
         try:
+            self._state_dir.require_ours()
             for payload, final in zip(finals, update.finals, strict=False):
                 self._store.put(payload, expected=Digest(final.digest))
             self._store.put(encode_update_index(update))
             self._store.pin(_update_pin(head), _update_digests(header, update))
             self._updates_kept[head] = header.round
-        except DiskFullError as error:
+        except DiskError as error:
             problem = error
-        try:
-            self.chain.add(commit, header)
-        except DiskFullError as error:
-            problem = error
+        self.chain.add(commit, header)
+        problem = problem or self.chain.problem
         self._become_next(head, ledger)
         try:
             if problem is not None:
                 raise problem
-            # After a full disk the averages of some round may be missing: a whole state mends that.
-            if self.problem or header.round % self._manifest.rounds.checkpoint_rounds == 0:
+            if not self._is_on_disk:
+                # Averages of some round may be missing, also some that were there before.
+                self._store.forget_lost()
+                self.checkpoint()
+            elif header.round % self._manifest.rounds.checkpoint_rounds == 0:
                 self.checkpoint()
             write_atomically(self._state_dir.head_path, f"{head.hex()}\n".encode())
-            self.problem = None
-        except DiskFullError as error:
-            self.problem = str(error)
-            log.error("the committed round is in memory only", problem=self.problem)
+        except DiskError as error:
+            self._note_in_memory_only(error)
+        else:
+            self._is_on_disk = True
+            self._state_dir.health.wrote("state")
+
+    def _note_in_memory_only(self, error: DiskError) -> None:
+        self._is_on_disk = False
+        self._state_dir.health.failed("state", error)
 
     def _become_next(self, head: Digest, ledger: Ledger) -> None:
         np.copyto(self.parameters, self._next_parameters)
@@ -209,8 +216,9 @@ class CommittedState:
         self.head = head
 
     def checkpoint(self) -> None:
-        """Writes the whole state as blocks. Raises DiskFullError; what was there before stays."""
+        """Writes the whole state as blocks. Raises DiskError; what was there before stays."""
         assert self.index is not None
+        self._state_dir.require_ours()
         entry = self.entry
         self._store.pin(_state_pin(entry), _state_digests(entry, self.index, self.ledger))
         for vector, digests in (
@@ -248,7 +256,10 @@ class CommittedState:
         if index.digest != self._manifest.genesis_digest:
             raise ForgedError("these are not the initial weights of the run")
         self._become(self.chain.entry(self.chain.genesis), parameters, momentum, index, Ledger())
-        self.checkpoint()
+        try:
+            self.checkpoint()
+        except DiskError as error:
+            self._note_in_memory_only(error)
 
     def _become(
         self,

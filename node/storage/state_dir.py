@@ -10,29 +10,33 @@
     blocks/            what is addressed by its digest        (`blocks`)
     optimizer          the trainer's local AdamW state
 
-Files are replaced as a whole and reach the disk before the old ones go (`write_atomically`), so
-that a process killed at any instant leaves either the old content or the new.
+Files are replaced as a whole and reach the disk before the old ones go (`disk.write_atomically`),
+so that a process killed at any instant leaves either the old content or the new.
 """
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import fcntl
 import os
-import secrets
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
+from gossamer.node.storage.disk import (
+    TEMPORARY_SUFFIX,
+    DiskError,
+    DiskHealth,
+    disk_error,
+    remove_quietly,
+    write_atomically,
+)
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, OversizedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, public_key_of
 from gossamer.protocol.manifest import SignedManifest, decode_manifest
 
-_TEMPORARY_SUFFIX = ".tmp"
 _KNOWN_PEERS_BYTES_MAX = (
     limits.MEMBERS_MAX * limits.ADDRESSES_MAX * (limits.ADDRESS_CHARACTERS_MAX + 8)
 )
@@ -57,74 +61,16 @@ class StateDirInUseError(StateDirError):
         self.pid = pid
 
 
-class DiskFullError(StateDirError):
-    """No room for a write. What was there before is untouched."""
-
-    def __init__(self, path: Path, num_bytes: int) -> None:
-        try:
-            free = f", {shutil.disk_usage(path.parent).free:,} are free"
-        except OSError:
-            free = ""
-        super().__init__(
-            f"the disk is full: {num_bytes:,} bytes for {path} did not fit{free}. Free some space "
-            "or use a smaller --cache-bytes; what was committed before is safe"
-        )
-        self.path = path
-        self.num_bytes = num_bytes
-
-
-def is_disk_full(error: OSError) -> bool:
-    """Whether the error says "no room", be it of the disk or of the user's quota."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
-def write_atomically(path: Path, *parts: bytes | bytearray | memoryview, mode: int = 0o600) -> None:
-    """Replaces the file at once and durably: a reader, and a crash, see the old or the new content.
-
-    The content is the parts one after the other; they are not copied.
-
-    The bytes and then the directory entry are synced, so when this returns the new content
-    survives a power cut. Blocks for as long as the disk needs.
-
-    Raises:
-        DiskFullError: no room; the old file is untouched and nothing is left beside it.
-        OSError: any other failure of the disk; likewise.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_TEMPORARY_SUFFIX}")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        try:
-            with open(descriptor, "wb", buffering=0, closefd=False) as file:
-                for part in parts:
-                    view = memoryview(part).cast("B")
-                    while view.nbytes:
-                        view = view[file.write(view) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and is_disk_full(error):
-            raise DiskFullError(path, sum(memoryview(part).nbytes for part in parts)) from error
-        raise
-    sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Makes renames and removals in the directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 class StateDir:
-    """Names and opens what lies in a state directory. Creating one touches nothing."""
+    """Names and opens what lies in a state directory. Creating one touches nothing.
+
+    `health` says how writing to it goes.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.health = DiskHealth()
+        self._lock_descriptor: int | None = None
         self.identity_path = root / "identity.key"
         self.lock_path = root / "lock"
         self.api_path = root / "api"
@@ -135,7 +81,7 @@ class StateDir:
         self.blocks_path = root / "blocks"
         self.optimizer_path = root / "optimizer"
 
-    @contextmanager
+    @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Creates the directory where needed and holds it for this process.
 
@@ -144,7 +90,7 @@ class StateDir:
 
         Raises:
             StateDirInUseError: another process holds it.
-            StateDirError: it cannot be created, written or locked.
+            StateDirError, DiskError: it cannot be created, written or locked.
         """
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -164,21 +110,45 @@ class StateDir:
                     f"{self.root} cannot be locked: {error.strerror}. "
                     "Give --state-dir a directory on a local disk"
                 ) from error
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-            self._remove_leftovers()
+            pid = f"{os.getpid()}\n".encode()
+            try:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, pid, 0)
+                self._remove_leftovers()
+            except OSError as error:
+                raise disk_error(self.lock_path, len(pid), error) from error
+            self._lock_descriptor = descriptor
             try:
                 yield
             finally:
-                self.api_path.unlink(missing_ok=True)
+                self._lock_descriptor = None
+                remove_quietly(self.api_path)
                 # Emptied, not removed: a file that a waiting process has open must stay the lock.
-                os.ftruncate(descriptor, 0)
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, 0)
         finally:
             os.close(descriptor)
 
+    def require_ours(self) -> None:
+        """Raises DiskError where a directory that we locked was deleted, moved away or replaced.
+
+        Another daemon may have it by now, whose files must not be touched.
+        """
+        if self._lock_descriptor is None:
+            return
+        try:
+            is_ours = os.path.samestat(os.fstat(self._lock_descriptor), self.lock_path.stat())
+        except OSError as error:
+            raise disk_error(self.lock_path, 0, error) from error
+        if not is_ours:
+            raise DiskError(
+                f"{self.root} was deleted and made anew, and is not this node's any more: stop "
+                "this node and start it again"
+            )
+
     def _remove_leftovers(self) -> None:
         self.api_path.unlink(missing_ok=True)
-        for leftover in self.root.glob(f".*{_TEMPORARY_SUFFIX}"):
+        for leftover in self.root.glob(f".*{TEMPORARY_SUFFIX}"):
             leftover.unlink(missing_ok=True)
 
     def has_run(self) -> bool:
@@ -211,7 +181,7 @@ class StateDir:
 
         Raises:
             StateDirError: it is already bound to another run.
-            DiskFullError: no room.
+            DiskError: it was not written.
         """
         self.require_run(decode_manifest(signed.manifest).run_id)
         write_atomically(self.manifest_path, msgspec.msgpack.encode(signed))
@@ -231,7 +201,7 @@ class StateDir:
             )
 
     def write_api(self, address: str) -> None:
-        """Leaves the HTTP endpoint's HOST:PORT for `gossamer status` and its like."""
+        """Leaves the HTTP endpoint's HOST:PORT for `gossamer status` and its like. DiskError."""
         write_atomically(self.api_path, f"{address}\n".encode())
 
     def read_api(self) -> str | None:
@@ -289,7 +259,7 @@ class KnownPeers:
         self._addresses.pop(peer_id, None)
 
     def save(self) -> None:
-        """Writes the file if something changed. Raises DiskFullError or OSError."""
+        """Writes the file if something changed. Raises DiskError."""
         if list(self._addresses.items()) == list(self._saved.items()):
             return
         write_atomically(self._path, msgspec.msgpack.encode(list(self._addresses.items())))

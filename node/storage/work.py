@@ -1,212 +1,427 @@
-"""The account of this node's own work: what it trained and where it went.
+"""This node's own work on disk: the account, `pending`, and the vectors behind what was offered.
 
-What a committed round took is kept on disk for as many rounds as the manifest lets work be stale:
-if the swarm turns out to have gone another way (a split that healed), it is reclaimed, which means
-carried again.
+`protocol/work_account.py` has the rules; here are the files, the vectors and the metrics.
 
-Tokens are trained, and then committed (on time or late, as residual) or dropped. What is neither is
-*carried*: it lies in `pending` and is part of the next `Ready`. With every change
+    work/journal       the account as of its newest event; of inner steps it may miss the last 5 %
+    work/pending       `pending` and the account as of then, when there is something carried
+    work/offers/<n>    the vector of offer n: what left, or would leave, `pending`
 
-    trained = committed + dropped + carried        (since this account began)
+The journal names the `pending` that it goes on from. So a new life knows what the earlier one had
+trained, which part of it is on disk, and that the rest is lost. The journal and the offers are not
+synced: a killed process leaves them whole. After a power cut they may be old; then the account is
+that of `pending`, and what the chain says on top of it counts.
 
-holds. The account and, where there is any, the residual itself are written to the state directory,
-so that a restart loses nothing but the round under way.
+What a committed round took is kept as long as the manifest lets work be stale: if the swarm turns
+out to have gone another way (a split that healed), it is carried again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol
 
 import msgspec
 import numpy as np
 import structlog
 
 from gossamer.node.interface.metrics import Metrics
-from gossamer.node.storage.state_dir import write_atomically
-from gossamer.protocol import limits
+from gossamer.node.interface.status import WorkStatus
+from gossamer.node.storage.disk import TEMPORARY_SUFFIX, remove_quietly, write_atomically
+from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
 from gossamer.protocol.messages import Span
 from gossamer.protocol.state import FloatVector
+from gossamer.protocol.work_account import STALE, Settlement, WorkAccount
+from gossamer.protocol.work_records import AccountState, Offer
+
+VERSION = 1
+"""Of the files. What another version left is left out."""
+
+VECTORS_MAX = 16
+"""Vectors of offers on disk, each as large as the model; fewer if work is stale sooner."""
+
+JOURNAL_TOKENS_SHARE = 0.05
+"""While a round is trained the journal is written when its tokens grew by this share: a hundred
+times or so a round, however quick its steps are."""
 
 log = structlog.get_logger("work")
 
 
-class Account(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Tokens by fate, and what is carried."""
+class RoundingErrors(Protocol):
+    """What this peer's own encoding in a ring left out (`Contribution`)."""
 
-    trained: int = 0
-    committed: int = 0
-    dropped: int = 0
-    carried: int = 0
-    carried_since_round: int = 0
-    """Round in which the oldest carried work was trained; 0 if nothing is carried."""
-    head: bytes = b""
-    """Committed head up to which the account on disk is true."""
-    spans: list[Span] = msgspec.field(default_factory=list)
-    """Data behind the carried work that no committed round has counted."""
+    def error_of(self, chunk: int) -> FloatVector | None: ...
 
 
-class _Taken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one committed round took of this node's work."""
+class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Before the account in `journal` and `pending`."""
 
-    round: int
-    tokens: int
-    spans: tuple[Span, ...]
+    version: int
+    pending: int
+    """Number of the `pending` that is meant; each new one has a higher one."""
+    event: int
+    """Number of the newest event."""
+    state: AccountState | None
+    """None before the vector of an offer."""
 
 
 class Work:
-    """The account with its files and metrics."""
+    """The account with its files and metrics. Calls may come from a thread, one at a time."""
 
     def __init__(
-        self, directory: Path, pending: FloatVector, stale_rounds: int, metrics: Metrics
+        self,
+        directory: Path,
+        pending: FloatVector,
+        plan: ChunkPlan,
+        stale_rounds: int,
+        metrics: Metrics,
     ) -> None:
-        self._path = directory / "account"
-        self._taken_path = directory / "taken"
+        """`pending` is shared: others add to it between `close_offer` and `trained` only."""
+        self._journal_path = directory / "journal"
+        self._pending_path = directory / "pending"
+        self._offers_path = directory / "offers"
         self._pending = pending
+        self._plan = plan
         self._stale_rounds = stale_rounds
         self._metrics = metrics
-        self.account = Account()
-        self._saved_carried = 0
-        self._taken_path.mkdir(parents=True, exist_ok=True)
+        self.account = WorkAccount(plan.num_chunks, stale_rounds)
+        self._saved_number = 0
+        self._event = 0
+        self._journal_tokens = 0
+        self._open: Offer | None = None
+        """The newest offer, while `pending` is what was offered."""
+        self._open_ring: tuple[Digest, RoundingErrors] | None = None
+        self._status = WorkStatus()
+        self.is_damaged = False
+        """Whether `load` found something that it could not read: the chain knows what this node
+        has in it."""
+        self._offers_path.mkdir(parents=True, exist_ok=True)
 
-    def trained(self, round_number: int, tokens: int, spans: Sequence[Span]) -> None:
-        """The trainer finished a round's inner steps."""
-        account = self.account
-        if account.carried == 0:
-            account.carried_since_round = round_number
-        account.trained += tokens
-        account.carried += tokens
-        account.spans = merged([*account.spans, *spans])
+    @property
+    def status(self) -> WorkStatus:
+        """As of the newest event."""
+        return self._status
 
-    def committed(
-        self, head: Digest, round_number: int, tokens: int, spans_counted: bool, vector: FloatVector
+    @property
+    def head(self) -> Digest | None:
+        """The committed head up to which the account is true; None before the first."""
+        return Digest(self.account.state.head) if self.account.state.head else None
+
+    # Training
+
+    def stepped(self, tokens: int) -> None:
+        """An inner step was done."""
+        self.account.stepped(tokens)
+        state = self.account.state
+        if state.under_way - self._journal_tokens > JOURNAL_TOKENS_SHARE * state.under_way:
+            self._journal_tokens = state.under_way
+            self._write_journal()
+
+    def trained(
+        self, head: Digest, round_number: int, tokens: int, spans: tuple[Span, ...]
     ) -> None:
-        """A committed round took `tokens` of what was carried, and `vector` out of `pending`."""
-        account = self.account
-        tokens = min(tokens, account.carried)  # after a crash some of them are not ours to give
-        spans = tuple(account.spans) if spans_counted else ()
-        self._keep_taken(head, _Taken(round_number, tokens, spans), vector)
-        account.committed += tokens
-        account.carried -= tokens
-        timing = "on_time" if account.carried_since_round >= round_number else "late"
-        self._metrics.tokens_committed.add(timing, tokens)
-        if spans_counted:
-            account.spans = []
-        account.carried_since_round = round_number if account.carried else 0
+        """A local round ended, and its work is in `pending`."""
+        self._journal_tokens = 0
+        self.account.trained(head, round_number, tokens, spans)
+        self._note()
 
-    def reclaim(self, head: Digest) -> bool:
-        """The round of `head` is not in the chain after all: its part of ours is carried again.
+    # Rounds
 
-        Says whether there was anything of ours. May take long for large models: use a thread.
+    def offer(self, head: Digest, round_number: int) -> Offer:
+        """All that is carried, for a `Ready`. Something has to be carried."""
+        offer = self.account.offer(head, round_number)
+        assert offer is not None
+        self._open, self._open_ring = offer, None
+        self._note()
+        return offer
+
+    def followed(self, ring_id: Digest, errors: RoundingErrors) -> None:
+        """The newest offer went into this ring, last."""
+        self._open_ring = (ring_id, errors)
+
+    def withdraw(self) -> None:
+        """The newest offer went into no ring."""
+        if self._open is not None:
+            self.account.withdraw(self._open.number)
+            self._open = self._open_ring = None
+            self._note()
+
+    def close_offer(self) -> None:
+        """`pending` is about to change: what was offered goes to disk, should a ring have it."""
+        if self._open is None:
+            return
+        vector = self._pending.copy()
+        for chunk in range(self._plan.num_chunks):
+            error = None if self._open_ring is None else self._open_ring[1].error_of(chunk)
+            if error is not None:
+                vector[self._plan.range_of(chunk)] -= error
+        self._write_offer(self._open.number, vector)
+        self._open = self._open_ring = None
+
+    def committed_by(
+        self,
+        head: Digest,
+        parent: bytes,
+        ring_id: bytes,
+        tokens: int,
+        chunks: int | None,
+        *,
+        counts_spans: bool,
+    ) -> None:
+        """A header that is now the newest of the chain took `tokens` (0: nothing) of this node's.
+
+        See `WorkAccount.committed_by`; `ring_id` is the header's.
         """
-        path = self._taken_path / head.hex()
-        try:
-            header, vector = _read(path, _Taken, self._pending.size)
-        except FileNotFoundError:
-            return False
-        except ValueError as error:
-            log.warning("work that a lost round took is damaged on disk", error=str(error))
-            return False
-        self._pending += vector
-        path.unlink()
-        account = self.account
-        account.committed -= header.tokens
-        account.carried += header.tokens
-        account.spans = merged([*account.spans, *header.spans])
-        since = account.carried_since_round or header.round
-        account.carried_since_round = min(since, header.round)
-        log.info("work of a lost round is carried again", round=header.round, tokens=header.tokens)
-        return True
+        settled = self.account.committed_by(head, parent, tokens, chunks, counts_spans=counts_spans)
+        self._metrics.tokens_committed.add("on_time", settled.on_time)
+        self._metrics.tokens_committed.add("late", settled.late)
+        if self._open is not None and settled.offer == self._open.number:
+            self._take_open(self._open, settled, ring_id)
+        elif settled.taken or settled.zeroed:
+            self.close_offer()
+            self._take_old(settled)
 
-    def _keep_taken(self, head: Digest, header: _Taken, vector: FloatVector) -> None:
-        """Not synced to the disk: losing it costs something only after a split and a power cut."""
-        path = self._taken_path / head.hex()
+    def _take_open(self, offer: Offer, settled: Settlement, ring_id: bytes) -> None:
+        """`pending` is what was offered: of what was taken only the own rounding error is left."""
+        errors = None
+        if self._open_ring is not None and self._open_ring[0] == ring_id:
+            errors = self._open_ring[1]
+        vector = self._pending.copy()
+        self._clear(settled.taken | settled.zeroed)
+        for chunk in self._chunks(settled.taken):
+            error = None if errors is None else errors.error_of(chunk)
+            if error is not None:
+                self._pending[self._plan.range_of(chunk)] = error
+                vector[self._plan.range_of(chunk)] -= error
+        self._write_offer(offer.number, vector)
+        self._open = self._open_ring = None
+
+    def _take_old(self, settled: Settlement) -> None:
+        """`pending` has changed since that offer."""
+        vector = self._read_offer(settled.offer) if settled.taken else None
+        for chunk in self._chunks(settled.taken):
+            part = self._plan.range_of(chunk)
+            if vector is None:  # rather lost than counted twice
+                self._pending[part] = 0.0
+            else:
+                self._pending[part] -= vector[part]
+        self._clear(settled.zeroed)
+
+    def abandoned(self, head: Digest, parent: bytes, tokens: int, next_round: int) -> None:
+        """A header is not in the chain after all: its part of ours is carried again.
+
+        See `WorkAccount.abandoned`. What came back is in memory only, until it is saved.
+        """
+        self.close_offer()
+        dropped = dict(self.account.state.dropped)
+        number = next(
+            (o.number for o in self.account.state.offers if o.taking and o.taking.head == head),
+            None,
+        )
+        vector = self._read_offer(number)
+        reclaim = self.account.abandoned(
+            head, parent, tokens, next_round, has_vector=vector is not None
+        )
+        if vector is not None:
+            for chunk in self._chunks(reclaim.chunks):
+                part = self._plan.range_of(chunk)
+                self._pending[part] += vector[part]
+        self._metrics.tokens_reclaimed.add("on_time", reclaim.on_time)
+        self._metrics.tokens_reclaimed.add("late", reclaim.late)
+        self._count_dropped(dropped)
+        if reclaim.on_time + reclaim.late:
+            log.info("work of a lost round is carried again", tokens=reclaim.carried)
+
+    def moved_to(self, head: Digest) -> None:
+        """After all `abandoned` and `committed_by` on the way to a head."""
+        self.account.state.head = head
+        self._note()
+
+    # Giving up
+
+    def drop(self, reason: str) -> None:
+        """What is carried will not be taken."""
+        dropped = dict(self.account.state.dropped)
+        tokens = self.account.drop(reason)
+        log.warning("work is dropped", tokens=tokens, reason=reason)
+        self._pending[:] = 0.0
+        self._open = self._open_ring = None
+        self._count_dropped(dropped)
+        self._note()
+
+    def drop_stale(self, next_round: int) -> bool:
+        """Gives up what missed too many rounds; says whether nothing is carried any more then."""
+        dropped = dict(self.account.state.dropped)
+        chunks, tokens = self.account.drop_stale(next_round)
+        if not chunks:
+            return False
+        log.warning("work is dropped", tokens=tokens, reason=STALE)
+        self._clear(chunks)
+        self.close_offer()
+        self._count_dropped(dropped)
+        self._note()
+        return self.account.carried == 0
+
+    def _count_dropped(self, before: dict[str, int]) -> None:
+        for reason, tokens in self.account.state.dropped.items():
+            self._metrics.tokens_dropped.add(reason, max(0, tokens - before.get(reason, 0)))
+
+    # Vectors
+
+    def _clear(self, chunks: int) -> None:
+        for chunk in self._chunks(chunks):
+            self._pending[self._plan.range_of(chunk)] = 0.0
+
+    def _chunks(self, mask: int) -> Iterator[int]:
+        return (chunk for chunk in range(self._plan.num_chunks) if mask >> chunk & 1)
+
+    def _write_offer(self, number: int, vector: FloatVector) -> None:
+        """Keeps the vector of an offer. Without room for it a split may cost the work behind it."""
+        numbers = sorted(offer.number for offer in self.account.state.offers)
+        kept = {str(n) for n in numbers[-min(self._stale_rounds + 1, VECTORS_MAX) :]}
+        path = self._offers_path / str(number)
         try:
+            for old in self._offers_path.iterdir():
+                if old.name not in kept:
+                    old.unlink()
+            header = _Header(VERSION, self._saved_number, self._event, None)
             with open(path, "wb") as file:
                 for part in _encoded(header, vector):
                     file.write(part)
         except OSError as error:
-            path.unlink(missing_ok=True)
-            log.error("what a round took could not be kept", problem=str(error))
-        kept = sorted(self._taken_path.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-        for old in kept[: -self._stale_rounds]:
-            old.unlink(missing_ok=True)
+            remove_quietly(path)
+            log.warning("what was offered to a round is in no file", problem=str(error))
 
-    def drop(self, reason: str) -> None:
-        """What is carried will not be taken: it is too old, or not a number."""
-        account = self.account
-        log.warning("work is dropped", tokens=account.carried, reason=reason)
-        self._metrics.tokens_dropped.add(reason, account.carried)
-        self._pending[:] = 0.0
-        account.dropped += account.carried
-        account.carried = account.carried_since_round = 0
-        account.spans = []
+    def _read_offer(self, number: int | None) -> FloatVector | None:
+        if number is None:
+            return None
+        try:
+            return self._read(self._offers_path / str(number))[1]
+        except FileNotFoundError:
+            log.debug("the vector of an offer is not kept any more", offer=number)
+        except (OSError, ValueError) as error:
+            log.warning("the vector of an offer is damaged on disk", problem=str(error))
+        return None
 
-    def is_stale(self, next_round: int) -> bool:
-        """Whether the carried work missed more rounds than the manifest allows."""
-        account = self.account
-        return account.carried > 0 and next_round - account.carried_since_round > self._stale_rounds
+    # Files
 
     @property
     def must_save(self) -> bool:
-        """Whether the disk would give a later life work that is gone, or lose work that is not."""
-        return self.account.carried > 0 or self._saved_carried > 0
+        """Whether a kill would lose work that is carried."""
+        return self.account.carried > 0 and not self.account.is_saved
 
-    def save(self, head: Digest) -> None:
-        """Writes account and residual as of a committed head. Raises DiskFullError or OSError."""
-        self.account.head = head
-        write_atomically(self._path, *_encoded(self.account, self._pending))
-        self._saved_carried = self.account.carried
+    def save(self) -> None:
+        """Writes `pending` and the account. Raises DiskError; both files are as before then."""
+        self._event += 1
+        copy = msgspec.msgpack.decode(msgspec.msgpack.encode(self.account.state), type=AccountState)
+        WorkAccount(self._plan.num_chunks, self._stale_rounds, copy).saved()
+        header = _Header(VERSION, self._saved_number + 1, self._event, copy)
+        write_atomically(self._pending_path, *_encoded(header, self._pending))
+        self._saved_number += 1
+        self.account.saved()
+        self._note()
 
     def load(self) -> None:
         """Takes over what an earlier life left behind; a damaged file is reported and left out."""
+        self._leave_out_first_version()
+        journal, _ = self._read_file(self._journal_path)
+        saved, vector = self._read_file(self._pending_path)
+        if saved is not None and (journal is None or journal.event < saved.event):
+            header, fits = saved, True
+        elif journal is not None:
+            header, fits = journal, journal.pending == (0 if saved is None else saved.pending)
+        else:
+            return
+        assert header.state is not None
+        self._saved_number = max(header.pending, 0 if saved is None else saved.pending)
+        self._event = header.event
+        lost = header.state.lost
+        self.account = WorkAccount(self._plan.num_chunks, self._stale_rounds, header.state)
+        restart = self.account.restarted(has_saved=fits)
+        if vector is not None:
+            self._pending[:] = vector
+        self._clear(~restart.chunks)
+        numbers = set(restart.offers)
+        newest = self.account.state.offers[-1:]
+        # The process was killed before the vector of its last offer was written.
+        numbers |= {o.number for o in newest if not (self._offers_path / str(o.number)).exists()}
+        for number in sorted(numbers):
+            self._write_offer(number, self._pending)
+        if self.account.state.lost > lost:
+            log.info("work was lost with the process", tokens=self.account.state.lost - lost)
+        self._note()
+
+    def _leave_out_first_version(self) -> None:
+        """Version 0 had one file, and what it calls committed may have been abandoned since."""
+        old = self._journal_path.with_name("account")
+        if old.exists():
+            self.is_damaged = True
+            log.warning("the account of work is an older version's; what it carried is left out")
+            for path in (*old.with_name("taken").glob("*"), old):
+                remove_quietly(path)
+
+    def _read_file(self, path: Path) -> tuple[_Header | None, FloatVector | None]:
         try:
-            self.account, residual = _read(self._path, Account, self._pending.size)
+            return self._read(path)
         except FileNotFoundError:
-            return
-        except ValueError as error:
-            log.warning("the residual on disk is damaged and left out", error=str(error))
-            return
-        self._pending[:] = residual
-        self._saved_carried = self.account.carried
+            return None, None
+        except (OSError, ValueError) as error:
+            self.is_damaged = True
+            log.warning("the account of work on disk is damaged and left out", problem=str(error))
+            return None, None
+
+    def _read(self, path: Path) -> tuple[_Header, FloatVector]:
+        """What `_encoded` gave. OSError, FileNotFoundError; ValueError for a damaged file."""
+        content = memoryview(path.read_bytes())
+        data = content[DIGEST_BYTES:]
+        if bytes(content[:DIGEST_BYTES]) != digest_of(data):
+            raise ValueError(f"{path} does not fit its digest")
+        end = 4 + int.from_bytes(data[:4])
+        header = msgspec.msgpack.decode(data[4:end], type=_Header)  # its error is a ValueError
+        if header.version != VERSION:
+            raise ValueError(f"{path} is of version {header.version}, not {VERSION}")
+        vector = np.frombuffer(data[end:], dtype="<f4")
+        if vector.size == 0:
+            return header, np.zeros_like(self._pending)
+        if vector.size != self._pending.size or not np.isfinite(vector).all():
+            raise ValueError(f"{path} is of another model or damaged")
+        return header, vector.astype(np.float32, copy=False)
+
+    def _note(self) -> None:
+        """An event is over: everybody may see it."""
+        self._event += 1
+        state = self.account.state
+        self._status = WorkStatus(
+            trained=state.trained,
+            committed_on_time=state.committed_on_time,
+            committed_late=state.committed_late,
+            dropped=self.account.dropped,
+            lost=state.lost,
+            carried=self.account.carried,
+        )
+        self._metrics.set_work(self._status)
+        self._write_journal()
+
+    def _write_journal(self) -> None:
+        header = _Header(VERSION, self._saved_number, self._event, self.account.state)
+        temporary = self._journal_path.with_name(".journal" + TEMPORARY_SUFFIX)
+        try:
+            with open(temporary, "wb") as file:
+                for part in _encoded(header, None):
+                    file.write(part)
+            os.replace(temporary, self._journal_path)
+        except OSError as error:
+            # Those that write what must not be missing report a disk that takes nothing.
+            log.debug("the account of work was not written", problem=str(error))
 
 
-_T = TypeVar("_T")
-
-
-def _encoded(header: msgspec.Struct, vector: FloatVector) -> tuple[bytes, memoryview]:
+def _encoded(header: _Header, vector: FloatVector | None) -> tuple[bytes, memoryview]:
     """Digest, header's length and msgpack; and the vector's bytes, none if it is zero."""
     encoded = msgspec.msgpack.encode(header)
-    content = vector.astype("<f4", copy=False).data.cast("B") if vector.any() else memoryview(b"")
-    front = len(encoded).to_bytes(4, "big") + encoded
+    content = memoryview(b"")
+    if vector is not None and vector.any():
+        content = vector.astype("<f4", copy=False).data.cast("B")
+    front = len(encoded).to_bytes(4) + encoded
     return digest_of(front, content) + front, content
-
-
-def _read(path: Path, kind: type[_T], num_elements: int) -> tuple[_T, FloatVector]:
-    """What `_encoded` gave. FileNotFoundError; ValueError for a damaged file."""
-    content = memoryview(path.read_bytes())
-    data = content[DIGEST_BYTES:]
-    if bytes(content[:DIGEST_BYTES]) != digest_of(data):
-        raise ValueError(f"{path} does not fit its digest")
-    end = 4 + int.from_bytes(data[:4], "big")
-    header = msgspec.msgpack.decode(data[4:end], type=kind)  # its DecodeError is a ValueError
-    vector = np.frombuffer(data[end:], dtype="<f4")
-    if vector.size == 0:
-        return header, np.zeros(num_elements, dtype=np.float32)
-    if vector.size != num_elements or not np.isfinite(vector).all():
-        raise ValueError(f"{path.name} is of another model or damaged")
-    return header, vector.astype(np.float32, copy=False)
-
-
-def merged(spans: Sequence[Span]) -> list[Span]:
-    """The same tokens in as few spans as possible, the newest `SPANS_MAX` of them."""
-    result: list[Span] = []
-    for span in sorted(set(spans), key=lambda span: (span.shard, span.start, span.stop)):
-        last = result[-1] if result else None
-        if last is not None and last.shard == span.shard and span.start <= last.stop:
-            result[-1] = Span(span.shard, last.start, max(last.stop, span.stop))
-        else:
-            result.append(span)
-    return result[-limits.SPANS_MAX :]

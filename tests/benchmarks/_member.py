@@ -24,9 +24,10 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -137,34 +138,55 @@ def _peak_rss_bytes(process: Path) -> int:
     return 0
 
 
+class Part(NamedTuple):
+    """A range of an average, and the ranks of those whose vectors are in it."""
+
+    start: int
+    stop: int
+    ranks: list[int]
+
+
 class Checker:
     """Compares results with numpy's mean. Only the first member does, the others say digests."""
 
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
-        self._mean: Vector | None = None
 
-    def check(self, result: Vector) -> dict[str, Any]:
-        """`digest` of the result, `error` (the largest) and `magnitude` (of the mean)."""
+    def check(self, result: Vector, parts: Sequence[Part] | None = None) -> dict[str, Any]:
+        """`digest` of the result, its `parts`, `error` (the largest) and `magnitude` (of the mean).
+
+        Without `parts` everybody has to be in the whole result.
+        """
+        if parts is None:
+            parts = [Part(0, result.size, list(range(self._assignment.num_members)))]
         digest = hashlib.blake2b(np.ascontiguousarray(result).data, digest_size=16).hexdigest()
         if self._assignment.rank != 0:
-            return {"digest": digest}
-        if self._mean is None:
-            self._mean = self._expected()
+            return {"digest": digest, "parts": parts}
         error = magnitude = 0.0
-        for start in range(0, result.size, _PIECE_ELEMENTS):
-            mean = self._mean[start : start + _PIECE_ELEMENTS]
-            difference = np.abs(result[start : start + _PIECE_ELEMENTS] - mean)
-            error = max(error, float(difference.max()))  # NaN: max keeps 0.0, so it is asked for
-            if not np.isfinite(difference).all():
-                error = float("inf")
-            magnitude = max(magnitude, float(np.abs(mean).max()))
-        return {"digest": digest, "error": error, "magnitude": magnitude}
+        for ranks in sorted({tuple(part.ranks) for part in parts}):
+            mean = self._mean(ranks)
+            for part in parts:
+                if tuple(part.ranks) == ranks:
+                    found = slice(part.start, part.stop)
+                    error = max(error, _largest_difference(result[found], mean[found]))
+                    magnitude = max(magnitude, float(np.abs(mean[found]).max()))
+        return {"digest": digest, "parts": parts, "error": error, "magnitude": magnitude}
 
-    def _expected(self) -> Vector:
-        each = self._assignment
-        total = vector_of(0, each.num_elements)
-        for rank in range(1, each.num_members):
-            total += vector_of(rank, each.num_elements)
-        total /= np.float32(each.num_members)
+    def _mean(self, ranks: Sequence[int]) -> Vector:
+        total = np.zeros(self._assignment.num_elements, np.float32)
+        for rank in ranks:
+            total += vector_of(rank, total.size)
+        total /= np.float32(len(ranks))
         return total
+
+
+def _largest_difference(result: Vector, mean: Vector) -> float:
+    """Infinite if an element is not a number."""
+    largest = 0.0
+    for start in range(0, result.size, _PIECE_ELEMENTS):
+        piece = slice(start, start + _PIECE_ELEMENTS)
+        difference = np.abs(result[piece] - mean[piece])
+        if not np.isfinite(difference).all():
+            return float("inf")
+        largest = max(largest, float(difference.max()))
+    return largest

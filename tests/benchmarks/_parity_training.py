@@ -145,6 +145,7 @@ def synchronous(
     seed: int,
     *,
     queues: Sequence[DataQueue] = (),
+    points: int = CURVE_POINTS,
 ) -> Curve:
     """Plain AdamW; every step has the batches of `num_workers` workers. With one: a worker alone.
 
@@ -152,6 +153,7 @@ def synchronous(
 
     Args:
         queues: each worker's text; by default the text is dealt out among them.
+        points: of the curve; 1 for the end alone.
     """
     heldout, curve = Heldout(text, model), Curve()
     decoder = Decoder(model)
@@ -160,7 +162,7 @@ def synchronous(
     optimizer = AdamW(parameters, inner)
     queues = queues or [text.queue(model, w, num_workers) for w in range(num_workers)]
     num_targets = num_workers * inner.sequences_per_step * model.context
-    every = max(1, inner.total_steps // CURVE_POINTS)
+    every = max(1, inner.total_steps // points)
     for step in range(inner.total_steps):
         for queue in queues:
             batch = queue.take(inner.sequences_per_step)
@@ -194,6 +196,8 @@ def local_rounds(
     num_workers: int,
     seed: int,
     rates: Rates,
+    *,
+    points: int = CURVE_POINTS,
 ) -> Curve:
     """Workers that train rounds by themselves and take outer steps together, in one process.
 
@@ -203,18 +207,18 @@ def local_rounds(
     heldout, curve = Heldout(text, model), Curve()
     size = model.num_parameters
     theta, momentum = np.zeros(size, np.float32), np.zeros(size, np.float32)
-    pendings = [np.zeros(size, np.float32) for _ in range(num_workers)]
+    updates = [np.zeros(size, np.float32) for _ in range(num_workers)]
     trainers = [
         LocalTrainer(
             model,
             inner,
             seed=seed,
             base=theta,
-            pending=p,
+            pseudo_gradient=update,
             token_bytes=text.token_bytes,
             device="cpu",
         )
-        for p in pendings
+        for update in updates
     ]
     for worker, trainer in enumerate(trainers):
         for number in range(worker, len(text.index.shards), num_workers):
@@ -222,7 +226,7 @@ def local_rounds(
             trainer.push(number, text.path_of(shard.digest), 0, shard.num_tokens)
     trainers[0].genesis()
     num_rounds = rounds_of(outer, inner.total_steps)
-    every, next_point = max(1, inner.total_steps // CURVE_POINTS), 0
+    every, next_point = max(1, inner.total_steps // points), 0
     for number in range(1, num_rounds + 1):
         first = outer.first_inner_step_of(number)
         steps = min(outer.inner_steps_of(number), inner.total_steps - first)
@@ -233,9 +237,8 @@ def local_rounds(
                 assert trainer.step() is not None, "the corpus is too small for so many steps"
             tokens.append(trainer.finish().tokens)
         gradient = np.zeros(size, np.float32)
-        for pending, weight in zip(pendings, tokens, strict=True):
-            gradient += pending * np.float32(weight / sum(tokens))
-            pending[:] = 0.0
+        for update, weight in zip(updates, tokens, strict=True):
+            gradient += update * np.float32(weight / sum(tokens))
         rate, mu = rates(number, num_workers)
         nesterov(theta, momentum, gradient, rate, mu, theta, momentum)
         curve.tokens += sum(tokens)

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 import trio
-from _member import Assignment, Channel, Checker, Usage, Vector, sleep_until, vector_of
+from _member import Assignment, Channel, Checker, Part, Usage, Vector, sleep_until, vector_of
 
 from gossamer.node.daemon import limit_malloc_arenas
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.libp2p_transport import open_libp2p_transport
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.gossip import Gossip
-from gossamer.node.rounds.ring_link import RING_PROTOCOL, TokenHandler, serve_ring
+from gossamer.node.rounds.ring_link import RING_PROTOCOL, Receiver, serve_ring
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol.chain import Commit
 from gossamer.protocol.chunks import ChunkPlan, default_chunk_elements
@@ -29,8 +29,9 @@ from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.messages import Ready, Roster, Signed, Statement, open_signed
+from gossamer.protocol.proposal import Parent
 from gossamer.protocol.ring import Payload
-from gossamer.protocol.round import Parent, Round, RoundRules
+from gossamer.protocol.round import Round, RoundRules
 from gossamer.protocol.state import chunk_bytes
 from gossamer.protocol.tensor_codecs import codec
 from gossamer.trainer.outer import nesterov
@@ -39,6 +40,11 @@ RUN_ID = digest_of(b"ring benchmark")
 CONNECT_SECONDS = 30.0
 TOKENS = 1000
 """Everybody's weight: equal, so that the result is the mean."""
+
+
+def head_of(repeat: int) -> Digest:
+    """What a repeat's round builds on; with the peer ids it decides the order of the ring."""
+    return digest_of(b"repeat", repeat.to_bytes(4, "big"))
 
 
 class OuterStep:
@@ -98,7 +104,10 @@ class Member:
         self._vector = vector_of(self._assignment.rank, self._assignment.num_elements)
         self._outer_step = OuterStep(self._plan, self._assignment.codec)
         self._driver: RoundDriver | None = None
+        self._ranks: dict[PeerId, int] = {}
         self._others: list[PeerId] = []
+        self._removed: dict[int, str] = {}
+        """Ranks of members that are out of the present ring, and why."""
         self._gossip = Gossip(
             transport,
             identity,
@@ -114,7 +123,8 @@ class Member:
         """Connects, then a round whenever `ring.py` says so."""
         self._channel.say(address=self._transport.addresses()[0])
         addresses = ((await self._hear()) or {})["addresses"]
-        self._others = sorted({PeerId(a.rsplit("/", 1)[1]) for a in addresses} - {self._me})
+        self._ranks = {PeerId(a.rsplit("/", 1)[1]): rank for rank, a in enumerate(addresses)}
+        self._others = sorted(set(self._ranks) - {self._me})
         self._gossip.start()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._gossip.run)
@@ -126,12 +136,14 @@ class Member:
             self._channel.say()
             checker = Checker(self._assignment)
             while (order := await self._hear()) is not None:
-                await self._round(order["repeat"])
-                self._channel.say(**checker.check(self._outer_step.result()))
+                parts = await self._round(order["repeat"])
+                self._channel.say(**checker.check(self._outer_step.result(), parts))
             nursery.cancel_scope.cancel()
 
-    async def _round(self, number: int) -> None:
-        head = digest_of(b"repeat", number.to_bytes(4, "big"))
+    async def _round(self, number: int) -> list[Part]:
+        """One all-reduce; returns who is in which part of the average."""
+        head = head_of(number)
+        self._removed = {}
         self._gossip.board.keep(lambda _signed, _statement: False)
         async with trio.open_nursery() as nursery:
             driver = self._driver = self._new_driver(Parent(head, number, number, Ledger()))
@@ -151,9 +163,25 @@ class Member:
                 ring_seconds=ring_seconds,
                 committed_seconds=time.monotonic(),
                 bytes_sent=self._bytes_sent() - sent_before,
+                removed=self._removed,
                 **self._outer_step.cost,
             )
             await self._hear()
+            return self._parts(driver)
+
+    def _parts(self, driver: RoundDriver) -> list[Part]:
+        assert driver.committed is not None
+        assert driver.machine.ring is not None
+        ranks = [self._ranks[peer] for peer in driver.machine.ring.members]
+        parts = []
+        for chunk, final in enumerate(driver.committed.finals):
+            contributors = [rank for place, rank in enumerate(ranks) if final.mask >> place & 1]
+            part = self._plan.range_of(chunk)
+            parts.append(Part(part.start, part.stop, sorted(contributors)))
+        return parts
+
+    def _on_removed(self, peer: PeerId, reason: str) -> None:
+        self._removed[self._ranks[peer]] = reason
 
     def _new_driver(self, parent: Parent) -> RoundDriver:
         plan, codec_name = self._plan, self._assignment.codec
@@ -161,9 +189,10 @@ class Member:
             me=self._me,
             run_id=RUN_ID,
             parent=parent,
-            rules=RoundRules(codec_name, plan.chunk_elements, plan.num_chunks, 30.0, 5.0),
+            rules=RoundRules(codec_name, plan.chunk_elements, plan.num_chunks, 30.0, 100.0, 5.0),
             sign=self._identity.sign,
             verify=verify,
+            now=trio.current_time(),
         )
         return RoundDriver(
             machine,
@@ -176,7 +205,7 @@ class Member:
             compute=self._outer_step,
             run_in_thread=trio.to_thread.run_sync,
             on_offence=self._offence,
-            on_removed=_removed,
+            on_removed=self._on_removed,
             expected=lambda: self._others,
             reach=_reach,
         )
@@ -210,7 +239,7 @@ class Member:
         except StreamClosed:
             await stream.reset()
 
-    async def _greeted(self, _peer: PeerId, envelope: Signed) -> TokenHandler | None:
+    async def _greeted(self, _peer: PeerId, envelope: Signed) -> Receiver | None:
         statement = open_signed(envelope, RUN_ID, verify)
         assert isinstance(statement, Roster)
         assert self._driver is not None
@@ -219,10 +248,6 @@ class Member:
 
 async def _reach(_peer: PeerId) -> None:
     """Everybody is connected from the start."""
-
-
-def _removed(peer: PeerId, reason: str) -> None:
-    raise AssertionError(f"{peer} was removed from the ring: {reason}")
 
 
 def _plan_of(assignment: Assignment) -> ChunkPlan:

@@ -134,6 +134,7 @@ class Experiment:
             draft.rounds,
             round_seconds=LONG_SECONDS,
             gather_seconds=LONG_SECONDS,
+            gather_fraction=LONG_SECONDS,
             checkpoint_rounds=1000,  # so that the averages of all rounds stay on disk
         )
         return change(draft, seed=self._seed, inner=inner, outer=outer, rounds=rounds)

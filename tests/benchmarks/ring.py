@@ -30,22 +30,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
-import select
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
 
-from _member import Assignment, encode_assignment
-from _netns import LINE, ShapedLines
+from _member import Assignment
+from _members import Members
+from netns import NamespacesUnavailable, Network
 from rich.console import Console
 from rich.table import Table
 
@@ -54,9 +50,6 @@ from gossamer.protocol.limits import CHUNK_ELEMENTS_MAX, CHUNK_ELEMENTS_MIN
 from gossamer.protocol.tensor_codecs import codec, codec_names
 
 HERE = Path(__file__).parent
-ANSWER_SECONDS = 600.0
-START_SECONDS = 0.3
-"""Between the word and the common start: every member has heard it by then."""
 
 HIVEMIND = ("hivemind==1.1.12", "numpy<2.3", "torch==2.13.0")
 
@@ -72,64 +65,10 @@ class Turn:
     error: float
     magnitude: float
     identical: bool
+    is_whole: bool
+    """Whether everybody is in all of the result."""
     ring_seconds: float | None
     committed_seconds: float | None
-
-
-class Member:
-    """One member's process and the conversation with it (see `_member`)."""
-
-    def __init__(
-        self, name: str, command: Sequence[str], assignment: Assignment, log: Path
-    ) -> None:
-        self._name = name
-        self._log = log
-        with open(log, "wb") as errors:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
-        self._send(encode_assignment(assignment))
-
-    def say(self, **message: Any) -> None:
-        self._send(json.dumps(message) + "\n")
-
-    def hear(self) -> dict[str, Any]:
-        """The member's answer; SystemExit with its log if it has none to give."""
-        assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], ANSWER_SECONDS)
-        line = self._process.stdout.readline() if ready else b""
-        if not line:
-            self._fail("ended" if ready else f"gave no answer in {ANSWER_SECONDS:.0f} s")
-        message: dict[str, Any] = json.loads(line)
-        return message
-
-    def end(self, patience_seconds: float = 10.0) -> None:
-        """End of input, and if that does not help SIGKILL to it and its children."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(patience_seconds)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def _send(self, line: str) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(line.encode())
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            self._fail("ended")
-
-    def _fail(self, what: str) -> NoReturn:
-        tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-30:])
-        raise SystemExit(f"{self._name} {what}; the end of its log:\n{tail}")
 
 
 @dataclass
@@ -140,38 +79,28 @@ class System:
     script: str
     python: str
     codec: str
-    members: list[Member] = field(default_factory=list)
+    members: Members = field(default_factory=Members)
     turns: list[Turn] = field(default_factory=list)
 
-    def start(self, options: argparse.Namespace, lines: ShapedLines | None, logs: Path) -> None:
+    def start(self, options: argparse.Namespace, lines: Network | None, logs: Path) -> None:
         """Starts its members and connects them."""
-        for rank in range(options.peers):
-            assignment = Assignment(
-                rank=rank,
-                num_members=options.peers,
-                num_elements=options.elements,
-                codec=self.codec,
-                chunk_elements=options.chunk_elements,
-                host=lines.host(rank) if lines else "127.0.0.1",
-                interface=LINE if lines else "lo",
-            )
-            prefix = lines.prefix(rank) if lines else []
-            command = [*prefix, self.python, str(HERE / self.script)]
-            log = logs / f"{self.script}.{rank}.log"
-            self.members.append(Member(f"{self.name} member {rank}", command, assignment, log))
-        addresses = [answer["address"] for answer in self._hear_all()]
-        self._say_all(addresses=addresses)
-        self._hear_all()
+        plan = Assignment(
+            rank=0,
+            num_members=options.peers,
+            num_elements=options.elements,
+            codec=self.codec,
+            chunk_elements=options.chunk_elements,
+            host="",
+            interface="",
+        )
+        self.members.start(self.name, [self.python, str(HERE / self.script)], plan, lines, logs)
 
     def turn(self, number: int, num_elements: int) -> Turn:
         """One all-reduce."""
-        self._say_all(repeat=number)
-        self._hear_all()
-        start = time.monotonic() + START_SECONDS
-        self._say_all(start_seconds=start)
-        answers = self._hear_all()
-        self._say_all(check=True)
-        checks = self._hear_all()
+        start = self.members.prepare(number)
+        answers = self.members.hear()
+        self.members.say(check=True)
+        checks = self.members.hear()
 
         def latest(key: str) -> float | None:
             return max(a[key] for a in answers) - start if key in answers[0] else None
@@ -189,20 +118,12 @@ class System:
             error=checks[0]["error"],
             magnitude=checks[0]["magnitude"],
             identical=len({check["digest"] for check in checks}) == 1,
+            is_whole=all(
+                len(ranks) == len(answers) for check in checks for _, _, ranks in check["parts"]
+            ),
             ring_seconds=latest("ring_seconds"),
             committed_seconds=latest("committed_seconds"),
         )
-
-    def end(self) -> None:
-        for member in self.members:
-            member.end()
-
-    def _say_all(self, **message: Any) -> None:
-        for member in self.members:
-            member.say(**message)
-
-    def _hear_all(self) -> list[dict[str, Any]]:
-        return [member.hear() for member in self.members]
 
 
 def ideal_bytes(codec_name: str, num_elements: int, num_members: int) -> float:
@@ -229,7 +150,7 @@ def measure(options: argparse.Namespace, systems: Sequence[System], console: Con
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-ring-")))
         lines = stack.enter_context(network(options))
         for system in systems:
-            stack.callback(system.end)
+            stack.callback(system.members.end)
             console.log(f"starting {options.peers} members of {system.name}")
             system.start(options, lines, logs)
         for number in range(options.repeats + 1):
@@ -242,13 +163,16 @@ def measure(options: argparse.Namespace, systems: Sequence[System], console: Con
 
 
 @contextlib.contextmanager
-def network(options: argparse.Namespace) -> Iterator[ShapedLines | None]:
+def network(options: argparse.Namespace) -> Iterator[Network | None]:
     """Shaped lines if they are wanted, else the loopback."""
     if options.mbit is None:
         yield None
         return
-    with ShapedLines(options.peers, options.mbit) as lines:
-        yield lines
+    try:
+        with Network([options.mbit] * options.peers) as lines:
+            yield lines
+    except NamespacesUnavailable as error:
+        raise SystemExit(f"{error}\nor leave out --mbit") from error
 
 
 def table_of(options: argparse.Namespace, systems: Sequence[System]) -> Table:
@@ -298,6 +222,8 @@ def is_mean(system: System, num_members: int) -> bool:
 def problems_of(system: System, num_members: int) -> list[str]:
     """What Gossamer's ring got wrong."""
     problems = []
+    if not all(turn.is_whole for turn in system.turns):
+        problems.append("somebody is not in the whole result")
     if not all(turn.identical for turn in system.turns):
         problems.append("the members' results differ")
     if not is_mean(system, num_members):

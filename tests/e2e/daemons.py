@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+import psutil
 
 from gossamer.node.interface.status import Status
 from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
@@ -138,3 +143,35 @@ def start_founder(swarm: LocalSwarm, founded: Path) -> LocalNode:
     node = add_founder(swarm, founded)
     node.start("start")
     return node
+
+
+def get(node: LocalNode, path: str) -> tuple[int, str]:
+    """Status and text of the node's HTTP answer."""
+    api = StateDir(node.root).read_api()
+    try:
+        with urllib.request.urlopen(f"http://{api}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def trainer_of(node: LocalNode) -> psutil.Process | None:
+    """The daemon's trainer process."""
+    assert node.process is not None
+    for child in psutil.Process(node.process.pid).children():
+        if "gossamer.trainer.worker" in child.cmdline():
+            return child
+    return None
+
+
+def metric_of(node: LocalNode, name: str, labels: str = "") -> float:
+    """The sum of a metric over its labels, or over those whose text has `labels` in it."""
+    values = re.findall(rf"^{name}(\S*) (\S+)$", get(node, "/metrics")[1], re.M)
+    assert values, name
+    return sum(float(value) for found, value in values if labels in found)
+
+
+def restarts_of(node: LocalNode, reason: str = "") -> float:
+    """How often the node's trainer was restarted, for a reason or for any."""
+    return metric_of(node, "gossamer_restarts_total", reason)

@@ -9,25 +9,25 @@ import re
 import shutil
 import signal
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 from daemons import (
     OPTIONS,
     PATIENCE_SECONDS,
     digests_on_disk,
     free_ports,
+    get,
     gossamer,
     in_rounds_of,
     poll,
     refused,
+    restarts_of,
     said,
     takes_part,
+    trainer_of,
     wait_for_round,
 )
 
@@ -187,7 +187,7 @@ def test_a_killed_trainer_is_started_again(nodes: list[LocalNode]) -> None:
     assert trainer is not None
     trainer.send_signal(signal.SIGKILL)
     poll(lambda: restarts_of(node) > restarts, "restart in the metrics")
-    assert said(node, "the trainer was ended by SIGKILL")
+    assert said(node, "the trainer was killed (SIGKILL)")
     poll(lambda: (new := trainer_of(node)) and new.pid != trainer.pid, "new trainer")
     status = node.status()
     assert status is not None
@@ -260,29 +260,3 @@ def test_leaving_in_order(nodes: list[LocalNode]) -> None:
     answer = gossamer("status", "--state-dir", by_order.root)
     assert answer.status == 1
     assert "no node runs on" in answer.err
-
-
-def get(node: LocalNode, path: str) -> tuple[int, str]:
-    """Status and text of the node's HTTP answer."""
-    api = StateDir(node.root).read_api()
-    try:
-        with urllib.request.urlopen(f"http://{api}{path}", timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-def restarts_of(node: LocalNode) -> float:
-    counts = re.findall(r"^gossamer_restarts_total\S* (\S+)$", get(node, "/metrics")[1], re.M)
-    assert counts
-    return sum(map(float, counts))
-
-
-def trainer_of(node: LocalNode) -> psutil.Process | None:
-    """The daemon's trainer process."""
-    assert node.process is not None
-    for child in psutil.Process(node.process.pid).children():
-        if "gossamer.trainer.worker" in child.cmdline():
-            return child
-    return None

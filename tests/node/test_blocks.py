@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -7,12 +8,8 @@ from typing import Any
 
 import pytest
 
-from gossamer.node.storage.blocks import (
-    BlockStore,
-    CorruptBlockError,
-    DiskFullError,
-    MissingBlockError,
-)
+from gossamer.node.storage.blocks import BlockStore, CorruptBlockError, MissingBlockError
+from gossamer.node.storage.disk import DiskError, DiskFullError
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import Digest, digest_of
@@ -331,10 +328,88 @@ def test_the_kernels_own_full_device(store: BlockStore, tmp_path: Path) -> None:
 def test_another_trouble_of_the_disk_is_not_called_full(
     store: BlockStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse_writes(monkeypatch, errno.EROFS, room=[])
-    with pytest.raises(OSError, match="Read-only"):
-        store.put(block(1))
+    for number, words in (
+        (errno.EROFS, "the disk is read-only"),
+        (errno.EIO, r"the disk fails: .*Input/output error"),
+    ):
+        with monkeypatch.context() as patch:
+            refuse_writes(patch, number, room=[])
+            with pytest.raises(DiskError, match=words):
+                store.put(block(1))
     assert not files_under(tmp_path)
+
+
+def refuse_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a read-only disk: what is there can be read, and nothing else."""
+
+    def refuse(*_args: object, **_more: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    for module, name in ((Path, "unlink"), (os, "utime"), (os, "replace")):
+        monkeypatch.setattr(module, name, refuse)
+    refuse_writes(monkeypatch, errno.EROFS, room=[])
+
+
+def test_blocks_are_read_from_a_read_only_disk(
+    store: BlockStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = store.put(block(1)), store.put(block(2))
+    store.path(bad).write_bytes(b"x" * 100)
+    with monkeypatch.context() as patch:
+        refuse_changes(patch)
+        assert store.get(good) == block(1)
+        with pytest.raises(CorruptBlockError):
+            store.get(bad)
+        assert not store.has(bad)
+        store.delete(good)
+        assert store.has(good), "it cannot be deleted now, and is as good as ever"
+        store.quota_bytes = 0
+        assert store.evict() == 0
+        assert store.evictions == 0
+    store.quota_bytes = QUOTA_BYTES
+    assert store.put(block(2)) == bad
+    assert store.get(bad) == block(2)
+
+
+def test_a_block_that_cannot_be_read_is_a_missing_one(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = store.put(block(1))
+
+    def fail(*_args: object, **_more: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", fail)
+        with pytest.raises(MissingBlockError, match="Input/output error"):
+            store.get(digest)
+    assert not store.has(digest)
+    store.put(block(1))
+    assert store.get(digest) == block(1)
+
+
+def test_a_folder_that_was_deleted_is_made_anew_where_that_is_right(tmp_path: Path) -> None:
+    is_right_place = [True]
+
+    def check_place() -> None:
+        if not is_right_place[0]:
+            raise DiskError("another disk")
+
+    store = BlockStore(tmp_path / "blocks", QUOTA_BYTES, check_place=check_place)
+    lost = [store.put(block(number)) for number in range(3)]
+    shutil.rmtree(tmp_path / "blocks")
+    assert all(store.has(digest) for digest in lost), "nobody looked yet"
+    new = store.put(block(9))
+    assert store.get(new) == block(9)
+    assert store.forget_lost() == 3
+    assert store.missing(lost) == lost
+    assert store.used_bytes() == 100
+
+    shutil.rmtree(tmp_path / "blocks")
+    is_right_place[0] = False
+    with pytest.raises(DiskError, match="another disk"):
+        store.put(block(8))
+    assert not (tmp_path / "blocks").exists()
 
 
 def test_threads_may_share_the_store(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+import errno
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -6,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.disk import DiskError, DiskHealth
 from gossamer.protocol import limits
 from gossamer.protocol.chain import Commit, Header, Member, encode_header
 from gossamer.protocol.ids import Digest, PeerId, peer_id_from_public_key
@@ -71,3 +74,31 @@ def test_two_threads_may_add_the_same_round_at_once(tmp_path: Path) -> None:
     assert errors == []
     again = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
     assert again.tips() == [chain[-1][1].digest]
+
+
+def test_what_the_disk_does_not_take_is_known_and_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = chain_of(PEER, 3)
+    health = DiskHealth()
+    store = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)), health=health)
+    store.add(*first)
+
+    def refuse(*_args: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse)
+        head = store.add(*second)
+    assert isinstance(store.problem, DiskError)
+    assert health.problem is not None
+    assert "read-only" in health.problem
+    assert store.tips() == [head]
+    assert store.commit(head) == second[0]
+    assert ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32))).tips() == [first[1].digest]
+
+    store.add(*third)
+    assert store.problem is None
+    assert health.problem is None
+    again = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
+    assert again.path_between(RUN_ID, Digest(third[1].digest)) is not None

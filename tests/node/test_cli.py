@@ -12,7 +12,14 @@ from rich.console import Console
 from gossamer.node.cli import run_command
 from gossamer.node.interface import client
 from gossamer.node.interface.config import Found, Join, Resume, Role, Settings
-from gossamer.node.interface.status import CapacityStatus, LastRound, PeerStatus, Status
+from gossamer.node.interface.status import (
+    CapacityStatus,
+    DataStatus,
+    LastRound,
+    PeerStatus,
+    Status,
+    WorkStatus,
+)
 from gossamer.node.interface.views import format_bytes, render_status
 from gossamer.node.storage.state_dir import StateDir
 
@@ -30,6 +37,10 @@ STATUS = Status(
     inner_step=3,
     inner_steps=20,
     loss=2.5,
+    work=WorkStatus(trained=9000, committed_on_time=7000, committed_late=800, lost=200,
+                    carried=1000),
+    data=DataStatus(epoch=1, tokens_consumed=250, num_tokens=1000, shards_consumed=3,
+                    num_shards=16),
     capacity=CapacityStatus(
         device="Fast GPU",
         device_kind="cuda",
@@ -195,6 +206,8 @@ def test_the_table_shows_what_peers_say_without_believing_it() -> None:
         console.print(render_status(STATUS))
     text = capture.get()
     assert "step 3 of 20" in text
+    assert "9,000 tokens trained: 7,000 on time, 800 late, 1,000 carried, 200 lost" in text
+    assert "epoch 2, 25.0% of it: 3 of 16 shards consumed" in text
     assert "Fast GPU (cuda, 24.0 GB, 8 cores)" in text
     assert "12 committed: 1 of 2 contributed, 1.5 s, 1.5 kB sent" in text
     assert "[red]GPU\\x1b[2J" in text

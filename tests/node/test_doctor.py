@@ -126,6 +126,10 @@ def test_ports_of_a_running_node_are_its_own(tmp_path: Path) -> None:
 def test_clock() -> None:
     assert doctor.check_clock(0.0).level == "warn"
     assert doctor.check_clock(1.8e9).level == "ok"
+    assert doctor.check_clock(1.8e9, 1.8e9 + 60).level == "ok"
+    back = doctor.check_clock(1.8e9, 1.8e9 + 86_400)
+    assert back.level == "warn"
+    assert "the state was written on 2027-01-16" in back.text
 
 
 def test_a_seed_that_answers() -> None:

@@ -19,7 +19,8 @@ from gossamer.node.network.memory_transport import MemoryNetwork, run_simulated
 from gossamer.node.network.transport import Stream, StreamClosed, Transport, TransportError
 from gossamer.node.peers.exchange import BlockService, FetchError, ServeLimits
 from gossamer.node.peers.fetching import FetchLimits
-from gossamer.node.storage.blocks import BlockStore, DiskFullError
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.disk import DiskFullError
 from gossamer.protocol.block_messages import (
     BLOCKS_PROTOCOL,
     decode_reply,
@@ -78,7 +79,7 @@ class World:
         service = BlockService(
             transport,
             store,
-            on_offence=lambda peer_id, reason: self.offences.append((peer_id, reason)),
+            on_offence=lambda peer_id, error: self.offences.append((peer_id, error.reason)),
             serve_limits=serve_limits,
         )
         return store, service
@@ -166,6 +167,22 @@ def test_blocks_come_from_several_peers(tmp_path: Path) -> None:
             assert here.offences == []
 
     run(main)
+
+
+def test_a_download_leaves_no_stream_behind(tmp_path: Path) -> None:
+    """A peer has so many of them; who follows the rounds opens one or two each round."""
+
+    async def test() -> None:
+        async with world(tmp_path) as here:
+            limits = ServeLimits()
+            blocks = make_blocks(2 * limits.streams_per_peer_max)
+            await here.seed("seed", blocks, limits)
+            for block in blocks:
+                await here.fetch([block])
+            assert here.has(blocks)
+            assert trio.current_time() < limits.idle_seconds
+
+    run(test)
 
 
 def test_what_is_here_is_not_fetched(tmp_path: Path) -> None:

@@ -431,7 +431,7 @@ def test_both_ends_detect_dead_links() -> None:
 
 
 def test_stopped_process_behind_a_live_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_yamux, "PING_INTERVAL_SECONDS", 0.1)
+    monkeypatch.setattr(libp2p_yamux, "PING_SECONDS", 0.1)
     monkeypatch.setattr(libp2p_yamux, "SILENCE_SECONDS_MAX", 0.3)
 
     async def case() -> None:

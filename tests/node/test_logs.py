@@ -1,7 +1,10 @@
+import contextlib
 import io
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
 
 import pytest
 import structlog
@@ -104,3 +107,17 @@ def test_configuring_again_replaces_the_first() -> None:
     logging.getLogger("library").warning("twice")
     assert first.getvalue() == ""
     assert second.getvalue().count("\n") == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_log_on_a_full_disk_costs_its_lines_only(log_format: Literal["text", "json"]) -> None:
+    # Unbuffered by the line, as stderr is.
+    stream = open("/dev/full", "w", buffering=1)  # noqa: SIM115 - closing it fails
+    configure_logs(log_format, "info", stream)
+    try:
+        structlog.get_logger("node").info("said to nobody")
+        logging.getLogger("somebody").warning("neither")
+    finally:
+        with contextlib.suppress(OSError):
+            stream.close()

@@ -7,6 +7,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gossamer.node.interface.metrics import Metrics
+from gossamer.node.interface.status import DataStatus, WorkStatus
 from gossamer.node.machine.capacity import Gpus
 
 
@@ -30,7 +31,13 @@ def test_the_set_of_metrics() -> None:
         "inner_steps",
         "tokens",
         "tokens_committed",
+        "tokens_reclaimed",
         "tokens_dropped",
+        "work_tokens",
+        "swarm_tokens",
+        "data_epochs",
+        "data_shards",
+        "data_shards_consumed",
         "step_duration_seconds",
         "loss",
         "nonfinite_steps",
@@ -111,6 +118,25 @@ def test_traffic_is_taken_over_from_totals() -> None:
     assert sample(metrics, "network_bytes_total", direction="received", purpose="ring") == 50
     assert sample(metrics, "network_bytes_total", direction="received", purpose="gossip") == 9
     assert sample(metrics, "network_bytes_total", direction="received", purpose="other") == 2
+
+
+def test_where_the_tokens_are() -> None:
+    metrics = Metrics()
+    assert sample(metrics, "work_tokens", fate="lost") == 0
+    metrics.set_work(WorkStatus(trained=10, committed_on_time=4, committed_late=3, carried=3))
+    metrics.set_work(WorkStatus(trained=10, committed_late=7, lost=1, dropped=2))
+    fates = ("committed_on_time", "committed_late", "dropped", "lost", "carried")
+    assert [sample(metrics, "work_tokens", fate=fate) for fate in fates] == [0, 7, 2, 1, 0]
+
+
+def test_where_the_chain_stands_in_the_data() -> None:
+    metrics = Metrics()
+    metrics.set_data(
+        DataStatus(epoch=2, tokens_consumed=25, num_tokens=100, shards_consumed=1, num_shards=4)
+    )
+    assert sample(metrics, "data_epochs") == 2.25
+    assert sample(metrics, "data_shards") == 4
+    assert sample(metrics, "data_shards_consumed") == 1
 
 
 def test_the_end_of_a_round() -> None:

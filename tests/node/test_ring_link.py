@@ -66,7 +66,15 @@ def test_finishing_with_chunks_in_the_queue_loses_none() -> None:
 
     async def case() -> None:
         stream = PromptReceiver()
-        link = RingLink(OneStream(stream), RECEIVER, Signed("", b"", b""), 2, 8)
+        link = RingLink(
+            OneStream(stream),
+            RECEIVER,
+            Signed("", b"", b""),
+            num_chunks=5,
+            num_members=2,
+            outbox_max=8,
+            waits_for_inventory=False,
+        )
         chunks = [bytes([number]) for number in range(5)]
         for number, chunk in enumerate(chunks):
             link.send(Send(RECEIVER, number, 1, 0, chunk))

@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -7,14 +8,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import structlog
 
+from gossamer.node.storage.disk import DiskError, DiskFullError, DiskHealth, write_atomically
 from gossamer.node.storage.state_dir import (
-    DiskFullError,
     KnownPeers,
     StateDir,
     StateDirError,
     StateDirInUseError,
-    write_atomically,
 )
 from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId, peer_id_from_public_key
@@ -121,6 +122,91 @@ def test_a_full_disk_keeps_the_old_content(
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["head"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (errno.EROFS, "the disk is read-only: .*head cannot be written"),
+        (errno.EIO, r"the disk fails: .*head cannot be written \(Input/output error\)"),
+        (errno.EACCES, "rights on the directory"),
+        (errno.ESTALE, "is gone: deleted, or on a disk that was removed"),
+    ],
+)
+def test_every_trouble_of_the_disk_is_said_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str
+) -> None:
+    path = tmp_path / "head"
+    write_atomically(path, b"old")
+
+    def fail(*_args: object, **_more: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail)
+        patch.setattr(Path, "unlink", fail)
+        with pytest.raises(DiskError, match=words):
+            write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
+def test_a_directory_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match=r"nowhere is gone"):
+        write_atomically(tmp_path / "nowhere" / "head", b"new")
+
+
+def test_health_tells_of_the_first_trouble_and_of_its_end() -> None:
+    health = DiskHealth()
+    full, no_room = DiskError("the disk is full"), DiskError("no room for a header")
+    with structlog.testing.capture_logs() as lines:
+        health.wrote("state")
+        assert health.problem is None
+        for _ in range(3):
+            health.failed("state", full)
+            health.failed("chain", no_room)
+        assert health.problem == "the disk is full"
+        health.wrote("state")
+        assert health.problem == "no room for a header"
+        health.failed("state", full)
+        health.wrote("state")
+        health.wrote("chain")
+        assert health.problem is None
+        health.failed("state", no_room)
+    assert [
+        (line["log_level"], line.get("problem")) for line in lines if line["log_level"] != "debug"
+    ] == [
+        ("error", "the disk is full"),
+        ("info", None),
+        ("error", "no room for a header"),
+    ]
+
+
+def test_a_directory_that_is_not_ours_any_more(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path / "state")
+    state_dir.require_ours()  # not locked: nothing to compare with
+    with state_dir.locked():
+        state_dir.require_ours()
+        shutil.move(tmp_path / "state", tmp_path / "away")
+        with pytest.raises(DiskError, match="is gone"):
+            state_dir.require_ours()
+        other = StateDir(tmp_path / "state")
+        with other.locked(), pytest.raises(DiskError, match="deleted and made anew"):
+            state_dir.require_ours()
+        shutil.rmtree(tmp_path / "state")
+        shutil.move(tmp_path / "away", tmp_path / "state")
+        state_dir.require_ours()
+        shutil.rmtree(tmp_path / "state")
+
+
+def test_a_directory_that_takes_no_lock_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(DiskFullError, match="lock did not fit"):
+        StateDir(tmp_path).locked().__enter__()
 
 
 def test_content_and_directory_are_synced_around_the_rename(

@@ -7,11 +7,13 @@ import pytest
 from gossamer.node.interface.status import (
     LOSS_POINTS_MAX,
     CapacityStatus,
+    DataStatus,
     LastRound,
     LossHistory,
     LossPoint,
     PeerStatus,
     Status,
+    WorkStatus,
     decode_status,
     encode_status,
     is_ready,
@@ -29,6 +31,8 @@ def full_status() -> Status:
         head="cd" * 32,
         state_digest="ef" * 32,
         loss=2.5,
+        work=WorkStatus(trained=3, committed_on_time=2, carried=1),
+        data=DataStatus(epoch=0, tokens_consumed=1, num_tokens=9, shards_consumed=0, num_shards=3),
         peers=(PeerStatus(peer_id="you", phase="averaging", round=3, device="CPU"),),
         last_round=LastRound(
             round=3,
@@ -48,6 +52,12 @@ def test_the_names_that_tools_depend_on() -> None:
         "peer_id", "run_id", "addresses", "phase", "round", "head", "state_digest",
         "tokens_total", "swarm_tokens_total", "loss", "peers", "last_round",
     } <= set(document)  # fmt: skip
+    assert set(document["work"]) == {
+        "trained", "committed_on_time", "committed_late", "dropped", "lost", "carried",
+    }  # fmt: skip
+    assert set(document["data"]) == {
+        "epoch", "tokens_consumed", "num_tokens", "shards_consumed", "num_shards",
+    }  # fmt: skip
     assert {"peer_id", "phase", "round", "head", "tokens_per_second", "device"} <= set(
         document["peers"][0]
     )

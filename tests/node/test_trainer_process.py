@@ -15,14 +15,9 @@ import pytest
 import trio
 import zstandard
 
-from gossamer.node.machine import trainer_process
-from gossamer.node.machine.trainer_process import (
-    Backoff,
-    TrainerEvent,
-    TrainerExit,
-    TrainerGoneError,
-    TrainerProcess,
-)
+from gossamer.node.machine import trainer_exit, trainer_process
+from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
+from gossamer.node.machine.trainer_process import TrainerEvent, TrainerGoneError, TrainerProcess
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
 from gossamer.trainer import messages as m
 
@@ -78,7 +73,7 @@ def configure(trainer: TrainerProcess, **options: object) -> m.Configure:
         threads=1,
         seed=3,
         base_fd=trainer.base_fd,
-        pending_fd=trainer.pending_fd,
+        pseudo_gradient_fd=trainer.pseudo_gradient_fd,
         token_bytes=2,
         **options,  # type: ignore[arg-type]
     )
@@ -131,8 +126,7 @@ def test_trains_evaluates_dies_and_comes_back(
         finished = await next_of(trainer, m.Finished)
         assert finished.tokens == 50 * 64
         assert finished.spans == ((5, 0, 3400),)
-        trainer.base -= trainer.pending
-        trainer.pending[:] = 0
+        trainer.base -= trainer.pseudo_gradient
         await trainer.send(m.Stop())  # too late, so it means nothing
         await trainer.send(m.Adopt())
         await trainer.send(m.Begin(round=2, first_step=50, steps_max=10_000, seconds_max=60.0))
@@ -142,14 +136,14 @@ def test_trains_evaluates_dies_and_comes_back(
         finished = await next_of(trainer, m.Finished)
         assert (finished.round, finished.steps) == (2, 50)
         assert finished.spans == ((5, 3400, 6800),)
-        trainer.base -= trainer.pending
+        trainer.base -= trainer.pseudo_gradient
         await trainer.send(m.Evaluate(paths=(shard,), tokens_max=2000))
         after = await next_of(trainer, m.Evaluated)
         assert after.loss < 0.5 * before.loss
         await trainer.send(m.Save())
         assert (await next_of(trainer, m.Saved)).problem == ""
 
-        base, pending = trainer.base.copy(), trainer.pending.copy()
+        base = trainer.base.copy()
         await trainer.send(m.Data(shard=5, path=shard, start=6400, stop=32_000))
         await trainer.send(m.Begin(round=3, first_step=100, steps_max=10_000, seconds_max=60.0))
         await next_of(trainer, m.Step)
@@ -161,7 +155,6 @@ def test_trains_evaluates_dies_and_comes_back(
         with pytest.raises(TrainerGoneError):
             await trainer.send(m.Stop())
         assert (trainer.base == base).all()
-        assert (trainer.pending == pending).all()
 
         await nursery.start(trainer.run)
         await trainer.send(configure(trainer, optimizer_path=optimizer_path))
@@ -222,6 +215,17 @@ def end_of(trainer: TrainerProcess) -> TrainerExit:
         trainer.release()
 
 
+def exit_with(
+    code: int | None = None,
+    signal: int | None = None,
+    wanted: bool = False,
+    failure: str = "",
+    stderr: tuple[str, ...] = (),
+    out_of_memory: bool | None = None,
+) -> TrainerExit:
+    return TrainerExit(code, signal, wanted, failure, stderr, 1.0, False, out_of_memory)
+
+
 def test_the_last_lines_on_stderr_are_kept() -> None:
     exit_ = end_of(
         python(
@@ -247,6 +251,7 @@ def test_a_worker_that_talks_nonsense_is_killed() -> None:
     )
     assert exit_.signal == signal.SIGKILL
     assert "message of" in exit_.failure
+    assert exit_.reason == "failed"
 
 
 def test_a_worker_that_does_not_want_to_go_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,6 +275,88 @@ def test_a_worker_that_does_not_want_to_go_is_killed(monkeypatch: pytest.MonkeyP
     trainer.release()
 
 
+def test_a_stopped_worker_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_process, "SILENT_SECONDS_MAX", 1.0)
+    alive = m.encode(m.Alive(busy_seconds=0.0))
+    exit_ = end_of(
+        python(
+            "import os, signal, sys\n"
+            f"sys.stdout.buffer.write({alive!r}); sys.stdout.flush()\n"
+            "os.kill(os.getpid(), signal.SIGSTOP)"
+        )
+    )
+    assert (exit_.signal, exit_.hung, exit_.reason) == (signal.SIGKILL, True, "hung")
+    assert "hung: it gave no sign of life for" in exit_.description
+
+
+def test_a_worker_that_does_not_begin_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_process, "START_SECONDS_MAX", 1.0)
+    exit_ = end_of(python("import time; time.sleep(600)"))
+    assert (exit_.signal, exit_.reason) == (signal.SIGKILL, "hung")
+
+
+def test_a_worker_that_is_stuck_is_killed_though_it_shows_life() -> None:
+    alive = m.encode(m.Alive(busy_seconds=trainer_process.STUCK_SECONDS_MAX + 1))
+    exit_ = end_of(
+        python(
+            "import sys, time\n"
+            f"sys.stdout.buffer.write({alive!r}); sys.stdout.flush(); time.sleep(600)"
+        )
+    )
+    assert (exit_.signal, exit_.reason) == (signal.SIGKILL, "hung")
+    assert "got no further for 301 s" in exit_.description
+
+
+def test_a_worker_is_not_silent_while_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_process, "SILENT_SECONDS_MAX", 1.5)
+    monkeypatch.setattr(trainer_process, "QUEUE_MESSAGES_MAX", 1)
+    alive = m.encode(m.Alive(busy_seconds=0.0))
+    said = b"".join(m.encode(m.GenesisDone()) for _ in range(3))
+    trainer = python(
+        "import sys, time\n"
+        f"sys.stdout.buffer.write({alive!r}); sys.stdout.flush(); time.sleep(0.1)\n"
+        f"sys.stdout.buffer.write({said!r}); sys.stdout.flush(); sys.stdin.read(1)"
+    )
+
+    async def scenario(nursery: trio.Nursery) -> None:
+        await nursery.start(trainer.run)
+        await trio.sleep(4.0)
+        for _ in range(3):
+            await next_of(trainer, m.GenesisDone)
+        nursery.start_soon(trainer.close)
+        assert (await next_of(trainer, TrainerExit)).code == 0
+
+    in_trio(scenario)
+    trainer.release()
+
+
+@pytest.mark.parametrize(
+    ("exit_", "words"),
+    [
+        (exit_with(signal=9, out_of_memory=True), "killed by the system (SIGKILL), which ran out"),
+        (exit_with(signal=9, out_of_memory=None), "somebody did, or the system ran out of memory"),
+        (exit_with(signal=9, out_of_memory=False), "not by the kernel"),
+        (exit_with(signal=9, wanted=True), "ended by SIGKILL"),
+        (exit_with(signal=11), "ended by SIGSEGV"),
+        (exit_with(signal=99), "ended by signal 99"),
+        (exit_with(code=1, stderr=("No module named 'torch'",)), "1: No module named 'torch'"),
+        (exit_with(code=1, failure="no device"), "failed: no device"),
+    ],
+)
+def test_what_is_said_of_an_end(exit_: TrainerExit, words: str) -> None:
+    assert words in exit_.description
+
+
+def test_kills_by_the_kernel_are_counted_where_it_says(tmp_path: Path) -> None:
+    known = trainer_exit.kernel_memory_kills()
+    assert known is None or known >= 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer_exit, "_VMSTAT", tmp_path / "vmstat")
+        assert trainer_exit.kernel_memory_kills() is None
+        (tmp_path / "vmstat").write_text("pgfault 12\noom_kill 3\n")
+        assert trainer_exit.kernel_memory_kills() == 3
+
+
 def test_a_program_that_is_not_there() -> None:
     trainer = TrainerProcess(4, command=["/nonexistent/program"])
     with pytest.raises(FileNotFoundError):
@@ -277,16 +364,16 @@ def test_a_program_that_is_not_there() -> None:
 
 
 def test_back_off_grows_to_its_limit_and_starts_again() -> None:
-    backoff = Backoff(first_seconds=1.0, factor=2.0, seconds_max=5.0, healthy_seconds=60.0)
+    backoff = Backoff(first_seconds=1.0, factor=2.0, seconds_max=5.0)
     delays = [backoff.delay_seconds]
     for _ in range(4):
-        backoff = backoff.after(lived_seconds=1.0)
+        backoff = backoff.after(was_useful=False)
         delays.append(backoff.delay_seconds)
     assert delays == [0.0, 1.0, 2.0, 4.0, 5.0]
     for _ in range(5000):
-        backoff = backoff.after(1.0)
+        backoff = backoff.after(was_useful=False)
     assert backoff.delay_seconds == 5.0
-    assert backoff.after(lived_seconds=61.0).delay_seconds == 1.0
+    assert backoff.after(was_useful=True).delay_seconds == 1.0
 
 
 def test_the_daemons_side_does_not_load_torch() -> None:

@@ -33,10 +33,12 @@ from gossamer.protocol.chain import (
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.framing import encode_prefix
 from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key
+from gossamer.protocol.inventory import Held, Inventory, encode_inventory
 from gossamer.protocol.ledger import Ledger, claim_rank, encode_ledger
 from gossamer.protocol.manifest import encode_manifest
 from gossamer.protocol.manifest import signing_bytes as manifest_signing_bytes
 from gossamer.protocol.messages import (
+    Pace,
     Signed,
     Statement,
     Suspect,
@@ -106,6 +108,7 @@ def vectors() -> dict[str, Any]:
             "announce": statement_vector(announce()),
             "ready": statement_vector(ready()),
             "suspect": statement_vector(Suspect(RING_ID, PEERS[1], "reset")),
+            "pace": statement_vector(Pace(RING_ID, 1_250_000.0)),
             "vote": statement_vector(vote(HEAD, removed=[PEERS[1]])),
         },
         "roster": {
@@ -118,6 +121,12 @@ def vectors() -> dict[str, Any]:
         "header": {"bytes": header_bytes.hex(), "digest": digest_of(header_bytes).hex()},
         "commit": encode_commit(Commit(header_bytes, votes)).hex(),
         "update": {"bytes": encode_update_index(update).hex(), "digest": update.digest.hex()},
+        "inventory": {
+            "num_members": 3,
+            "bytes": encode_inventory(
+                Inventory((Held(), Held(copy_mask=0b011), Held(0b001, (0b111, HEAD)))), 3
+            ).hex(),
+        },
         "ledger": {"bytes": encode_ledger(ledger).hex(), "digest": ledger.digest.hex()},
         "state": {
             "parameters": values.astype("<f4").tobytes().hex(),

@@ -113,6 +113,53 @@ def test_one_author_cannot_take_all_the_memory(monkeypatch: pytest.MonkeyPatch) 
         assert board.post(sealed(peer(0), newer), newer)
 
 
+def test_many_authors_cannot_keep_others_from_a_full_board(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(board_module, "STATEMENTS_MAX", 40)
+    near = {peer(0), peer(1)}
+    board = Board(near=lambda: near)
+    for index in range(2, 202):
+        assert board.post(sealed(peer(index), announce()), announce()) == (index < 42)
+    # A near author takes the place of far ones, as often as it has something to say ...
+    for index in range(30):
+        accusation = suspect(peer(2), digest_of(index.to_bytes(4, "big")))
+        assert board.post(sealed(peer(0), accusation), accusation)
+    assert len(board) == 40
+    # ... and of two near ones the one that has said more gives way.
+    for index in range(20):
+        accusation = suspect(peer(2), digest_of(index.to_bytes(4, "big")))
+        assert board.post(sealed(peer(1), accusation), accusation)
+    authors = [signed.author for signed, _ in board.statements()]
+    assert sorted(map(authors.count, near)) == [20, 20]
+    assert len(board.digests()) == len(board) == 40
+    assert not board.post(sealed(peer(300), announce()), announce())
+
+
+def test_a_full_board_gives_way_by_bytes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board_module, "BOARD_BYTES_MAX", 20_000)
+    board = Board()
+    for index in range(300):
+        accusation = suspect(peer(1), digest_of(index.to_bytes(4, "big")))
+        board.post(sealed(peer(0), accusation), accusation)
+    assert 10 < len(board) < 100
+    for author in range(1, 4):
+        assert board.post(sealed(peer(author), ready()), ready())
+    size = sum(len(signed.payload) for signed, _ in board.statements())
+    assert size < 20_000
+
+
+def test_what_was_dropped_is_not_held_any_more() -> None:
+    board = Board()
+    old, new = announce(sequence=1), announce(sequence=2)
+    board.post(sealed(peer(0), old), old)
+    assert board.has(sealed(peer(0), old).digest)
+    board.post(sealed(peer(0), new), new)
+    assert not board.has(sealed(peer(0), old).digest)
+    board.keep(lambda _signed, _statement: False)
+    assert not board.has(sealed(peer(0), new).digest)
+
+
 def test_a_statement_that_fits_no_reply_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board_module, "STATEMENT_BYTES_MAX", 300)
     assert not Board().post(sealed(peer(0), announce()), announce())

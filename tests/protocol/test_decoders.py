@@ -5,9 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from builders import HEAD, RUN_ID, announce, header, manifest, peer, peers, ready, sealed, vote
+from builders import (
+    HEAD,
+    RING_ID,
+    RUN_ID,
+    announce,
+    header,
+    manifest,
+    peer,
+    peers,
+    ready,
+    ring_of,
+    sealed,
+    suspect,
+    vote,
+)
 from hypothesis import given
 from hypothesis import strategies as st
+from mutations import BOMBS, HUGE_HEADERS, anything
 
 from gossamer.protocol.block_messages import decode_reply, decode_request, encode_reply
 from gossamer.protocol.chain import (
@@ -26,6 +41,7 @@ from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.framing import PREFIX_BYTES, decode_prefix
 from gossamer.protocol.ids import PeerId, digest_of, public_key_of
+from gossamer.protocol.inventory import Held, Inventory, decode_inventory, encode_inventory
 from gossamer.protocol.ledger import Ledger, decode_ledger, encode_ledger
 from gossamer.protocol.manifest import (
     ShardIndex,
@@ -35,7 +51,17 @@ from gossamer.protocol.manifest import (
     encode_index,
     encode_manifest,
 )
-from gossamer.protocol.messages import Signed, decode_signed, encode_signed, open_signed
+from gossamer.protocol.messages import (
+    Pace,
+    Roster,
+    Signed,
+    Statement,
+    decode_signed,
+    encode_signed,
+    open_signed,
+)
+from gossamer.protocol.plausible import WorkBounds
+from gossamer.protocol.roster import open_roster
 from gossamer.protocol.state import StateIndex, decode_state_index, encode_state_index
 from gossamer.protocol.tensor_codecs import codec
 
@@ -43,21 +69,41 @@ Decoder = Callable[[bytes], object]
 HEADER = encode_header(header(peers(3)))
 
 
-def anything_signed(data: bytes) -> object:
+def anyone_signed(data: bytes) -> Statement:
     """The payload of a statement whose signature is good."""
     return open_signed(Signed(peer(0), data, bytes(64)), RUN_ID, lambda *_: True)
 
 
-def commit(data: bytes) -> object:
-    return open_commit(decode_commit(data), RUN_ID, lambda *_: True)
+def statement(data: bytes) -> None:
+    """A statement as a node takes it: with what the manifest says of work."""
+    WorkBounds(manifest()).check_statement(anyone_signed(data), RUN_ID)
 
 
+def roster(data: bytes) -> None:
+    found = anyone_signed(data)
+    if isinstance(found, Roster):
+        envelope = Signed(peer(0), data, bytes(64))
+        open_roster(envelope, found, RUN_ID, lambda *_: True, "fp32", 1024)
+
+
+def commit(data: bytes) -> None:
+    found = open_commit(decode_commit(data), RUN_ID, lambda *_: True)
+    WorkBounds(manifest()).check_header(found)
+
+
+STATEMENTS: list[Statement] = [
+    announce(),
+    ready(),
+    suspect(peer(1)),
+    vote(HEAD, removed=[peer(2)]),
+    Pace(RING_ID, 1e6),
+    ring_of(peers(3)).roster,
+]
+INVENTORY = Inventory((Held(), Held(5), Held(3, (7, HEAD))))
 DECODERS: dict[str, tuple[Decoder, list[bytes]]] = {
-    "envelope": (decode_signed, [encode_signed(sealed(peer(0), ready()))]),
-    "statement": (
-        anything_signed,
-        [sealed(peer(0), s).payload for s in (announce(), ready(), vote(HEAD))],
-    ),
+    "envelope": (decode_signed, [encode_signed(sealed(peer(0), s)) for s in STATEMENTS]),
+    "statement": (statement, [sealed(peer(0), s).payload for s in STATEMENTS]),
+    "roster": (roster, [sealed(peer(0), ring_of(peers(3)).roster).payload]),
     "header": (decode_header, [HEADER]),
     "commit": (
         commit,
@@ -79,59 +125,59 @@ DECODERS: dict[str, tuple[Decoder, list[bytes]]] = {
     ),
     "block request": (decode_request, [b"\x91\xc4\x20" + HEAD]),
     "block reply": (decode_reply, [encode_reply(digest_of(b"x"), found=True)]),
-    "fp32": (lambda data: codec("fp32").decode(data, 4), [bytes(16)]),
+}
+"""What is msgpack."""
+
+OTHERS: dict[str, tuple[Decoder, list[bytes]]] = {
+    "fp32": (lambda data: codec("fp32").decode(data, 4), [bytes(16), b"\0\0\xc0\x7f" * 4]),
     "fp16": (lambda data: codec("fp16").decode(data, 4), [b"\0\0\x80\x3f" + bytes(8)]),
+    "inventory": (
+        lambda data: decode_inventory(data, 3, 9),
+        [encode_inventory(INVENTORY, 9)],
+    ),
     "peer id": (lambda data: public_key_of(PeerId(data.decode("latin-1"))), [peer(0).encode()]),
 }
 
-both = pytest.mark.parametrize("name", DECODERS)
+ALL = {**DECODERS, **OTHERS}
+every = pytest.mark.parametrize("name", ALL)
 
 
 def decode(name: str, data: bytes) -> None:
     try:
-        DECODERS[name][0](data)
+        ALL[name][0](data)
     except RemoteProtocolError as error:
         assert error.reason  # noqa: PT017  (what is caught is the point of the test)
 
 
-@both
+@every
 def test_the_examples_are_valid(name: str) -> None:
-    decoder, examples = DECODERS[name]
+    decoder, examples = ALL[name]
     for example in examples:
         try:
             decoder(example)
         except RemoteProtocolError:
-            assert name == "commit"  # one vote of three is no quorum
+            assert name == "commit" or example == ALL["fp32"][1][1]  # no quorum; not a number
 
 
-@both
-@given(data=st.binary(max_size=300))
-def test_random_bytes(name: str, data: bytes) -> None:
-    decode(name, data)
-
-
-@both
+@every
 @given(data=st.data())
-def test_damaged_examples(name: str, data: st.DataObject) -> None:
-    """Truncated, lengthened, and with some bytes changed."""
-    example = bytearray(data.draw(st.sampled_from(DECODERS[name][1])))
-    for _ in range(data.draw(st.integers(0, 3))):
-        place = data.draw(st.integers(0, len(example) - 1))
-        example[place] = data.draw(st.integers(0, 255))
-    stop = data.draw(st.integers(0, len(example)))
-    decode(name, bytes(example[:stop]) + data.draw(st.binary(max_size=3)))
+def test_whatever_comes(name: str, data: st.DataObject) -> None:
+    decode(name, data.draw(anything(ALL[name][1], is_msgpack=name in DECODERS)))
 
 
-@both
+@every
 def test_every_truncation(name: str) -> None:
-    for example in DECODERS[name][1]:
+    for example in ALL[name][1]:
         for stop in range(len(example)):
             decode(name, example[:stop])
 
 
-@both
-def test_deep_nesting(name: str) -> None:
-    decode(name, b"\x91" * 100_000)
+@every
+@pytest.mark.parametrize("bomb", [*HUGE_HEADERS, *BOMBS, b"\x91" * 100_000])
+def test_bombs(name: str, bomb: bytes) -> None:
+    decode(name, bomb)
+    for example in ALL[name][1]:
+        decode(name, example[: len(example) // 2] + bomb)
 
 
 @given(st.binary(min_size=PREFIX_BYTES, max_size=PREFIX_BYTES))

@@ -18,7 +18,9 @@ from gossamer.protocol.ledger import (
     claim_rank,
     decode_ledger,
     encode_ledger,
+    epoch_progress,
     lost_claims,
+    newly_consumed,
 )
 from gossamer.protocol.messages import Span
 
@@ -56,6 +58,32 @@ def test_gaps_and_what_was_consumed_before_do_not_count() -> None:
     assert apply_spans(ledger, [Span(0, 12, 15), Span(0, 10, 12)]).as_dict() == {0: 15}
 
 
+@given(st.lists(spans, max_size=12), st.lists(spans, max_size=12))
+def test_what_spans_add_is_each_token_once(first: list[Span], second: list[Span]) -> None:
+    before = apply_spans(Ledger(), first)
+    positions = before.as_dict()
+    for span in newly_consumed(before, second):
+        assert span.start == positions.get(span.shard, 0)
+        assert span.start < span.stop
+        positions[span.shard] = span.stop
+    after = apply_spans(before, second)
+    assert positions == after.as_dict()
+    assert apply_spans(before, newly_consumed(before, second)) == after
+    assert newly_consumed(after, second) == ()
+
+
+def test_progress_in_the_data() -> None:
+    tokens = [10, 20]
+    begin = epoch_progress(Ledger(), tokens)
+    assert (begin.epoch, begin.tokens_consumed, begin.shards_consumed) == (0, 0, 0)
+    assert (begin.num_tokens, begin.num_shards) == (30, 2)
+    ahead = epoch_progress(Ledger(((0, 25),)), tokens)
+    assert (ahead.epoch, ahead.tokens_consumed, ahead.shards_consumed) == (0, 10, 1)
+    second = epoch_progress(Ledger(((0, 25), (1, 20))), tokens)
+    assert (second.epoch, second.tokens_consumed, second.shards_consumed) == (1, 10, 1)
+    assert epoch_progress(Ledger(((0, 20), (1, 40))), tokens).epoch == 2
+
+
 @given(st.lists(spans, max_size=12))
 def test_a_ledger_comes_back_from_its_bytes(several: list[Span]) -> None:
     ledger = apply_spans(Ledger(), several)
@@ -88,6 +116,24 @@ def test_begun_shards_of_the_earliest_epoch_come_first() -> None:
     assert choose_shards(ledger, SHARD_TOKENS, {}, me, 3) == [1, 2, 0]
     assert choose_shards(ledger, SHARD_TOKENS, {other: [1]}, me, 3) == [2, 0]
     assert choose_shards(ledger, SHARD_TOKENS, {me: [1]}, me, 1) == [1]
+    assert choose_shards(ledger, SHARD_TOKENS, {}, me, 3, excluded=[1, 0]) == [2]
+
+
+def test_who_claims_everything_keeps_nobody_from_training() -> None:
+    me, greedy, other = peers(3)
+    shard_tokens = [100] * 64
+    claims = {greedy: range(64)}
+    chosen = choose_shards(Ledger(), shard_tokens, claims, me, 64)
+    assert 16 < len(chosen) < 48
+    assert lost_claims(chosen, claims, me) == set()
+    assert set(chosen) == set(range(64)) - lost_claims(range(64), claims, me)
+    # A third one contends with both, and whatever is excluded stays so.
+    theirs = choose_shards(Ledger(), shard_tokens, {**claims, me: chosen}, other, 64, range(32))
+    assert theirs
+    assert min(theirs) >= 32
+    assert lost_claims(theirs, {**claims, me: chosen}, other) == set()
+    # As long as one shard is free, nothing is taken from anybody.
+    assert choose_shards(Ledger(), shard_tokens, {greedy: range(1, 64)}, me, 64) == [0]
 
 
 def test_of_two_claimants_exactly_one_gives_way() -> None:

@@ -12,19 +12,36 @@ from gossamer.protocol.membership import MEMBER_SECONDS, Membership
 ME, OTHER = peer(0), peer(1)
 
 
+def pass_time(membership: Membership, start: float, stop: float) -> None:
+    """As in a process that runs: it asks now and then."""
+    for second in range(int(start), int(stop) + 1):
+        membership.living(float(second))
+
+
 def test_a_peer_lives_while_it_announces_itself() -> None:
     membership = Membership(ME)
     assert not membership.is_living(0.0, OTHER)
     assert membership.announced(0.0, OTHER, announce())
+    pass_time(membership, 0.0, MEMBER_SECONDS)
     assert membership.is_living(MEMBER_SECONDS, OTHER)
     assert not membership.is_living(MEMBER_SECONDS + 0.1, OTHER)
     assert membership.announced(MEMBER_SECONDS + 1, OTHER, announce(sequence=8))
     assert membership.is_living(MEMBER_SECONDS + 1, OTHER)
 
 
+def test_nobody_was_silent_while_this_process_was_stopped() -> None:
+    membership = Membership(ME)
+    membership.announced(0.0, OTHER, announce())
+    pass_time(membership, 0.0, 5.0)
+    assert membership.is_living(3600.0, OTHER)
+    pass_time(membership, 3600.0, 3600.0 + MEMBER_SECONDS)
+    assert not membership.is_living(3600.0 + MEMBER_SECONDS, OTHER)
+
+
 def test_an_old_announcement_does_not_bring_back_the_dead() -> None:
     membership = Membership(ME)
     membership.announced(0.0, OTHER, announce())
+    pass_time(membership, 0.0, 60.0)
     assert not membership.announced(60.0, OTHER, announce())
     assert not membership.announced(60.0, OTHER, announce(incarnation=2, sequence=99))
     assert not membership.is_living(60.0, OTHER)
@@ -47,11 +64,18 @@ def test_a_broken_connection_ends_a_life_until_the_next_announcement() -> None:
     assert membership.is_living(1.0, OTHER)
 
 
-@pytest.mark.parametrize("phase", ["leaving", "failed"])
-def test_who_leaves_or_failed_does_not_live(phase: str) -> None:
+def test_who_leaves_does_not_live() -> None:
+    membership = Membership(ME)
+    membership.announced(0.0, OTHER, announce(phase="leaving"))
+    assert not membership.is_living(0.0, OTHER)
+
+
+@pytest.mark.parametrize("phase", ["paused", "failed"])
+def test_who_does_not_train_lives_and_nobody_waits_for_it(phase: str) -> None:
     membership = Membership(ME)
     membership.announced(0.0, OTHER, announce(phase=phase))
-    assert not membership.is_living(0.0, OTHER)
+    assert membership.is_living(0.0, OTHER)
+    assert membership.expected(0.0, HEAD) == []
 
 
 def test_a_round_waits_for_those_that_work_on_its_head() -> None:
@@ -78,5 +102,21 @@ def test_a_newcomer_replaces_who_has_been_silent_longest(
     membership.announced(0.0, peer(1), announce())
     membership.announced(5.0, peer(2), announce())
     assert not membership.announced(6.0, peer(3), announce())  # both are living
+    pass_time(membership, 6.0, 60.0)
     assert membership.announced(60.0, peer(3), announce())
     assert sorted(membership.known()) == sorted([peer(2), peer(3)])
+
+
+def test_who_is_connected_comes_before_whom_somebody_invented(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MEMBERS_MAX", 4)
+    members = Membership(peer(0))
+    for index in range(1, 5):
+        assert members.announced(float(index), peer(index), announce())
+    connected = [peer(2), peer(9), peer(10), peer(11)]
+    assert not members.announced(5.0, peer(8), announce(), connected)
+    for index in (9, 10, 11):
+        assert members.announced(5.0, peer(index), announce(), connected)
+    assert sorted(members.known()) == sorted(connected)
+    assert not members.announced(5.0, peer(12), announce(), [*connected, peer(12)])

@@ -6,7 +6,8 @@ import pytest
 from builders import peers
 
 from gossamer.protocol.errors import LocalProtocolError, MalformedError
-from gossamer.protocol.ids import digest_of
+from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.inventory import Held
 from gossamer.protocol.ring import Action, Contribute, Final, Finalise, RingReduce, Send
 
 RING = peers(4)
@@ -33,6 +34,10 @@ def final(
     return ring.final_received(RING[sender], chunk, mask, finisher, payload, digest_of(payload))
 
 
+def passed_on(peer: PeerId, chunk: int, mask: int, payload: bytes, finisher: int = 0) -> Send:
+    return Send(peer, chunk, mask, finisher, payload, digest_of(payload))
+
+
 def test_each_member_starts_the_chunks_of_its_position() -> None:
     for me in range(4):
         assert member(me, 6).start() == [
@@ -44,8 +49,6 @@ def test_a_token_is_added_to_once_and_passed_on() -> None:
     ring = member(1)
     assert take_token(ring, 0, 0, 0b0001) == [Send(C, 0, 0b0011, None, b"sum+")]
     assert ring.token_received(A, 0, 0b0001, b"sum") == []
-    assert ring.is_wanted(0, is_final=False)
-    assert ring.is_wanted(0, is_final=True)
 
 
 def test_a_token_that_claims_my_part_is_malformed() -> None:
@@ -70,7 +73,7 @@ def test_values_out_of_range_are_malformed(sender: str, chunk: int, mask: int) -
 def test_whoever_covers_the_living_finishes_and_sends_the_final_round() -> None:
     ring = member(3)
     assert take_token(ring, 2, 0, 0b0111) == [Finalise(0, b"sum+", 0b1111)]
-    assert ring.finalised(0, b"f", digest_of(b"f")) == [Send(A, 0, 0b1111, 3, b"f")]
+    assert ring.finalised(0, b"f", digest_of(b"f")) == [passed_on(A, 0, 0b1111, b"f", finisher=3)]
     assert ring.num_finals == 1
     assert not ring.is_complete
     with pytest.raises(LocalProtocolError):
@@ -89,11 +92,11 @@ def test_one_member_alone_does_it_all() -> None:
 def test_a_final_is_taken_and_passed_on_if_it_is_better() -> None:
     ring = member(1)
     low, high = sorted([b"x", b"y"], key=digest_of)
-    assert final(ring, 0, 0, 0b0011, high) == [Send(C, 0, 0b0011, 0, high)]
+    assert final(ring, 0, 0, 0b0011, high) == [passed_on(C, 0, 0b0011, high)]
     assert final(ring, 0, 0, 0b0011, high) == []
-    assert final(ring, 0, 0, 0b0011, low) == [Send(C, 0, 0b0011, 0, low)]
+    assert final(ring, 0, 0, 0b0011, low) == [passed_on(C, 0, 0b0011, low)]
     assert final(ring, 0, 0, 0b0011, high) == []
-    assert final(ring, 0, 0, 0b0111, high) == [Send(C, 0, 0b0111, 0, high)]
+    assert final(ring, 0, 0, 0b0111, high) == [passed_on(C, 0, 0b0111, high)]
     assert final(ring, 0, 0, 0b0011, low) == []
 
 
@@ -108,7 +111,6 @@ def test_after_the_final_a_token_is_of_no_use() -> None:
     ring = member(1)
     final(ring, 0, 0, 0b1111)
     assert ring.token_received(A, 0, 0b0001, b"sum") == []
-    assert not ring.is_wanted(0, is_final=False)
 
 
 def test_a_final_that_comes_while_i_add_ends_the_walk() -> None:
@@ -149,8 +151,8 @@ def test_a_new_successor_gets_every_final_again() -> None:
     final(ring, 0, 0, 0b1111)
     final(ring, 0, 1, 0b1111, b"g")
     assert ring.member_removed(C) == [
-        Send(D, 0, 0b1111, 0, b"f"),
-        Send(D, 1, 0b1111, 0, b"g"),
+        passed_on(D, 0, 0b1111, b"f"),
+        passed_on(D, 1, 0b1111, b"g"),
     ]
     assert ring.member_removed(A) == []  # the successor is the same
 
@@ -263,7 +265,7 @@ def test_a_better_final_that_comes_while_i_finish_stays() -> None:
     final(ring, 2, 0, 0b1111)
     assert ring.finalised(0, b"worse", digest_of(b"worse")) == []
     ring.member_removed(B)  # and the copy is not finished once more
-    assert ring.finals_for(C) == [Send(C, 0, 0b1111, 0, b"f")]
+    assert ring.finals_for(C) == [passed_on(C, 0, 0b1111, b"f")]
 
 
 def test_events_that_nobody_asked_for_are_our_own_mistake() -> None:
@@ -287,3 +289,17 @@ def test_of_two_finals_exactly_one_is_better() -> None:
         for other in finals:
             same = (one.mask.bit_count(), one.digest) == (other.mask.bit_count(), other.digest)
             assert one.is_better_than(other) + other.is_better_than(one) == (0 if same else 1)
+
+
+def test_the_inventory_names_kept_copies_and_finals() -> None:
+    ring = member(1, num_chunks=3)
+    take_token(ring, 0, 0, 0b0001)
+    final(ring, 0, 1, 0b1111)
+    assert ring.token_received(A, 2, 0b0001, b"sum")  # is being added to, and may be no good
+    assert ring.inventory().chunks == (
+        Held(copy_mask=0b0011),
+        Held(final=(0b1111, digest_of(b"f"))),
+        Held(),
+    )
+    ring.member_removed(B)
+    assert ring.inventory().chunks[0] == Held()

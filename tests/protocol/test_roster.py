@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError, MalformedError
-from gossamer.protocol.gathering import Gatherer
+from gossamer.protocol.gathering import GATHER_SECONDS_MIN, Gatherer
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.messages import Roster, Signed
 from gossamer.protocol.roster import (
@@ -191,8 +191,8 @@ def test_the_earlier_attempt_then_the_larger_ring_is_preferred() -> None:
 # Gathering
 
 
-def gatherer(me: PeerId = FIRST) -> Gatherer:
-    return Gatherer(me, HEAD, GATHER, ATTEMPT)
+def gatherer(me: PeerId = FIRST, *, born: float = -1000.0, fraction: float = 0.3) -> Gatherer:
+    return Gatherer(me, HEAD, born, GATHER, fraction, ATTEMPT)
 
 
 def test_who_was_expected_and_is_gone_is_left_out() -> None:
@@ -236,3 +236,16 @@ def test_after_a_lost_ring_a_later_attempt_is_gathered_for() -> None:
     state.begin_again(2.0, failed_attempt=3)
     assert state.decision(2.0).ask_again_seconds == 2.0 + ATTEMPT
     assert state.decision(2.0 + ATTEMPT).attempt == 4
+
+
+def test_the_others_are_waited_for_a_part_of_what_the_first_one_took() -> None:
+    def waits(took: float) -> float:
+        state = gatherer(born=100.0)
+        state.expect(100.0, OTHERS)
+        state.note_ready(100.0 + took, sealed(FIRST, ready()))
+        assert state.decision(100.0 + took).ask_again_seconds == 100.0 + took + state.gather_seconds
+        return state.gather_seconds
+
+    assert waits(30.0) == pytest.approx(9.0)
+    assert waits(1.0) == GATHER_SECONDS_MIN
+    assert waits(1000.0) == GATHER

@@ -7,40 +7,40 @@ from collections.abc import Callable
 import pytest
 from builders import HEAD, RUN_ID, peers, ready, sealed, sign_as, verify
 
+from gossamer.protocol.attempt import (
+    STALL_SECONDS,
+    Action,
+    BeginRing,
+    Committed,
+    Compute,
+    Publish,
+    Removed,
+)
 from gossamer.protocol.chain import open_commit
 from gossamer.protocol.commit import VOTE_SECONDS
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.messages import Ready, Roster, Signed, Suspect, Vote
+from gossamer.protocol.proposal import Parent
 from gossamer.protocol.ring import Contribute, Finalise, Send
 from gossamer.protocol.roster import Ring, make_roster, open_roster, ring_order
-from gossamer.protocol.round import (
-    STALL_SECONDS,
-    Action,
-    BeginRing,
-    Committed,
-    Compute,
-    Parent,
-    Publish,
-    Removed,
-    Round,
-    RoundRules,
-)
+from gossamer.protocol.round import Round, RoundRules
 
 GATHER, ATTEMPT = 20.0, 5.0
 MEMBERS = ring_order(HEAD, 0, peers(3))
 ME, NEXT, LAST = MEMBERS
 
 
-def machine(me: PeerId = ME) -> Round:
+def machine(me: PeerId = ME, began: float = -100.0) -> Round:
     return Round(
         me=me,
         run_id=RUN_ID,
         parent=Parent(HEAD, 4, 1000, Ledger()),
-        rules=RoundRules("fp32", 1024, 1, GATHER, ATTEMPT),
+        rules=RoundRules("fp32", 1024, 1, GATHER, 0.3, ATTEMPT),
         sign=sign_as(me),
         verify=verify,
+        now=began,
     )
 
 

@@ -1,7 +1,8 @@
-"""Runs any number of simulated worlds, and says how to replay the ones that fail.
+"""Runs any number of simulated worlds on all processors, and says how to replay those that fail.
 
 python tests/sim/run.py --seeds 10000 [--start 0]
 python tests/sim/run.py --seeds 1 --start 4711 --verbose
+python tests/sim/run.py --seeds 100 --bug "double count"
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-import traceback
 from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from simulator import simulate
+from planted import BUGS
+from pool import run_seed, run_seeds
 
 
 def main() -> int:
@@ -24,25 +25,32 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--verbose", action="store_true", help="print what happens in each world")
     parser.add_argument("--failures", type=int, default=10, help="stop after this many")
+    parser.add_argument("--bug", choices=sorted(BUGS), help="plant this bug in every peer")
     arguments = parser.parse_args()
+    bug = arguments.bug
+    seeds = range(arguments.start, arguments.start + arguments.seeds)
     statistics: Counter[str] = Counter()
-    failures = 0
+    num_worlds = num_failures = 0
     started = time.perf_counter()
-    for seed in range(arguments.start, arguments.start + arguments.seeds):
-        try:
-            statistics.update(simulate(seed, verbose=arguments.verbose).statistics)
-        except Exception as error:
-            failures += 1
-            print(f"seed {seed}: {type(error).__name__}: {error}")
-            print(f"  replay: python tests/sim/run.py --start {seed} --seeds 1 --verbose")
+    outcomes = (
+        (run_seed(seed, bug=bug, verbose=True) for seed in seeds)
+        if arguments.verbose
+        else run_seeds(seeds, bug=bug)
+    )
+    for outcome in outcomes:
+        num_worlds += 1
+        statistics.update(outcome.statistics)
+        if outcome.error is not None:
+            num_failures += 1
+            print(outcome, flush=True)
             if arguments.verbose:
-                traceback.print_exc()
-            if failures >= arguments.failures:
+                print(outcome.trace)
+            if num_failures >= arguments.failures:
                 break
-    print(f"{time.perf_counter() - started:.1f} s, {failures} failures")
+    print(f"{time.perf_counter() - started:.1f} s, {num_worlds} worlds, {num_failures} failures")
     for what, count in sorted(statistics.items()):
         print(f"{count:9}  {what}")
-    return 1 if failures else 0
+    return 1 if num_failures else 0
 
 
 if __name__ == "__main__":

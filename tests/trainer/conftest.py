@@ -57,12 +57,11 @@ def shard(tmp_path: Path) -> str:
 
 @pytest.fixture
 def make_trainer(model_config: ModelConfig, inner_config: InnerConfig) -> MakeTrainer:
-    """A trainer on the CPU with `base` from the seed; `pending` starts at 0. Also sets them as
-    attributes."""
+    """A trainer on the CPU with `base` from the seed."""
 
     def make(
         base: np.ndarray | None = None,
-        pending: np.ndarray | None = None,
+        pseudo_gradient: np.ndarray | None = None,
         inner: InnerConfig = inner_config,
         **options: object,
     ) -> LocalTrainer:
@@ -73,7 +72,7 @@ def make_trainer(model_config: ModelConfig, inner_config: InnerConfig) -> MakeTr
             inner,
             seed=7,
             base=zeros if base is None else base,
-            pending=zeros.copy() if pending is None else pending,
+            pseudo_gradient=zeros.copy() if pseudo_gradient is None else pseudo_gradient,
             token_bytes=2,
             device="cpu",
             **options,  # type: ignore[arg-type]

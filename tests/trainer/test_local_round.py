@@ -39,20 +39,20 @@ def run_round(trainer: LocalTrainer, steps: int, first: int = 0) -> tuple[list[S
 
 @pytest.fixture
 def vectors(model_config: ModelConfig) -> tuple[np.ndarray, np.ndarray]:
-    """(base, pending)"""
+    """(base, pseudo_gradient)"""
     num = model_config.num_parameters
     decoder = Decoder(model_config)
     decoder.initialise(7)
     return decoder.flat.numpy().copy(), np.zeros(num, np.float32)
 
 
-def test_a_round_learns_and_leaves_its_work_in_pending(
+def test_a_round_learns_and_leaves_its_work_behind(
     make_trainer: MakeTrainer, vectors: tuple[np.ndarray, np.ndarray], shard: str
 ) -> None:
-    base, pending = vectors
-    pending += 0.5
+    base, pseudo_gradient = vectors
+    pseudo_gradient += 0.5  # of an earlier round, which nobody wants any more
     start = base.copy()
-    trainer = make_trainer(base, pending)
+    trainer = make_trainer(base, pseudo_gradient)
     before = trainer.evaluate((shard,), 1000).loss
     assert before == pytest.approx(math.log(64), rel=0.05)
     trainer.push(0, shard, 0, 60 * STEP_SPAN)
@@ -64,8 +64,7 @@ def test_a_round_learns_and_leaves_its_work_in_pending(
     assert finished.spans == ((0, 0, 60 * STEP_SPAN),)
     assert finished.loss_mean == pytest.approx(np.mean([step.loss for step in steps]))
     assert (base == start).all(), "base is the daemon's"
-    # What was in pending stays; base - (pending's new part) is the trained model.
-    base -= pending - np.float32(0.5)
+    base -= pseudo_gradient
     after = trainer.evaluate((shard,), 1000).loss
     assert after < 0.5 * before
     assert after == pytest.approx(steps[-1].loss, abs=0.1)
@@ -74,9 +73,9 @@ def test_a_round_learns_and_leaves_its_work_in_pending(
 def test_base_may_move_during_the_round(
     make_trainer: MakeTrainer, vectors: tuple[np.ndarray, np.ndarray], shard: str
 ) -> None:
-    base, pending = vectors
-    undisturbed = np.zeros_like(pending)
-    for target, disturb in ((undisturbed, False), (pending, True)):
+    base, disturbed = vectors
+    undisturbed = np.zeros_like(disturbed)
+    for target, disturb in ((undisturbed, False), (disturbed, True)):
         trainer = make_trainer(base.copy() if not disturb else base, target)
         trainer.push(0, shard, 0, 1000)
         trainer.begin(1, 0, 5, 60.0)
@@ -86,8 +85,8 @@ def test_base_may_move_during_the_round(
         while not trainer.is_round_over:
             trainer.step()
         trainer.finish()
-    assert (pending == undisturbed).all()
-    assert pending.any()
+    assert (disturbed == undisturbed).all()
+    assert disturbed.any()
 
 
 def test_data_is_asked_for_once_a_shortage(make_trainer: MakeTrainer, shard: str) -> None:
@@ -136,17 +135,17 @@ def test_time_ends_a_round(make_trainer: MakeTrainer, shard: str) -> None:
 def test_nonfinite_steps_are_skipped_and_their_data_is_consumed(
     make_trainer: MakeTrainer, vectors: tuple[np.ndarray, np.ndarray], shard: str
 ) -> None:
-    base, pending = vectors
+    base, pseudo_gradient = vectors
     good = base.copy()
     base[0] = math.nan
-    trainer = make_trainer(base, pending)
+    trainer = make_trainer(base, pseudo_gradient)
     trainer.push(0, shard, 0, 4000)
     steps, finished = run_round(trainer, 2)
     assert all(step.skipped and step.tokens == 0 for step in steps)
     assert (finished.steps, finished.tokens) == (2, 0)
     assert finished.spans == ((0, 0, 2 * STEP_SPAN),)
     assert math.isnan(finished.loss_mean)
-    assert not pending.any()
+    assert not pseudo_gradient.any()
     assert trainer.optimizer_steps == 0
     base[:] = good
     steps, _ = run_round(trainer, 1)
@@ -159,13 +158,13 @@ def test_micro_batches_give_the_same_step(
     base, _ = vectors
     results = []
     for micro_batch in (4, 3, 1):
-        pending = np.zeros_like(base)
-        trainer = make_trainer(base, pending, micro_batch=micro_batch)
+        gradient = np.zeros_like(base)
+        trainer = make_trainer(base, gradient, micro_batch=micro_batch)
         trainer.push(0, shard, 0, 1000)
-        results.append((run_round(trainer, 3)[0][-1].loss, pending))
-    for loss, pending in results[1:]:
+        results.append((run_round(trainer, 3)[0][-1].loss, gradient))
+    for loss, gradient in results[1:]:
         assert loss == pytest.approx(results[0][0], rel=1e-4)
-        np.testing.assert_allclose(pending, results[0][1], atol=2e-4)
+        np.testing.assert_allclose(gradient, results[0][1], atol=2e-4)
 
 
 def test_out_of_memory_halves_the_micro_batch(
@@ -189,8 +188,9 @@ def test_out_of_memory_halves_the_micro_batch(
 
     fits = 0
     trainer.begin(2, 2, 1, 60.0)
-    with pytest.raises(TrainerError, match="too little memory for one sequence of 16 tokens"):
+    with pytest.raises(TrainerError, match="too little memory for one sequence of 16 tokens") as no:
         trainer.step()
+    assert "this machine's memory" in str(no.value)
 
 
 def test_the_step_is_torchs_adamw_with_clipping(
@@ -328,7 +328,7 @@ def test_moments_of_another_model_are_ignored(
         inner_config,
         seed=0,
         base=zeros,
-        pending=zeros.copy(),
+        pseudo_gradient=zeros.copy(),
         token_bytes=2,
         device="cpu",
         optimizer_path=str(path),

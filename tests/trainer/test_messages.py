@@ -17,7 +17,7 @@ def test_every_message_comes_back(model_config: ModelConfig, inner_config: Inner
             inner=inner_config,
             seed=2**62,
             base_fd=7,
-            pending_fd=8,
+            pseudo_gradient_fd=8,
             token_bytes=2,
         ),
         m.Genesis(),
@@ -34,6 +34,7 @@ def test_every_message_comes_back(model_config: ModelConfig, inner_config: Inner
         m.Configured(
             device="cpu", device_name="x", num_parameters=1, precision="fp32", optimizer_steps=0
         ),
+        m.Alive(busy_seconds=0.5),
         m.GenesisDone(),
         m.Evaluated(loss=1.5, tokens=2),
         m.Saved(problem="disk full"),

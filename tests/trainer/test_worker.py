@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
@@ -27,7 +29,7 @@ def configure(model_config: ModelConfig, inner_config: InnerConfig) -> Iterator[
         threads=1,
         seed=0,
         base_fd=fds[0],
-        pending_fd=fds[1],
+        pseudo_gradient_fd=fds[1],
         token_bytes=2,
     )
     for fd in fds:
@@ -41,7 +43,7 @@ def worker(configure: m.Configure) -> Iterator[Worker]:
         [sys.executable, "-m", "gossamer.trainer.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        pass_fds=[configure.base_fd, configure.pending_fd],
+        pass_fds=[configure.base_fd, configure.pseudo_gradient_fd],
     )
     with process:
         try:
@@ -58,10 +60,16 @@ def say(worker: Worker, message: m.ToWorker) -> None:
     worker.stdin.flush()
 
 
-def hear(worker: Worker) -> m.FromWorker:
+def hear_all(worker: Worker) -> Iterator[m.FromWorker]:
     assert worker.stdout is not None
-    length = m.decode_length(worker.stdout.read(m.LENGTH_BYTES))
-    return m.decode_from_worker(worker.stdout.read(length))
+    while True:
+        length = m.decode_length(worker.stdout.read(m.LENGTH_BYTES))
+        yield m.decode_from_worker(worker.stdout.read(length))
+
+
+def hear(worker: Worker) -> m.FromWorker:
+    """The next message that is an answer."""
+    return next(said for said in hear_all(worker) if not isinstance(said, m.Alive))
 
 
 def test_the_end_of_stdin_ends_it_in_the_middle_of_a_round(worker: Worker) -> None:
@@ -98,3 +106,57 @@ def test_a_message_at_the_wrong_time_ends_it_with_the_reason(worker: Worker) -> 
     assert isinstance(failed, m.Failed)
     assert "round 4 is running" in failed.reason
     assert worker.wait(30) == 1
+
+
+def test_it_shows_life_and_how_long_it_has_been_at_something(
+    worker: Worker, tmp_path: Path
+) -> None:
+    def next_alive() -> m.Alive:
+        return next(said for said in hear_all(worker) if isinstance(said, m.Alive))
+
+    assert next_alive().busy_seconds == 0
+    fifo = tmp_path / "a shard that does not come"
+    os.mkfifo(fifo)
+    say(worker, m.Data(shard=0, path=str(fifo), start=0, stop=1000))
+    say(worker, m.Begin(round=1, first_step=0, steps_max=1, seconds_max=60.0))
+    busy = [next_alive().busy_seconds for _ in range(3)]
+    assert busy[2] > busy[1] > 0
+    assert busy[2] - busy[1] == pytest.approx(m.ALIVE_SECONDS, rel=0.5)
+
+
+def test_memory_that_does_not_suffice_for_the_model(configure: m.Configure) -> None:
+    limited = (
+        "import resource, sys\n"
+        "import torch\n"
+        "from gossamer.trainer import worker\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))\n"
+        "sys.exit(worker.main())\n"
+    )
+    model = msgspec.structs.replace(configure.model, vocabulary=2**19)
+    fds = [memory.create("test", model.num_parameters) for _ in range(2)]
+    try:
+        worker = subprocess.Popen(
+            [sys.executable, "-c", limited],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=fds,
+        )
+        with worker:
+            say(
+                worker,
+                msgspec.structs.replace(
+                    configure, model=model, base_fd=fds[0], pseudo_gradient_fd=fds[1]
+                ),
+            )
+            failed = hear(worker)
+            assert isinstance(failed, m.Failed)
+            assert "too little memory for this model" in failed.reason
+            assert "train on one with more" in failed.reason
+            assert worker.wait(30) == 1
+            assert worker.stderr is not None
+            assert b"Traceback" not in worker.stderr.read()
+    finally:
+        for fd in fds:
+            os.close(fd)

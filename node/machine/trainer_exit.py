@@ -1,0 +1,106 @@
+"""How a trainer's life ended, in words, and how long to wait before the next one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+_VMSTAT = Path("/proc/vmstat")
+
+
+def kernel_memory_kills() -> int | None:
+    """Processes that this kernel has killed for lack of memory; None where it does not say."""
+    try:
+        for line in _VMSTAT.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+@dataclass(frozen=True)
+class TrainerExit:
+    """How a worker's life ended."""
+
+    code: int | None
+    """Exit code, or None if a signal ended it."""
+    signal: int | None
+    """Number of the signal that ended it, or None."""
+    wanted: bool
+    """Whether `close` or a cancellation asked for it."""
+    failure: str
+    """The reason of its Failed message, or why it was ended or could not be started; or empty."""
+    stderr: tuple[str, ...]
+    """Its last lines on stderr, a bounded number."""
+    lived_seconds: float
+    hung: bool = False
+    """Whether it was ended because it gave no sign of life, or none of progress."""
+    out_of_memory: bool | None = None
+    """Whether the kernel killed some process for lack of memory meanwhile; None if not known."""
+
+    @property
+    def reason(self) -> str:
+        """What the metrics count it under."""
+        if self.hung:
+            return "hung"
+        return "killed" if self.signal is not None and not self.failure else "failed"
+
+    @property
+    def description(self) -> str:
+        """One sentence for people."""
+        if self.hung:
+            return f"the trainer hung: {self.failure}"
+        if self.failure:
+            return f"the trainer failed: {self.failure}"
+        if self.signal is not None:
+            return f"the trainer was {self._ended_by}"
+        last = f": {self.stderr[-1]}" if self.code and self.stderr else ""
+        return f"the trainer exited with code {self.code}{last}"
+
+    @property
+    def _ended_by(self) -> str:
+        assert self.signal is not None
+        known = self.signal in set(signal.Signals)
+        name = signal.Signals(self.signal).name if known else f"signal {self.signal}"
+        if self.signal != signal.SIGKILL or self.wanted:
+            return f"ended by {name}"
+        advice = "Stop what else uses the memory, or use a machine with more"
+        if self.out_of_memory:
+            return f"killed by the system ({name}), which ran out of memory. {advice}"
+        if self.out_of_memory is None:
+            return f"killed ({name}): somebody did, or the system ran out of memory. {advice}"
+        return f"killed ({name}), not by the kernel: by somebody, or by a guard like systemd-oomd"
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """How long to wait before the worker is started again. Pure: `after` gives the next state."""
+
+    first_seconds: float = 0.5
+    factor: float = 2.0
+    seconds_max: float = 60.0
+    failures: int = 0
+    """Lives in a row that were of no use."""
+
+    def after(self, *, was_useful: bool) -> Backoff:
+        """The state after a worker died. Whether it did some work before: then the count starts
+        again."""
+        return dataclasses.replace(self, failures=1 if was_useful else self.failures + 1)
+
+    @property
+    def delay_seconds(self) -> float:
+        """0 before the first failure; then `first_seconds`, growing by `factor` up to
+        `seconds_max`."""
+        if self.failures == 0:
+            return 0.0
+        # The exponent is bounded so that a worker that fails for weeks does not overflow a float.
+        exponent = min(
+            self.failures - 1,
+            math.ceil(math.log(self.seconds_max / self.first_seconds, self.factor)),
+        )
+        return min(self.first_seconds * self.factor**exponent, self.seconds_max)

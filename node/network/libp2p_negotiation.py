@@ -1,0 +1,82 @@
+"""What py-libp2p 0.8.1 reads while two sides agree on a protocol, bounded.
+
+Agreement happens three times: on the secure channel over bare TCP, on the muxer, and on the
+protocol of every stream. See `libp2p_guards` for how guards are put in and tested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from libp2p.exceptions import ParseError
+from libp2p.host.basic_host import BasicHost
+from libp2p.identity.identify_push.identify_push import ID_PUSH
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.protocol_muxer.generic_selector import GenericMultistreamSelector
+from libp2p.protocol_muxer.multiselect import Multiselect
+from libp2p.protocol_muxer.multiselect_client import MultiselectClient
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
+
+# The longest protocol id here has 31 bytes; multistream-select names no limit of its own.
+MESSAGE_BYTES_MAX = 1024
+# A message is read in some three calls, and who knows what it wants says so in its second message.
+READS_MAX = 256
+
+
+class _BoundedReader:
+    """Reads of one negotiation.
+
+    Symptom: py-libp2p reads a message of whatever length its prefix says, up to 2**64 bytes, before
+    it looks at it: one peer that has not even said who it is fills the memory.
+    """
+
+    def __init__(self, inner: ReadWriteCloser) -> None:
+        self._inner = inner
+        self._reads_left = READS_MAX
+        self.write = inner.write
+
+    async def read(self, n: int | None = None) -> bytes:
+        self._reads_left -= 1
+        if n is None or n > MESSAGE_BYTES_MAX or self._reads_left < 0:
+            raise ParseError(f"a negotiation reads {n} bytes, or has gone on for too long")
+        return await self._inner.read(n)
+
+
+def _bound(communicator: object) -> None:
+    if isinstance(communicator, MultiselectCommunicator) and not isinstance(
+        communicator.read_writer, _BoundedReader
+    ):
+        communicator.read_writer = _BoundedReader(communicator.read_writer)  # type: ignore[assignment]
+
+
+class _BoundedMultiselect(Multiselect):
+    async def negotiate(self, communicator: Any, *args: Any, **kwargs: Any) -> Any:
+        """As py-libp2p's, with bounded reads."""
+        _bound(communicator)
+        return await super().negotiate(communicator, *args, **kwargs)
+
+
+class _BoundedMultiselectClient(MultiselectClient):
+    async def select_one_of(self, protocols: Any, communicator: Any, *args: Any) -> Any:
+        """As py-libp2p's, with bounded reads."""
+        _bound(communicator)
+        return await super().select_one_of(protocols, communicator, *args)
+
+
+def bound_selector(selector: GenericMultistreamSelector[Any]) -> None:
+    """Bounds what is read to agree on a secure channel or a muxer."""
+    selector.multiselect = _BoundedMultiselect(selector.multiselect.handlers)
+    selector.multiselect_client = _BoundedMultiselectClient()
+
+
+def bound_host(host: BasicHost) -> None:
+    """Bounds what is read to agree on a stream's protocol, and drops one protocol.
+
+    Symptom: by ``/ipfs/id/push/1.0.0`` any peer files any addresses under its id, for good.
+    """
+    handlers = {
+        protocol: handler
+        for protocol, handler in host.multiselect.handlers.items()
+        if protocol != ID_PUSH
+    }
+    host.multiselect = _BoundedMultiselect(handlers)
+    host.multiselect_client = _BoundedMultiselectClient()

@@ -1,0 +1,50 @@
+"""How fast somebody may go: a bucket of tokens that fills at a steady rate. No clock of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rate:
+    """`per_second` on average, and `burst` at once after a pause."""
+
+    per_second: float
+    burst: float
+
+
+class Throttle:
+    """One bucket. Events carry the local clock in seconds."""
+
+    def __init__(self, rate: Rate) -> None:
+        self._rate = rate
+        self._tokens = rate.burst
+        self._filled_seconds = float("-inf")
+
+    def take(self, now: float, amount: float = 1.0) -> float:
+        """Takes `amount` now; returns how long to wait before going on, 0.0 if there was enough.
+
+        The bucket may go below zero: what has been read cannot be unread, but it can be waited for.
+        """
+        self._fill(now)
+        self._tokens -= amount
+        return max(0.0, -self._tokens / self._rate.per_second)
+
+    def try_take(self, now: float, amount: float = 1.0) -> bool:
+        """Takes `amount` if it is there; else nothing, and the answer is no."""
+        self._fill(now)
+        if self._tokens < amount:
+            return False
+        self._tokens -= amount
+        return True
+
+    def is_full(self, now: float) -> bool:
+        """Whether nothing was taken for so long that the bucket need not be kept."""
+        self._fill(now)
+        return self._tokens >= self._rate.burst
+
+    def _fill(self, now: float) -> None:
+        if now > self._filled_seconds:
+            gained = (now - self._filled_seconds) * self._rate.per_second
+            self._tokens = min(self._rate.burst, self._tokens + gained)
+            self._filled_seconds = now

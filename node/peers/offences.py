@@ -1,0 +1,69 @@
+"""What is done about peers that break the protocol: counted, said, and after a while banned."""
+
+from __future__ import annotations
+
+import structlog
+import trio
+
+from gossamer.node.interface.metrics import Metrics
+from gossamer.node.network.transport import Transport
+from gossamer.node.peers.bans import Bans
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import PeerId, short
+
+SAY_SECONDS = 60.0
+"""The same of the same peer is a warning this often; in between it is only counted. Else a log
+would be one more thing that a rogue could fill."""
+
+SAID_MAX = 1024
+
+log = structlog.get_logger("peers")
+
+
+class Offences:
+    """One node's; everything that finds a peer at fault tells `note`."""
+
+    def __init__(self, transport: Transport, metrics: Metrics) -> None:
+        self._transport = transport
+        self._metrics = metrics
+        self._bans = Bans()
+        self._said: dict[tuple[PeerId, str], float] = {}
+        transport.on_offence(self.note)
+
+    def note(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        """A peer broke the protocol."""
+        now = trio.current_time()
+        if peer == self._transport.peer_id or self._bans.is_banned(now, peer):
+            return
+        self._metrics.offences.add(error.reason)
+        self._say(now, peer, error)
+        ban = self._bans.offence(now, peer, error.reason)
+        if ban is None:
+            return
+        self._transport.ban(peer, ban.seconds)
+        self._metrics.bans.add(error.reason)
+        log.warning(
+            "a peer is banned for a while",
+            peer=peer,
+            seconds=ban.seconds,
+            ban=ban.number,
+            last_offence=error.reason,
+            error=str(error),
+        )
+
+    def is_banned(self, peer: PeerId) -> bool:
+        return self._bans.is_banned(trio.current_time(), peer)
+
+    def num_banned(self) -> int:
+        return self._bans.num_banned(trio.current_time())
+
+    def _say(self, now: float, peer: PeerId, error: RemoteProtocolError) -> None:
+        key = (peer, error.reason)
+        if now < self._said.get(key, 0.0):
+            log.debug("a peer broke the protocol", peer=short(peer), error=str(error))
+            return
+        if len(self._said) >= SAID_MAX:
+            self._said = {one: until for one, until in self._said.items() if until > now}
+        if len(self._said) < SAID_MAX:
+            self._said[key] = now + SAY_SECONDS
+            log.warning("a peer broke the protocol", peer=short(peer), error=str(error))

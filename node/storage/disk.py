@@ -1,0 +1,139 @@
+"""Writing to a disk that may be full, read-only, broken or gone: one error in words, one report.
+
+A write that fails raises `DiskError` and leaves what was there before. Nothing dies of it: the node
+goes on with what it has in memory, `DiskHealth` says so once, and once more when all is well again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+import structlog
+
+TEMPORARY_SUFFIX = ".tmp"
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.ENODEV)
+
+log = structlog.get_logger("disk")
+
+
+class DiskError(Exception):
+    """A write did not succeed. What was there before is untouched; the text says what to do."""
+
+
+class DiskFullError(DiskError):
+    """No room for a write: on the disk, or in the user's quota."""
+
+    def __init__(self, path: Path, num_bytes: int) -> None:
+        try:
+            free = f", {shutil.disk_usage(path.parent).free:,} are free"
+        except OSError:
+            free = ""
+        super().__init__(
+            f"the disk is full: {num_bytes:,} bytes for {path} did not fit{free}. Free some space "
+            "or use a smaller --cache-bytes; what was committed before is safe"
+        )
+
+
+def disk_error(path: Path, num_bytes: int, error: OSError) -> DiskError:
+    """What kept `num_bytes` from being written to `path`, in words."""
+    if error.errno in _FULL:
+        return DiskFullError(path, num_bytes)
+    if error.errno == errno.EROFS:
+        return DiskError(
+            f"the disk is read-only: {path} cannot be written. Mount it for writing again; after "
+            "an error of the disk the system's log says more. What was committed before is safe"
+        )
+    if error.errno in _GONE:
+        return DiskError(
+            f"{path.parent} is gone: deleted, or on a disk that was removed. Bring it back, or "
+            "stop this node and start it again"
+        )
+    return DiskError(
+        f"the disk fails: {path} cannot be written ({error.strerror}). Check the disk and the "
+        "rights on the directory; what was committed before is safe"
+    )
+
+
+def write_atomically(path: Path, *parts: bytes | bytearray | memoryview, mode: int = 0o600) -> None:
+    """Replaces the file at once and durably: a reader, and a crash, see the old or the new content.
+
+    The content is the parts one after the other; they are not copied.
+
+    The bytes and then the directory entry are synced, so when this returns the new content
+    survives a power cut. Blocks for as long as the disk needs.
+
+    Raises:
+        DiskError: the old file is untouched and, as far as the disk lets us, nothing is left
+            beside it.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            with open(descriptor, "wb", buffering=0, closefd=False) as file:
+                for part in parts:
+                    view = memoryview(part).cast("B")
+                    while view.nbytes:
+                        view = view[file.write(view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+    except BaseException as error:
+        remove_quietly(temporary)
+        if isinstance(error, OSError):
+            num_bytes = sum(memoryview(part).nbytes for part in parts)
+            raise disk_error(path, num_bytes, error) from error
+        raise
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes renames and removals in the directory durable. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_quietly(path: Path) -> None:
+    """Removes a file that nobody needs, if the disk lets us."""
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+class DiskHealth:
+    """What could not be written last, by kind of file. The first trouble is logged, and its end.
+
+    Used from several threads: each call is one operation on a dict.
+    """
+
+    def __init__(self) -> None:
+        self._problems: dict[str, str] = {}
+
+    @property
+    def problem(self) -> str | None:
+        """For people; None if all is well."""
+        return next(iter(self._problems.copy().values()), None)
+
+    def failed(self, what: str, error: DiskError) -> None:
+        """Files of this kind cannot be written; they are kept in memory, or done without."""
+        is_news = not self._problems
+        self._problems[what] = str(error)
+        if is_news:
+            log.error("the node goes on in memory: the disk takes nothing", problem=str(error))
+        else:
+            log.debug("not written", what=what, problem=str(error))
+
+    def wrote(self, what: str) -> None:
+        """A file of this kind was written."""
+        if self._problems.pop(what, None) is not None and not self._problems:
+            log.info("the disk takes everything again")

@@ -1,0 +1,347 @@
+"""One ring that a member follows, from its roster to the commit: chunks, accusations, votes.
+
+    reducing --finals--> computing --state--> voting --quorum--> committed
+                             ^                   |
+                             +-- better finals: compute again
+
+It composes `ring` (who adds what to which chunk), `accusations` (who is out), `pace` (who is too
+slow) and `commit` (votes), and holds what connects them:
+
+- A member whose link fails is accused. So is one that holds up the votes, and one that is far
+  slower than the rest.
+- Whenever somebody goes out, the ring goes through its chunks again, and who votes votes again.
+- Nothing happens for `KEPT_SECONDS`, although my successor received a sum of me: then somebody has
+  it who does not pass it on. That is the successor of whose copy lacks the fewest members, so who
+  has such a copy accuses its successor first, and `KEPT_STEP_SECONDS` later who lacks one more.
+- A member that sees nothing happen for `STALL_SECONDS` says that it is out.
+- Who is out only listens: it takes finals, and learns the commit from the others.
+
+`round.Round` decides which ring is followed, and what becomes of a peer whose ring is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from gossamer.protocol import limits
+from gossamer.protocol.accusations import Accusations
+from gossamer.protocol.chain import Commit, encode_header
+from gossamer.protocol.commit import Commitment
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.messages import (
+    Pace,
+    RingStatement,
+    Sign,
+    Signed,
+    Statement,
+    Suspect,
+    Vote,
+    seal,
+)
+from gossamer.protocol.pace import RingPace
+from gossamer.protocol.proposal import Parent, Proposal, propose
+from gossamer.protocol.ring import Contribute, Final, Finalise, RingReduce, Send
+from gossamer.protocol.roster import Ring
+
+AttemptState = Literal["reducing", "computing", "voting", "committed"]
+
+STALL_SECONDS = 120.0
+"""Nothing came and nothing was done for this long: longer than a chunk of 4 MiB takes on a line of
+1 Mbit/s (34 s), an outer step on a slow CPU, and `commit.DISAGREE_SECONDS`."""
+
+
+KEPT_SECONDS = 30.0
+"""A member that receives and acknowledges but passes nothing on. Some piece of some chunk comes by
+every few seconds, or a link has failed (`RECEIPT_SECONDS`); adding takes milliseconds."""
+
+KEPT_STEP_SECONDS = 4.0
+"""An accusation is everywhere by then, and what follows from it is under way."""
+
+
+@dataclass(frozen=True)
+class Self:
+    """Who I am in the run, and how I sign."""
+
+    me: PeerId
+    run_id: Digest
+    sign: Sign
+
+    def seal(self, statement: Statement) -> Publish:
+        return Publish(seal(statement, self.me, self.run_id, self.sign), statement)
+
+
+@dataclass(frozen=True)
+class Publish:
+    """Gossip this statement."""
+
+    signed: Signed
+    statement: Statement
+
+
+@dataclass(frozen=True)
+class BeginRing:
+    """I follow this ring from now on; whatever was done for an earlier one is void."""
+
+    ring: Ring
+    envelope: Signed
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Take the outer step with these finals, then call `computed`."""
+
+    generation: int
+    finals: list[Final] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The round is committed."""
+
+    commit: Commit
+    proposal: Proposal
+    finals: list[Final] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A member is out of the ring (for logs and metrics)."""
+
+    peer: PeerId
+    reason: str
+
+
+Action: TypeAlias = (
+    Publish | BeginRing | Contribute | Finalise | Send | Compute | Committed | Removed
+)
+
+
+class Attempt:
+    """A member's view of one ring. Events carry the local clock in seconds; actions come back."""
+
+    def __init__(
+        self,
+        identity: Self,
+        parent: Parent,
+        ring: Ring,
+        reduce: RingReduce,
+        pace: RingPace,
+        now: float,
+    ) -> None:
+        self._self = identity
+        self._me = identity.me
+        self._parent = parent
+        self.ring = ring
+        self.state: AttemptState = "reducing"
+        self.reduce = reduce
+        self.pace = pace
+        self.accusations = Accusations(ring.members, self._me)
+        self._commitment = Commitment(ring.ring_id, ring.members, self._me)
+        self._generation = 0
+        self._computed_finals: list[Final] = []
+        self._proposal: Proposal | None = None
+        self._progress_seconds = now
+        """When something last came of the ring, or when I was put out of it."""
+
+    # What is known
+
+    @property
+    def removed(self) -> frozenset[PeerId]:
+        return self.accusations.out
+
+    @property
+    def is_out(self) -> bool:
+        return self._me in self.accusations.out
+
+    @property
+    def successor(self) -> PeerId | None:
+        """Whom I pass chunks to; None if I am alone in the ring, or out of it."""
+        return None if self.is_out else self.reduce.successor
+
+    @property
+    def stall_seconds(self) -> float:
+        """Local time at which I give up waiting for something to happen."""
+        return self._progress_seconds + STALL_SECONDS
+
+    @property
+    def attainable_tokens(self) -> int:
+        """Tokens of the chain if this ring commits with all that are still in it."""
+        return self._parent.tokens_total + sum(
+            tokens for peer, tokens in self.ring.weights.items() if peer not in self.removed
+        )
+
+    def wake_seconds(self) -> float:
+        """Local time at which `tick` has something to do."""
+        wake = min(self.stall_seconds, self._kept_seconds())
+        if self.state == "voting" and not self.is_out:
+            urge = self._commitment.wake_seconds(self.reduce.living, self.successor)
+            wake = wake if urge is None else min(wake, urge)
+        return wake
+
+    # Events
+
+    def start(self) -> list[Action]:
+        return list(self.reduce.start())
+
+    def progress(self, now: float, actions: Sequence[Action]) -> list[Action]:
+        """Actions of the ring, and what follows from them for the round."""
+        done = [*actions, *self._after_finals()]
+        if done and not self.is_out:
+            self._progress_seconds = now
+        return done
+
+    def rejected(self, now: float, chunk: int, sender: PeerId) -> list[Action]:
+        """The token that I was to add to is no good: its sender is out."""
+        actions = list(self.reduce.rejected(chunk))
+        return [*actions, *self.accuse(now, sender, "malformed chunk")]
+
+    def accuse(self, now: float, accused: PeerId, reason: str) -> list[Action]:
+        """In my own name; of myself: I leave. Nothing if I am out."""
+        if self.is_out or accused not in self.ring.members or accused in self.removed:
+            return []
+        return [self._suspect(accused, reason), *self._accused(now, self._me, accused, reason)]
+
+    def link_measured(
+        self, now: float, peer: PeerId, acked_bytes: int, busy_seconds: float
+    ) -> list[Action]:
+        """My link to a member so far: bytes received there, seconds with something to send."""
+        self.pace.measured(peer, acked_bytes, busy_seconds)
+        if peer != self.successor or self.state != "reducing":
+            return []
+        actions: list[Action] = []
+        pace = self.pace.to_say(now, peer)
+        if pace is not None:
+            actions.append(self._self.seal(Pace(self.ring.ring_id, pace)))
+        slow = self.pace.too_slow(now, self.reduce.living, peer)
+        return actions if slow is None else [*actions, *self.accuse(now, slow, "slow")]
+
+    def statement(self, now: float, signed: Signed, statement: RingStatement) -> list[Action]:
+        """A checked statement about this ring."""
+        author = PeerId(signed.author)
+        if author not in self.ring.members:
+            return []
+        match statement:
+            case Suspect():
+                return self._accused(now, author, PeerId(statement.accused), statement.reason)
+            case Pace():
+                self.pace.said(author, statement.bytes_per_second)
+                return []
+            case Vote():
+                if not self._commitment.vote_received(now, author, statement, signed):
+                    return []
+                return self.progress(now, self._check_quorum())
+
+    def computed(self, now: float, generation: int, state_digest: Digest) -> list[Action]:
+        """The outer step was taken: vote for the header that follows."""
+        if generation != self._generation or self.is_out:
+            return []
+        self._proposal = propose(
+            self._self.run_id, self._parent, self.ring, self._computed_finals, state_digest
+        )
+        self.state = "voting"
+        return self.progress(now, self._vote(now, encode_header(self._proposal.header)))
+
+    def commit_received(self, commit: Commit) -> list[Action]:
+        """A checked commit record: if it is of the header that I computed, I am done."""
+        if self.state != "voting" or self._proposal is None:
+            return []
+        if commit.header != encode_header(self._proposal.header):
+            return []
+        return self._commit(commit, self._proposal)
+
+    def tick(self, now: float) -> list[Action]:
+        """Time passed: accuse who holds up the votes, or leave."""
+        actions: list[Action] = []
+        if self.state == "voting" and not self.is_out:
+            actions += self._urge(now)
+        if now >= self._progress_seconds + KEPT_SECONDS and now >= self._kept_seconds():
+            assert self.successor is not None
+            actions += self.accuse(now, self.successor, "stalled")
+        if self.state != "committed" and now >= self.stall_seconds:
+            actions += self.accuse(now, self._me, "stalled")
+        return actions
+
+    # The rules: who is out
+
+    def _kept_seconds(self) -> float:
+        """Local time at which I accuse my successor of keeping what it was sent."""
+        missing = None
+        if self.state == "reducing" and self.successor is not None:
+            missing = self.reduce.fewest_missing()
+        if missing is None:
+            return float("inf")
+        return self._progress_seconds + KEPT_SECONDS + KEPT_STEP_SECONDS * (missing - 1)
+
+    def _suspect(self, accused: PeerId, reason: str) -> Publish:
+        reason = reason[: limits.TEXT_CHARACTERS_MAX]
+        return self._self.seal(Suspect(self.ring.ring_id, accused, reason))
+
+    def _accused(self, now: float, author: PeerId, accused: PeerId, reason: str) -> list[Action]:
+        """A member of my ring, or I, accused a member."""
+        if not self.accusations.accuse(author, accused):
+            return self._repeat()
+        actions: list[Action] = [Removed(accused, reason), *self.reduce.member_removed(accused)]
+        self._progress_seconds = now
+        if self.is_out:
+            if accused == self._me != author:
+                actions.append(self._suspect(self._me, f"accused by {author}"))
+                self.accusations.accuse(self._me, self._me)
+            return actions
+        actions += self._repeat()
+        if self.state == "voting":
+            assert self._commitment.header is not None
+            actions += self._vote(now, self._commitment.header)
+        return [*actions, *self._after_finals()]
+
+    def _repeat(self) -> list[Action]:
+        """In my own name what others said of members that are out."""
+        actions: list[Action] = []
+        for peer in self.accusations.to_repeat():
+            self.accusations.accuse(self._me, peer)
+            actions.append(self._suspect(peer, "is out"))
+        return actions
+
+    # The rules: finals and votes
+
+    def _after_finals(self) -> list[Action]:
+        """Computes (again) once all finals are there and differ from what was computed."""
+        if self.state == "committed" or not self.reduce.is_complete or self.is_out:
+            return []
+        finals = self.reduce.finals
+        if finals == self._computed_finals:
+            return []
+        self._computed_finals = finals
+        self._generation += 1
+        self.state = "computing"
+        return [Compute(self._generation, finals)]
+
+    def _vote(self, now: float, header: bytes) -> list[Action]:
+        vote = self._commitment.propose(now, header, self.removed)
+        publish = self._self.seal(vote)
+        self._commitment.vote_received(now, self._me, vote, publish.signed)
+        return [publish, *self._check_quorum()]
+
+    def _check_quorum(self) -> list[Action]:
+        commit = self._commitment.result() if self.state == "voting" else None
+        if commit is None:
+            return []
+        assert self._proposal is not None
+        return self._commit(commit, self._proposal)
+
+    def _commit(self, commit: Commit, proposal: Proposal) -> list[Action]:
+        self.state = "committed"
+        return [Committed(commit, proposal, self._computed_finals)]
+
+    def _urge(self, now: float) -> list[Action]:
+        """Hands over finals where votes differ, and accuses who holds up the round."""
+        actions: list[Action] = []
+        successor = self.successor
+        if self._commitment.to_reconcile(now, successor):
+            assert successor is not None
+            actions += self.reduce.finals_for(successor)
+        for peer, reason in self._commitment.to_accuse(now, self.reduce.living):
+            if self.state == "voting":
+                actions += self.accuse(now, peer, reason)
+        return actions

@@ -1,0 +1,80 @@
+"""What a ring member holds of every chunk, told to whoever becomes its predecessor.
+
+A member whose successor died would have to send a whole model's bytes to the next one, most of
+which that one has already seen. With the inventory it sends what is of use and nothing else. What a
+member holds only grows in worth, so an old inventory never keeps back what is needed.
+
+On the wire: for every chunk the mask of the kept copy, the mask of the final (each as long as the
+ring needs, big-endian; 0: nothing) and the digest of the final's bytes (zeros without one).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import DIGEST_BYTES, Digest
+
+
+def is_better(mask: int, digest: Digest, other_mask: int, other_digest: Digest) -> bool:
+    """The lattice rule for finals of one chunk: most contributors, then the lowest digest."""
+    mine, theirs = mask.bit_count(), other_mask.bit_count()
+    return mine > theirs or (mine == theirs and digest < other_digest)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a member holds of one chunk."""
+
+    copy_mask: int = 0
+    """Who is in the kept copy; 0 without one."""
+    final: tuple[int, Digest] | None = None
+    """Mask and digest of the final."""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What a member holds of every chunk."""
+
+    chunks: tuple[Held, ...]
+
+    def wants(self, chunk: int, mask: int, final_digest: Digest | None) -> bool:
+        """Whether a final (its digest given) or a token would change anything there."""
+        held = self.chunks[chunk]
+        if held.final is None:
+            return final_digest is not None or mask & ~held.copy_mask != 0
+        return final_digest is not None and is_better(mask, final_digest, *held.final)
+
+
+def encode_inventory(inventory: Inventory, num_members: int) -> bytes:
+    mask_bytes = _mask_bytes(num_members)
+    parts: list[bytes] = []
+    for held in inventory.chunks:
+        mask, digest = held.final or (0, bytes(DIGEST_BYTES))
+        parts += (held.copy_mask.to_bytes(mask_bytes, "big"), mask.to_bytes(mask_bytes, "big"))
+        parts.append(digest)
+    return b"".join(parts)
+
+
+def decode_inventory(
+    data: bytes | bytearray | memoryview, num_chunks: int, num_members: int
+) -> Inventory:
+    """Raises MalformedError for a wrong length, or members that the ring does not have."""
+    mask_bytes = _mask_bytes(num_members)
+    record_bytes = 2 * mask_bytes + DIGEST_BYTES
+    if len(data) != num_chunks * record_bytes:
+        raise MalformedError(f"inventory of {len(data)} bytes for {num_chunks} chunks")
+    chunks: list[Held] = []
+    for start in range(0, len(data), record_bytes):
+        middle, end = start + mask_bytes, start + 2 * mask_bytes
+        copy_mask = int.from_bytes(data[start:middle], "big")
+        mask = int.from_bytes(data[middle:end], "big")
+        if max(copy_mask, mask) >> num_members:
+            raise MalformedError("inventory with members that the ring does not have")
+        digest = Digest(bytes(data[end : start + record_bytes]))
+        chunks.append(Held(copy_mask, (mask, digest) if mask else None))
+    return Inventory(tuple(chunks))
+
+
+def _mask_bytes(num_members: int) -> int:
+    return (num_members + 7) // 8

@@ -1,0 +1,154 @@
+"""The processes of a measured all-reduce, as `ring.py` and `faults.py` speak with them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from _member import Assignment, encode_assignment
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "chaos"))  # netns.py
+
+from netns import LINE, Network
+
+ANSWER_SECONDS = 600.0
+START_SECONDS = 0.3
+"""Between the word and the common start: every member has heard it by then."""
+
+
+class Member:
+    """One member's process and the conversation with it (see `_member`)."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], assignment: Assignment, log: Path
+    ) -> None:
+        self._name = name
+        self._log = log
+        with open(log, "wb") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        self._send(encode_assignment(assignment))
+
+    def say(self, **message: Any) -> None:
+        self._send(json.dumps(message) + "\n")
+
+    def hear(self) -> dict[str, Any]:
+        """The member's answer; SystemExit with its log if it has none to give."""
+        answer = self.hear_within(ANSWER_SECONDS)
+        if answer is None:
+            self._fail(f"gave no answer in {ANSWER_SECONDS:.0f} s")
+        return answer
+
+    def hear_within(self, seconds: float) -> dict[str, Any] | None:
+        """The member's answer, or None; SystemExit with its log if it ended."""
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
+        if not ready:
+            return None
+        line = self._process.stdout.readline()
+        if not line:
+            self._fail("ended")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def tail(self, num_lines: int = 30) -> str:
+        """The end of the member's log."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-num_lines:])
+
+    def signal(self, number: int) -> None:
+        """To the process and its children."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def end(self, patience_seconds: float = 10.0) -> None:
+        """End of input, and if that does not help SIGKILL to it and its children."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_seconds)
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _send(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._fail("ended")
+
+    def _fail(self, what: str) -> NoReturn:
+        raise SystemExit(f"{self._name} {what}; the end of its log:\n{self.tail()}")
+
+
+class Members:
+    """All processes of one system, by rank."""
+
+    def __init__(self) -> None:
+        self._members: list[Member] = []
+        self.addresses: list[str] = []
+
+    def start(
+        self, name: str, command: Sequence[str], plan: Assignment, lines: Network | None, logs: Path
+    ) -> None:
+        """Starts and connects them; `plan` is everybody's assignment but for rank and place.
+
+        Each is on its own machine of `lines`, or all are on the loopback. Adds them one by one, so
+        that `end` ends those that were started if one cannot be.
+        """
+        for rank in range(plan.num_members):
+            host, interface, prefix = "127.0.0.1", "lo", []
+            if lines is not None:
+                host, interface, prefix = lines.host(rank), LINE, lines.prefix(rank)
+            assignment = replace(plan, rank=rank, host=host, interface=interface)
+            log = logs / f"{name}.{rank}.log"
+            self._members.append(
+                Member(f"{name} member {rank}", [*prefix, *command], assignment, log)
+            )
+        self.addresses = [answer["address"] for answer in self.hear()]
+        self.say(addresses=self.addresses)
+        self.hear()
+
+    def __getitem__(self, rank: int) -> Member:
+        return self._members[rank]
+
+    def say(self, ranks: Sequence[int] | None = None, /, **message: Any) -> None:
+        """To these; None: to all."""
+        for member in self._of(ranks):
+            member.say(**message)
+
+    def hear(self, ranks: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        """The answers of these, or of all, in the order of `ranks`."""
+        return [member.hear() for member in self._of(ranks)]
+
+    def prepare(self, repeat: int) -> float:
+        """Everybody prepares an all-reduce; returns when it begins (monotonic clock)."""
+        self.say(repeat=repeat)
+        self.hear()
+        start = time.monotonic() + START_SECONDS
+        self.say(start_seconds=start)
+        return start
+
+    def end(self) -> None:
+        for member in self._members:
+            member.end()
+
+    def _of(self, ranks: Sequence[int] | None) -> list[Member]:
+        return self._members if ranks is None else [self._members[rank] for rank in ranks]

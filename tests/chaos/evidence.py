@@ -1,0 +1,144 @@
+"""What a node's state directory proves: its chain, and who is in which average.
+
+Read with the project's own decoders, while the daemon may be running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from daemons import chain_of, head_of
+from lab import Machine, wait_until
+
+from gossamer.node.interface.status import WorkStatus
+from gossamer.node.local.local_swarm import LocalNode
+from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.chain import Header, decode_update_index
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.ids import Digest, PeerId
+
+SETTLE_SECONDS = 5.0
+"""From a commit to its place in the account: some file writes on a busy machine."""
+
+
+@dataclass(frozen=True)
+class CommittedRound:
+    """One round of a chain."""
+
+    header: Header
+    state_dir: StateDir
+
+    @cached_property
+    def head(self) -> Digest:
+        return self.header.digest
+
+    @property
+    def tokens(self) -> dict[PeerId, int]:
+        """What the round took of each member of its ring; 0 of one that is in no chunk."""
+        return {PeerId(member.peer_id): member.tokens for member in self.header.members}
+
+    @property
+    def contributors(self) -> set[PeerId]:
+        return {peer for peer, tokens in self.tokens.items() if tokens}
+
+    def contributors_of_chunks(self) -> list[set[PeerId]]:
+        """By chunk. Only of the newest rounds: older averages are not kept on disk."""
+        signed = self.state_dir.read_manifest()
+        assert signed is not None
+        manifest = open_signed_manifest(signed)
+        plan = ChunkPlan(manifest.model.num_parameters, manifest.outer.chunk_elements)
+        store = BlockStore(self.state_dir.blocks_path, 0, read_only=True)
+        update = store.get(Digest(self.header.update_digest))
+        members = list(self.tokens)
+        finals = decode_update_index(update, plan.num_chunks, len(members)).finals
+        return [
+            {peer for place, peer in enumerate(members) if final.mask() >> place & 1}
+            for final in finals
+        ]
+
+
+def history_of(node: LocalNode) -> dict[int, CommittedRound]:
+    """Number to round, along the chain of the head that the node wrote last."""
+    chain = chain_of(node)
+    path = chain.path_between(chain.genesis, head_of(node))
+    assert path is not None, f"the chain on {node.root.name}'s disk has a hole"
+    rounds = [CommittedRound(chain.header(head), StateDir(node.root)) for head in path]
+    return {one.header.round: one for one in rounds}
+
+
+def num_digests_compared(histories: Sequence[dict[int, CommittedRound]]) -> int:
+    """Pairs of nodes and rounds whose states were compared: all equal, or AssertionError."""
+    compared = 0
+    numbers = sorted(set().union(*histories))
+    for number in numbers:
+        found = [history[number] for history in histories if number in history]
+        for other in found[1:]:
+            assert other.head == found[0].head, f"two heads of round {number}"
+            assert other.header.state_digest == found[0].header.state_digest
+            compared += 1
+    return compared
+
+
+def known_rounds(node: LocalNode) -> dict[Digest, int]:
+    """Number of every committed round that the node has heard of, in its chain or not."""
+    chain = chain_of(node)
+    heads = {head for tip in chain.tips() for head in chain.only_in(tip, chain.genesis)}
+    return {head: chain.entry(head).round for head in heads}
+
+
+def check_data(history: dict[int, CommittedRound]) -> None:
+    """AssertionError unless every shard is consumed in order, without a gap or an overlap."""
+    consumed: dict[int, int] = {}
+    for _, one in sorted(history.items()):
+        for span in one.header.spans:
+            assert span.start == consumed.get(span.shard, 0), (
+                f"round {one.header.round} goes on at {span.start} of shard {span.shard}, "
+                f"which was consumed up to {consumed.get(span.shard, 0)}"
+            )
+            consumed[span.shard] = span.stop
+
+
+class Effort:
+    """A machine's work from now on, or from when its daemon answers for the first time."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._before = work_of(machine)
+
+    def check_kept(self) -> None:
+        """AssertionError unless all of it is committed or carried, and the chain says the same."""
+        work = work_of(self._machine)
+        assert work.dropped == self._before.dropped
+        assert work.lost == self._before.lost
+        check_account(self._machine)
+
+
+def work_of(machine: Machine) -> WorkStatus:
+    """AssertionError if the daemon does not answer."""
+    status = machine.status()
+    assert status is not None
+    assert status.work is not None
+    return status.work
+
+
+def check_account(machine: Machine) -> None:
+    """AssertionError unless the node's account balances and is what its chain holds.
+
+    A daemon that has just committed a round books its part a moment later, so it is asked again.
+    """
+
+    def is_right() -> bool:
+        status = machine.status()
+        assert status is not None
+        assert status.work is not None
+        work = status.work
+        committed = work.committed_on_time + work.committed_late
+        assert work.trained == committed + work.dropped + work.lost + work.carried
+        rounds = (one for one in history_of(machine).values() if one.header.round <= status.round)
+        return committed == sum(one.tokens.get(machine.peer_id, 0) for one in rounds)
+
+    wait_until(is_right, f"account of {machine.name} that is what its chain says", SETTLE_SECONDS)

@@ -1,0 +1,134 @@
+"""Runs that many daemons on two cores can do, on lines that make their rings last a while.
+
+A round trains for longer than its ring takes, also where nobody else uses the processors. Else a
+machine that is cut off would do more alone than the others together, and its chain would win.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab import Lab
+
+from gossamer.protocol.manifest import ModelConfig
+
+ATTEMPT_SECONDS = 2.0
+"""Without a roster for so long, the next organiser is asked."""
+
+OPTIONS = ("--threads", "1")
+"""Of every daemon."""
+
+_MANIFEST = """\
+preset = "tiny"
+name = "{name}"
+[tokenizer]
+kind = "bytes"
+[model]
+num_layers = 1
+width = {width}
+num_heads = 4
+num_kv_heads = 2
+hidden_width = {hidden_width}
+context = 32
+[inner]
+learning_rate = 1e-3
+warmup_steps = 10
+total_steps = 100_000
+sequences_per_step = {sequences_per_step}
+[outer]
+inner_steps = {inner_steps}
+warmup_rounds = 1
+warmup_inner_steps = {inner_steps}
+codec = "fp32"
+chunk_elements = {chunk_elements}
+[rounds]
+gather_seconds = {gather_seconds}
+attempt_seconds = {attempt_seconds}
+checkpoint_rounds = 5
+stale_rounds = 30
+"""
+
+_NUM_FILES = 16
+_LINES_PER_FILE = 2_000
+"""2 MB of text in all: some rounds of eight peers, or they would wait for each other's shards."""
+
+_WORDS = ("peer", "ring", "round", "chunk", "head", "token", "commit", "swarm", "block", "state")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is trained, and the machines' lines."""
+
+    name: str
+    width: int
+    hidden_width: int
+    sequences_per_step: int
+    inner_steps: int
+    chunk_elements: int
+    gather_seconds: float
+    mbit: float
+
+    @property
+    def model_bytes(self) -> int:
+        """Of a pseudo-gradient on its way."""
+        model = ModelConfig(
+            num_layers=1,
+            width=self.width,
+            num_heads=4,
+            num_kv_heads=2,
+            hidden_width=self.hidden_width,
+            vocabulary=256,
+            context=32,
+            tied_embeddings=True,
+        )
+        return 4 * model.num_parameters
+
+    def write(self, folder: Path) -> tuple[Path, Path]:
+        """Manifest file, and a corpus that a small model learns from."""
+        manifest, corpus = folder / "run.toml", folder / "corpus"
+        values = {key: getattr(self, key) for key in self.__dataclass_fields__}
+        manifest.write_text(_MANIFEST.format(**values, attempt_seconds=ATTEMPT_SECONDS))
+        corpus.mkdir()
+        randomness = random.Random(1)
+        for number in range(_NUM_FILES):
+            lines = [" ".join(randomness.choices(_WORDS, k=12)) for _ in range(_LINES_PER_FILE)]
+            (corpus / f"{number}.txt").write_text("\n".join(lines))
+        return manifest, corpus
+
+    def found(self, lab: Lab, num_peers: int) -> None:
+        """Starts the daemons of the first so many machines; the first of all is the seed."""
+        manifest, corpus = self.write(lab.root)
+        seed, *others = lab.machines[:num_peers]
+        # Alone it would do rounds quicker than the others get its state over their lines.
+        wait = ("--wait-for-peers", str(len(others)))
+        seed.run("start", "--manifest", str(manifest), "--corpus", str(corpus), *wait)
+        address = seed.address()
+        for machine in others:
+            machine.run("join", address)
+
+
+SLOW_RINGS = Run(
+    name="chaos",
+    width=128,
+    hidden_width=448,
+    sequences_per_step=16,
+    inner_steps=32,
+    chunk_elements=8192,
+    gather_seconds=5.0,
+    mbit=8.0,
+)
+"""A ring of four takes a second and a half."""
+
+QUICK_ROUNDS = Run(
+    name="soak",
+    width=64,
+    hidden_width=192,
+    sequences_per_step=16,
+    inner_steps=16,
+    chunk_elements=4096,
+    gather_seconds=5.0,
+    mbit=8.0,
+)
+"""Many rounds of eight peers in little time, with little work for the processors."""

@@ -1,0 +1,212 @@
+"""Real daemons on machines that die, freeze, crawl, fall silent and come back: the short set.
+
+One swarm for all tests, each of which hits it in the middle of a round. `machines` are those that
+take part; every test leaves a swarm that the next one can go on with. The bounds are over the
+duration of an undisturbed round. Another such duration is added to each (`check_round`), because
+many daemons share two cores here; `tests/benchmarks/faults.py` measures without that.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+import pytest
+from evidence import Effort, history_of
+from lab import Lab, Machine
+from runs import ATTEMPT_SECONDS, SLOW_RINGS
+from watch import Watch
+
+from gossamer.node.interface.status import Status
+from gossamer.node.peers.discovery import REUNION_SECONDS
+
+pytestmark = pytest.mark.e2e
+
+KILL_SECONDS = 2.0
+SILENCE_SECONDS = 12.0
+SLOW_FACTOR = 1.5
+"""What a death, a silence and a slow peer may add to a round, or make of it."""
+
+SLOW_PART = 1 / 20
+"""What a slow peer has of the others' bandwidth, or of their computing power."""
+
+
+def check_round(
+    watch: Watch,
+    survivors: Sequence[Machine],
+    number: int,
+    seconds_max: float,
+    undisturbed: float,
+) -> None:
+    """The same round committed on all survivors, in time, with all of them in every chunk."""
+    ended = watch.outcome(survivors, number)
+    worst = max(one.duration_seconds for one in ended.values())
+    print(
+        f"round {number}: {worst:.1f} s, bound {seconds_max:.1f} s; contributors "
+        f"{[len(one.contributors) for one in ended.values()]}; load {os.getloadavg()[0]:.1f}"
+    )
+    assert {one.outcome for one in ended.values()} == {"committed"}
+    rounds = [history_of(machine)[number] for machine in survivors]
+    assert len({(one.head, one.header.state_digest) for one in rounds}) == 1
+    ids = {machine.peer_id for machine in survivors}
+    assert all(ids <= chunk for chunk in rounds[0].contributors_of_chunks())
+    assert worst <= seconds_max + undisturbed
+
+
+def test_a_slow_line_and_a_slow_processor_set_nobody_elses_pace(
+    machines: list[Machine], watch: Watch, undisturbed: float
+) -> None:
+    watch.together(machines)
+    slow_line, slow_processor, *others = machines
+    efforts = [Effort(slow_line), Effort(slow_processor)]
+    slow_line.set_rate(SLOW_PART * SLOW_RINGS.mbit)
+    with slow_processor.slowed_down(SLOW_PART):
+        first = watch.newest_round(machines) + 2  # the first that is all slow
+        for number in (first, first + 1):
+            check_round(watch, others, number, SLOW_FACTOR * undisturbed, undisturbed)
+    slow_line.set_rate(SLOW_RINGS.mbit)
+    watch.together(machines)
+    for effort in efforts:
+        effort.check_kept()
+
+
+def test_a_frozen_machine_is_left_out_and_comes_back(
+    machines: list[Machine], watch: Watch, undisturbed: float
+) -> None:
+    watch.together(machines)
+    ring = watch.mid_ring(machines)
+    frozen, *others = ring.members
+    effort = Effort(frozen)
+    frozen.freeze()
+    check_round(watch, others, ring.number, undisturbed + SILENCE_SECONDS, undisturbed)
+    frozen.thaw()
+    watch.together(machines)
+    effort.check_kept()
+
+
+def test_a_silent_line_is_left_out_and_comes_back(
+    machines: list[Machine], watch: Watch, undisturbed: float
+) -> None:
+    watch.together(machines)
+    ring = watch.mid_ring(machines)
+    silent, *others = ring.members
+    effort = Effort(silent)
+    silent.cut()
+    check_round(watch, others, ring.number, undisturbed + SILENCE_SECONDS, undisturbed)
+    silent.mend()
+    watch.together(machines)
+    effort.check_kept()
+
+
+def test_two_neighbours_die_who_are_half_of_the_ring(
+    machines: list[Machine], watch: Watch, undisturbed: float
+) -> None:
+    watch.together(machines)
+    ring = watch.mid_ring(machines)
+    *others, one, two = ring.members
+    for machine in (one, two):
+        machine.power_off()
+    check_round(watch, others, ring.number, undisturbed + KILL_SECONDS, undisturbed)
+    for machine in (one, two):
+        machine.again()
+    watch.together(machines)
+
+
+def test_the_organiser_dies_about_when_it_says_who_is_in_the_ring(
+    machines: list[Machine], watch: Watch, undisturbed: float
+) -> None:
+    watch.together(machines)
+    ring = watch.organised(machines)
+    organiser, *others = ring.members
+    organiser.power_off()
+    bound = undisturbed + ATTEMPT_SECONDS + KILL_SECONDS
+    check_round(watch, others, ring.number, bound, undisturbed)
+    organiser.again()
+
+
+def test_the_first_seed_dies_for_good(
+    machines: list[Machine], watch: Watch, undisturbed: float
+) -> None:
+    watch.together(machines)
+    seed, *others = machines
+    ring = watch.mid_ring(machines)
+    seed.retire()
+    check_round(watch, others, ring.number, undisturbed + KILL_SECONDS, undisturbed)
+
+
+def test_a_newcomer_joins_by_anybodys_address_while_a_ring_is_at_work(
+    lab: Lab, machines: list[Machine], watch: Watch, undisturbed: float
+) -> None:
+    newcomer = lab.machines[-1]
+    watch.together(machines)
+    address = machines[-1].address()
+    ring = watch.mid_ring(machines)
+    newcomer.run("join", address)
+    check_round(watch, machines, ring.number, SLOW_FACTOR * undisturbed, undisturbed)
+
+    def caught_up() -> Status | None:
+        status = watch.seen(newcomer).status
+        is_there = status is not None and status.phase == "training" and not status.rounds_behind
+        return status if is_there else None
+
+    ready = watch.wait(caught_up, "newcomer that has caught up")
+    watch.together([*machines, newcomer])
+    # The round that was at work when it had caught up went on without it; it is in the next one.
+    first = min(
+        number
+        for number, one in history_of(newcomer).items()
+        if newcomer.peer_id in one.contributors
+    )
+    assert first <= ready.round + 2
+
+
+def test_two_halves_go_on_and_become_one_again(
+    lab: Lab, machines: list[Machine], watch: Watch, undisturbed: float
+) -> None:
+    watch.together(machines)
+    left, right = machines[: len(machines) // 2], machines[len(machines) // 2 :]
+    efforts = [Effort(machine) for machine in machines]
+    lab.split(left, right)
+    for half in (left, right):
+        watch.together(half)
+    parted = max(watch.newest_round(half) for half in (left, right))
+    watch.wait(
+        lambda: min(watch.newest_round(half) for half in (left, right)) >= parted + 2,
+        "two more rounds of both halves",
+    )
+    lab.unite()
+    united_seconds = time.monotonic()
+    watch.mesh(machines)
+    reunion_seconds = time.monotonic() - united_seconds
+    connected_round = watch.newest_round(machines)
+    watch.together(machines)
+    num_rounds = watch.newest_round(machines) - connected_round
+    print(f"connected after {reunion_seconds:.1f} s, in one ring {num_rounds} rounds later")
+    assert reunion_seconds <= REUNION_SECONDS + undisturbed
+    assert num_rounds <= 3  # after two they have one head, with which they do the third
+    histories = [history_of(machine) for machine in machines]
+    common = min(max(history) for history in histories)
+    assert len({history[common].head for history in histories}) == 1
+    for effort in efforts:
+        effort.check_kept()
+
+
+def test_everybody_dies_and_all_but_one_come_back_in_another_order(
+    machines: list[Machine], watch: Watch, undisturbed: float
+) -> None:
+    watch.together(machines)
+    watch.mid_ring(machines)
+    for machine in machines:
+        machine.power_off()
+    others = machines[1:]
+    newest = max(
+        (one for machine in others for one in history_of(machine).values()),
+        key=lambda one: one.header.tokens_total,
+    )
+    for machine in reversed(others):
+        machine.again()
+    watch.together(others)
+    number = newest.header.round
+    for machine in others:
+        assert history_of(machine)[number].head == newest.head

@@ -1,0 +1,97 @@
+"""A disk that becomes read-only: the node goes on in memory, or says why it cannot start."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from daemons import (
+    PATIENCE_SECONDS,
+    add_founder,
+    digests_on_disk,
+    gossamer,
+    head_of,
+    refused,
+    said,
+    takes_part,
+    wait_for_round,
+)
+
+from gossamer.node.local.local_swarm import LocalSwarm
+
+pytestmark = pytest.mark.e2e
+
+
+def mount(*arguments: str | Path) -> str:
+    """Why it did not work; empty if it did."""
+    done = subprocess.run(
+        ["mount", *map(str, arguments)], capture_output=True, text=True, timeout=30, check=False
+    )
+    return done.stderr.strip() if done.returncode else ""
+
+
+@pytest.fixture
+def protect(tmp_path: Path) -> Iterator[Callable[[Path], Callable[[], None]]]:
+    """Makes a folder read-only at once, as an error of the disk does; the answer undoes that."""
+    mounted: list[Path] = []
+
+    def undo(folder: Path) -> None:
+        mounted.remove(folder)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=30)
+
+    def do(folder: Path) -> Callable[[], None]:
+        # Made read-only in another place, where nothing is open, and then put over the folder.
+        protected = tmp_path / "protected"
+        protected.mkdir(exist_ok=True)
+        problem = mount("--bind", folder, protected)
+        if problem:
+            pytest.skip(f"a file system cannot be mounted here: {problem}")
+        mounted.append(protected)
+        assert mount("-o", "remount,bind,ro", protected) == ""
+        assert mount("--bind", protected, folder) == ""
+        mounted.append(folder)
+        undo(protected)
+        return lambda: undo(folder)
+
+    yield do
+    for folder in list(mounted):
+        undo(folder)
+
+
+def test_a_disk_that_becomes_read_only(
+    swarm: LocalSwarm, founded: Path, protect: Callable[[Path], Callable[[], None]]
+) -> None:
+    node = add_founder(swarm, founded)
+    make_writable = protect(node.root)
+    error = refused("start", "--state-dir", node.root)
+    assert error.count("\n") == 1
+    assert f"{node.root} cannot be used as state directory: Read-only file system" in error
+    make_writable()
+
+    node.start("start")
+    started = node.wait_for(takes_part, PATIENCE_SECONDS, "training")
+    wait_for_round(node, started.round + 1)
+    make_writable = protect(node.root)
+    told = node.wait_for(lambda s: s.problem is not None, PATIENCE_SECONDS, "word of the disk")
+    assert told.problem is not None
+    assert "the disk is read-only" in told.problem
+    assert "what was committed before is safe" in told.problem.lower()
+    on_disk = head_of(node)
+    going = wait_for_round(node, told.round + 3)
+    assert takes_part(going)
+    assert head_of(node) == on_disk
+    make_writable()
+    mended = node.wait_for(lambda s: s.problem is None, PATIENCE_SECONDS, "state on disk again")
+    log = node.log_path.read_text()
+    assert log.count("the node goes on in memory") == 1
+    assert log.count("the disk takes everything again") == 1
+    assert not said(node, "Traceback")
+
+    node.kill()
+    assert max(digests_on_disk(node)) >= mended.round
+    answer = gossamer("export", node.root.parent / "model", "--state-dir", node.root)
+    assert answer.status == 0, answer
+    node.start("start")
+    wait_for_round(node, mended.round + 1)

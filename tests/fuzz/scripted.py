@@ -1,0 +1,117 @@
+"""Streams and a transport that say what a test wrote down, whatever is said to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.transport import (
+    Bytes,
+    GossipHandler,
+    OffenceHandler,
+    Stream,
+    StreamClosed,
+    StreamHandler,
+)
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import PeerId
+
+ME = Identity.from_seed(bytes(32))
+ROGUE = Identity.from_seed(b"\x01" * 32)
+
+
+class ScriptedStream:
+    """Gives out `data`, then ends."""
+
+    def __init__(self, data: bytes, protocol: str = "") -> None:
+        self.peer_id = ROGUE.peer_id
+        self.protocol = protocol
+        self.was_reset = False
+        self._data = data
+
+    async def send(self, *parts: Bytes) -> None:
+        """Takes everything."""
+        await trio.lowlevel.checkpoint()
+
+    async def receive_exactly(self, num_bytes: int) -> bytearray:
+        """The next bytes of the script."""
+        await trio.lowlevel.checkpoint()
+        if len(self._data) < num_bytes:
+            raise StreamClosed("the script is at its end")
+        given, self._data = self._data[:num_bytes], self._data[num_bytes:]
+        return bytearray(given)
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+    async def reset(self) -> None:
+        """Noted."""
+        self.was_reset = True
+
+
+class ScriptedTransport:
+    """A transport with one connected peer; every stream to it answers `answer`."""
+
+    def __init__(self, answer: bytes = b"") -> None:
+        self.peer_id = ME.peer_id
+        self.answer = answer
+        self.handlers: dict[str, StreamHandler] = {}
+        self.topics: dict[str, GossipHandler] = {}
+        self.banned: list[PeerId] = []
+
+    def addresses(self) -> list[str]:
+        return []
+
+    async def connect(self, address: str) -> PeerId:
+        return ROGUE.peer_id
+
+    async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> None:
+        pass
+
+    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
+        return ScriptedStream(self.answer, protocol)
+
+    def handle(
+        self, protocol: str, handler: StreamHandler, *, streams_per_peer_max: int = 4
+    ) -> None:
+        self.handlers[protocol] = handler
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        pass
+
+    def subscribe(self, topic: str, handler: GossipHandler) -> None:
+        self.topics[topic] = handler
+
+    def peers(self) -> list[PeerId]:
+        return [ROGUE.peer_id]
+
+    async def disconnect(self, peer_id: PeerId) -> None:
+        pass
+
+    def ban(self, peer_id: PeerId, seconds: float) -> None:
+        self.banned.append(peer_id)
+
+    def on_offence(self, handler: OffenceHandler) -> None:
+        pass
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        return {}
+
+    def round_trip_seconds(self, peer_id: PeerId) -> float | None:
+        return None
+
+    def heard_seconds(self, peer_id: PeerId) -> float | None:
+        return None
+
+
+class Offences:
+    """What somebody was blamed for."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[PeerId, str]] = []
+
+    def note(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        assert isinstance(error, RemoteProtocolError)
+        self.noted.append((peer, error.reason))

@@ -1,0 +1,180 @@
+"""Whatever the disk gives back: files are refused with their module's own error, or left out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import structlog
+import trio
+from builders import header, manifest, peer, peers, sealed, vote
+from hypothesis import given
+from hypothesis import strategies as st
+from mutations import anything
+from node_world import World, simulate
+
+from gossamer.node.network.identity import Identity, IdentityError
+from gossamer.node.storage.blocks import BlockError, BlockStore
+from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.incarnation import Incarnation
+from gossamer.node.storage.state_dir import KnownPeers, StateDir, StateDirError
+from gossamer.protocol.chain import Commit, encode_commit, encode_header
+from gossamer.protocol.ids import digest_of
+from gossamer.protocol.manifest import SignedManifest, encode_manifest
+
+HEADER = encode_header(header(peers(3)))
+COMMIT = encode_commit(Commit(HEADER, (sealed(peer(0), vote(digest_of(HEADER))),)))
+KNOWN = msgspec.msgpack.encode([(peer(0), ("/ip4/192.0.2.1/tcp/4001",)), (peer(1), ())])
+MANIFEST = msgspec.msgpack.encode(
+    SignedManifest(manifest=encode_manifest(manifest()), signature=bytes(64))
+)
+PEM = Identity.from_seed(bytes(32))._pem()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("files")
+
+
+@given(data=anything([KNOWN]))
+def test_known_peers(folder: Path, data: bytes) -> None:
+    path = folder / "peers"
+    path.write_bytes(data)
+    known = KnownPeers(path)
+    assert not known.damaged or len(known) == 0
+    known.saw(peer(5), ())
+    known.save()
+    assert KnownPeers(path).newest_first()[0] == (peer(5), ())
+
+
+@given(data=anything([MANIFEST]))
+def test_the_manifest(folder: Path, data: bytes) -> None:
+    state_dir = StateDir(folder)
+    state_dir.manifest_path.write_bytes(data)
+    try:
+        state_dir.read_manifest()
+    except StateDirError as error:
+        assert "damaged" in str(error)  # noqa: PT017  (what is caught is the point of the test)
+
+
+@given(data=anything([PEM], is_msgpack=False))
+def test_the_identity(folder: Path, data: bytes) -> None:
+    path = folder / "identity.key"
+    path.touch(mode=0o600)
+    path.write_bytes(data)
+    try:
+        identity = Identity.load_or_create(path)
+    except IdentityError as error:
+        assert "damaged" in str(error)  # noqa: PT017
+    else:
+        assert identity.peer_id
+
+
+def test_an_identity_of_another_kind(folder: Path) -> None:
+    """A key on an elliptic curve that nobody knows: well-formed, so a parser's error of its own."""
+    path = folder / "other.key"
+    path.touch(mode=0o600)
+    path.write_text(
+        "-----BEGIN PRIVATE KEY-----\n"
+        "MB8CAQAwEAYHKoZIzj0CAQYFKgMEBQYECDAGAgEBBAEK\n"
+        "-----END PRIVATE KEY-----\n"
+    )
+    with pytest.raises(IdentityError, match="damaged"):
+        Identity.load_or_create(path)
+
+
+@given(data=anything([COMMIT]), has_digest=st.booleans())
+def test_committed_headers(folder: Path, data: bytes, has_digest: bool) -> None:
+    chain = folder / "chain"
+    chain.mkdir(exist_ok=True)
+    for old in chain.iterdir():
+        old.unlink()
+    digest = digest_of(data) if has_digest else digest_of(COMMIT)
+    (chain / f"{5:010d}-{digest.hex()}").write_bytes(digest + data)
+    store = ChainStore(chain, digest_of(b"run"), digest_of(b"genesis"))
+    for head in store.tips():
+        assert store.records_after(head, 0) == []  # its parent is not known
+
+
+@given(data=anything([b"1700000000000000000"], is_msgpack=False))
+def test_the_incarnation(folder: Path, data: bytes) -> None:
+    (folder / "incarnation").write_bytes(data)
+    assert 0 < Incarnation(StateDir(folder)).number < 2**63
+
+
+@given(data=anything([b"127.0.0.1:4611\n"], is_msgpack=False))
+def test_the_api_file(folder: Path, data: bytes) -> None:
+    state_dir = StateDir(folder)
+    state_dir.api_path.write_bytes(data)
+    try:
+        assert isinstance(state_dir.read_api(), str)
+    except StateDirError as error:
+        assert str(error)  # noqa: PT017
+
+
+@given(data=anything([b"a block of data"], is_msgpack=False))
+def test_blocks(folder: Path, data: bytes) -> None:
+    digest = digest_of(b"a block of data")
+    path = BlockStore(folder / "blocks", 2**20).path(digest)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    store = BlockStore(folder / "blocks", 2**20)
+    try:
+        assert store.get(digest) == b"a block of data"
+    except BlockError:
+        assert not store.has(digest)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_node_starts_again_on_whatever_is_left(tmp_path: Path, seed: int) -> None:
+    """Any file but the identity is damaged, emptied or gone: it goes on with what its peer has."""
+    world = World(tmp_path, seed=seed)
+    draw = random.Random(seed)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await trio.sleep(15.0)
+        assert world.all_shards_are_with("b")
+        for _ in range(3):
+            await world.reach(world.round("b") + draw.randint(1, 4), "a", "b", seconds=600.0)
+            world.crash("a")
+            await trio.sleep(1.0)
+            _damage(draw, world.root / "a")
+            await nursery.start(world.run, "a", ["b"])
+        await world.reach(world.round("b") + 2, "a", "b", seconds=600.0)
+        world.assert_one_chain("a", "b")
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    try:
+        simulate(world, story)
+    finally:
+        structlog.reset_defaults()
+
+
+def _damage(draw: random.Random, root: Path) -> None:
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    files = [path for path in files if path.name not in ("identity.key", "lock")]
+    for path in draw.sample(files, min(len(files), draw.choice((1, 3, 20, len(files) // 2)))):
+        data = bytearray(path.read_bytes())
+        damages: list[Callable[[], bytes | None]] = [
+            lambda: None,
+            lambda: b"",
+            lambda data=data: bytes(data[: draw.randrange(len(data) + 1)]),  # type: ignore[misc]
+            lambda data=data: _flipped(draw, data),  # type: ignore[misc]
+            lambda: draw.randbytes(draw.randrange(200)),
+        ]
+        damaged = draw.choice(damages)()
+        if damaged is None:
+            path.unlink()
+        else:
+            path.write_bytes(damaged)
+
+
+def _flipped(draw: random.Random, data: bytearray) -> bytes:
+    for _ in range(draw.randint(1, 4) if data else 0):
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    return bytes(data)

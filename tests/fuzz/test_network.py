@@ -1,0 +1,377 @@
+"""Whatever a peer sends, by stream or gossip: it is blamed or ignored, and nothing else happens.
+
+Every reader of the network is run on frames that are damaged versions of what it expects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+from builders import HEAD, announce, header, manifest, peers, ready, ring_of, sealed, vote
+from hypothesis import given
+from hypothesis import strategies as st
+from mutations import anything, damaged
+from scripted import ME, ROGUE, Offences, ScriptedStream, ScriptedTransport
+
+from gossamer.node.network.frames import receive_frame
+from gossamer.node.network.libp2p_addresses import parse_address
+from gossamer.node.network.transport import ConnectError, StreamClosed
+from gossamer.node.peers.chain_sync import (
+    CHAIN_PROTOCOL,
+    BehindError,
+    ChainRequest,
+    ChainSync,
+    decode_chain_reply,
+    decode_chain_request,
+)
+from gossamer.node.peers.exchange import BlockService, FetchError
+from gossamer.node.peers.fetching import FetchLimits
+from gossamer.node.peers.gossip import BOARD_PROTOCOL, Gossip, decode_board
+from gossamer.node.peers.run_exchange import (
+    RUN_PROTOCOL,
+    JoinError,
+    decode_signed_manifest,
+    open_signed_manifest,
+    request_manifest,
+    serve_manifest,
+)
+from gossamer.node.rounds.ring_link import (
+    Ack,
+    CommittedRing,
+    HeldChunks,
+    Hello,
+    LinkFailed,
+    Receiver,
+    RingLink,
+    Token,
+    serve_ring,
+)
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.chain_store import ChainStore
+from gossamer.protocol.block_messages import BLOCKS_PROTOCOL, encode_reply, encode_request
+from gossamer.protocol.chain import Commit, Header, encode_commit, encode_header, open_commit
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.framing import encode_prefix
+from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.inventory import encode_inventory
+from gossamer.protocol.manifest import SignedManifest, encode_manifest
+from gossamer.protocol.messages import Signed, encode_signed, seal
+from gossamer.protocol.ring import Send
+
+RUN_ID = manifest().run_id
+encode = msgspec.msgpack.encode
+
+
+def frame(message: bytes, payload: bytes = b"") -> bytes:
+    return encode_prefix(len(message), len(payload)) + message + payload
+
+
+def signed(statement: object) -> Signed:
+    return seal(statement, ROGUE.peer_id, RUN_ID, ROGUE.sign)  # type: ignore[arg-type]
+
+
+ROSTER = sealed(PeerId(ring_of(peers(3)).organiser), ring_of(peers(3)).roster)
+BLOCK = b"a block"
+HEADER = encode_header(header([ROGUE.peer_id], run_id=RUN_ID))
+COMMIT = Commit(HEADER, (signed(vote(digest_of(HEADER))),))
+
+STATEMENTS = [signed(one) for one in (announce(), ready(), vote(HEAD), ring_of(peers(3)).roster)]
+BOARD = encode(STATEMENTS)
+RECORDS = encode([encode_commit(COMMIT)])
+MANIFEST = encode(SignedManifest(manifest=encode_manifest(manifest()), signature=bytes(64)))
+
+Decoder = Callable[[bytes], object]
+DECODERS: dict[str, tuple[Decoder, bytes]] = {
+    "chain request": (decode_chain_request, encode(ChainRequest(HEAD, 7))),
+    "chain reply": (decode_chain_reply, RECORDS),
+    "board": (decode_board, BOARD),
+    "run": (lambda data: open_signed_manifest(decode_signed_manifest(data)), MANIFEST),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@given(data=st.data())
+def test_decoders_of_streams(name: str, data: st.DataObject) -> None:
+    decoder, example = DECODERS[name]
+    try:
+        decoder(data.draw(anything([example])))
+    except RemoteProtocolError as error:
+        assert error.reason  # noqa: PT017  (what is caught is the point of the test)
+
+
+@st.composite
+def conversations(draw: st.DrawFn, messages: list[tuple[bytes, bytes]]) -> bytes:
+    """Some frames, a part of them damaged, and perhaps damaged once more as a whole."""
+    said = b""
+    for message, payload in draw(st.lists(st.sampled_from(messages), min_size=1, max_size=4)):
+        if message and draw(st.booleans()):
+            message = draw(anything([message]))[:1000]
+        if payload and draw(st.booleans()):
+            payload = draw(damaged([payload]))[:1000]
+        said += frame(message, payload)
+    return draw(damaged([said])) if draw(st.booleans()) else said
+
+
+class _OpenChain:
+    """What `ChainSync` asks of the committed state."""
+
+    def __init__(self, folder: Path) -> None:
+        self.chain = ChainStore(folder, RUN_ID, digest_of(b"genesis"))
+        self.entry = self.chain.entry(RUN_ID)
+
+
+async def _no_thread(function: Callable[[], object]) -> object:
+    return function()
+
+
+def _open_commit(commit: Commit) -> Header:
+    return open_commit(commit, RUN_ID, lambda *_: True)
+
+
+class Node:
+    """The servers and clients of every stream protocol, on a scripted transport."""
+
+    def __init__(self, folder: Path, answer: bytes = b"") -> None:
+        self.transport = ScriptedTransport(answer)
+        self.offences = Offences()
+        self.gossip = Gossip(
+            self.transport,
+            ME,
+            RUN_ID,
+            on_statement=lambda *_: None,
+            on_commit=lambda _author, commit: bool(_open_commit(commit)),
+            on_offence=self.offences.note,
+            randomness=random.Random(0),
+        )
+        self.gossip.start()
+        self.blocks = BlockService(
+            self.transport,
+            BlockStore(folder / "blocks", 2**20),
+            self.offences.note,
+            FetchLimits(passes=1),
+        )
+        self.store = self.blocks._store
+        self.sync = ChainSync(
+            manifest(),
+            self.transport,
+            self.blocks,
+            _OpenChain(folder / "chain"),  # type: ignore[arg-type]
+            run_in_thread=_no_thread,  # type: ignore[arg-type]
+            open_commit=_open_commit,
+            on_offence=self.offences.note,
+            on_replayed=_ignore_replayed,
+        )
+        serve_manifest(self.transport, SignedManifest(manifest=b"", signature=b""))
+
+
+QUESTIONS: dict[str, list[tuple[bytes, bytes]]] = {
+    BOARD_PROTOCOL: [(b"", HEAD * 3)],
+    BLOCKS_PROTOCOL: [(encode_request(digest_of(BLOCK)), b"")],
+    CHAIN_PROTOCOL: [(encode(ChainRequest(HEAD, 0)), b"")],
+    RUN_PROTOCOL: [(b"", b"")],
+}
+
+
+@pytest.mark.parametrize("protocol", QUESTIONS)
+@given(data=st.data())
+def test_servers(
+    protocol: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    stream = ScriptedStream(data.draw(conversations(QUESTIONS[protocol])), protocol)
+
+    async def serve() -> None:
+        node = Node(tmp_path_factory.getbasetemp() / "servers")
+        try:
+            await node.transport.handlers[protocol](stream)
+        except (StreamClosed, RemoteProtocolError):
+            assert protocol in (BOARD_PROTOCOL, CHAIN_PROTOCOL, RUN_PROTOCOL)
+        assert {peer for peer, _ in node.offences.noted} <= {stream.peer_id}
+
+    _run(serve)
+
+
+async def _exchange(node: Node) -> None:
+    await node.gossip.exchange(ROGUE.peer_id)
+
+
+async def _learn(node: Node) -> None:
+    await node.sync.learn(HEAD, ROGUE.peer_id)
+
+
+async def _fetch(node: Node) -> None:
+    await node.blocks.fetch([digest_of(BLOCK)], lambda: [ROGUE.peer_id])
+    # Only what is right is taken.
+    assert node.store.get(digest_of(BLOCK)) == BLOCK
+
+
+async def _join(node: Node) -> None:
+    await request_manifest(node.transport, ("/ip4/127.0.0.1/tcp/1",), None)
+
+
+ANSWERS: dict[str, tuple[Callable[[Node], Awaitable[None]], list[tuple[bytes, bytes]]]] = {
+    "board": (_exchange, [(BOARD, b"")]),
+    "chain": (_learn, [(RECORDS, b""), (encode([]), b"")]),
+    "blocks": (
+        _fetch,
+        [
+            (encode_reply(digest_of(BLOCK), found=True), BLOCK),
+            (encode_reply(digest_of(BLOCK), found=False), b""),
+        ],
+    ),
+    "run": (_join, [(b"", MANIFEST)]),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+@given(data=st.data())
+def test_clients(name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    ask, messages = ANSWERS[name]
+    answer = data.draw(conversations(messages))
+
+    async def run() -> None:
+        node = Node(tmp_path_factory.getbasetemp() / "clients", answer)
+        node.store.delete(digest_of(BLOCK))
+        with contextlib.suppress(
+            StreamClosed, RemoteProtocolError, BehindError, FetchError, JoinError
+        ):
+            await ask(node)
+
+    _run(run)
+
+
+async def _ignore_replayed(_replayed: object) -> None:
+    await trio.lowlevel.checkpoint()
+
+
+def _to_receiver() -> list[tuple[bytes, bytes]]:
+    token = encode(Token(0, b"\x01", None))
+    return [(encode(Hello(ROSTER)), b""), (token, bytes(16)), (encode(Token(1, b"\x07", 2)), b"x")]
+
+
+@given(data=st.data())
+def test_the_rings_receiver(data: st.DataObject) -> None:
+    said = frame(encode(Hello(ROSTER))) + data.draw(conversations(_to_receiver()))
+    if data.draw(st.booleans()):
+        said = data.draw(conversations(_to_receiver()))
+
+    async def greeted(_peer: PeerId, envelope: Signed) -> Receiver | None:
+        return CommittedRing(2, 3) if envelope == ROSTER else None
+
+    async def serve() -> None:
+        with contextlib.suppress(StreamClosed, RemoteProtocolError):
+            await serve_ring(ScriptedStream(said), greeted)
+
+    _run(serve)
+
+
+@given(data=st.data())
+def test_the_rings_sender(data: st.DataObject) -> None:
+    inventory = encode_inventory(CommittedRing(2, 3).inventory(), 3)
+    answers = [
+        (encode(HeldChunks()), inventory),
+        (encode(Ack(1, 0)), b""),
+        (encode(Ack(2, 5)), b""),
+    ]
+    transport = ScriptedTransport(data.draw(conversations(answers)))
+
+    async def send() -> None:
+        link = RingLink(
+            transport,
+            ROGUE.peer_id,
+            ROSTER,
+            num_chunks=2,
+            num_members=3,
+            outbox_max=4,
+            waits_for_inventory=data.draw(st.booleans()),
+        )
+        link.send(Send(ROGUE.peer_id, 0, 1, None, bytes(16)))
+        link.finish()
+        try:
+            await link.run()
+        except LinkFailed as error:
+            assert str(error)  # noqa: PT017
+
+    _run(send)
+
+
+GOSSIP = [b"\x00" + encode_signed(one) for one in STATEMENTS] + [b"\x01" + encode_commit(COMMIT)]
+
+
+@given(data=st.data())
+def test_gossip(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    kind = data.draw(st.sampled_from((b"\x00", b"\x01", b"\x02", b"")))
+    bodies = [message[1:] for message in GOSSIP]
+    message = kind + data.draw(anything(bodies))
+
+    async def hear() -> None:
+        node = Node(tmp_path_factory.getbasetemp() / "gossip")
+        for handler in node.transport.topics.values():
+            assert handler(ROGUE.peer_id, message) in (True, False)
+        assert {peer for peer, _ in node.offences.noted} <= {ROGUE.peer_id}
+
+    _run(hear)
+
+
+def test_what_is_not_damaged_is_taken(tmp_path: Path) -> None:
+    """The examples above are good, else the tests would try the first check only."""
+
+    async def run() -> None:
+        node = Node(tmp_path, frame(encode_reply(digest_of(BLOCK), found=True), BLOCK))
+        await _fetch(node)
+        for message in GOSSIP[:-1]:
+            node.gossip._received(ROGUE.peer_id, message)
+        assert len(node.gossip.board) == len(STATEMENTS)
+        node.transport.answer = frame(RECORDS)
+        with pytest.raises(MalformedError, match="does not begin at the run"):
+            await _learn(node)
+        assert node.gossip._received(ROGUE.peer_id, GOSSIP[-1])
+        assert node.offences.noted == []
+
+    _run(run)
+
+
+@given(data=st.binary(max_size=40), limits=st.tuples(st.integers(0, 50), st.integers(0, 50)))
+def test_frames(data: bytes, limits: tuple[int, int]) -> None:
+    async def receive() -> None:
+        try:
+            message, payload = await receive_frame(
+                ScriptedStream(data), message_bytes_max=limits[0], payload_bytes_max=limits[1]
+            )
+        except (StreamClosed, RemoteProtocolError):
+            return
+        assert len(message) <= limits[0]
+        assert len(payload) <= limits[1]
+
+    _run(receive)
+
+
+ADDRESSES = [
+    f"/ip4/192.0.2.1/tcp/4001/p2p/{ROGUE.peer_id}".encode(),
+    b"/dns4/example.org/tcp/4001",
+    b"/ip6/::1/tcp/1",
+]
+
+
+@given(st.one_of(st.text(max_size=80), damaged(ADDRESSES).map(lambda data: data.decode("latin-1"))))
+def test_addresses(address: str) -> None:
+    try:
+        parse_address(address)
+    except ConnectError as error:
+        assert str(error)  # noqa: PT017
+
+
+def _run(function: Callable[[], Awaitable[None]]) -> None:
+    """In virtual time: retries and time-outs cost nothing."""
+
+    async def bounded() -> None:
+        with trio.fail_after(3600.0):
+            await function()
+
+    trio.run(bounded, clock=trio.testing.MockClock(autojump_threshold=0))

@@ -1,0 +1,388 @@
+"""A world of whole nodes: transport in memory, virtual time, and a trainer of numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import trio
+import zstandard
+
+from gossamer.node.assembly import Node
+from gossamer.node.interface.config import Settings
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.memory_transport import MemoryNetwork, run_simulated
+from gossamer.node.rounds.participant import Participant
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.chain import Header
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.manifest import (
+    DataConfig,
+    InnerConfig,
+    Manifest,
+    ModelConfig,
+    OuterConfig,
+    RoundConfig,
+    ShardIndex,
+    ShardInfo,
+    SignedManifest,
+    encode_index,
+    encode_manifest,
+    require_valid,
+    signing_bytes,
+)
+from gossamer.protocol.state import genesis_digest_of
+from gossamer.trainer import messages
+
+T = TypeVar("T")
+STEP_SECONDS = 0.1
+SHARD_TOKENS = 512
+
+MODEL = ModelConfig(
+    num_layers=1,
+    width=16,
+    num_heads=2,
+    num_kv_heads=1,
+    hidden_width=16,
+    vocabulary=256,
+    context=16,
+    tied_embeddings=True,
+)
+
+
+def initial_weights(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(MODEL.num_parameters).astype(np.float32)
+
+
+def num_tokens_in(path: str) -> int:
+    return len(zstandard.ZstdDecompressor().decompress(Path(path).read_bytes())) // 2
+
+
+class NumbersTrainer:
+    """Trains towards a target of its own, a step every `STEP_SECONDS` of virtual time."""
+
+    step_seconds = STEP_SECONDS
+    is_up = True
+    failure: str | None = None
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        settings: Settings,
+        optimizer_path: str,
+        *,
+        on_step: Callable[[messages.Step], None],
+        on_need: Callable[[int], None],
+        on_restart: Callable[[str], None],
+        on_configured: Callable[[messages.Configured], None],
+    ) -> None:
+        self._manifest = manifest
+        self._on_step = on_step
+        self._on_need = on_need
+        self.base = np.zeros(MODEL.num_parameters, dtype=np.float32)
+        self.pending = np.zeros(MODEL.num_parameters, dtype=np.float32)
+        self._queue: list[list[int]] = []
+        self._queued = trio.Event()
+        self._stop = False
+        self._target = initial_weights(digest_of(optimizer_path.encode())[0])
+
+    async def run(self) -> None:
+        await trio.sleep_forever()
+
+    async def genesis(self) -> bool:
+        self.base[:] = initial_weights(self._manifest.seed)
+        return True
+
+    async def train(
+        self, round_number: int, first_step: int, steps: int, seconds: float
+    ) -> messages.Finished:
+        start = self.base.copy()
+        local = start.copy()
+        spans: list[tuple[int, int, int]] = []
+        tokens = done = 0
+        self._stop = False
+        wanted = self._manifest.inner.sequences_per_step * MODEL.context
+        deadline = trio.current_time() + seconds
+        while done < steps and not self._stop and trio.current_time() < deadline:
+            while not self._queue and not self._stop and trio.current_time() < deadline:
+                self._on_need(0)
+                with trio.move_on_after(STEP_SECONDS):
+                    await self._queued.wait()
+                    self._queued = trio.Event()
+            if not self._queue:
+                break
+            await trio.sleep(self.step_seconds)
+            left = wanted
+            while left and self._queue:
+                head = self._queue[0]
+                taken = min(left, head[2] - head[1])
+                spans.append((head[0], head[1], head[1] + taken))
+                head[1] += taken
+                left -= taken
+                if head[1] == head[2]:
+                    self._queue.pop(0)
+            local += np.float32(0.1) * (self._target - local)
+            tokens += wanted - left
+            loss = float(np.square(local).mean())
+            self._on_step(
+                messages.Step(
+                    round=round_number,
+                    step=first_step + done,
+                    loss=loss,
+                    tokens=wanted - left,
+                    seconds=self.step_seconds,
+                    gradient_norm=1.0,
+                    learning_rate=0.1,
+                    skipped=False,
+                )
+            )
+            done += 1
+        self.pending += start - local
+        return messages.Finished(
+            round=round_number,
+            steps=done,
+            tokens=tokens,
+            spans=tuple(spans),
+            loss_mean=1.0 if tokens else math.nan,
+            seconds=done * self.step_seconds,
+        )
+
+    async def stop(self) -> None:
+        self._stop = True
+
+    async def queue(self, shard: int, path: str, start: int, stop: int) -> None:
+        assert num_tokens_in(path) == SHARD_TOKENS
+        self._queue.append([shard, start, stop])
+        self._queued.set()
+
+    async def forget(self) -> None:
+        self._queue.clear()
+
+    async def evaluate(self, paths: Sequence[str], tokens_max: int) -> messages.Evaluated | None:
+        return messages.Evaluated(loss=float(np.square(self.base).mean()), tokens=1)
+
+    async def suspend(self) -> None:
+        self._queue.clear()
+
+    def resume(self) -> None:
+        pass
+
+    async def save(self) -> None:
+        pass
+
+
+class SlowTrainer(NumbersTrainer):
+    step_seconds = 10 * STEP_SECONDS
+
+
+async def in_no_thread(function: Callable[[], T], /) -> T:
+    """A thread would not be seen by the virtual clock."""
+    await trio.lowlevel.checkpoint()
+    return function()
+
+
+def found(
+    identity: Identity, *, codec: str = "fp32", num_shards: int = 64
+) -> tuple[SignedManifest, list[bytes]]:
+    """A manifest signed by its founder, and the run's blocks."""
+    blocks: list[bytes] = []
+    shards: list[ShardInfo] = []
+    for number in range(num_shards + 1):
+        tokens = np.full(SHARD_TOKENS, number % 250, dtype="<u2").tobytes()
+        data = zstandard.ZstdCompressor().compress(tokens)
+        blocks.append(data)
+        shards.append(ShardInfo(digest_of(data), SHARD_TOKENS, len(data)))
+    index = encode_index(ShardIndex(shards=tuple(shards[:-1]), heldout=tuple(shards[-1:])))
+    blocks.append(index)
+    manifest = require_valid(
+        Manifest(
+            version=1,
+            name="numbers",
+            founder=identity.peer_id,
+            created_unix_seconds=0,
+            sync="diloco",
+            model=MODEL,
+            inner=InnerConfig(
+                learning_rate=0.1,
+                warmup_steps=0,
+                total_steps=1000,
+                final_fraction=0.1,
+                beta1=0.9,
+                beta2=0.95,
+                epsilon=1e-8,
+                weight_decay=0.0,
+                clip_norm=1.0,
+                sequences_per_step=2,
+            ),
+            outer=OuterConfig(
+                inner_steps=4,
+                learning_rate=0.7,
+                momentum=0.5,
+                warmup_rounds=1,
+                warmup_inner_steps=2,
+                codec=codec,  # type: ignore[arg-type]
+                chunk_elements=1024,
+            ),
+            rounds=RoundConfig(
+                round_seconds=30.0,
+                gather_seconds=3.0,
+                attempt_seconds=1.0,
+                stale_rounds=5,
+                checkpoint_rounds=3,
+            ),
+            data=DataConfig(
+                tokenizer="bytes",
+                tokenizer_digest=b"",
+                token_bytes=2,
+                index_digest=digest_of(index),
+                num_shards=num_shards,
+                num_tokens=num_shards * SHARD_TOKENS,
+                heldout_tokens=SHARD_TOKENS,
+            ),
+            seed=7,
+            genesis_digest=genesis_digest_of(initial_weights(7), 1024),
+            admission="open",
+            allowed=(),
+        )
+    )
+    signature = identity.sign(signing_bytes(manifest.run_id))
+    return SignedManifest(manifest=encode_manifest(manifest), signature=signature), blocks
+
+
+@dataclass
+class World:
+    """Nodes of one run in one network in memory."""
+
+    root: Path
+    seed: int
+    codec: str = "fp32"
+    wait_for_peers: int = 0
+    num_shards: int = 64
+    nodes: dict[str, Node] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.network = MemoryNetwork(self.seed)
+        self.signed, self._blocks = found(
+            self.identity("a"), codec=self.codec, num_shards=self.num_shards
+        )
+        self._scopes: dict[str, trio.CancelScope] = {}
+
+    def identity(self, name: str) -> Identity:
+        return Identity.from_seed(digest_of(f"{name} {self.seed}".encode()))
+
+    async def run(
+        self,
+        name: str,
+        seeds: Sequence[str] = (),
+        trainer: type[NumbersTrainer] = NumbersTrainer,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """One life of a node; `seeds` are names of nodes that run already."""
+        identity = self.identity(name)
+        state_dir = StateDir(self.root / name)
+        with trio.CancelScope() as scope, state_dir.locked():
+            self._scopes[name] = scope
+            store = BlockStore(state_dir.blocks_path, 2**30)
+            if name == "a":
+                for block in self._blocks:
+                    store.put(block)
+            async with AsyncExitStack() as stack:
+                transport = await stack.enter_async_context(self.network.transport(identity))
+                bootstrap = tuple(
+                    address
+                    for seed in seeds
+                    for address in self.network.get(self.identity(seed).peer_id).addresses()
+                )
+                node = Node(
+                    Settings(state_dir=state_dir.root, wait_for_peers=self.wait_for_peers),
+                    state_dir,
+                    identity,
+                    store,
+                    transport,
+                    self.signed,
+                    bootstrap,
+                    make_trainer=trainer,
+                    run_in_thread=in_no_thread,
+                    serves_http=False,
+                )
+                self.nodes[name] = node
+                task_status.started()
+                await node.run()
+
+    def crash(self, name: str) -> None:
+        """As SIGKILL: nothing more is done, and the connections break."""
+        self.network.kill(self.identity(name).peer_id)
+        self._scopes[name].cancel()
+
+    def participant(self, name: str) -> Participant:
+        participant = self.nodes[name].participant
+        assert participant is not None
+        return participant
+
+    def round(self, name: str) -> int:
+        node = self.nodes[name].participant
+        return node.parts.committed.entry.round if node is not None else 0
+
+    async def reach(self, round_number: int, *names: str, seconds: float = 120.0) -> None:
+        await self.until(lambda: all(self.round(name) >= round_number for name in names), seconds)
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Looks a thousand times a second of virtual time: it may have to catch one phase."""
+        with trio.fail_after(seconds):
+            while not condition():  # noqa: ASYNC110 - what is watched has no event to wait for
+                await trio.sleep(0.001)
+
+    def all_shards_are_with(self, *names: str) -> bool:
+        stores = [StateDir(self.root / name).blocks_path for name in names]
+        return all(
+            any(
+                (path / digest_of(block).hex()[:2] / digest_of(block).hex()).exists()
+                for path in stores
+            )
+            for block in self._blocks
+        )
+
+    def path(self, name: str) -> list[Digest]:
+        committed = self.participant(name).parts.committed
+        path = committed.chain.path_between(committed.chain.genesis, committed.head)
+        assert path is not None
+        return path
+
+    def assert_one_chain(self, *names: str) -> None:
+        """All are on one chain, and whoever is at the same round has the same state."""
+        paths = [self.path(name) for name in names]
+        shortest = min(len(path) for path in paths)
+        assert len({tuple(path[:shortest]) for path in paths}) == 1
+        states: dict[Digest, bytes] = {}
+        for name in names:
+            committed = self.participant(name).parts.committed
+            assert committed.index is not None
+            assert committed.index.digest == committed.entry.state_digest
+            content = committed.parameters.tobytes() + committed.momentum.tobytes()
+            assert states.setdefault(committed.head, content) == content
+
+
+def simulate(world: World, story: Callable[[trio.Nursery], object]) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await story(nursery)  # type: ignore[misc]
+            nursery.cancel_scope.cancel()
+
+    run_simulated(main, world.seed)
+
+
+def assert_every_token_counted_once(headers: Sequence[Header]) -> None:
+    """Every shard was consumed without a gap or an overlap, and all tokens are accounted."""
+    counted: dict[int, int] = {}
+    for header in headers:
+        assert sum(span.stop - span.start for span in header.spans) == header.tokens
+        for span in header.spans:
+            assert span.start == counted.get(span.shard, 0), "gap or overlap in a shard"
+            counted[span.shard] = span.stop
+    assert sum(counted.values()) == headers[-1].tokens_total

@@ -1,0 +1,201 @@
+"""Whose tokens went where, and which data was consumed, when nodes die, split and come back."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import trio
+from node_world import SHARD_TOKENS, World, simulate
+
+from gossamer.node.storage.committed import CannotRebuildError
+from gossamer.protocol.chain import ChunkFinal, Header
+
+
+def credited(world: World, name: str) -> int:
+    """Tokens that the headers of this node's own chain credit to it."""
+    chain = world.participant(name).parts.committed.chain
+    me = world.identity(name).peer_id
+    return sum(
+        member.tokens
+        for head in world.path(name)
+        for member in chain.header(head).members
+        if member.peer_id == me
+    )
+
+
+def assert_account_is_true(world: World, name: str) -> None:
+    """It balances, and committed is what the chain says."""
+    work = world.participant(name).parts.work
+    assert work.account.is_balanced
+    assert work.head == world.path(name)[-1]
+    assert work.account.committed == credited(world, name)
+    status = work.status
+    fates = (status.committed_on_time, status.committed_late, status.dropped, status.lost)
+    assert status.trained == sum(fates) + status.carried
+    assert min(*fates, status.carried) >= 0
+
+
+async def settled(world: World, *names: str) -> None:
+    """Between two rounds: the accounts are at the heads."""
+
+    def is_settled(name: str) -> bool:
+        return world.participant(name).parts.work.head == world.path(name)[-1]
+
+    await world.until(lambda: all(is_settled(name) for name in names))
+
+
+@pytest.mark.parametrize(("seed", "codec"), [(40, "fp32"), (42, "fp16")])
+def test_accounts_are_what_the_chain_says_under_churn(
+    tmp_path: Path, seed: int, codec: str
+) -> None:
+    world = World(tmp_path, seed=seed, codec=codec)
+    draw = random.Random(seed)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        for name in "bcd":
+            await nursery.start(world.run, name, ["a"])
+        await world.reach(4, *"abcd")
+        await world.until(lambda: world.all_shards_are_with(*"bcd"))
+        for _ in range(5):
+            name = draw.choice("bcd")
+            await trio.sleep(draw.uniform(0.0, 2.0))
+            world.crash(name)
+            await trio.sleep(draw.uniform(0.2, 3.0))
+            await nursery.start(world.run, name, ["a"])
+        await world.reach(world.round("a") + 3, *"abcd")
+        await settled(world, *"abcd")
+        for name in "abcd":
+            assert_account_is_true(world, name)
+        survivor = world.participant("a").parts.work.status
+        assert survivor.trained > 0
+        assert survivor.dropped == survivor.lost == 0
+        lost = [world.participant(name).parts.work.status.lost for name in "bcd"]
+        assert max(lost) > 0, "nobody was killed while it trained"
+
+    simulate(world, story)
+
+
+def test_an_account_that_is_gone_is_told_by_the_chain(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=44)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await world.until(lambda: world.round("b") > 3 and credited(world, "b") > 500)
+        world.crash("b")
+        for path in (tmp_path / "b" / "work").iterdir():
+            if path.is_file():
+                path.write_bytes(b"rubbish")
+        await trio.sleep(1.0)
+        await nursery.start(world.run, "b", ["a"])
+        await world.reach(world.round("a") + 5, "a", "b")
+        await settled(world, "a", "b")
+        for name in "ab":
+            assert_account_is_true(world, name)
+        assert world.participant("b").parts.work.status.committed_late > 500
+
+    simulate(world, story)
+
+
+def test_the_account_does_not_need_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is in a round is not asked of blocks that a full disk did not take."""
+    world = World(tmp_path, seed=45)
+
+    def not_there(_header: Header) -> tuple[ChunkFinal, ...]:
+        raise CannotRebuildError("no such block")
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await world.until(lambda: world.round("b") > 3 and credited(world, "b") > 0)
+        monkeypatch.setattr(world.participant("b").parts.committed, "finals_of", not_there)
+        await world.reach(world.round("a") + 5, "a", "b")
+        await settled(world, "b")
+        assert_account_is_true(world, "b")
+        assert world.participant("b").parts.work.status.dropped == 0
+
+    simulate(world, story)
+
+
+def test_the_work_of_the_losing_half_is_carried(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=43)
+    pairs = [
+        (world.identity(one).peer_id, world.identity(other).peer_id)
+        for one in "ab"
+        for other in "cd"
+    ]
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        for name in "bcd":
+            await nursery.start(world.run, name, ["a"])
+        await world.reach(6, *"abcd")
+        await world.until(lambda: world.all_shards_are_with(*"ab"))
+        await world.until(lambda: world.all_shards_are_with(*"cd"))
+        for pair in pairs:
+            world.network.cut(*pair)
+        await world.until(lambda: world.path("a")[-1] not in world.path("c"))
+        split = world.round("a")
+        await world.reach(split + 3, *"abcd")
+        branches = {name: world.path(name) for name in "abcd"}
+        for pair in pairs:
+            world.network.heal(*pair)
+        await world.until(lambda: len({world.path(name)[-1] for name in "abcd"}) == 1)
+        await world.reach(world.round("a") + 3, *"abcd")
+        await settled(world, *"abcd")
+        world.assert_one_chain(*"abcd")
+        losers = [name for name in "abcd" if branches[name][-1] not in world.path(name)]
+        assert losers
+        for name in "abcd":
+            assert_account_is_true(world, name)
+            status = world.participant(name).parts.work.status
+            assert status.dropped == status.lost == 0
+            reclaimed = world.nodes[name].metrics.registry.get_sample_value(
+                "gossamer_tokens_reclaimed_total", {"timing": "on_time"}
+            )
+            assert (reclaimed or 0) > 0 or name not in losers
+            assert status.committed_late > 0 or name not in losers
+            assert status.carried < status.trained / 10
+
+    simulate(world, story)
+
+
+def test_an_epoch_is_consumed_once_although_a_peer_dies_and_another_joins(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, seed=50, num_shards=12)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        for name in "bc":
+            await nursery.start(world.run, name, ["a"])
+        await world.reach(3, *"abc")
+        await world.until(lambda: credited(world, "c") > SHARD_TOKENS)
+        await trio.sleep(0.25)  # in the middle of a round, and of a shard
+        world.crash("c")
+        await nursery.start(world.run, "d", ["b"])
+        a = world.participant("a")
+        await world.until(lambda: a.parts.feed.epoch_progress().epoch >= 2)
+        chain = a.parts.committed.chain
+        headers = [chain.header(head) for head in world.path("a")]
+        members = {member.peer_id for header in headers for member in header.members}
+        assert members == {world.identity(name).peer_id for name in "abcd"}
+
+        reached: dict[int, int] = {}
+        for header in headers:
+            for span in header.spans:
+                assert span.start == reached.get(span.shard, 0), "a gap, or a token twice"
+                reached[span.shard] = span.stop
+        assert reached == a.parts.committed.ledger.as_dict()
+        assert set(reached) == set(range(12))
+        assert all(2 <= position / SHARD_TOKENS <= 3 for position in reached.values())
+        progress = a.parts.feed.epoch_progress()
+        assert progress.epoch == 2
+        assert progress.tokens_consumed == sum(reached.values()) - 2 * 12 * SHARD_TOKENS
+
+    simulate(world, story)

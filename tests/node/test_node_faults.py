@@ -1,0 +1,328 @@
+"""Faults of one node in a swarm, in virtual time: its disk, its trainer, its network, its clock."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+from node_world import NumbersTrainer, SlowTrainer, World, simulate
+
+from gossamer.node.network.identity import Identity
+from gossamer.node.peers.discovery import REUNION_SECONDS, SAVE_SECONDS
+from gossamer.node.peers.redial import BACK_OFF_SECONDS_MAX
+from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.rounds.participant import Participant
+from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.messages import Phase
+
+
+@contextmanager
+def disk_that_takes_nothing(folder: Path) -> Iterator[None]:
+    """Every file that is written below a folder stays behind as a temporary one."""
+    real = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(target).is_relative_to(folder):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(target))
+        real(source, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        yield
+
+
+def phase(node: Participant) -> Phase:
+    return node.progress.phase
+
+
+def isolate(world: World, name: str, others: str) -> None:
+    for other in others:
+        world.network.cut(world.identity(name).peer_id, world.identity(other).peer_id)
+
+
+def reunite(world: World, name: str, others: str) -> None:
+    for other in others:
+        world.network.heal(world.identity(name).peer_id, world.identity(other).peer_id)
+
+
+def test_a_node_whose_disk_takes_nothing_stays_in_the_ring(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=20)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        # It has data to train on for a while.
+        await world.until(lambda: world.all_shards_are_with("b"))
+        await world.reach(world.round("a") + 2, "a", "b")
+        health = world.participant("b").parts.health
+        with disk_that_takes_nothing(tmp_path / "b"):
+            await world.until(lambda: health.problem is not None)
+            assert health.problem is not None
+            assert "the disk is read-only" in health.problem
+            before = world.round("a")
+            # More rounds than a checkpoint is old, so that nothing of before would do.
+            await world.reach(before + 7, "a", "b", seconds=60)
+            chain = world.participant("a").parts.committed.chain
+            rings = [len(chain.header(head).members) for head in world.path("a")[before:]]
+            assert min(rings) == 2, "it did not take part in every round"
+        await world.until(lambda: health.problem is None, seconds=45)
+        mended = world.round("b")
+        for name in "ab":
+            world.crash(name)
+        shutil.rmtree(tmp_path / "a" / "blocks")
+        await trio.sleep(1.0)
+        await nursery.start(world.run, "b")
+        await world.until(lambda: world.round("b") >= mended, seconds=10)
+
+    simulate(world, story)
+
+
+def test_a_node_whose_disk_keeps_it_from_following_waits_for_it(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=21)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await nursery.start(world.run, "c", ["a"])
+        await world.reach(5, *"abc")
+        node = world.participant("c")
+        with disk_that_takes_nothing(tmp_path / "c"):
+            isolate(world, "c", "ab")
+            missed = world.round("a")
+            await world.reach(missed + 5, "a", "b", seconds=60)
+            reunite(world, "c", "ab")
+            await world.until(lambda: phase(node) == "paused", seconds=60)
+            assert node.progress.paused_reason == "disk"
+            assert node.parts.health.problem is not None
+            before = world.round("a")
+            await world.reach(before + 5, "a", "b", seconds=30)
+            assert phase(node) == "paused"
+            chain = world.participant("a").parts.committed.chain
+            rings = [len(chain.header(head).members) for head in world.path("a")[before + 1 :]]
+            assert set(rings) == {2}, "others waited for it"
+        await world.reach(world.round("a") + 3, *"abc", seconds=60)
+        await world.until(lambda: phase(node) != "paused")
+        assert node.progress.paused_reason is None
+        await world.until(lambda: node.parts.health.problem is None, seconds=45)
+        world.assert_one_chain(*"abc")
+
+    simulate(world, story)
+
+
+def test_a_state_directory_that_is_deleted_under_the_node(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=22)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await world.reach(5, "a", "b")
+        node = world.participant("b")
+        health = node.parts.health
+        shutil.rmtree(tmp_path / "b")
+        await world.until(lambda: health.problem is not None)
+        assert health.problem is not None
+        assert "gone" in health.problem
+        await world.reach(world.round("a") + 3, "a", seconds=60)
+        # Without its data it falls behind, and what it would have to fetch has no place.
+        await world.until(lambda: phase(node) == "paused", seconds=60)
+        assert node.progress.paused_reason == "disk"
+        world.assert_one_chain("a", "b")
+        assert not (tmp_path / "b").exists(), "it must not be made anew"
+        world.nodes["b"].leave()
+        await world.until(lambda: phase(node) == "leaving", seconds=10)
+        await world.reach(world.round("a") + 2, "a", seconds=30)
+
+    simulate(world, story)
+
+
+class FailingTrainer(NumbersTrainer):
+    """Gives up in its third round, until it is resumed."""
+
+    rounds_left = 2
+
+    async def train(self, *args: object) -> object:  # type: ignore[override]
+        if self.rounds_left == 0:
+            self.is_up, self.failure = False, "the trainer failed: no device"
+        if self.failure is not None:
+            return await super().train(args[0], args[1], 0, 0.0)  # type: ignore[arg-type]
+        self.rounds_left -= 1
+        return await super().train(*args)  # type: ignore[arg-type]
+
+    def resume(self) -> None:
+        self.is_up, self.failure, self.rounds_left = True, None, 10**6
+
+
+def test_a_node_whose_trainer_failed_follows_serves_and_comes_back(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=23)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"], FailingTrainer)
+        await world.until(lambda: world.nodes["b"].participant is not None)
+        node = world.participant("b")
+        await world.until(lambda: phase(node) == "failed", seconds=60)
+        assert node.progress.problem == "the trainer failed: no device"
+        a = world.participant("a")
+        peer = world.identity("b").peer_id
+        await world.until(lambda: a.parts.swarm.living()[peer].phase == "failed")
+        before, started = world.round("a"), trio.current_time()
+        await world.reach(before + 8, "a", "b", seconds=60)
+        # Alone it takes less than a second; waiting for the other would take gather_seconds more.
+        assert trio.current_time() - started < 8 * 1.5
+        assert a.parts.swarm.claims() == {}, "nobody else may have its shards"
+        world.assert_one_chain("a", "b")
+
+        # It is the only one whom a newcomer can hear of the run from.
+        world.crash("a")
+        await nursery.start(world.run, "c", ["b"])
+        at_least = world.round("b")
+        await world.reach(at_least + 2, "c", "b", seconds=60)
+        world.assert_one_chain("b", "c")
+
+        node.resume()
+        chain = world.participant("c").parts.committed.chain
+        await world.until(lambda: len(chain.header(world.path("c")[-1]).members) == 2)
+        assert node.progress.problem is None
+        account = node.parts.work.account
+        assert account.is_balanced
+
+    simulate(world, story)
+
+
+def are_connected(world: World, names: str) -> bool:
+    ids = {name: world.identity(name).peer_id for name in names}
+    transports = {name: world.network.get(ids[name]) for name in names}
+    return all(
+        ids[other] in transport.peers()
+        for name, transport in transports.items()
+        if transport is not None
+        for other in names
+        if other != name
+    )
+
+
+class NoTrainer(NumbersTrainer):
+    """Never up: its node is in the swarm and does nothing that takes the test's time."""
+
+    is_up = False
+
+
+@pytest.mark.parametrize("groups", [("abc", "d"), ("ab", "cd"), ("a", "b", "c", "d")])
+def test_who_was_cut_off_for_minutes_is_back_in_seconds(
+    tmp_path: Path, groups: tuple[str, ...]
+) -> None:
+    world = World(tmp_path, seed=24)
+    pairs = [
+        (world.identity(first).peer_id, world.identity(second).peer_id)
+        for group in groups
+        for other in groups
+        if group < other
+        for first in group
+        for second in other
+    ]
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", (), NoTrainer)
+        for name in "bcd":
+            await nursery.start(world.run, name, ["a"], NoTrainer)
+        await world.until(lambda: are_connected(world, "abcd"))
+        for first, second in pairs:
+            world.network.cut(first, second)
+        await trio.sleep(150)
+        assert not are_connected(world, "abcd")
+        assert all(are_connected(world, group) for group in groups)
+        for first, second in pairs:
+            world.network.heal(first, second)
+        healed = trio.current_time()
+        await world.until(lambda: are_connected(world, "abcd"), 2 * BACK_OFF_SECONDS_MAX)
+        assert trio.current_time() - healed <= REUNION_SECONDS
+
+    simulate(world, story)
+
+
+def test_all_are_restarted_and_the_newest_known_addresses_are_dead(tmp_path: Path) -> None:
+    """More dead ones than are dialled at once must not keep a node from who lives."""
+    world = World(tmp_path, seed=25)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await world.reach(4, "a", "b")
+        await trio.sleep(SAVE_SECONDS + 2)
+        for name in "ab":
+            world.crash(name)
+        await trio.sleep(1.0)
+        known = StateDir(tmp_path / "b").known_peers()
+        known.saw(world.identity("a").peer_id, known.newest_first()[0][1])
+        for number in range(100):
+            dead = Identity.from_seed(digest_of(b"dead %d" % number)).peer_id
+            known.saw(dead, (f"/ip4/10.9.9.{number}/tcp/1",))
+        known.save()
+        await nursery.start(world.run, "b")
+        await trio.sleep(5.0)
+        await nursery.start(world.run, "a")
+        await world.until(lambda: are_connected(world, "ab"), REUNION_SECONDS)
+
+    simulate(world, story)
+
+
+def num_members(world: World, name: str) -> int:
+    """Of the ring of the newest round that a node has committed."""
+    path = world.path(name)
+    chain = world.participant(name).parts.committed.chain
+    return len(chain.header(path[-1]).members) if path else 0
+
+
+def newest_on_disk(folder: Path, world: World) -> tuple[int, Digest]:
+    """(tokens of the chain, head) that a node's disk holds."""
+    manifest = open_signed_manifest(world.signed)
+    state_dir = StateDir(folder)
+    genesis_state = Digest(manifest.genesis_digest)
+    chain = ChainStore(state_dir.chain_path, manifest.run_id, genesis_state, read_only=True)
+    head = Digest(bytes.fromhex(state_dir.head_path.read_text().strip()))
+    return chain.entry(head).tokens_total, head
+
+
+@pytest.mark.parametrize("seed", [40, 41])
+def test_all_are_killed_and_one_does_not_come_back(tmp_path: Path, seed: int) -> None:
+    """The run goes on from the newest committed round that any of those that live holds."""
+    world = World(tmp_path, seed=seed)
+    randomness = random.Random(seed)
+
+    async def story(nursery: trio.Nursery) -> None:
+        # Rounds take longer than it takes all to be back: who is first must not get far alone.
+        await nursery.start(world.run, "a", (), SlowTrainer)
+        for name in "bcd":
+            await nursery.start(world.run, name, ["a"], SlowTrainer)
+        await world.until(lambda: world.all_shards_are_with("b", "c", "d"))
+        await world.until(lambda: num_members(world, "a") == 4)
+        await world.until(lambda: phase(world.participant("a")) == "averaging")
+        # Not at one moment: some may commit a round that others do not have.
+        for name in randomness.sample("abcd", 4):
+            await trio.sleep(randomness.uniform(0.0, 0.03))
+            world.crash(name)
+        await trio.sleep(1.0)
+        _gone, *back = randomness.sample("abcd", 4)
+        tokens, newest = max(newest_on_disk(tmp_path / name, world) for name in back)
+        assert tokens > 0
+        first, *others = back
+        await nursery.start(world.run, first, (), SlowTrainer)
+        for name in others:
+            await trio.sleep(randomness.uniform(0.0, 1.0))
+            await nursery.start(world.run, name, [first], SlowTrainer)
+        await world.until(lambda: are_connected(world, "".join(back)))
+        await world.reach(max(world.round(name) for name in back) + 1, *back)
+        await world.until(lambda: num_members(world, first) == 3)
+        world.assert_one_chain(*back)
+        assert newest in world.path(first)
+
+    simulate(world, story)

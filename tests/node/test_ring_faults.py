@@ -1,0 +1,313 @@
+"""Drivers of one ring in virtual time, with faults in the middle of it: how long the others take.
+
+Four members (or five), 16 MB and lines of 4 MB/s from each to each: 6 s undisturbed. The same
+faults with real processes are in tests/chaos.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import trio
+
+from gossamer.node.network.identity import Identity, verify
+from gossamer.node.network.memory_transport import MemoryNetwork, run_simulated
+from gossamer.node.network.transport import Stream, StreamClosed, Transport
+from gossamer.node.peers.gossip import Gossip
+from gossamer.node.rounds.ring_link import RING_PROTOCOL, Receiver, serve_ring
+from gossamer.node.rounds.round_driver import SILENT_SECONDS, RoundDriver
+from gossamer.protocol.attempt import Committed
+from gossamer.protocol.chain import Commit, Header
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.ledger import Ledger
+from gossamer.protocol.messages import Ready, Roster, Signed, Statement, open_signed
+from gossamer.protocol.proposal import Parent
+from gossamer.protocol.ring import Payload
+from gossamer.protocol.round import Round, RoundRules
+
+RUN_ID = digest_of(b"ring faults")
+HEAD = digest_of(b"head")
+PLAN = ChunkPlan(4_000_000, 62_500)
+LINE = 4_000_000.0
+UNDISTURBED_SECONDS = 6.5
+"""2 (N-1)/N of 16 MB at 4 MB/s are 6 s; the rest is gathering the ring and the last hops."""
+
+
+def state_digest(_round: int, finals: Sequence[Payload], _contributors: Sequence[int]) -> Digest:
+    return digest_of(*finals)
+
+
+@dataclass
+class Member:
+    """One peer with its driver."""
+
+    identity: Identity
+    transport: Transport
+    driver: RoundDriver | None = None
+    committed_seconds: float | None = None
+    removed: list[tuple[PeerId, str]] = field(default_factory=list)
+
+    def begin(self, others: Callable[[], list[PeerId]], nursery: trio.Nursery) -> None:
+        me = self.identity.peer_id
+        gossip = Gossip(
+            self.transport,
+            self.identity,
+            RUN_ID,
+            on_statement=self._heard,
+            on_commit=self._heard_commit,
+            on_offence=self._offence,
+            randomness=random.Random(0),
+        )
+        self.transport.handle(RING_PROTOCOL, self._serve)
+        gossip.start()
+        nursery.start_soon(gossip.run)
+        machine = Round(
+            me=me,
+            run_id=RUN_ID,
+            parent=Parent(HEAD, 0, 0, Ledger()),
+            rules=RoundRules("fp32", PLAN.chunk_elements, PLAN.num_chunks, 10.0, 0.3, 2.5),
+            sign=self.identity.sign,
+            verify=verify,
+            now=trio.current_time(),
+        )
+        self.driver = RoundDriver(
+            machine,
+            me=me,
+            transport=self.transport,
+            gossip=gossip,
+            plan=PLAN,
+            pending=np.ones(PLAN.num_elements, np.float32),
+            codec_name="fp32",
+            compute=state_digest,
+            run_in_thread=_at_once,
+            on_offence=self._offence,
+            on_removed=lambda peer, reason: self.removed.append((peer, reason)),
+            expected=others,
+            reach=self._reach,
+        )
+        nursery.start_soon(self.driver.run)
+        nursery.start_soon(self._note_commit, self.driver)
+
+    def ready(self) -> None:
+        assert self.driver is not None
+        self.driver.ready(Ready(1, HEAD, 100, 1, 0.0, ()))
+
+    @property
+    def committed(self) -> Committed:
+        assert self.driver is not None
+        assert self.driver.committed is not None, "not committed"
+        return self.driver.committed
+
+    def is_done(self, removed: set[PeerId]) -> bool:
+        """Committed, or out of the ring and left to fetch the round from the others."""
+        return self.committed_seconds is not None or self.identity.peer_id in removed
+
+    async def changed(self) -> None:
+        assert self.driver is not None
+        await self.driver.changed.wait()
+
+    async def _note_commit(self, driver: RoundDriver) -> None:
+        await driver.finished.wait()
+        self.committed_seconds = trio.current_time()
+        driver.changed.set()
+
+    async def _reach(self, peer: PeerId) -> None:
+        if peer not in self.transport.peers():
+            await self.transport.connect_any(peer, ())
+
+    def _heard(self, signed: Signed, statement: Statement) -> None:
+        if self.driver is not None:
+            self.driver.heard(signed, statement)
+
+    def _heard_commit(self, _author: PeerId, commit: Commit, _header: Header | None = None) -> None:
+        if self.driver is not None and self.driver.is_running:
+            self.driver.commit_received(commit)
+
+    def _offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        raise AssertionError(f"{peer} broke the protocol: {error}")
+
+    async def _serve(self, stream: Stream) -> None:
+        try:
+            await serve_ring(stream, self._greeted)
+        except StreamClosed:
+            await stream.reset()
+
+    async def _greeted(self, _peer: PeerId, envelope: Signed) -> Receiver | None:
+        statement = open_signed(envelope, RUN_ID, verify)
+        assert isinstance(statement, Roster)
+        return None if self.driver is None else await self.driver.greeted(envelope, statement)
+
+
+async def _at_once(function: Callable[[], object]) -> object:
+    await trio.lowlevel.checkpoint()
+    return function()
+
+
+class Lab:
+    """A ring at work."""
+
+    def __init__(self, network: MemoryNetwork, members: dict[PeerId, Member]) -> None:
+        self.network = network
+        self.members = members
+        self.began_seconds = trio.current_time()
+        ring = next(iter(members.values())).driver
+        assert ring is not None
+        assert ring.machine.ring is not None
+        self.order = ring.machine.ring.members
+
+    def set_line(self, peer: PeerId, rate: float, *, up: bool = True, down: bool = True) -> None:
+        for other in self.members:
+            if up:
+                self.network.link(peer, other).bytes_per_second = rate
+            if down:
+                self.network.link(other, peer).bytes_per_second = rate
+
+    def kill(self, *peers: PeerId) -> None:
+        for peer in peers:
+            self.network.kill(peer)
+            driver = self.members.pop(peer).driver
+            assert driver is not None
+            driver.cancel()
+
+    async def all_committed(self) -> float:
+        """Seconds from the ring's beginning until the last of those left in it has committed."""
+        with trio.fail_after(120):
+            while waiting := [m for m in self.members.values() if not m.is_done(self.removed)]:
+                await waiting[0].changed()
+        times = [m.committed_seconds for m in self.members.values() if m.committed_seconds]
+        assert len({m.committed.proposal.header.digest for m in self.in_ring()}) == 1
+        return max(times) - self.began_seconds
+
+    def in_ring(self) -> list[Member]:
+        return [member for peer, member in self.members.items() if peer not in self.removed]
+
+    @property
+    def removed(self) -> set[PeerId]:
+        return {peer for peer, _ in self.reasons()}
+
+    def contributors(self) -> list[set[PeerId]]:
+        """Of each chunk."""
+        finals = self.in_ring()[0].committed.finals
+        return [
+            {peer for place, peer in enumerate(self.order) if final.mask >> place & 1}
+            for final in finals
+        ]
+
+    def reasons(self) -> set[tuple[PeerId, str]]:
+        return {removal for member in self.members.values() for removal in member.removed}
+
+
+def run_ring(story: Callable[[Lab], object], num_members: int = 4) -> None:
+    async def main() -> None:
+        network = MemoryNetwork(latency_seconds=0.01)
+        identities = [Identity.from_seed(bytes([n]) * 32) for n in range(1, num_members + 1)]
+        async with trio.open_nursery() as nursery:
+            members: dict[PeerId, Member] = {}
+            for identity in identities:
+                transport = await nursery.start(_run_transport, network, identity)
+                members[identity.peer_id] = Member(identity, transport)
+            peers = sorted(members)
+            for peer in peers:
+                for other in peers:
+                    network.link(peer, other).bytes_per_second = LINE
+            for place, peer in enumerate(peers):
+                others = [other for other in peers if other != peer]
+                members[peer].begin(lambda others=others: others, nursery)  # type: ignore[misc]
+                for other in peers[:place]:
+                    await members[peer].transport.connect(members[other].transport.addresses()[0])
+            for peer in peers:
+                members[peer].ready()
+            for member in members.values():
+                assert member.driver is not None
+                while member.driver.machine.ring is None:
+                    await member.driver.changed.wait()
+            await story(Lab(network, members))  # type: ignore[misc]
+            nursery.cancel_scope.cancel()
+
+    run_simulated(main)
+
+
+async def _run_transport(
+    network: MemoryNetwork,
+    identity: Identity,
+    task_status: trio.TaskStatus[Transport] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    async with network.transport(identity) as transport:
+        task_status.started(transport)
+        await trio.sleep_forever()
+
+
+def test_undisturbed() -> None:
+    async def story(lab: Lab) -> None:
+        assert await lab.all_committed() < UNDISTURBED_SECONDS
+        assert all(len(members) == 4 for members in lab.contributors())
+        assert not lab.reasons()
+
+    run_ring(story)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1.0, 2.0, 3.5, 5.0, 5.9])
+def test_one_is_killed(seconds: float) -> None:
+    async def story(lab: Lab) -> None:
+        await trio.sleep(seconds)
+        lab.kill(lab.order[1])
+        assert await lab.all_committed() < UNDISTURBED_SECONDS + 2.0
+        assert all(members >= set(lab.members) for members in lab.contributors())
+
+    run_ring(story)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 2.0, 3.5, 5.0])
+def test_two_neighbours_are_killed(seconds: float) -> None:
+    async def story(lab: Lab) -> None:
+        await trio.sleep(seconds)
+        lab.kill(lab.order[1], lab.order[2])
+        assert await lab.all_committed() < UNDISTURBED_SECONDS + 2.0
+        assert all(members >= set(lab.members) for members in lab.contributors())
+
+    run_ring(story, num_members=5)
+
+
+@pytest.mark.parametrize("num_silent", [1, 2])
+def test_neighbours_fall_silent(num_silent: int) -> None:
+    async def story(lab: Lab) -> None:
+        await trio.sleep(2.0)
+        silent = lab.order[1 : 1 + num_silent]
+        for peer in silent:
+            for other in lab.order:
+                if other != peer:
+                    lab.network.cut(peer, other)
+        for peer in silent:
+            del lab.members[peer]
+        assert await lab.all_committed() < UNDISTURBED_SECONDS + SILENT_SECONDS + 2.0
+        assert all(members >= set(lab.members) for members in lab.contributors())
+
+    run_ring(story, num_members=5)
+
+
+@pytest.mark.parametrize(("up", "down"), [(True, True), (True, False), (False, True)])
+def test_one_has_a_twentieth_of_the_line(up: bool, down: bool) -> None:
+    async def story(lab: Lab) -> None:
+        slow = lab.order[2]
+        lab.set_line(slow, LINE / 20, up=up, down=down)
+        member = lab.members.pop(slow)
+        seconds = await lab.all_committed()
+        assert seconds < 1.5 * UNDISTURBED_SECONDS
+        assert slow in {peer for peer, reason in lab.reasons() if reason == "slow"}
+        if down:
+            # Its predecessor sees a slow line and its own predecessor none: nobody else is blamed.
+            assert lab.removed == {slow}
+            assert all(members >= set(lab.members) for members in lab.contributors())
+        else:
+            # It blames its successor first, and itself when the next one looks slow as well.
+            assert lab.removed == {slow, lab.order[3]}
+        assert member.driver is not None
+        assert member.driver.machine.line_is_slow == up
+
+    run_ring(story)

@@ -1,0 +1,345 @@
+"""The files, vectors and metrics of a node's own work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gossamer.node.interface.metrics import Metrics
+from gossamer.node.storage.disk import DiskError
+from gossamer.node.storage.work import VECTORS_MAX, Work
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.messages import Span
+from gossamer.protocol.state import FloatVector
+
+PLAN = ChunkPlan(8, 2)
+ALL = 0b1111
+STALE_ROUNDS = 3
+H0, H1, H2, H3 = (digest_of(bytes([number])) for number in range(4))
+RING, OTHER_RING = digest_of(b"ring"), digest_of(b"other ring")
+SPANS = (Span(0, 0, 100),)
+
+
+class Life:
+    """A process with its `pending`; all of them work in the same directory."""
+
+    def __init__(self, directory: Path, stale_rounds: int = STALE_ROUNDS) -> None:
+        self.pending = np.zeros(PLAN.num_elements, dtype=np.float32)
+        self.metrics = Metrics()
+        self.work = Work(directory, self.pending, PLAN, stale_rounds, self.metrics)
+        self.work.load()
+
+    def train(self, head: Digest, number: int, value: float, tokens: int = 100) -> None:
+        self.work.close_offer()
+        self.pending += np.float32(value)
+        self.work.stepped(tokens)
+        self.work.trained(head, number, tokens, SPANS)
+
+    def take(
+        self, head: Digest, parent: Digest, tokens: int, chunks: int, ring: Digest = RING
+    ) -> None:
+        self.work.committed_by(head, parent, ring, tokens, chunks, counts_spans=True)
+        self.work.moved_to(head)
+
+    def holds(self, *values: float) -> bool:
+        """One value a chunk, or one for all."""
+        expected = np.repeat(np.broadcast_to(values, PLAN.num_chunks), PLAN.chunk_elements)
+        return bool(np.allclose(self.pending, expected))
+
+    def sample(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"gossamer_{name}", labels) or 0.0
+
+
+def fates(life: Life) -> tuple[int, int, int, int, int]:
+    status = life.work.status
+    found = (
+        status.committed_on_time, status.committed_late, status.dropped, status.lost,
+        status.carried,
+    )  # fmt: skip
+    assert status.trained == sum(found)
+    names = ("committed_on_time", "committed_late", "dropped", "lost", "carried")
+    assert found == tuple(life.sample("work_tokens", fate=name) for name in names)
+    return found
+
+
+class Errors:
+    """Rounding errors of a ring, the same in every chunk."""
+
+    def error_of(self, chunk: int) -> FloatVector | None:
+        return np.full(PLAN.elements_of(chunk), 0.25, dtype=np.float32)
+
+
+def test_what_a_round_took_leaves_pending_and_its_rounding_error_stays(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    assert life.work.offer(H0, 1).tokens == 100
+    life.work.followed(RING, Errors())
+    life.take(H1, H0, 50, 0b0011)
+    assert life.holds(0.25, 0.25, 1.0, 1.0)
+    assert fates(life) == (50, 0, 0, 0, 50)
+    assert life.sample("tokens_committed_total", timing="on_time") == 50
+
+
+def test_the_error_of_another_ring_is_not_that_of_the_one_that_took_it(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    life.work.offer(H0, 1)
+    life.work.followed(OTHER_RING, Errors())
+    life.take(H1, H0, 100, ALL)
+    assert life.holds(0.0)
+
+
+def test_a_lost_round_gives_back_exactly_what_it_took(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    life.work.offer(H0, 1)
+    life.work.followed(RING, Errors())
+    life.take(H1, H0, 50, 0b0011)
+    life.train(H1, 2, 10.0)
+    life.work.abandoned(H1, H0, 50, 2)
+    life.work.moved_to(H2)
+    assert life.holds(11.0)
+    assert fates(life) == (0, 0, 0, 0, 200)
+    assert life.sample("tokens_committed_total", timing="on_time") == 50
+    assert life.sample("tokens_reclaimed_total", timing="on_time") == 50
+
+
+def test_what_is_trained_after_an_offer_is_not_settled_with_it(tmp_path: Path) -> None:
+    """Its ring commits unheard of, while this node trains on."""
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    life.work.offer(H0, 1)
+    life.work.followed(RING, Errors())
+    life.train(H0, 1, 10.0, tokens=70)
+    life.take(H1, H0, 75, 0b0111)
+    assert life.holds(10.25, 10.25, 10.25, 11.0)
+    assert fates(life) == (75, 0, 0, 0, 95)
+
+
+def test_two_rings_of_one_turn(tmp_path: Path) -> None:
+    """It followed one after the other; the first is committed by those who stayed in it."""
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    life.work.offer(H0, 1)
+    life.work.followed(RING, Errors())
+    life.work.followed(OTHER_RING, Errors())
+    life.take(H1, H0, 100, ALL, RING)
+    assert life.holds(0.0)
+    life.train(H1, 2, 10.0)
+    life.work.abandoned(H1, H0, 100, 2)
+    life.take(H2, H0, 100, ALL, OTHER_RING)
+    assert life.holds(10.0)
+    assert fates(life) == (100, 0, 0, 0, 100)
+
+
+def test_stale_work_and_work_that_is_no_number_is_dropped(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.train(H0, 1, float("nan"))
+    life.work.drop("nonfinite")
+    assert life.holds(0.0)
+    life.train(H0, 1, 1.0)
+    life.work.offer(H0, 1)
+    life.take(H1, H0, 50, 0b0011)
+    life.train(H1, 2, 1.0)
+    assert not life.work.drop_stale(1 + STALE_ROUNDS)
+    assert not life.work.drop_stale(2 + STALE_ROUNDS)
+    assert life.holds(1.0, 1.0, 0.0, 0.0)
+    assert life.work.drop_stale(3 + STALE_ROUNDS)
+    assert life.holds(0.0)
+    assert fates(life) == (50, 0, 250, 0, 0)
+    assert life.sample("tokens_dropped_total", reason="nonfinite") == 100
+    assert life.sample("tokens_dropped_total", reason="stale") == 150
+
+
+def test_a_killed_process_loses_what_was_not_saved_and_knows_how_much(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    assert life.work.must_save
+    life.work.save()
+    assert not life.work.must_save
+    life.train(H0, 1, 10.0, tokens=70)
+    for _ in range(3):
+        life.work.stepped(10)
+    new = Life(tmp_path)
+    assert new.holds(1.0)
+    assert fates(new) == (0, 0, 0, 100, 100)
+    assert Life(tmp_path).work.status == new.work.status, "a life that did nothing"
+
+
+def test_a_round_that_had_the_work_of_the_killed_process_had_it(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.work.moved_to(H0)
+    life.train(H0, 1, 1.0)
+    life.work.save()
+    life.train(H0, 1, 10.0)
+    life.work.offer(H0, 1)
+    life.work.followed(RING, Errors())
+    new = Life(tmp_path)
+    new.train(H0, 1, 100.0)
+    new.take(H1, H0, 150, 0b0111)
+    assert new.holds(100.0, 100.0, 100.0, 101.0)
+    assert fates(new) == (150, 0, 0, 25, 125)
+
+
+def test_what_was_taken_after_saving_does_not_come_back(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    life.work.save()
+    life.work.offer(H0, 1)
+    life.take(H1, H0, 50, 0b0011)
+    new = Life(tmp_path)
+    assert new.holds(0.0, 0.0, 1.0, 1.0)
+    assert fates(new) == (50, 0, 0, 0, 50)
+    assert new.work.head == H1
+    new.work.abandoned(H1, H0, 50, 2)
+    assert new.holds(1.0)
+
+
+def test_a_kill_between_the_two_files(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    journal = tmp_path / "journal"
+    before = journal.read_bytes()
+    life.work.save()
+    journal.write_bytes(before)
+    new = Life(tmp_path)
+    assert new.holds(1.0)
+    assert fates(new) == (0, 0, 0, 0, 100)
+
+
+@pytest.mark.parametrize("name", ["journal", "pending"])
+@pytest.mark.parametrize("damage", ["flipped", "empty", "of another model", "another version"])
+def test_a_damaged_file_is_left_out(
+    tmp_path: Path, name: str, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    life.work.save()
+    path = tmp_path / name
+    content = bytearray(path.read_bytes())
+    match damage:
+        case "flipped":
+            content[-1] ^= 1
+        case "empty":
+            content.clear()
+        case "of another model":
+            data = content[32:] + b"\0\0\0\0"
+            content = bytearray(digest_of(data) + data)
+        case "another version":
+            data = content[32:]
+            data[5] = 99  # after the length and the array's head
+            content = bytearray(digest_of(data) + data)
+    path.write_bytes(content)
+    new = Life(tmp_path)
+    assert new.work.is_damaged
+    assert "left out" in capsys.readouterr().out
+    if name == "journal":
+        assert new.holds(1.0)
+        assert fates(new) == (0, 0, 0, 0, 100)
+    else:
+        assert new.holds(0.0)
+        assert fates(new) == (0, 0, 0, 100, 0)
+
+
+def test_files_of_the_first_version_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir(parents=True)
+    for name in ("account", "taken/ab"):
+        (tmp_path / name).write_bytes(b"whatever")
+    life = Life(tmp_path)
+    assert life.work.is_damaged
+    assert not (tmp_path / "account").exists()
+    assert list((tmp_path / "taken").iterdir()) == []
+    life.train(H0, 1, 1.0)
+    assert not Life(tmp_path).work.is_damaged
+
+
+def test_a_damaged_vector_costs_the_work_behind_it_and_nothing_else(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    offer = life.work.offer(H0, 1)
+    life.take(H1, H0, 100, ALL)
+    life.train(H1, 2, 10.0)
+    (tmp_path / "offers" / str(offer.number)).write_bytes(b"rubbish")
+    life.work.abandoned(H1, H0, 100, 2)
+    assert life.holds(10.0)
+    life.work.moved_to(H0)
+    assert fates(life) == (0, 0, 0, 100, 100)
+
+
+def test_a_vector_that_is_gone_is_rather_lost_than_counted_twice(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    offer = life.work.offer(H0, 1)
+    life.train(H0, 1, 10.0)
+    (tmp_path / "offers" / str(offer.number)).unlink()
+    life.take(H1, H0, 50, 0b0011)
+    assert life.holds(0.0, 0.0, 11.0, 11.0)
+
+
+def test_vectors_on_disk_are_bounded(tmp_path: Path) -> None:
+    for stale_rounds, kept in ((STALE_ROUNDS, STALE_ROUNDS + 1), (1000, VECTORS_MAX)):
+        directory = tmp_path / str(stale_rounds)
+        life = Life(directory, stale_rounds)
+        head = H0
+        for number in range(1, 2 * VECTORS_MAX):
+            life.train(head, number, 1.0)
+            life.work.offer(head, number)
+            new = digest_of(head)
+            life.take(new, head, 100, ALL)
+            head = new
+        assert len(list((directory / "offers").iterdir())) == kept
+
+
+def test_an_offer_that_went_into_no_ring_has_no_vector(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    life.work.offer(H0, 1)
+    life.work.withdraw()
+    life.train(H0, 1, 1.0)
+    assert list((tmp_path / "offers").iterdir()) == []
+    assert life.work.account.state.offers == []
+
+
+def test_a_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    life.work.save()
+
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    life.train(H0, 1, 10.0)
+    with pytest.raises(DiskError):
+        life.work.save()
+    assert life.work.must_save
+    life.work.offer(H0, 1)
+    life.take(H1, H0, 200, ALL)
+    assert fates(life) == (200, 0, 0, 0, 0)
+    monkeypatch.undo()
+    life.train(H1, 2, 1.0)
+    life.work.save()
+    assert fates(Life(tmp_path)) == (200, 0, 0, 0, 100)
+
+
+def test_quick_steps_do_not_wear_out_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life(tmp_path)
+    real, written = os.replace, 0
+
+    def count(source: Path, target: Path) -> None:
+        nonlocal written
+        written += 1
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", count)
+    for _ in range(1000):
+        life.work.stepped(32)
+    assert 20 < written < 120
+    lost = Life(tmp_path).work.status.lost
+    assert 0.95 * 32_000 <= lost <= 32_000

@@ -1,0 +1,311 @@
+"""What a rogue pretends to be: ahead of everybody, at work on everything, a member of the ring."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import numpy as np
+import trio
+from attacks_gossip import next_header, vote_for
+from rogue import Rogue, encode, frame
+
+from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.transport import Stream, TransportError
+from gossamer.node.peers.chain_sync import CHAIN_PROTOCOL
+from gossamer.node.rounds.ring_link import RING_PROTOCOL, Ack, Hello, Token
+from gossamer.protocol import limits
+from gossamer.protocol.block_messages import BLOCKS_PROTOCOL, decode_request, encode_reply
+from gossamer.protocol.chain import Commit, encode_commit, encode_header
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.messages import Announce, Ready, Roster, Signed, Suspect, Vote
+from gossamer.protocol.plausible import WorkBounds
+from gossamer.protocol.roster import ring_id_of, ring_order
+
+
+async def made_up_heads(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Always at another head, far heavier than any, that does not exist."""
+    await _pretend_to_be_ahead(rogue, victims, [encode([])])
+
+
+async def made_up_chains(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Likewise, and asked for its proof it sends what is none."""
+    answers = [encode([rogue.noise(60)]), rogue.noise(80), b"\x91" * 10_000, encode([b""] * 65)]
+    await _pretend_to_be_ahead(rogue, victims, answers)
+
+
+async def _pretend_to_be_ahead(rogue: Rogue, victims: list[PeerId], answers: list[bytes]) -> None:
+    async def serve(stream: Stream) -> None:
+        await receive_frame(stream)
+        if rogue.random.random() < 0.2:
+            await trio.sleep(30.0)
+        await send_frame(stream, rogue.random.choice(answers))
+
+    rogue.transport.handle(CHAIN_PROTOCOL, serve)
+    head = await rogue.head(victims[0])
+    for _ in range(40):
+        liar = rogue.announce(
+            head,
+            phase="training",
+            head=rogue.noise(32),
+            round=head.round + 100,
+            tokens_total=limits.TOKENS_TOTAL_MAX,
+        )
+        await rogue.gossip(liar)
+        await trio.sleep(0.25)
+
+
+async def heads_that_lead_nowhere(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Signed by all their members, which is the rogue alone, and no state follows from them."""
+    assert rogue.manifest is not None
+    tokens = WorkBounds(rogue.manifest).tokens_max
+    for _ in range(4):
+        head = await rogue.head(victims[0])
+        header = next_header(rogue, head.head, head.round, head.tokens_total, [rogue.me], tokens)
+        record = encode_commit(Commit(encode_header(header), (vote_for(rogue, header),)))
+        announce = rogue.announce(
+            head,
+            phase="training",
+            head=header.digest,
+            round=header.round,
+            tokens_total=header.tokens_total,
+        )
+        await rogue.publish(rogue.topics()[1], b"\x01" + record)
+        await rogue.gossip(announce)
+        await trio.sleep(1.0)
+
+
+async def claims_to_all_data(rogue: Rogue, victims: list[PeerId]) -> None:
+    """It claims every shard there is and trains on none."""
+    for _ in range(20):
+        head = await rogue.head(victims[0])
+        await rogue.gossip(rogue.announce(head, phase="training", claims=tuple(range(64))))
+        await trio.sleep(0.5)
+
+
+async def wrong_blocks(rogue: Rogue, victims: list[PeerId]) -> None:
+    """It serves whatever it is asked for, and never what it is."""
+
+    async def serve(stream: Stream) -> None:
+        with suppress(TransportError):
+            while True:
+                message, _ = await receive_frame(stream)
+                reply = encode_reply(decode_request(message), found=True)
+                await send_frame(stream, reply, rogue.noise(100))
+
+    rogue.transport.handle(BLOCKS_PROTOCOL, serve)
+    head = await rogue.head(victims[0])
+    for _ in range(10):
+        await rogue.gossip(rogue.announce(head, phase="training"))
+        await trio.sleep(0.5)
+
+
+async def rings_of_one(rogue: Rogue, victims: list[PeerId]) -> None:
+    """For every round a ring of the rogue alone, which the others would have to wait for."""
+    with trio.move_on_after(20.0):
+        while True:
+            head = await rogue.head(victims[0])
+            await rogue.gossip(rogue.announce(head, phase="averaging"))
+            await rogue.gossip(_roster(rogue, head, [rogue.sealed(rogue.ready(head))]))
+            await trio.sleep(0.05)
+
+
+async def rings_without_end(rogue: Rogue, victims: list[PeerId]) -> None:
+    """For every round one ring after the other, each to be preferred to the one before."""
+    with trio.move_on_after(20.0):
+        while True:
+            head = await rogue.head(victims[0])
+            await rogue.gossip(rogue.announce(head, phase="averaging"))
+            mine = [rogue.sealed(rogue.ready(head, steps=number)) for number in range(1, 40)]
+            theirs = [
+                signed
+                for signed, statement in await rogue.board(victims[0])
+                if isinstance(statement, Ready) and statement.head == head.head
+            ]
+            rosters = [rogue.sealed(_roster(rogue, head, [one, *theirs])) for one in mine]
+            for roster in sorted(rosters, key=ring_id_of, reverse=True) if theirs else ():
+                await rogue.gossip(roster)
+                await trio.sleep(0.05)
+            await trio.sleep(0.05)
+
+
+async def never_ready(rogue: Rogue, victims: list[PeerId]) -> None:
+    """At work on every round, as it says, and never done."""
+    with trio.move_on_after(20.0):
+        while True:
+            head = await rogue.head(victims[0])
+            await rogue.gossip(rogue.announce(head, phase="training"))
+            await trio.sleep(0.2)
+
+
+def _roster(rogue: Rogue, head: Announce, members: list[Signed]) -> Roster:
+    assert rogue.manifest is not None
+    outer = rogue.manifest.outer
+    envelopes = {PeerId(one.author): one for one in members}
+    order = [envelopes[peer] for peer in ring_order(head.head, 0, envelopes)]
+    return Roster(head.round + 1, head.head, 0, tuple(order), outer.codec, outer.chunk_elements)
+
+
+# As a member of the ring
+
+
+Member = Callable[[Rogue, list[PeerId], Signed, Roster], Awaitable[None]]
+
+
+async def _as_member(rogue: Rogue, victims: list[PeerId], misbehave: Member) -> None:
+    """Takes part until a roster names it, then misbehaves; twice if it is let."""
+    seen: set[Digest] = set()
+    with trio.move_on_after(20.0):
+        while len(seen) < 8:
+            head = await rogue.head(victims[0])
+            await rogue.gossip(rogue.announce(head, phase="training"))
+            await rogue.gossip(rogue.ready(head))
+            for signed, statement in await rogue.board(victims[0]):
+                ring_id = ring_id_of(signed)
+                if (
+                    isinstance(statement, Roster)
+                    and ring_id not in seen
+                    and rogue.me in {member.author for member in statement.members}
+                ):
+                    seen.add(ring_id)
+                    await misbehave(rogue, victims, signed, statement)
+            await trio.sleep(0.05)
+
+
+async def member_that_is_silent(rogue: Rogue, victims: list[PeerId]) -> None:
+    """It takes what comes and acknowledges nothing."""
+
+    async def serve(stream: Stream) -> None:
+        with suppress(TransportError):
+            while True:
+                await receive_frame(stream)
+
+    async def nothing(_rogue: Rogue, _victims: list[PeerId], _s: Signed, _r: Roster) -> None:
+        pass
+
+    rogue.transport.handle(RING_PROTOCOL, serve)
+    await _as_member(rogue, victims, nothing)
+
+
+async def member_that_passes_nothing_on(rogue: Rogue, victims: list[PeerId]) -> None:
+    """It acknowledges all that it receives, and keeps it."""
+
+    async def nothing(_rogue: Rogue, _victims: list[PeerId], _s: Signed, _r: Roster) -> None:
+        pass
+
+    rogue.transport.handle(RING_PROTOCOL, _acknowledge_all)
+    await _as_member(rogue, victims, nothing)
+
+
+async def member_that_answers_nonsense(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Acknowledgements of what was not sent, inventories that are none, and too large frames."""
+    answers = [
+        frame(encode(Ack(10**6, 0))),
+        frame(encode(["held"]), rogue.noise(77)),
+        frame(encode(["held"])),
+        b"\xff" * 8,
+        frame(rogue.noise(50)),
+        frame(b"\x91" * 1000),
+    ]
+
+    async def serve(stream: Stream) -> None:
+        with suppress(TransportError):
+            await receive_frame(stream)
+            await stream.send(rogue.random.choice(answers))
+            await trio.sleep(1.0)
+
+    async def nothing(_rogue: Rogue, _victims: list[PeerId], _s: Signed, _r: Roster) -> None:
+        pass
+
+    rogue.transport.handle(RING_PROTOCOL, serve)
+    await _as_member(rogue, victims, nothing)
+
+
+async def _acknowledge_all(stream: Stream) -> None:
+    """As a good member receives, except that nothing comes of it."""
+    received = 0
+    with suppress(TransportError):
+        await receive_frame(stream)
+        while True:
+            await receive_frame(stream)
+            received += 1
+            await send_frame(stream, encode(Ack(received, 0)))
+
+
+async def member_that_accuses_everybody(rogue: Rogue, victims: list[PeerId]) -> None:
+    """It keeps its own line up, so that nobody accuses it first."""
+    rogue.transport.handle(RING_PROTOCOL, _acknowledge_all)
+
+    async def accuse(rogue: Rogue, _victims: list[PeerId], signed: Signed, roster: Roster) -> None:
+        for member in roster.members:
+            if member.author != rogue.me:
+                await rogue.gossip(Suspect(ring_id_of(signed), member.author, "silent"))
+
+    await _as_member(rogue, victims, accuse)
+
+
+async def member_that_votes_nonsense(rogue: Rogue, victims: list[PeerId]) -> None:
+    """For headers that nobody else has, and it holds everybody else to be out."""
+    rogue.transport.handle(RING_PROTOCOL, _acknowledge_all)
+
+    async def vote(rogue: Rogue, victims: list[PeerId], signed: Signed, _roster: Roster) -> None:
+        for sequence in range(1, 6):
+            others = tuple(sorted(victims))
+            await rogue.gossip(Vote(ring_id_of(signed), sequence, rogue.noise(32), others))
+
+    await _as_member(rogue, victims, vote)
+
+
+async def member_that_sends_wrong_chunks(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Chunks that are none, of members that are none, of lengths and values that cannot be."""
+    assert rogue.manifest is not None
+    plan = ChunkPlan(rogue.manifest.model.num_parameters, rogue.manifest.outer.chunk_elements)
+    width = 4 if rogue.manifest.outer.codec == "fp32" else 2
+
+    async def send(rogue: Rogue, victims: list[PeerId], signed: Signed, roster: Roster) -> None:
+        num_members = len(roster.members)
+        order = [member.author for member in roster.members]
+        mine = (1 << order.index(rogue.me)).to_bytes((num_members + 7) // 8, "big")
+        everybody = ((1 << num_members) - 1).to_bytes(len(mine), "big")
+        elements = plan.elements_of(0)
+        length = elements * 4 if width == 4 else 4 + elements * 2
+        good = bytes(length)
+        bad = np.full(elements, np.nan, dtype="<f4").tobytes()[:length].ljust(length, b"\xff")
+        infinite = np.full(elements, np.inf, dtype="<f4").tobytes()[:length].ljust(length, b"\x7c")
+        for chunk, mask, finisher, payload in (
+            (0, mine, None, bad),
+            (0, mine, None, infinite),
+            (0, everybody, 0, bad),
+            (0, everybody, order.index(rogue.me), infinite),
+            (0, everybody, None, good),
+            (-1, mine, None, good),
+            (plan.num_chunks, mine, None, good),
+            (2**63, mine, None, good),
+            (0, b"", None, good),
+            (0, b"\xff" * 40, None, good),
+            (0, mine, 300, good),
+            (0, mine, -1, good),
+            (0, mine, None, good[:-1]),
+            (0, mine, None, b""),
+            (0, mine, None, bytes(limits.BLOCK_BYTES_MAX)),
+        ):
+            token = frame(encode(Token(chunk, mask, finisher)), payload)
+            hello = frame(encode(Hello(signed)))
+            for victim in victims:
+                await rogue.say(hello, token, victim=victim, protocol=RING_PROTOCOL)
+
+    await _as_member(rogue, victims, send)
+
+
+async def stranger_in_the_ring(rogue: Rogue, victims: list[PeerId]) -> None:
+    """It greets with the roster of a ring that it is not in, and sends it chunks."""
+    with trio.move_on_after(10.0):
+        while True:
+            for signed, statement in await rogue.board(victims[0]):
+                if isinstance(statement, Roster):
+                    token = frame(encode(Token(0, b"\x01", None)), bytes(64))
+                    for victim in victims:
+                        hello = frame(encode(Hello(signed)))
+                        await rogue.say(hello, token, victim=victim, protocol=RING_PROTOCOL)
+            await trio.sleep(0.1)

@@ -1,0 +1,229 @@
+"""What a rogue says by gossip and on its board: statements forged, wrong, old or too many."""
+
+from __future__ import annotations
+
+import msgspec
+import trio
+from rogue import Rogue, encode
+
+from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.transport import Stream
+from gossamer.node.peers.gossip import BOARD_PROTOCOL
+from gossamer.protocol import limits
+from gossamer.protocol.chain import Commit, Header, Member, encode_commit, encode_header
+from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.messages import (
+    Roster,
+    Signed,
+    Span,
+    Vote,
+    seal,
+    signing_bytes,
+)
+from gossamer.protocol.roster import ring_order
+
+NONSENSE = (b"", b"\x00", b"\x01", b"\x02", b"\xff" * 100, b"\x00" + b"\x91" * 100_000)
+
+
+async def gossip_that_is_none(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Nothing, noise, nesting, and as many bytes as gossip takes."""
+    for topic in rogue.topics():
+        for data in (*NONSENSE, rogue.noise(300), b"\x00" + bytes(limits.GOSSIP_BYTES_MAX - 1)):
+            await rogue.publish(topic, data)
+
+
+async def forged_statements(rogue: Rogue, victims: list[PeerId]) -> None:
+    """In another's name, for another run, by an author that is none."""
+    head = await rogue.head(victims[0])
+    mine = rogue.sealed(rogue.ready(head))
+    other_run = rogue.sealed(rogue.ready(head), digest_of(b"another run"))
+    for victim in victims:
+        for signed in (
+            Signed(victim, mine.payload, mine.signature),
+            Signed(rogue.me, mine.payload, bytes(64)),
+            Signed(rogue.me, mine.payload, b""),
+            Signed("nobody", mine.payload, mine.signature),
+            Signed("1" * 500, mine.payload, mine.signature),
+            other_run,
+        ):
+            await rogue.gossip(signed)
+
+
+async def wrong_values(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Properly signed, and of values that cannot be: negative, not a number, beyond all bounds."""
+    head = await rogue.head(victims[0])
+    ready, announce = rogue.ready(head), rogue.announce(head)
+    spans = tuple(Span(shard, 0, limits.TOKENS_MAX) for shard in range(256))
+    changes: list[tuple[object, dict[str, object]]] = [
+        (ready, {"tokens": 0}),
+        (ready, {"tokens": -1}),
+        (ready, {"tokens": limits.TOKENS_MAX}),
+        (ready, {"tokens": 2**63}),
+        (ready, {"loss": float("nan")}),
+        (ready, {"loss": float("inf")}),
+        (ready, {"spans": spans}),
+        (ready, {"spans": (Span(0, 5, 5),)}),
+        (ready, {"head": b"short"}),
+        (ready, {"round": -1}),
+        (announce, {"tokens_total": -1}),
+        (announce, {"tokens_total": 2**64 - 1}),
+        (announce, {"addresses": ("x" * 300,)}),
+        (announce, {"claims": tuple(range(100))}),
+        (announce, {"phase": "raging"}),
+        (announce, {"capacity": msgspec.structs.replace(announce.capacity, cores=-1)}),
+        (
+            announce,
+            {
+                "capacity": msgspec.structs.replace(
+                    announce.capacity, tokens_per_second=float("inf")
+                )
+            },
+        ),
+    ]
+    for statement, change in changes:
+        payload = encode(msgspec.structs.replace(statement, **change))  # type: ignore[type-var]
+        signature = rogue.identity.sign(signing_bytes(rogue.run_id, payload))
+        await rogue.gossip(Signed(rogue.me, payload, signature))
+
+
+async def heads_without_votes(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Commit records of rounds that their members did not sign."""
+    head = await rogue.head(victims[0])
+    header = next_header(rogue, head.head, head.round, head.tokens_total, victims)
+    digest = digest_of(encode_header(header))
+    theirs = Vote(header.ring_id, 1, digest, ())
+    forged = [Signed(victim, encode(theirs), bytes(64)) for victim in victims]
+    mine = rogue.sealed(theirs)
+    alone = next_header(rogue, head.head, head.round, head.tokens_total, [rogue.me])
+    too_much = next_header(
+        rogue, head.head, head.round, head.tokens_total, [rogue.me], limits.TOKENS_MAX
+    )
+    for one, votes in (
+        (header, ()),
+        (header, (mine,)),
+        (header, tuple(forged)),
+        (alone, ()),
+        (alone, (rogue.sealed(Vote(alone.ring_id, 1, digest, ())),)),
+        (too_much, (vote_for(rogue, too_much),)),
+    ):
+        record = encode_commit(Commit(encode_header(one), votes))
+        await rogue.publish(rogue.topics()[1], b"\x01" + record)
+
+
+def next_header(
+    rogue: Rogue,
+    head: bytes,
+    round_number: int,
+    tokens_total: int,
+    members: list[PeerId],
+    tokens: int = 1000,
+) -> Header:
+    """A header that follows a head, made of nothing."""
+    return Header(
+        version=limits.PROTOCOL_VERSION,
+        run_id=rogue.run_id,
+        round=round_number + 1,
+        parent=head,
+        ring_id=rogue.noise(32),
+        members=tuple(Member(member, tokens) for member in members),
+        tokens_total=tokens_total + tokens * len(members),
+        update_digest=rogue.noise(32),
+        state_digest=rogue.noise(32),
+        ledger_digest=rogue.noise(32),
+        spans=(),
+    )
+
+
+def vote_for(rogue: Rogue, header: Header) -> Signed:
+    return rogue.sealed(Vote(header.ring_id, 1, digest_of(encode_header(header)), ()))
+
+
+async def wrong_rosters(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Of strangers, of 256 members, of the unordered, of nobody, and of a head that is not."""
+    head = await rogue.head(victims[0])
+    strangers = [
+        seal(rogue.ready(head), one.peer_id, rogue.run_id, one.sign) for one in rogue.strangers
+    ]
+    assert rogue.manifest is not None
+    outer = rogue.manifest.outer
+
+    def roster(members: list[Signed], **changes: object) -> Roster:
+        fields: dict[str, object] = {
+            "round": head.round + 1,
+            "head": head.head,
+            "attempt": 0,
+            "members": tuple(members),
+            "codec": outer.codec,
+            "chunk_elements": outer.chunk_elements,
+        }
+        return Roster(**{**fields, **changes})  # type: ignore[arg-type]
+
+    mine = rogue.sealed(rogue.ready(head))
+    everybody = {PeerId(one.author): one for one in [mine, *strangers]}
+    order = [everybody[peer] for peer in ring_order(head.head, 0, everybody)]
+    unsigned = [Signed(one.author, one.payload, bytes(64)) for one in order]
+    for wrong in (
+        roster([mine]),  # one that only keeps the others waiting
+        roster(order),
+        roster(order[::-1]),
+        roster(unsigned),
+        roster([*order[:1] * 256]),
+        roster([mine], attempt=-1),
+        roster([mine], codec="gzip"),
+        roster([mine], round=head.round + 7),
+        roster([mine], head=rogue.noise(32)),
+        roster([]),
+        roster([rogue.sealed(Vote(bytes(32), 1, bytes(32), ()))]),
+        roster([rogue.sealed(rogue.ready(head, tokens=limits.TOKENS_MAX))]),
+    ):
+        await rogue.gossip(wrong)
+
+
+async def replays(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Everything that was said some rounds ago, again and again."""
+    old = [signed for signed, _ in await rogue.board(victims[0])]
+    await trio.sleep(3.0)
+    for _ in range(5):
+        for signed in old:
+            await rogue.gossip(signed)
+
+
+async def flood(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Thousands of good messages, and some of the largest that there may be."""
+    head = await rogue.head(victims[0])
+    for number in range(2500):
+        ring_id = digest_of(number.to_bytes(4, "big"))
+        await rogue.gossip(Vote(ring_id, 1, ring_id, ()))
+    large = rogue.ready(head, spans=tuple(Span(1, n, n + 1) for n in range(0, 512, 2)))
+    for _ in range(50):
+        await rogue.gossip(msgspec.structs.replace(large, steps=rogue.random.randrange(2**40)))
+
+
+async def lying_board(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Its board is full of what nobody said, and of the announcements of two thousand strangers."""
+    head = await rogue.head(victims[0])
+    forged = Signed(victims[0], encode(rogue.ready(head)), bytes(64))
+    invented: list[Signed] = []
+    for stranger in rogue.strangers:
+        for sequence in range(10):
+            statement = rogue.announce(head, sequence=sequence)
+            invented.append(seal(statement, stranger.peer_id, rogue.run_id, stranger.sign))
+    boards = [encode(invented), encode([forged]), rogue.noise(100), encode([1, 2, 3])]
+
+    async def serve(stream: Stream) -> None:
+        await receive_frame(stream)
+        await send_frame(stream, rogue.random.choice(boards))
+
+    rogue.transport.handle(BOARD_PROTOCOL, serve)
+    await trio.sleep(12.0)
+
+
+async def wrong_weights(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Work that nobody can have done, offered for every round."""
+    assert rogue.manifest is not None
+    for _ in range(10):
+        head = await rogue.head(victims[0])
+        await rogue.gossip(rogue.announce(head, phase="training"))
+        for tokens in (limits.TOKENS_MAX, 2**40):
+            await rogue.gossip(rogue.ready(head, tokens=tokens))
+        await trio.sleep(0.3)

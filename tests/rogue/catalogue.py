@@ -1,0 +1,49 @@
+"""Everything that a rogue does over any transport, with what it is counted as."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import attacks_claims as claims
+import attacks_gossip as gossip
+import attacks_streams as streams
+from rogue import Rogue
+
+from gossamer.protocol.ids import PeerId
+
+Attack = Callable[[Rogue, list[PeerId]], Awaitable[None]]
+
+ATTACKS: dict[Attack, str | None] = {
+    streams.oversized_frames: "oversized",
+    streams.nested_frames: "oversized",
+    streams.random_frames: "oversized",
+    streams.truncated_frames: None,
+    streams.wrong_questions: "malformed",
+    streams.streams_never_written: None,
+    streams.streams_never_read: None,
+    gossip.gossip_that_is_none: "malformed",
+    gossip.forged_statements: "forged",
+    gossip.wrong_values: "malformed",
+    gossip.heads_without_votes: "forged",
+    gossip.wrong_rosters: "malformed",
+    gossip.replays: None,
+    gossip.flood: None,
+    gossip.lying_board: "forged",
+    gossip.wrong_weights: "implausible",
+    claims.made_up_heads: "unproven",
+    claims.made_up_chains: "malformed",
+    claims.heads_that_lead_nowhere: "unproven",
+    claims.rings_of_one: None,
+    claims.rings_without_end: None,
+    claims.never_ready: None,
+    claims.claims_to_all_data: None,
+    claims.wrong_blocks: None,
+    claims.stranger_in_the_ring: "malformed",
+    claims.member_that_is_silent: None,
+    claims.member_that_passes_nothing_on: None,
+    claims.member_that_answers_nonsense: None,
+    claims.member_that_accuses_everybody: None,
+    claims.member_that_votes_nonsense: None,
+    claims.member_that_sends_wrong_chunks: "malformed",
+}
+"""Attack, and the reason that it is counted under; None where it is, or may be, no offence."""

@@ -1,0 +1,177 @@
+"""A peer that speaks libp2p and the handshake properly, and then says what it should not.
+
+It runs over any `Transport`. What it knows it asks for like anybody: the manifest from the run
+protocol, statements from a board. `attacks` uses it; every attack begins with a new `Rogue`, that
+is with an identity that is not banned yet.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+import trio
+
+from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.transport import Stream, Transport, TransportError
+from gossamer.node.peers.gossip import BOARD_PROTOCOL, decode_board
+from gossamer.node.peers.run_exchange import RUN_PROTOCOL, decode_signed_manifest
+from gossamer.protocol.framing import PREFIX_BYTES, encode_prefix
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.manifest import Manifest, decode_manifest
+from gossamer.protocol.messages import (
+    Announce,
+    Capacity,
+    Ready,
+    Signed,
+    Statement,
+    encode_signed,
+    open_signed,
+    seal,
+)
+
+ASK_SECONDS = 5.0
+CAPACITY = Capacity("rogue", "cpu", 0, 2**30, 1, 1000.0, 1e6)
+
+encode = msgspec.msgpack.encode
+
+
+def frame(message: bytes = b"", payload: bytes = b"") -> bytes:
+    return encode_prefix(len(message), len(payload)) + message + payload
+
+
+@dataclass
+class Rogue:
+    """One identity, connected to the victims."""
+
+    transport: Transport
+    identity: Identity
+    random: random.Random
+    manifest: Manifest | None = None
+    _sequence: int = 0
+    addresses: dict[PeerId, str] = field(default_factory=dict)
+    """Of the victims, where an attack dials by itself."""
+    strangers: list[Identity] = field(default_factory=list)
+    """Identities of its own that never connect."""
+
+    def __post_init__(self) -> None:
+        # So that its peers hand on to it what they hear, and take it for one of them.
+        self.transport.handle(BOARD_PROTOCOL, self._serve_board)
+        self.strangers = [
+            Identity.from_seed(digest_of(self.identity.peer_id.encode(), bytes([number])))
+            for number in range(64)
+        ]
+
+    @property
+    def me(self) -> PeerId:
+        return self.identity.peer_id
+
+    @property
+    def run_id(self) -> Digest:
+        assert self.manifest is not None
+        return self.manifest.run_id
+
+    # What anybody may ask
+
+    async def learn_run(self, victim: PeerId) -> None:
+        stream = await self.transport.open_stream(victim, RUN_PROTOCOL)
+        await send_frame(stream, b"")
+        _, payload = await receive_frame(stream)
+        await stream.reset()
+        self.manifest = decode_manifest(decode_signed_manifest(payload).manifest)
+        for topic in self.topics():
+            self.transport.subscribe(topic, lambda _author, _data: True)
+
+    def topics(self) -> tuple[str, str]:
+        """Of announcements, and of everything else."""
+        run = self.run_id.hex()
+        return f"gossamer/{run}/members", f"gossamer/{run}/rounds"
+
+    async def board(self, victim: PeerId) -> list[tuple[Signed, Statement]]:
+        """What a victim's board holds."""
+        stream = await self.transport.open_stream(victim, BOARD_PROTOCOL)
+        await send_frame(stream, b"")
+        message, _ = await receive_frame(stream)
+        await stream.reset()
+        return [
+            (signed, open_signed(signed, self.run_id, lambda *_: True))
+            for signed in decode_board(message)
+        ]
+
+    async def head(self, victim: PeerId) -> Announce:
+        """Where a victim stands, as it announced itself."""
+        with trio.fail_after(ASK_SECONDS):
+            while True:
+                for signed, statement in await self.board(victim):
+                    if signed.author == victim and isinstance(statement, Announce):
+                        return statement
+                await trio.sleep(0.1)
+
+    async def _serve_board(self, stream: Stream) -> None:
+        """An honest answer of somebody who holds nothing."""
+        await receive_frame(stream)
+        await send_frame(stream, encode([]))
+        await stream.close()
+
+    # What it says
+
+    async def say(self, *pieces: bytes, victim: PeerId, protocol: str, reads: bool = True) -> bytes:
+        """Opens a stream, says these bytes, and returns what comes until the stream ends."""
+        answer = bytearray()
+        with trio.move_on_after(ASK_SECONDS), suppress(TransportError):
+            stream = await self.transport.open_stream(victim, protocol)
+            try:
+                for piece in pieces:
+                    await stream.send(piece)
+                while reads:
+                    answer += await stream.receive_exactly(1)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await stream.reset()
+        return bytes(answer)
+
+    def sealed(self, statement: Statement, run_id: Digest | None = None) -> Signed:
+        return seal(statement, self.me, run_id or self.run_id, self.identity.sign)
+
+    async def gossip(self, statement: Statement | Signed) -> None:
+        signed = statement if isinstance(statement, Signed) else self.sealed(statement)
+        members, rounds = self.topics()
+        topic = members if isinstance(statement, Announce) else rounds
+        await self.publish(topic, b"\x00" + encode_signed(signed))
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        await self.transport.publish(topic, data)
+        await trio.lowlevel.checkpoint()
+
+    def announce(self, like: Announce, **changes: object) -> Announce:
+        """An announcement of its own that differs from another's in what is said here."""
+        self._sequence += 1
+        own = {
+            "incarnation": 2**40,
+            "sequence": self._sequence,
+            "claims": (),
+            "addresses": (),
+            "capacity": CAPACITY,
+        }
+        return msgspec.structs.replace(like, **{**own, **changes})
+
+    def ready(self, like: Announce, **changes: object) -> Ready:
+        """Ready for the round after a victim's head."""
+        fields: dict[str, object] = {
+            "round": like.round + 1,
+            "head": like.head,
+            "tokens": 64,
+            "steps": 1,
+            "loss": 2.0,
+            "spans": (),
+        }
+        return Ready(**{**fields, **changes})  # type: ignore[arg-type]
+
+    def noise(self, num_bytes: int) -> bytes:
+        return self.random.randbytes(num_bytes)
+
+
+assert PREFIX_BYTES == 8, "attacks write frames by hand"

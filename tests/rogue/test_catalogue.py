@@ -1,0 +1,64 @@
+"""Every attack of the catalogue against whole nodes, over the transport in memory.
+
+A node that raises ends its test. The others of its swarm go on with their rounds, all stay
+on one chain, and what is an offence is counted as one.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import structlog
+import trio
+from catalogue import ATTACKS, Attack
+from node_world import World, simulate
+from rogue import Rogue
+
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.transport import TransportError
+from gossamer.protocol.ids import digest_of
+
+
+def count(world: World, name: str, metric: str, reason: str) -> float:
+    registry = world.nodes[name].metrics.registry
+    return registry.get_sample_value(f"gossamer_{metric}_total", {"reason": reason}) or 0.0
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_the_swarm_goes_on(tmp_path: Path, attack: Attack) -> None:
+    world = World(tmp_path, seed=3)
+    reason = ATTACKS[attack]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await nursery.start(world.run, "c", ["a"])
+        await world.reach(4, *"abc")
+        victims = [world.identity(name).peer_id for name in "abc"]
+        identity = Identity.from_seed(digest_of(b"rogue", attack.__name__.encode()))
+        async with world.network.transport(identity) as transport:
+            for name in "abc":
+                network = world.network.get(world.identity(name).peer_id)
+                await transport.connect(network.addresses()[0])
+            rogue = Rogue(transport, identity, random.Random(0))
+            await rogue.learn_run(victims[0])
+            before, began = world.round("a"), trio.current_time()
+            with suppress(TransportError):  # banned meanwhile: nobody talks to it any more
+                await attack(rogue, victims)
+            seconds = trio.current_time() - began
+            print(f"{attack.__name__}: {seconds:.1f} s, {world.round('a') - before} rounds")
+            # Nothing that one peer does holds up a round for longer.
+            await world.reach(world.round("a") + 1, *"abc", seconds=45.0)
+        await world.reach(world.round("a") + 2, *"abc", seconds=30.0)
+        world.assert_one_chain(*"abc")
+        if reason is not None:
+            assert sum(count(world, name, "offences", reason) for name in "abc") > 0
+
+    try:
+        simulate(world, story)
+    finally:
+        structlog.reset_defaults()

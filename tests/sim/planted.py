@@ -1,0 +1,75 @@
+"""Five bugs on purpose, to show that the simulator would find them.
+
+Each is one wrong rule in one machine. `planted(name)` is a context in which all peers have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest.mock import patch
+
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.ring import Action, Final, Payload, RingReduce
+from gossamer.protocol.work_account import Settlement, WorkAccount
+
+_token_received = RingReduce.token_received
+_advance = RingReduce._advance
+_committed_by = WorkAccount.committed_by
+
+
+def _double_count(
+    self: RingReduce, sender: PeerId, chunk: int, mask: int, payload: Payload
+) -> list[Action]:
+    """A member does not look whether it is in a sum already."""
+    others = mask & ~(1 << self._position)
+    return _token_received(self, sender, chunk, others or mask, payload)
+
+
+def _lost_token(self: RingReduce, chunk: int) -> list[Action]:
+    """A member keeps no copy of what it passed on."""
+    actions = _advance(self, chunk)
+    if self._chunks[chunk].copy_receiver is not None:
+        self._chunks[chunk].copy = None
+    return actions
+
+
+def _dead_starter(self: RingReduce, chunk: int) -> list[Action]:
+    """A finisher waits for the part of the member that was to start the chunk, dead or not."""
+    starter = chunk % len(self.members)
+    is_missing = not self._chunks[chunk].copy_mask >> starter & 1
+    if is_missing and self.members[starter] in self._removed:
+        return []
+    return _advance(self, chunk)
+
+
+def _first_come(self: Final, other: Final | None) -> bool:
+    """Of two finals of a chunk the one that came first is kept."""
+    return other is None
+
+
+def _residual_twice(self: WorkAccount, *args: object, **kwargs: object) -> Settlement:
+    """A residual stays in `pending` when a round took it."""
+    settlement = _committed_by(self, *args, **kwargs)  # type: ignore[arg-type]
+    return replace(settlement, taken=0) if settlement.late else settlement
+
+
+BUGS: dict[str, tuple[type, str, Callable[..., object]]] = {
+    "double count": (RingReduce, "token_received", _double_count),
+    "lost token": (RingReduce, "_advance", _lost_token),
+    "a finisher that ignores a dead starter": (RingReduce, "_advance", _dead_starter),
+    "a merge that depends on message order": (Final, "is_better_than", _first_come),
+    "a residual applied twice": (WorkAccount, "committed_by", _residual_twice),
+}
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """While it is entered, every peer has this bug; None: no bug."""
+    if name is None:
+        yield
+        return
+    kind, method, wrong = BUGS[name]
+    with patch.object(kind, method, wrong):
+        yield

@@ -1,0 +1,59 @@
+"""Many seeds on all processors."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from planted import planted
+from simulator.world import simulate
+
+SEEDS_AT_ONCE = 8
+"""That a process is given: worlds differ much in size, and all should finish together."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one seed's world."""
+
+    seed: int
+    error: str | None
+    """What went wrong, in a line; None: all is well."""
+    trace: str
+    statistics: Counter[str]
+
+    @property
+    def replay(self) -> str:
+        """The command that shows what happened."""
+        return f"python tests/sim/run.py --start {self.seed} --seeds 1 --verbose"
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}: {self.error}\n  replay: {self.replay}"
+
+
+def run_seed(seed: int, *, bug: str | None = None, verbose: bool = False) -> Outcome:
+    """Runs the world of one seed to its end; `bug`: with one of those that are planted."""
+    try:
+        with planted(bug):
+            statistics = simulate(seed, verbose=verbose).statistics
+    except Exception as error:
+        return Outcome(seed, f"{type(error).__name__}: {error}", traceback.format_exc(), Counter())
+    return Outcome(seed, None, "", statistics)
+
+
+def run_seeds(seeds: Iterable[int], *, bug: str | None = None) -> Iterator[Outcome]:
+    """In parallel; outcomes come in the order of the seeds."""
+    # Started anew, not forked: whoever calls may have threads.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(os.cpu_count(), initializer=_initialise, initargs=(sys.path,)) as pool:
+        yield from pool.imap(partial(run_seed, bug=bug), seeds, chunksize=SEEDS_AT_ONCE)
+
+
+def _initialise(path: list[str]) -> None:
+    sys.path[:] = path

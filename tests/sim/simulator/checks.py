@@ -1,0 +1,277 @@
+"""The world's memory of what was committed, and what has to hold of it.
+
+At every step
+- No machine raises: all traffic is honest.
+- Nobody counts twice, and sums hold exactly those that their masks name.
+- One head, one state: who commits a header has the same finals as everybody else who does.
+- A committed header follows its parent, and its votes stand up to `open_commit`.
+- In no chain is a unit of work twice in a chunk.
+- One ring leads to two headers only if somebody living was accused in it, or all died that signed.
+- No peer ever moves to a lighter head, not even over a restart (`heads`).
+- Every account balances, and `pending` holds no unit twice or less than not at all (`work`).
+
+When a ring was left alone long enough: members left in it have the same finals, and all of them,
+without help by commit records.
+
+In the end, when everything has healed
+- All living peers are on one head, and committed new rounds, in a bounded time.
+- That head is at least as heavy as any that a living peer ever held.
+- Every chunk of a committed header holds all members that lived on and were never accused.
+- Every unit of work that did not die with a process is in the winning chain or still carried, or
+  was dropped as stale; and never two of these. Each account says what the chain says.
+- Along the winning chain every token of data is counted once, without gaps.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gossamer.protocol.attempt import Committed
+from gossamer.protocol.chain import Commit, Header, check_follows, open_commit
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.ledger import Ledger, apply_spans
+from gossamer.protocol.messages import Suspect
+from gossamer.protocol.ring import Final
+from simulator import arithmetic
+from simulator.arithmetic import Sum
+from simulator.scenario import HOLD_SECONDS
+from simulator.signatures import verify
+
+if TYPE_CHECKING:
+    from simulator.peer import Peer
+    from simulator.world import World
+
+
+class Checks:
+    """What was committed by anybody, and the checks on it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.verify = verify
+        self.headers: dict[Digest, Header] = {}
+        self.commits: dict[Digest, Commit] = {}
+        self.finals: dict[Digest, list[Final]] = {}
+        self.ledgers: dict[Digest, Ledger] = {world.run_id: Ledger()}
+        self._ancestors: dict[Digest, list[Digest]] = {world.run_id: [world.run_id]}
+        self._work: dict[Digest, dict[PeerId, list[int]]] = {world.run_id: {}}
+        """For each head what its chain holds of each peer's work in each chunk."""
+        self._accused: dict[bytes, set[PeerId]] = {}
+        self._accused_living: set[bytes] = set()
+        self._goal_round = 0
+        self.reached: dict[tuple[PeerId, int], float] = {}
+        """When each peer first stood at a round."""
+
+    # The chain, as everybody could fetch it
+
+    def tokens_of(self, head: Digest) -> int:
+        return self.headers[head].tokens_total if head in self.headers else 0
+
+    def round_of(self, head: Digest) -> int:
+        return self.headers[head].round if head in self.headers else 0
+
+    def parent_of(self, head: Digest) -> Digest:
+        return Digest(self.headers[head].parent)
+
+    def ancestors(self, head: Digest) -> list[Digest]:
+        """A head and all before it, newest first, down to the run."""
+        return self._ancestors[head]
+
+    def path(self, old: Digest, new: Digest) -> list[Digest]:
+        """The heads of one chain that another lacks, newest first."""
+        known = set(self.ancestors(old))
+        return [head for head in self.ancestors(new) if head not in known]
+
+    def is_committed(self, ring_id: bytes, head: Digest) -> bool:
+        """Whether a head's chain has a round of this ring."""
+        return any(self.headers[h].ring_id == ring_id for h in self.ancestors(head)[:-1])
+
+    def state_after(self, parent: Digest, finals: list[Final]) -> Digest:
+        """The digest of the state that an outer step leads to."""
+        return digest_of(b"state", parent, *(final.digest for final in finals))
+
+    # Events
+
+    def note_head(self, peer: Peer, head: Digest) -> None:
+        """A peer stands at a head now."""
+        self.reached.setdefault((peer.peer_id, self.round_of(head)), self._world.now)
+
+    def note_suspect(self, author: Peer, suspect: Suspect) -> None:
+        world, accused = self._world, PeerId(suspect.accused)
+        self._accused.setdefault(suspect.ring_id, set()).add(accused)
+        if world.peers[accused].alive:
+            self._accused_living.add(suspect.ring_id)
+        world.count(f"suspect: {suspect.reason.split(' by ')[0]}")
+        world.note(f"{author.name} accuses {world.name(accused)}: {suspect.reason}")
+
+    def note_commit(self, peer: Peer, committed: Committed) -> None:
+        """A peer committed a header of its own ring."""
+        world, proposal = self._world, committed.proposal
+        header = open_commit(committed.commit, world.run_id, verify)
+        head = header.digest
+        assert header == proposal.header
+        old = peer.heads.head
+        assert header.parent == old
+        check_follows(header, old, self.round_of(old), self.tokens_of(old))
+        assert header.update_digest == proposal.update.digest
+        assert header.ledger_digest == proposal.ledger.digest
+        assert header.state_digest == self.state_after(old, committed.finals)
+        world.count("commits")
+        world.note(
+            f"{peer.name} commits round {header.round}: {head.hex()[:6]} of ring "
+            f"{header.ring_id.hex()[:6]} ({header.tokens} tokens)"
+        )
+        if head in self.headers:
+            known = [(final.mask, final.digest) for final in self.finals[head]]
+            mine = [(final.mask, final.digest) for final in committed.finals]
+            assert known == mine, "one head with two sets of finals"
+            return
+        self._note_rivals(header)
+        self.headers[head] = header
+        self.commits[head] = committed.commit
+        self.finals[head] = committed.finals
+        self.ledgers[head] = proposal.ledger
+        self._ancestors[head] = [head, *self._ancestors[old]]
+        self._work[head] = self._work_with(old, header, committed.finals)
+
+    def _note_rivals(self, header: Header) -> None:
+        world = self._world
+        for head, other in self.headers.items():
+            if other.ring_id == header.ring_id:
+                world.count("two headers of one ring")
+                signers = [PeerId(vote.author) for vote in self.commits[head].votes]
+                # If all who knew of the first one died, nobody could tell the others.
+                assert header.ring_id in self._accused_living or all(
+                    world.peers[signer].num_deaths for signer in signers
+                ), "two headers of one ring in which nobody was suspected wrongly"
+        others = self.headers.values()
+        world.count("forks", any(other.parent == header.parent for other in others))
+
+    def _work_with(
+        self, old: Digest, header: Header, finals: list[Final]
+    ) -> dict[PeerId, list[int]]:
+        """The work in a chain with one round more. In no chunk may a unit be twice."""
+        work = dict(self._work[old])
+        for position, member in enumerate(header.members):
+            peer_id = PeerId(member.peer_id)
+            work[peer_id] = list(work.get(peer_id, [0] * len(finals)))
+            num_chunks_in = sum(final.mask >> position & 1 for final in finals)
+            assert (member.tokens > 0) == (num_chunks_in > 0)
+        for chunk, final in enumerate(finals):
+            payload = final.payload
+            assert isinstance(payload, Sum)
+            arithmetic.check(payload, final.mask, chunk)
+            for position, part in payload.parts:
+                peer_id = PeerId(header.members[position].peer_id)
+                work[peer_id][chunk] += part
+                num_units = self._world.peers[peer_id].work.num_units
+                assert arithmetic.is_counted_once(work[peer_id][chunk], num_units), (
+                    f"{self._world.name(peer_id)}'s work is in the chain twice: "
+                    f"{arithmetic.describe(work[peer_id][chunk])} in chunk {chunk}"
+                )
+        return work
+
+    def work_of(self, peer: PeerId, head: Digest) -> list[int]:
+        """What a head's chain holds of a peer's work, for each chunk."""
+        return self._work[head].get(peer, [0] * self._world.scenario.num_chunks)
+
+    def part_of(self, peer: PeerId, head: Digest) -> list[int]:
+        """What one round took of a peer's work, for each chunk."""
+        before = self.work_of(peer, self.parent_of(head))
+        return [new - old for new, old in zip(self.work_of(peer, head), before, strict=True)]
+
+    def tokens_in_chain(self, peer: PeerId, head: Digest) -> int:
+        """Tokens that a head's chain took of a peer."""
+        return sum(
+            member.tokens
+            for each in self.ancestors(head)[:-1]
+            for member in self.headers[each].members
+            if member.peer_id == peer
+        )
+
+    # At rest
+
+    def rings_at_rest(self) -> None:
+        """Nothing was committed since the faults: rings have finished or are void."""
+        assert self._world.scenario.hold_seconds == HOLD_SECONDS
+        held: list[tuple[Peer, Digest, frozenset[PeerId], list[tuple[int, Digest]]]] = []
+        for peer in self._world.living():
+            driver = peer.driver
+            if driver is None or driver.ring is None or peer.frozen:
+                continue
+            if driver.machine.state == "gathering" or peer.peer_id in driver.machine.removed:
+                continue
+            self._world.count("ring held")
+            ring_id = driver.ring.ring_id
+            assert driver.finals, f"{peer.name} waits in ring {ring_id.hex()[:6]} for finals"
+            finals = [(final.mask, final.digest) for final in driver.finals]
+            held.append((peer, ring_id, driver.machine.removed, finals))
+        for one, ring_id, removed, finals in held:
+            for other, other_ring_id, _, other_finals in held:
+                if ring_id == other_ring_id and other.peer_id not in removed:
+                    assert finals == other_finals, (
+                        f"{one.name} and {other.name} have other finals of ring {ring_id.hex()[:6]}"
+                    )
+
+    # Progress
+
+    def healed(self) -> None:
+        """From now on everybody has to commit some more rounds."""
+        heads = [peer.heads.head for peer in self._world.living()]
+        newest = max((self.round_of(head) for head in heads), default=0)
+        self._goal_round = newest + self._world.scenario.rounds_after
+
+    def is_done(self) -> bool:
+        """Whether all living peers are on one head, far enough."""
+        heads = {peer.heads.head for peer in self._world.living()}
+        return len(heads) == 1 and self.round_of(next(iter(heads))) >= self._goal_round
+
+    def at_end(self) -> None:
+        world = self._world
+        living = world.living()
+        if not self.is_done():
+            where = [
+                f"{peer.name} in round {self.round_of(peer.heads.head) + 1} "
+                f"({'between turns' if peer.driver is None else peer.driver.machine.state})"
+                for peer in living
+            ]
+            raise AssertionError(
+                f"no progress {world.progress_seconds:.0f} s after the healing; "
+                f"round {self._goal_round} on one head was to come: {', '.join(where)}"
+            )
+        head = living[0].heads.head
+        for peer in living:
+            assert self.tokens_of(head) >= peer.heads.heaviest_tokens
+        self._check_members()
+        self._check_ledger(head)
+        for peer in living:
+            peer.work.check_at_end(self.work_of(peer.peer_id, head))
+            tokens = self.tokens_in_chain(peer.peer_id, head)
+            assert peer.work.account.committed == tokens, (
+                f"{peer.name} counts {peer.work.account.committed} tokens as committed, "
+                f"its chain {tokens}"
+            )
+
+    def _check_members(self) -> None:
+        for head, header in self.headers.items():
+            accused = self._accused.get(header.ring_id, set())
+            for position, member in enumerate(header.members):
+                peer_id = PeerId(member.peer_id)
+                if self._world.peers[peer_id].num_deaths or peer_id in accused:
+                    continue
+                assert all(final.mask >> position & 1 for final in self.finals[head]), (
+                    f"{self._world.name(peer_id)} lived and is missing in {head.hex()[:6]}"
+                )
+
+    def _check_ledger(self, head: Digest) -> None:
+        """Every token of data is consumed once, and the ledger says which."""
+        ledger = Ledger()
+        for each in reversed(self.ancestors(head)[:-1]):
+            header = self.headers[each]
+            positions = ledger.as_dict()
+            for span in header.spans:
+                position = positions.get(span.shard, 0)
+                assert span.start == position, f"{span} where the ledger is at {position}"
+                positions[span.shard] = span.stop
+            ledger = apply_spans(ledger, header.spans)
+            assert ledger.digest == header.ledger_digest
+            assert ledger.as_dict() == positions

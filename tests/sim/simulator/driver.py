@@ -1,0 +1,345 @@
+"""What executes the actions of a peer's `Round`, as its docstrings say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from gossamer.protocol.attempt import (
+    Action,
+    BeginRing,
+    Committed,
+    Compute,
+    Publish,
+    Removed,
+)
+from gossamer.protocol.chain import Commit
+from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
+from gossamer.protocol.inventory import Held, Inventory
+from gossamer.protocol.messages import Pace, Ready, Roster, Signed, Statement, Suspect, Vote
+from gossamer.protocol.ring import Contribute, Final, Finalise, Send
+from gossamer.protocol.roster import Ring
+from gossamer.protocol.round import Round
+from simulator import arithmetic
+from simulator.arithmetic import Sum
+from simulator.links import Link
+
+if TYPE_CHECKING:
+    from simulator.peer import Peer
+
+HELLO_SECONDS = 10.0
+"""How long a predecessor that began a ring waits for me to follow it."""
+
+SILENT_SECONDS = (4.0, 6.0)
+"""A successor of whom nothing came for 6 s has failed; its last sign of life came up to 2 s before
+it fell silent."""
+
+LINGER_SECONDS = 10.0
+"""After the commit: what is still queued for others is delivered, at most this long."""
+
+WATCH_SECONDS = 0.25
+
+WAKES_MAX = 50
+"""Ticks at one instant after which a machine is taken to ask for itself for ever."""
+
+
+class Driver:
+    """One peer in one round."""
+
+    def __init__(
+        self, peer: Peer, machine: Round, on_committed: Callable[[Committed], None]
+    ) -> None:
+        self.peer = peer
+        self.machine = machine
+        self.is_running = True
+        self._on_committed = on_committed
+        self._world = peer.world
+        self.ring: Ring | None = None
+        """That is followed."""
+        self.finals: list[Final] = []
+        """Of the ring, once all are there; the newest."""
+        self._envelope: Signed | None = None
+        self._position = 0
+        self._links: dict[PeerId, Link] = {}
+        self._ring_began_seconds = 0.0
+        self._patience_seconds = 0.0
+        self._num_computed = 0
+        self._wake_seconds: float | None = None
+        self._wakes = (0.0, 0)
+
+    # Life
+
+    def begin(self) -> None:
+        """Faster peers may have spoken of this round before this one came to it."""
+        for signed, statement in self.peer.board.statements():
+            self.heard(signed, statement)
+
+    def leave(self) -> None:
+        """Says that the ring has to do without this peer, and ends the round here."""
+        if self.is_running:
+            self._do(self.machine.leave(self.peer.now))
+        self._end()
+
+    def _end(self) -> None:
+        self.is_running = False
+        self._close_links()
+
+    def _close_links(self) -> None:
+        for link in self._links.values():
+            link.close()
+        self._links = {}
+
+    # Events
+
+    def ready(self, ready: Ready) -> None:
+        self._do(self.machine.ready(self.peer.now, ready))
+
+    def expect(self, peers: list[PeerId]) -> None:
+        self._do(self.machine.expect(self.peer.now, peers))
+
+    def heard(self, signed: Signed, statement: Statement) -> None:
+        if self.is_running:
+            self._do(self.machine.statement(self.peer.now, signed, statement))
+
+    def heard_roster(self, link: Link) -> None:
+        """A predecessor's stream begins with the roster."""
+        if self.machine.head == link.ring.roster.head:
+            self.heard(link.envelope, link.ring.roster)
+
+    def commit_received(self, commit: Commit) -> bool:
+        """A commit record; says whether it was this round's, as computed here."""
+        self._do(self.machine.commit_received(commit))
+        return self.machine.state == "committed"
+
+    def disconnected(self, peer: PeerId) -> None:
+        """The connection to a peer broke: as successor it has failed."""
+        if self.is_running and self.ring is not None and peer == self.machine.successor:
+            self._failed(peer, "reset")
+
+    def suspect_successor(self) -> None:
+        """A wrong suspicion: the link is given up although nothing is wrong with it."""
+        successor = self.machine.successor
+        if self.is_running and self.ring is not None and successor is not None:
+            self._failed(successor, "mistaken")
+
+    # Actions
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        """Executes actions in order, unless the round is over meanwhile."""
+        for action in actions:
+            if not self.is_running:
+                return
+            self._execute(action)
+        if self.is_running:
+            self._follow_successor()
+            self._schedule_wake()
+            self.peer.consider()
+
+    def _execute(self, action: Action) -> None:
+        match action:
+            case Publish(signed, statement):
+                self._publish(signed, statement)
+            case BeginRing(ring, envelope):
+                self._begin_ring(ring, envelope)
+            case Contribute():
+                self._contribute(action)
+            case Finalise():
+                self._finalise(action)
+            case Compute():
+                self._compute(action)
+            case Send(target):
+                self._link_to(target).send(action)
+            case Removed(removed, reason):
+                self._world.note(f"{self.peer.name} holds {self._name(removed)} out: {reason}")
+            case Committed():
+                self.is_running = False
+                links, self._links = self._links, {}
+                for link in links.values():
+                    self.peer.later(LINGER_SECONDS, link.close)
+                self._on_committed(action)
+
+    def _publish(self, signed: Signed, statement: Statement) -> None:
+        peer, world = self.peer, self._world
+        match statement:
+            case Suspect():
+                world.checks.note_suspect(peer, statement)
+                world.count("gathered again", self.machine.state == "gathering")
+            case Vote():
+                world.note(f"{peer.name} votes {statement.header_digest.hex()[:6]}")
+            case Pace():
+                world.count("pace said")
+            case Roster():
+                world.note(f"{peer.name} organises attempt {statement.attempt}")
+                peer.point("roster made")
+                world.faults.cut_short(peer, signed, statement)
+        peer.gossip(signed, statement)
+        if isinstance(statement, Roster):
+            peer.point("roster out")
+
+    def _begin_ring(self, ring: Ring, envelope: Signed) -> None:
+        self._world.count("ring switched", self.ring is not None)
+        self._close_links()
+        self.ring, self._envelope = ring, envelope
+        self._position = ring.members.index(self.peer.peer_id)
+        self.finals = []
+        self._num_computed = 0
+        self._ring_began_seconds = self._world.now
+        self._patience_seconds = self._world.uniform(SILENT_SECONDS)
+        names = [self._name(member) for member in ring.members]
+        self._world.note(f"{self.peer.name} follows {ring.ring_id.hex()[:6]} of {names}")
+        self._watch(ring)
+
+    # Arithmetic
+
+    def _contribute(self, action: Contribute) -> None:
+        payload = action.payload
+        assert payload is None or isinstance(payload, Sum)
+        total = arithmetic.add(payload, self._position, self.peer.work.offered(action.chunk))
+        chunk = action.chunk
+        self._answer(
+            lambda ring_id: self.machine.contributed(self.peer.now, ring_id, chunk, total)  # type: ignore[arg-type]
+        )
+
+    def _finalise(self, action: Finalise) -> None:
+        payload, chunk = action.payload, action.chunk
+        assert isinstance(payload, Sum)
+        arithmetic.check(payload, action.mask, chunk)
+        self._answer(
+            lambda ring_id: self.machine.finalised(
+                self.peer.now, ring_id, chunk, payload, payload.digest
+            )
+        )
+
+    def _compute(self, action: Compute) -> None:
+        self.finals = action.finals
+        self._num_computed += 1
+        self._world.count("computed again", self._num_computed > 1)
+        state = self._world.checks.state_after(self.machine.head, action.finals)
+        self._answer(
+            lambda ring_id: self.machine.computed(self.peer.now, ring_id, action.generation, state),
+            not_before_seconds=self._world.scenario.hold_seconds,
+        )
+
+    def _answer(
+        self, event: Callable[[Digest], list[Action]], *, not_before_seconds: float = 0.0
+    ) -> None:
+        """Arithmetic takes its time, and what it answers may be out of date by then."""
+        assert self.ring is not None
+        ring_id = self.ring.ring_id
+
+        def answer() -> None:
+            if self.is_running:
+                self._do(event(ring_id))
+
+        delay_seconds = self._world.uniform(self._world.scenario.arithmetic_seconds)
+        self.peer.at(max(self._world.now + delay_seconds, not_before_seconds), answer)
+
+    # Time
+
+    def _schedule_wake(self) -> None:
+        wake_seconds = self.machine.wake_seconds(self.peer.now)
+        if wake_seconds is None or wake_seconds == self._wake_seconds:
+            return
+        self._wake_seconds = wake_seconds
+
+        def tick() -> None:
+            if not self.is_running or self._wake_seconds != wake_seconds:
+                return
+            self._wake_seconds = None
+            last, count = self._wakes
+            self._wakes = (self._world.now, count + 1 if last == self._world.now else 1)
+            assert self._wakes[1] < WAKES_MAX, "the machine wakes itself for ever"
+            self._do(self.machine.tick(self.peer.now))
+
+        self.peer.later(max(0.0, wake_seconds - self.peer.now), tick)
+
+    def _watch(self, ring: Ring) -> None:
+        """Tells the machine the pace of its link, and of a successor that fell silent."""
+        if not self.is_running or self.ring is not ring:
+            return
+        self.peer.later(WATCH_SECONDS, lambda: self._watch(ring))
+        for peer, link in list(self._links.items()):
+            acked_bytes, busy_seconds = link.measured()
+            if busy_seconds and self.is_running:
+                now, ring_id = self.peer.now, ring.ring_id
+                self._do(self.machine.link_measured(now, ring_id, peer, acked_bytes, busy_seconds))
+        while self.is_running:
+            successor = self.machine.successor
+            if successor is None or not self._is_silent(successor):
+                break
+            self._failed(successor, "timeout")
+
+    def _is_silent(self, peer_id: PeerId) -> bool:
+        """Whether nothing came of a connected peer for long, while this one could listen."""
+        peer, world = self.peer, self._world
+        quiet_since = world.network.quiet_since(peer, world.peers[peer_id])
+        if quiet_since is None or peer_id not in peer.connections:
+            return False
+        since = max(quiet_since, peer.awake_seconds, self._ring_began_seconds)
+        return world.now - since >= self._patience_seconds
+
+    # Links
+
+    def _link_to(self, target: PeerId) -> Link:
+        link = self._links.get(target)
+        if link is None:
+            assert self.ring is not None
+            assert self._envelope is not None
+            world = self._world
+            link = self._links[target] = world.links.open(
+                self, world.peers[target], self.ring, self._envelope
+            )
+            if target not in self.peer.connections:
+                link.dial()
+        return link
+
+    def _follow_successor(self) -> None:
+        """A link to the successor exists as long as the ring does, so that its death shows."""
+        if self.ring is not None and self.machine.successor is not None:
+            self._link_to(self.machine.successor)
+
+    def link_failed(self, link: Link, reason: str) -> None:
+        """A link of mine broke."""
+        if self.is_running and self._links.get(link.target.peer_id) is link:
+            self._failed(link.target.peer_id, reason)
+
+    def _failed(self, peer: PeerId, reason: str) -> None:
+        assert self.ring is not None
+        self._do(self.machine.link_failed(self.peer.now, self.ring.ring_id, peer, reason))
+
+    def answer_greeting(self, link: Link) -> bool:
+        """Accepts a predecessor's link if it can be said now what it is good for."""
+        inventory = None
+        if self.is_running and self.machine.head == link.ring.roster.head:
+            inventory = self.machine.inventory(link.ring.ring_id)
+        elif link.ring.roster.round < self.machine.number:
+            # That round is over here: greeted all the same, so that nobody thinks that I fail.
+            best = ((1 << len(link.ring.members)) - 1, Digest(bytes(DIGEST_BYTES)))
+            held = Inventory((Held(final=best),) * self._world.scenario.num_chunks)
+            link.accept(held, takes=False)
+            return True
+        if inventory is None:
+            return False
+        link.accept(inventory, takes=True)
+        return True
+
+    def frame_received(self, link: Link, frame: Send) -> str | None:
+        """A frame of a ring; returns why the link is refused, or None."""
+        if self.ring is None or self.ring.ring_id != link.ring.ring_id or not self.is_running:
+            return "refused"
+        now, ring_id, source = self.peer.now, link.ring.ring_id, link.source.peer_id
+        chunk, mask, payload = frame.chunk, frame.mask, frame.payload
+        if frame.finisher is None:
+            actions = self.machine.token_received(now, ring_id, source, chunk, mask, payload)
+        else:
+            assert isinstance(payload, Sum)
+            actions = self.machine.final_received(
+                now, ring_id, source, chunk, mask, frame.finisher, payload, payload.digest
+            )
+        self._do(actions)
+        return None
+
+    # For people
+
+    def _name(self, peer: PeerId) -> str:
+        return self._world.name(peer)

@@ -1,0 +1,195 @@
+"""The committed chain as one peer knows it: which head is best, and how it gets there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gossamer.protocol.chain import Commit, is_heavier
+from gossamer.protocol.ids import Digest
+from simulator.scenario import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from simulator.peer import Peer
+
+NEAR_ROUNDS = 2
+"""Rounds that a peer may be behind the head and still be waited for."""
+
+POLL_SECONDS = 0.25
+"""Heads are compared this often, and whenever something changed."""
+
+AVOID_SECONDS = 20.0
+"""A head that could not be reached is left alone this long, and twice as long each further time."""
+
+
+@dataclass
+class Disk:
+    """What survives the process."""
+
+    head: Digest
+    known: dict[Digest, Commit | None] = field(default_factory=dict)
+    """Commit records whose parents are known; None for the beginning."""
+    applied: set[Digest] = field(default_factory=set)
+    """Heads whose averaged chunks are here."""
+
+
+class Heads:
+    """One peer's chain."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._world = peer.world
+        genesis = self._world.run_id
+        self.disk = Disk(genesis, {genesis: None}, {genesis})
+        self.heaviest_tokens = 0
+        """Of the heads that it ever held."""
+        self.restart()
+
+    def restart(self) -> None:
+        self._avoided: dict[Digest, tuple[float, int]] = {}
+        """Until when, and how often it could not be reached."""
+        self._better: Digest | None = None
+        self._looked_seconds = -POLL_SECONDS
+        self._better_since_seconds: float | None = None
+        self._is_catching_up = False
+
+    @property
+    def head(self) -> Digest:
+        return self.disk.head
+
+    def recent(self) -> list[Digest]:
+        """My head and those shortly before it."""
+        return self._world.checks.ancestors(self.head)[: NEAR_ROUNDS + 1]
+
+    # What is known
+
+    def learn(self, commit: Commit, head: Digest) -> bool:
+        """A commit record; says whether it is of use."""
+        if self._world.checks.parent_of(head) not in self.disk.known:
+            return False
+        self.disk.known[head] = commit
+        self.look()
+        return True
+
+    def look(self) -> None:
+        """Something may have changed: the next question is answered anew."""
+        self._looked_seconds = -POLL_SECONDS
+
+    def better(self) -> Digest | None:
+        """The heaviest known head that wins over mine."""
+        if self._world.now >= self._looked_seconds + POLL_SECONDS:
+            self._looked_seconds = self._world.now
+            self._better = self._find_better()
+        return self._better
+
+    def _find_better(self) -> Digest | None:
+        checks, now = self._world.checks, self._world.now
+        best = self.head
+        announced = [Digest(announce.head) for announce in self._peer.living().values()]
+        for head in (*announced, *self.disk.known):
+            if self._avoided.get(head, (0.0, 0))[0] <= now and is_heavier(
+                checks.tokens_of(head), head, checks.tokens_of(best), best
+            ):
+                best = head
+        if best == self.head:
+            self._better_since_seconds = None
+            return None
+        if self._better_since_seconds is None:
+            self._better_since_seconds = now
+        return best
+
+    @property
+    def better_since_seconds(self) -> float:
+        """Since when a better head than mine is known."""
+        assert self._better_since_seconds is not None
+        return self._better_since_seconds
+
+    # Getting there
+
+    def consider(self) -> None:
+        """No turn is under way, and something changed."""
+        if not self._is_catching_up:
+            self._peer.proceed()
+
+    def catch_up(self) -> bool:
+        """Begins to take over the best head; says whether there is one to wait for."""
+        better = self.better()
+        if better is None:
+            return False
+        peer, world = self._peer, self._world
+        is_near = self.head in world.checks.ancestors(better)[: NEAR_ROUNDS + 1]
+        peer.turn_ended()
+        peer.set_phase("training" if is_near else "syncing")
+        self._is_catching_up = True
+        num_rounds = len(world.checks.path(self.head, better))
+        num_bytes = num_rounds * world.scenario.num_chunks * CHUNK_BYTES
+        seconds = num_bytes / peer.machine.bytes_per_second
+        seconds += 2 * world.uniform(world.scenario.latency_seconds)
+
+        def arrived() -> None:
+            self._is_catching_up = False
+            if self._is_held_by_somebody(better):
+                self._take_over(better)
+            else:
+                world.note(f"{peer.name} cannot reach head {better.hex()[:6]}")
+                world.count("head out of reach")
+                _, failures = self._avoided.get(better, (0.0, 0))
+                until_seconds = world.now + AVOID_SECONDS * 2**failures
+                self._avoided[better] = (until_seconds, failures + 1)
+                self.look()
+            peer.proceed()
+
+        peer.later(seconds, arrived)
+        return True
+
+    def _is_held_by_somebody(self, head: Digest) -> bool:
+        if head in self.disk.applied:
+            return True
+        return any(
+            head in other.heads.disk.applied and not other.frozen
+            for other in self._world.living()
+            if self._world.network.reach(self._peer.peer_id, other.peer_id)
+        )
+
+    def _take_over(self, head: Digest) -> None:
+        """Moves to a head that is not mine, with what it and the lost ones took of my work."""
+        checks, peer = self._world.checks, self._peer
+        old = self.head
+        if not is_heavier(checks.tokens_of(head), head, checks.tokens_of(old), old):
+            return  # mine grew meanwhile
+        lost = checks.path(head, old)
+        gained = checks.path(old, head)
+        self._world.count("heads abandoned", bool(lost))
+        for each in reversed(gained):
+            self.disk.known[each] = checks.commits[each]
+            self.disk.applied.add(each)
+        self.install(head)
+        peer.work.moved(lost, list(reversed(gained)))
+        peer.point("settled")
+        self.note_new()
+        peer.work.tidy()
+
+    def install(self, head: Digest) -> None:
+        """Writes that this is the head from now on."""
+        checks = self._world.checks
+        assert is_heavier(checks.tokens_of(head), head, checks.tokens_of(self.head), self.head)
+        old, self.disk.head = self.head, head
+        self.look()
+        self.heaviest_tokens = checks.tokens_of(head)
+        for each in checks.path(old, head):
+            checks.note_head(self._peer, each)
+        self._peer.point("installed")
+
+    def note_new(self) -> None:
+        """The head has changed and everything is settled."""
+        peer, round_number = self._peer, self._world.checks.round_of(self.head)
+        self._better_since_seconds = None
+        peer.board.age()
+        peer.board.keep(
+            lambda _, statement: (
+                getattr(statement, "round", round_number + 1) > round_number
+                or hasattr(statement, "incarnation")
+            )
+        )
+        self._world.note(f"{peer.name} is at head {self.head.hex()[:6]} of round {round_number}")
+        self._world.news()

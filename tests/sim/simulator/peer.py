@@ -1,0 +1,424 @@
+"""One peer's process: its life, its connections, its gossip, and the loop of its rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gossamer.protocol.board import Board
+from gossamer.protocol.chain import Commit
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.membership import ANNOUNCE_SECONDS, Membership
+from gossamer.protocol.messages import Announce, Capacity, Phase, Signed, Statement, seal
+from gossamer.protocol.ring import Send
+from simulator.driver import HELLO_SECONDS, Driver
+from simulator.heads import Heads
+from simulator.links import Link
+from simulator.scenario import CrashPoint
+from simulator.signatures import sign_as
+from simulator.turn import Turn
+from simulator.work import Feed, Work
+
+if TYPE_CHECKING:
+    from simulator.world import World
+
+FIRST_CONTACT_SECONDS = 3.0
+"""A peer waits this long for the others' announcements before it starts alone."""
+
+_CAPACITY = Capacity("", "cpu", 0, 0, 1, 0.0, 0.0)
+
+
+class Died(Exception):
+    """The peer whose event runs was killed in the middle of it."""
+
+
+class Peer:
+    """One peer. What survives its process is in `heads.disk` and `work.disk`."""
+
+    def __init__(self, world: World, peer_id: PeerId, index: int) -> None:
+        self.world = world
+        self.peer_id = peer_id
+        self.index = index
+        self.name = f"P{index}"
+        self.machine = world.scenario.machines[index]
+        self.sign = sign_as(peer_id)
+        self.line_free_seconds = 0.0
+        self.alive = False
+        self.life = 0
+        self.num_deaths = 0
+        self.vanished_seconds: float | None = None
+        """When its machine died without a word."""
+        self.frozen_seconds: float | None = None
+        """Since when it is stopped."""
+        self.was_frozen = False
+        self.awake_seconds = 0.0
+        """Since when it is not stopped."""
+        self.connections: dict[PeerId, int] = {}
+        self._backlog: list[tuple[bool, Callable[[], None]]] = []
+        self.heads = Heads(self)
+        self.work = Work(self)
+        self.feed = Feed(self)
+        self.turn: Turn | None = None
+        self.board = Board()
+        self.membership = Membership(peer_id)
+
+    @property
+    def now(self) -> float:
+        """Its own clock."""
+        return self.world.now + self.machine.clock_ahead_seconds
+
+    @property
+    def frozen(self) -> bool:
+        return self.frozen_seconds is not None
+
+    # Events
+
+    def at(self, seconds: float, event: Callable[[], None]) -> None:
+        """A timer of its present life."""
+        life = self.life
+
+        def ring() -> None:
+            if self.alive and self.life == life:
+                self._happens(event, arrived=False)
+
+        self.world.at(seconds, ring)
+
+    def later(self, delay_seconds: float, event: Callable[[], None]) -> None:
+        """A timer of its present life."""
+        self.at(self.world.now + delay_seconds, event)
+
+    def receive(self, event: Callable[[], None]) -> None:
+        """Something arrives now, for whatever life it is in."""
+        if self.alive:
+            self._happens(event, arrived=True)
+
+    def _happens(self, event: Callable[[], None], *, arrived: bool) -> None:
+        if self.frozen:
+            self._backlog.append((arrived, event))
+        else:
+            event()
+
+    # Life
+
+    def start(self) -> None:
+        """The process starts with what is on its disk."""
+        if self.alive:
+            return
+        self.world.note(f"{self.name} starts")
+        self.alive = True
+        self.life += 1
+        self.vanished_seconds = self.frozen_seconds = None
+        self.awake_seconds = self.world.now
+        self.board = Board()
+        self.membership = Membership(self.peer_id)
+        self.connections = {}
+        self.phase: Phase = "syncing"
+        self._sequence = 0
+        self._said: dict[PeerId, tuple[bytes, Phase]] = {}
+        self._expected: list[PeerId] = []
+        self._greetings: list[tuple[Link, float]] = []
+        self._has_begun = False
+        self.turn = None
+        self.heads.restart()
+        self.work.restart()
+        self.feed.restart()
+        self.world.network.dial_all(self)
+        self.world.news()
+        self._beat()
+        self.later(self._exchange_delay(), self._exchange)
+        self.later(FIRST_CONTACT_SECONDS, self._begin)
+
+    def die(self, *, silently: bool = False) -> None:
+        """The process is killed; `silently`: with its machine, so that no connection closes."""
+        world = self.world
+        world.note(f"{self.name} dies" + " with its machine" * silently)
+        self.alive = False
+        self.num_deaths += 1
+        if self.driver is not None:
+            self.driver.is_running = False
+        self.turn = None
+        for link in world.links.of(self):
+            link.close()
+        self.connections = {}
+        self._backlog = []
+        if silently:
+            self.vanished_seconds = world.now
+        for other in world.living():
+            if silently:
+                world.network.falls_silent(other, self)
+            else:
+                world.network.reset(other, self)
+        world.news()
+
+    def point(self, point: CrashPoint) -> None:
+        """It may be killed here. Raises Died."""
+        if self.world.faults.is_fatal(point):
+            self.world.note(f"{self.name} dies at: {point}")
+            self.world.faults.kill_at(self)
+
+    def freeze(self) -> None:
+        """The process is stopped: events wait, connections stay."""
+        self.world.note(f"{self.name} is stopped")
+        self.frozen_seconds = self.world.now
+        self.was_frozen = True
+        for other in self.world.living():
+            if other is not self:
+                self.world.network.falls_silent(other, self)
+
+    def thaw(self) -> None:
+        """It goes on, with all that waited at once: timers first, or everything as it came."""
+        if not self.alive or not self.frozen:
+            return
+        self.world.note(f"{self.name} goes on")
+        self.frozen_seconds = None
+        self.awake_seconds = self.world.now
+        backlog, self._backlog = self._backlog, []
+        if self.world.random.random() < 0.5:
+            backlog.sort(key=lambda entry: entry[0])
+        for _, event in backlog:
+            if self.alive and not self.frozen:
+                event()
+        self.world.network.dial_all(self)
+
+    # Connections
+
+    def connected(self, other: Peer, number: int) -> None:
+        self.connections[other.peer_id] = number
+        self.announce()
+
+    def disconnected(self, other: Peer, number: int) -> None:
+        """The connection of this number is gone."""
+        if self.connections.get(other.peer_id) != number:
+            return
+        del self.connections[other.peer_id]
+        self.membership.disconnected(other.peer_id)
+        self._said.pop(other.peer_id, None)
+        for link in self.world.links.between(other, self):
+            link.close()
+        for link in self.world.links.between(self, other):
+            link.fail(0.0, "reset")
+        if self.driver is not None:
+            self.driver.disconnected(other.peer_id)
+        self.members_changed()
+        self.world.network.closed_by(self, other)
+
+    def living(self) -> dict[PeerId, Announce]:
+        """Living, connected others."""
+        return {
+            peer: announce
+            for peer, announce in self.membership.living(self.now).items()
+            if peer in self.connections
+        }
+
+    def expected(self) -> list[PeerId]:
+        """Others that a round waits for."""
+        recent = self.heads.recent()
+        return [
+            peer
+            for peer, announce in self.living().items()
+            if announce.phase in ("training", "averaging") and announce.head in recent
+        ]
+
+    def members_changed(self) -> None:
+        """Who lives, or where they are, may have changed."""
+        self.heads.look()
+        expected = self.expected()
+        driver = self.driver
+        if driver is not None and driver.is_running and expected != self._expected:
+            self._expected = expected
+            driver.expect(expected)
+        self.consider()
+
+    def _beat(self) -> None:
+        self.announce()
+        self.members_changed()
+        self.later(ANNOUNCE_SECONDS, self._beat)
+
+    def announce(self) -> None:
+        """Tells the others where this peer stands."""
+        self._sequence += 1
+        head = self.heads.head
+        self.gossip(
+            *self.sealed(
+                Announce(
+                    self.life,
+                    self._sequence,
+                    self.phase,
+                    self.world.checks.round_of(head),
+                    head,
+                    self.world.checks.tokens_of(head),
+                    0,
+                    tuple(self.feed.claims),
+                    (),
+                    _CAPACITY,
+                )
+            )
+        )
+
+    def set_phase(self, phase: Phase) -> None:
+        self.phase = phase
+        self.announce()
+
+    # Gossip
+
+    def sealed(self, statement: Statement) -> tuple[Signed, Statement]:
+        return seal(statement, self.peer_id, self.world.run_id, self.sign), statement
+
+    def gossip(self, signed: Signed, statement: Statement) -> None:
+        self.board.post(signed, statement)
+        self._spread(lambda other: other.heard(signed, statement))
+
+    def gossip_commit(self, commit: Commit, head: Digest) -> None:
+        self._spread(lambda other: other.commit_received(commit, head))
+
+    def _spread(self, deliver: Callable[[Peer], None]) -> None:
+        world = self.world
+        for peer_id in self.connections:
+            for delay_seconds in world.network.gossip_delays():
+                world.later(delay_seconds, partial(self._arrive, world.peers[peer_id], deliver))
+
+    def _arrive(self, other: Peer, deliver: Callable[[Peer], None]) -> None:
+        if self.world.network.reach(self.peer_id, other.peer_id):
+            other.receive(lambda: deliver(other))
+
+    def heard(self, signed: Signed, statement: Statement) -> None:
+        """By gossip or in an exchange, checked."""
+        if signed.author == self.peer_id or not self.board.post(signed, statement):
+            return
+        if isinstance(statement, Announce):
+            author = PeerId(signed.author)
+            if self.membership.announced(self.now, author, statement):
+                said = (statement.head, statement.phase)
+                if self._said.get(author) != said:
+                    self._said[author] = said
+                    self.members_changed()
+                    if not self._has_begun:
+                        self._begin()
+        elif self.driver is not None:
+            self.driver.heard(signed, statement)
+
+    def tell(self, other: Peer, signed: Signed, statement: Statement) -> None:
+        """To one peer, of what may be the last that it hears of this one."""
+        for delay_seconds in self.world.network.gossip_delays():
+            self.world.later(
+                delay_seconds,
+                partial(self._arrive, other, lambda other: other.heard(signed, statement)),
+            )
+
+    def commit_received(self, commit: Commit, head: Digest) -> None:
+        """A commit record, by gossip."""
+        if head in self.heads.disk.known:
+            return
+        driver = self.driver
+        if driver is not None and driver.is_running and driver.commit_received(commit):
+            return
+        if self.heads.learn(commit, head):
+            self.gossip_commit(commit, head)
+            self.consider()
+
+    def _exchange_delay(self) -> float:
+        return self.world.scenario.exchange_seconds * self.world.uniform((0.8, 1.2))
+
+    def _exchange(self) -> None:
+        """Anti-entropy: takes from another's board what mine lacks."""
+        self.later(self._exchange_delay(), self._exchange)
+        if not self.connections:
+            return
+        other = self.world.peers[self.world.random.choice(list(self.connections))]
+        held = self.board.digests()
+
+        def answer() -> None:
+            missing = other.board.missing_from(held)
+            statements = dict(zip(other.board.digests(), other.board.statements(), strict=True))
+            found = [statements[signed.digest] for signed in missing]
+            if found:
+                latency_seconds = self.world.uniform(self.world.scenario.latency_seconds)
+                self.world.later(
+                    latency_seconds, partial(other._arrive, self, lambda me: me.take(found))
+                )
+
+        self.world.later(
+            self.world.uniform(self.world.scenario.latency_seconds),
+            partial(self._arrive, other, lambda _: answer()),
+        )
+
+    def take(self, statements: list[tuple[Signed, Statement]]) -> None:
+        """What another's board had and mine lacked."""
+        for signed, statement in statements:
+            self.heard(signed, statement)
+
+    # The loop of rounds
+
+    @property
+    def driver(self) -> Driver | None:
+        return None if self.turn is None else self.turn.driver
+
+    def _begin(self) -> None:
+        """Others were heard, or nobody for a while."""
+        if not self._has_begun:
+            self._has_begun = True
+            self.proceed()
+
+    def proceed(self) -> None:
+        """Between two turns: to the best head, and on."""
+        if self.heads.catch_up():
+            return
+        line_was_slow = self.driver is not None and self.driver.machine.line_is_slow
+        self.turn = Turn(self, line_was_slow=line_was_slow)
+        self._expected = []
+        self.turn.begin()
+        self.members_changed()
+        self.answer_greetings()
+
+    def turn_ended(self) -> None:
+        """Its driver may still deliver what it has queued."""
+        self.turn = None
+
+    def proceed_after(self, turn: Turn) -> Callable[[], None]:
+        """The event that follows the end of a turn."""
+
+        def proceed() -> None:
+            if self.turn is turn:
+                self.proceed()
+
+        return proceed
+
+    def consider(self) -> None:
+        """Something changed: is there something better to do?"""
+        if self.turn is not None:
+            self.turn.consider()
+        elif self._has_begun:
+            self.heads.consider()
+        self.answer_greetings()
+
+    # Ring streams
+
+    def greeted(self, link: Link) -> None:
+        """A ring member opened its stream to us."""
+        self._greetings.append((link, self.world.now + HELLO_SECONDS))
+        self.later(HELLO_SECONDS, self.answer_greetings)
+        if self.driver is not None:
+            self.driver.heard_roster(link)
+        self.answer_greetings()
+
+    def answer_greetings(self) -> None:
+        """Accepts those whose ring is followed here, and refuses those that wait too long."""
+        waiting, self._greetings = self._greetings, []
+        for link, deadline_seconds in waiting:
+            if not link.is_open:
+                continue
+            if self.driver is not None and self.driver.answer_greeting(link):
+                continue
+            if self.world.now >= deadline_seconds:
+                link.refuse("refused")
+            else:
+                self._greetings.append((link, deadline_seconds))
+
+    def frame_received(self, link: Link, frame: Send) -> str | None:
+        """A frame of a ring; returns why the link is refused, or None."""
+        if not link.takes or self.world.checks.is_committed(link.ring.ring_id, self.heads.head):
+            return None  # this ring is committed here
+        if self.driver is None:
+            return "refused"
+        return self.driver.frame_received(link, frame)

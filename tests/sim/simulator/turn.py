@@ -1,0 +1,175 @@
+"""One turn of a peer's loop: train, say ready, average, commit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gossamer.protocol.attempt import Committed
+from gossamer.protocol.messages import Ready
+from gossamer.protocol.proposal import Parent
+from gossamer.protocol.round import Round, RoundRules
+from gossamer.protocol.tensor_codecs import codec
+from simulator.driver import Driver
+from simulator.scenario import CHUNK_BYTES
+
+if TYPE_CHECKING:
+    from simulator.peer import Peer
+
+OVERTAKEN_SECONDS = 5.0
+"""A ring member that hears of the commit by others finishes within this, or fetches."""
+
+POLL_SECONDS = 0.25
+
+INNER_STEPS = 200
+"""Of a round, if the peer is not stopped before."""
+
+STEP_TOKENS = (1, 5)
+
+CODEC, CHUNK_ELEMENTS = "fp32", 1024
+assert codec(CODEC).encoded_bytes(CHUNK_ELEMENTS) == CHUNK_BYTES
+
+
+class Turn:
+    """One round of one peer."""
+
+    def __init__(self, peer: Peer, *, line_was_slow: bool) -> None:
+        world, head = peer.world, peer.heads.head
+        scenario, checks = world.scenario, world.checks
+        self._peer = peer
+        self._world = world
+        machine = Round(
+            me=peer.peer_id,
+            run_id=world.run_id,
+            parent=Parent(
+                head, checks.round_of(head), checks.tokens_of(head), checks.ledgers[head]
+            ),
+            rules=RoundRules(
+                CODEC,
+                CHUNK_ELEMENTS,
+                scenario.num_chunks,
+                scenario.gather_seconds,
+                scenario.gather_fraction,
+                scenario.attempt_seconds,
+            ),
+            sign=peer.sign,
+            verify=checks.verify,
+            now=peer.now,
+            line_was_slow=line_was_slow,
+        )
+        self.driver = Driver(peer, machine, self._committed)
+        self._is_over = False
+        self._is_training = True
+        self._is_stopping = False
+        self._num_steps = INNER_STEPS
+        self._stops_seconds: float | None = None
+        self._train_seconds = world.uniform(peer.machine.train_seconds)
+        self._began_seconds = world.now
+        self._offer: int | None = None
+
+    def begin(self) -> None:
+        peer = self._peer
+        self._world.note(f"{peer.name} begins round {self.driver.machine.number}")
+        peer.feed.prepare(INNER_STEPS * STEP_TOKENS[1])
+        peer.set_phase("training")
+        self.driver.begin()
+        peer.later(self._train_seconds, self._trained)
+
+    # Training
+
+    def _stop(self) -> None:
+        """The step under way is the last one."""
+        if self._is_over or not self._is_training or self._is_stopping:
+            return
+        self._is_stopping = True
+        step_seconds = self._train_seconds / INNER_STEPS
+        seconds = self._world.now - self._began_seconds
+        self._num_steps = min(INNER_STEPS, int(seconds / step_seconds) + 1)
+        self._peer.later(self._num_steps * step_seconds - seconds, self._trained)
+
+    def _trained(self) -> None:
+        """The inner steps are done, or the last one after it was told to stop."""
+        if self._is_over or not self._is_training:
+            return
+        self._is_training = False
+        peer, machine = self._peer, self.driver.machine
+        tokens = self._num_steps * self._world.random.randint(*STEP_TOKENS)
+        spans = peer.feed.take(tokens)
+        peer.work.trained(peer.heads.head, machine.number, tokens, spans)
+        if peer.heads.better() is None:
+            self._say_ready()
+        if not self._is_over:
+            self.consider()
+
+    def _say_ready(self) -> None:
+        peer, machine = self._peer, self.driver.machine
+        offer = peer.work.offer(peer.heads.head, machine.number)
+        if offer is None:
+            return
+        self._offer = offer.number
+        peer.set_phase("averaging")
+        steps = self._num_steps
+        ready = Ready(machine.number, machine.head, offer.tokens, steps, 2.5, offer.spans)
+        self.driver.ready(ready)
+
+    def _should_stop_training(self) -> bool:
+        if self._peer.heads.better() is not None:
+            return True
+        deadline = self.driver.machine.stop_training_seconds
+        if deadline is not None and self._stops_seconds != deadline:
+            self._stops_seconds = deadline
+            self._peer.later(max(0.0, deadline - self._peer.now), self.consider)
+        return deadline is not None and self._peer.now >= deadline
+
+    # Averaging
+
+    def consider(self) -> None:
+        """Something changed: is there something better to do?"""
+        if self._is_over:
+            return
+        if self._is_training:
+            if self._should_stop_training():
+                self._peer.later(self._world.uniform((0.0, POLL_SECONDS)), self._stop)
+        elif self._is_overtaken() or (
+            not self.driver.machine.is_ready and self._peer.heads.better() is None
+        ):
+            self.leave()
+            self._peer.later(0.0, self._peer.proceed_after(self))
+
+    def _is_overtaken(self) -> bool:
+        """Whether a head is committed elsewhere that this round's own result would not win over."""
+        heads, machine = self._peer.heads, self.driver.machine
+        better = heads.better()
+        if better is None:
+            return False
+        if self._world.checks.tokens_of(better) < machine.attainable_tokens:
+            self._world.count("head held back")
+            return False
+        patience_seconds = OVERTAKEN_SECONDS if machine.successor is not None else 0.0
+        wait_seconds = heads.better_since_seconds + patience_seconds - self._world.now
+        if wait_seconds > 0:
+            self._peer.later(wait_seconds, self.consider)
+        return wait_seconds <= 0
+
+    def leave(self) -> None:
+        """The ring has to do without this peer."""
+        self._is_over = True
+        self.driver.leave()
+        if self._offer is not None and self.driver.machine.ring is None:
+            self._peer.work.withdraw(self._offer)
+        self._peer.work.tidy()
+
+    def _committed(self, committed: Committed) -> None:
+        self._is_over = True
+        peer = self._peer
+        header = committed.proposal.header
+        head = header.digest
+        self._world.checks.note_commit(peer, committed)
+        peer.heads.disk.known[head] = committed.commit
+        peer.heads.disk.applied.add(head)
+        peer.heads.install(head)
+        peer.work.moved([], [head])
+        peer.point("settled")
+        peer.gossip_commit(committed.commit, head)
+        peer.heads.note_new()
+        peer.work.tidy()
+        peer.later(0.0, peer.proceed_after(self))

@@ -1,0 +1,127 @@
+"""One simulated swarm: its clock, its peers, and the two halves of its life.
+
+First things go wrong (`faults`) and safety is checked at every step (`checks`). Then everything
+heals, and the swarm has to make progress: all peers that live have to commit some more rounds, on
+one head, in a bounded time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+from gossamer.protocol.ids import PeerId, digest_of
+from simulator.checks import Checks
+from simulator.faults import Faults
+from simulator.links import Links
+from simulator.network import Network
+from simulator.peer import Died, Peer
+from simulator.scenario import Scenario, draw
+from simulator.signatures import peer_id_of
+
+PROGRESS_SECONDS = 400.0
+"""Bound on the time from the healing until everybody is on one new head."""
+
+EVENTS_MAX = 3_000_000
+
+_TICKS_PER_SECOND = 2.0**20
+
+
+class World:
+    """One swarm. `run` returns when all is well and raises AssertionError otherwise."""
+
+    def __init__(self, scenario: Scenario, *, verbose: bool = False) -> None:
+        self.scenario = scenario
+        self.random = Random(scenario.seed * 2 + 1)
+        self.now = 0.0
+        self.run_id = digest_of(b"simulated run", scenario.seed.to_bytes(8, "big"))
+        self.statistics: Counter[str] = Counter()
+        self._verbose = verbose
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self.num_events = 0
+        self.order = [peer_id_of(index) for index in range(len(scenario.machines))]
+        self.checks = Checks(self)
+        self.network = Network(self)
+        self.links = Links(self)
+        self.faults = Faults(self)
+        self.peers = {peer: Peer(self, peer, index) for index, peer in enumerate(self.order)}
+        self.progress_seconds = 0.0
+        """How long it took after the healing until all was well."""
+        self._news = True
+
+    # The clock
+
+    def at(self, seconds: float, event: Callable[[], None]) -> None:
+        """Times are rounded up to fractions that the sum of two clocks holds exactly."""
+        self.num_events += 1
+        ticks = math.ceil(max(seconds, self.now) * _TICKS_PER_SECOND)
+        heapq.heappush(self._events, (ticks / _TICKS_PER_SECOND, self.num_events, event))
+
+    def later(self, delay_seconds: float, event: Callable[[], None]) -> None:
+        self.at(self.now + delay_seconds, event)
+
+    def uniform(self, bounds: tuple[float, float]) -> float:
+        return self.random.uniform(*bounds)
+
+    def run(self) -> None:
+        self.faults.begin()
+        for peer in self.all_peers():
+            if peer.machine.starts:
+                self.later(self.uniform((0.0, 0.2)), peer.start)
+        deadline = self.scenario.fault_seconds + PROGRESS_SECONDS
+        while self._events:
+            seconds, _, event = heapq.heappop(self._events)
+            if seconds > deadline:
+                break
+            self.now = seconds
+            try:
+                event()
+            except Died:
+                self._news = True
+            assert self.num_events < EVENTS_MAX, "events without end"
+            if self._news and self.faults.are_over:
+                self._news = False
+                if self.checks.is_done():
+                    break
+        self.progress_seconds = self.now - self.scenario.fault_seconds
+        self.checks.at_end()
+
+    def news(self) -> None:
+        """Somebody's head or life changed: all may be well now."""
+        self._news = True
+
+    # Who there is
+
+    def all_peers(self) -> list[Peer]:
+        """Living or not, in order."""
+        return [self.peers[peer] for peer in self.order]
+
+    def living(self) -> list[Peer]:
+        return [peer for peer in self.all_peers() if peer.alive]
+
+    # For people
+
+    def name(self, peer: PeerId | str) -> str:
+        return self.peers[PeerId(peer)].name
+
+    def count(self, what: str, condition: bool = True) -> None:
+        if condition:
+            self.statistics[what] += 1
+
+    def note(self, what: str) -> None:
+        if self._verbose:
+            print(f"{self.now:9.3f}  {what}")
+
+    @property
+    def is_verbose(self) -> bool:
+        return self._verbose
+
+
+def simulate(seed: int, *, verbose: bool = False) -> World:
+    """Runs the world of one seed. Raises AssertionError, or whatever a machine raised."""
+    world = World(draw(seed), verbose=verbose)
+    world.run()
+    return world

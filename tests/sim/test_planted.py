@@ -1,0 +1,24 @@
+"""The simulator finds bugs that are planted on purpose, and finds nothing without them."""
+
+from __future__ import annotations
+
+import pytest
+from planted import BUGS
+from pool import run_seed, run_seeds
+
+SEEDS_MAX = 300
+"""Seeds within which each bug has to be found; most are found among the first dozen."""
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_simulator_finds(bug: str) -> None:
+    for outcome in run_seeds(range(SEEDS_MAX), bug=bug):
+        if outcome.error is not None:
+            print(f"{bug}: found by {outcome}")
+            assert run_seed(outcome.seed).error is None, "without the bug as well"
+            return
+    pytest.fail(f"{bug}: no seed below {SEEDS_MAX} finds it")
+
+
+def test_there_are_five() -> None:
+    assert len(BUGS) == 5
