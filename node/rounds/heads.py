@@ -95,6 +95,11 @@ class Heads:
         committed = self._parts.committed
         return (committed.chain.only_in(head, committed.head) or [head])[-1]
 
+    def is_by_way_of(self, ring_id: Digest | None, head: Digest) -> bool:
+        """Whether the first round on the way to a head that is not on mine is this ring's."""
+        chain = self._parts.committed.chain
+        return chain.header(self._branch_of(head)).ring_id == ring_id
+
     def is_near(self, head: Digest) -> bool:
         """Whether I am so few rounds behind a head that the others may wait for me."""
         committed = self._parts.committed

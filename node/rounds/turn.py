@@ -27,7 +27,7 @@ from gossamer.protocol.round import Round, RoundRules
 from gossamer.trainer.messages import Finished
 
 OVERTAKEN_SECONDS = 5.0
-"""A ring member that hears of the commit by others finishes within this, or fetches."""
+"""A ring member that hears of its ring's commit by others finishes within this, or fetches."""
 
 LEAVE_SECONDS = 20.0
 """An orderly leave gives its last round this long; then the work stays on disk as residual."""
@@ -230,7 +230,10 @@ class Turn:
         machine = self.driver.machine
         if better is None or better.tokens_total < machine.attainable_tokens:
             return False
-        patience = OVERTAKEN_SECONDS if machine.successor is not None else 0.0
+        # Who stayed for another ring's commit, to make one that weighs the same, would leave the
+        # swarm in two halves: each is overtaken by the other in turn, whichever digest is lower.
+        by_my_ring = self._heads.is_by_way_of(self.driver.ring_id, better.head)
+        patience = OVERTAKEN_SECONDS if machine.successor is not None and by_my_ring else 0.0
         return trio.current_time() >= better.since_seconds + patience
 
     async def _commit(self, committed: Committed) -> None:

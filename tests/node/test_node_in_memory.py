@@ -101,29 +101,6 @@ def test_the_seed_may_go_and_newcomers_join_by_anybody(tmp_path: Path) -> None:
     simulate(world, story)
 
 
-def test_all_crash_and_go_on_from_their_disks(tmp_path: Path) -> None:
-    world = World(tmp_path, seed=5, codec="fp16")
-
-    async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a")
-        await nursery.start(world.run, "b", ["a"])
-        await nursery.start(world.run, "c", ["a"])
-        await world.reach(7, *"abc")
-        reached = min(world.round(name) for name in "abc")
-        head = world.path("a")[reached - 1]
-        for name in "abc":
-            world.crash(name)
-        await trio.sleep(1.0)
-        await nursery.start(world.run, "c")
-        await nursery.start(world.run, "a", ["c"])
-        await nursery.start(world.run, "b", ["c"])
-        await world.reach(reached + 5, *"abc")
-        world.assert_one_chain(*"abc")
-        assert world.path("b")[reached - 1] == head
-
-    simulate(world, story)
-
-
 def test_a_slow_peer_is_cut_off_in_time_and_its_work_counts(tmp_path: Path) -> None:
     world = World(tmp_path, seed=6)
 

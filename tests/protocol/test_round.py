@@ -158,6 +158,14 @@ def test_a_ring_that_waits_for_my_life_before_a_restart_is_not_followed() -> Non
     assert round_.ring is None
 
 
+def test_a_roster_with_what_i_said_in_anothers_name_is_not_mine() -> None:
+    round_ = machine()
+    round_.ready(0.0, ready())
+    theirs = [NEXT, LAST]  # both say the same of their work as I do
+    assert round_.statement(0.0, *roster(theirs)) == []
+    assert round_.ring is None or round_.ring.members == (ME,)
+
+
 def test_a_failed_link_is_an_accusation() -> None:
     round_, ring_id = in_ring()
     round_.contributed(1.0, ring_id, 0, b"sum")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -15,7 +14,7 @@ from planted import planted
 from simulator.world import simulate
 
 SEEDS_AT_ONCE = 8
-"""That a process is given: worlds differ much in size, and all should finish together."""
+"""That a process is given: worlds differ much in size, and all processes should end together."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,5 @@ def run_seeds(seeds: Iterable[int], *, bug: str | None = None) -> Iterator[Outco
     """In parallel; outcomes come in the order of the seeds."""
     # Started anew, not forked: whoever calls may have threads.
     context = multiprocessing.get_context("spawn")
-    with context.Pool(os.cpu_count(), initializer=_initialise, initargs=(sys.path,)) as pool:
+    with context.Pool(os.cpu_count()) as pool:
         yield from pool.imap(partial(run_seed, bug=bug), seeds, chunksize=SEEDS_AT_ONCE)
-
-
-def _initialise(path: list[str]) -> None:
-    sys.path[:] = path

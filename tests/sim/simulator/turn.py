@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from simulator.peer import Peer
 
 OVERTAKEN_SECONDS = 5.0
-"""A ring member that hears of the commit by others finishes within this, or fetches."""
+"""A ring member that hears of its ring's commit by others finishes within this, or fetches."""
 
 POLL_SECONDS = 0.25
 
@@ -144,7 +144,13 @@ class Turn:
         if self._world.checks.tokens_of(better) < machine.attainable_tokens:
             self._world.count("head held back")
             return False
-        patience_seconds = OVERTAKEN_SECONDS if machine.successor is not None else 0.0
+        ring = machine.ring
+        first = self._world.checks.path(heads.head, better)[-1:]
+        by_my_ring = ring is not None and any(
+            self._world.checks.headers[head].ring_id == ring.ring_id for head in first
+        )
+        has_patience = machine.successor is not None and by_my_ring
+        patience_seconds = OVERTAKEN_SECONDS if has_patience else 0.0
         wait_seconds = heads.better_since_seconds + patience_seconds - self._world.now
         if wait_seconds > 0:
             self._peer.later(wait_seconds, self.consider)
