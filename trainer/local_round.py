@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gossamer.protocol import limits
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
-from gossamer.trainer import evaluate, messages
+from gossamer.trainer import evaluate, messages, overlap
 from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
 from gossamer.trainer.data import Batch, DataQueue, add_span, load_shard
 from gossamer.trainer.device import choose_device, is_out_of_memory
@@ -37,6 +37,14 @@ STEPS_AHEAD = 4
 _SPANS_PER_ROUND = limits.SPANS_MAX // 2
 
 T = TypeVar("T")
+
+Start = Literal["base", "local", "mixed"]
+"""What a round starts from, and what its work is measured against.
+
+`base`: both are `base`. `local`: the local parameters as the last round left them, while the state
+that it leads to is not known; `rebase` takes that. `mixed`: the local parameters go on, and the
+work is measured against `base`, of which `mix` takes a fragment at a time.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -160,12 +168,23 @@ class LocalTrainer:
         self._queue.forget()
         self._asked = False
 
-    def begin(self, number: int, first_step: int, steps_max: int, seconds_max: float) -> None:
-        """Starts a round from `base`."""
+    def begin(
+        self,
+        number: int,
+        first_step: int,
+        steps_max: int,
+        seconds_max: float,
+        start: Start = "base",
+    ) -> None:
+        """Starts a round. A trainer whose first round this is has to start from `base`."""
         self._require_between_rounds("Begin")
-        self._load_base()
-        # What the round starts from; the shared `base` may move on meanwhile.
-        np.copyto(self._pseudo_gradient, self._base)
+        if start == "base":
+            self._load_base()
+        # What the work is measured against; the shared `base` may move on meanwhile.
+        if start == "local":
+            self._read_local(self._pseudo_gradient)
+        else:
+            np.copyto(self._pseudo_gradient, self._base)
         self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic())
         self._asked = False
 
@@ -221,8 +240,25 @@ class LocalTrainer:
             skipped=skipped,
         )
 
+    def rebase(self) -> None:
+        """`base` is the state that the last round led to: the running round, which started from
+        the local parameters, goes on on top of it, and its work is measured against it.
+
+        See `overlap`. Once a round.
+        """
+        self._require_round()
+        overlap.rebase(self._decoder.flat, self._pseudo_gradient, self._base)
+        np.copyto(self._pseudo_gradient, self._base)
+
+    def mix(self, ranges: Sequence[slice], share: float) -> None:
+        """Local parameters move towards `base` in these ranges, where it is new; see `overlap`."""
+        self._require_round()
+        overlap.mix(self._decoder.flat, self._base, ranges, share)
+        for part in ranges:
+            self._pseudo_gradient[part] = self._base[part]
+
     def finish(self) -> messages.Finished:
-        """Ends the round: `pseudo_gradient = base at its start - local parameters`."""
+        """Ends the round: `pseudo_gradient = what the work is measured against - local`."""
         current = self._require_round()
         if current.tokens:
             self._pseudo_gradient -= self._decoder.flat.cpu().numpy()
@@ -275,6 +311,9 @@ class LocalTrainer:
     @torch.no_grad()
     def _load_base(self) -> None:
         self._decoder.flat.copy_(torch.from_numpy(self._base))
+
+    def _read_local(self, out: NDArray[np.float32]) -> None:
+        np.copyto(out, self._decoder.flat.cpu().numpy())
 
     def _reported(self, pieces: Iterable[T]) -> Iterator[T]:
         """The same, with word of progress before each."""

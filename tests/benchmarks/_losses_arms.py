@@ -1,0 +1,121 @@
+"""The arms of `losses.py` by name: what a name says, and which names belong to which question."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Kind = Literal["sync", "alone", "diloco", "sparse", "distro"]
+Peers = Literal["constant", "grow", "shrink"]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train, as its name says."""
+
+    name: str
+    kind: Kind
+    num_peers: int = 1
+    """At most: a swarm that grows ends with as many, one that shrinks begins with them."""
+    inner_steps: int = 20
+    """H, after the warm-up."""
+    codec: str = "fp32"
+    overlap: float = 0.0
+    """The new state arrives after this part of the next round's inner steps; 0: at once."""
+    fragments: int = 1
+    topics: bool = False
+    """Each peer has text of its own kind, instead of all having the same mixture."""
+    cold: bool = False
+    """Without the warm-up rounds."""
+    peers: Peers = "constant"
+    rates: tuple[float, float] | None = None
+    """Outer learning rate and momentum; None: the preset's."""
+    tuned: bool = False
+    """Rates that the run sets itself (`protocol.outer_tuning`)."""
+    top_k: int = 0
+    """Values that are kept of a block or chunk; 0: the mode's default."""
+    learning_rate: float = 0.0
+    """Of the inner steps; 0: the mode's default."""
+    lookahead: bool = False
+    """distro: gradients are taken where the own momentum would lead."""
+
+    def num_peers_at(self, progress: float) -> int:
+        """Peers that train when this part (0 to 1) of the inner steps is done."""
+        if self.peers == "constant":
+            return self.num_peers
+        stage = min(int(progress * self.num_peers), self.num_peers - 1)
+        return stage + 1 if self.peers == "grow" else self.num_peers - stage
+
+
+def arm_of(name: str) -> Arm:
+    """The arm of a name such as `diloco-4-h20-int8-o50-f4-topics-cold-0.7/0.9`.
+
+    Raises:
+        ValueError: no such arm.
+    """
+    kind, *parts = name.split("-")
+    if kind not in ("sync", "alone", "diloco", "sparse", "distro"):
+        raise ValueError(f"no arm begins with {kind!r}")
+    arm = Arm(name, kind)  # type: ignore[arg-type]
+    for part in parts:
+        for pattern, change in _PARTS:
+            if match := re.fullmatch(pattern, part):
+                arm = change(arm, match)
+                break
+        else:
+            raise ValueError(f"{part!r} in {name!r} means nothing")
+    return arm
+
+
+_Change = Callable[[Arm, re.Match[str]], Arm]
+_PARTS: tuple[tuple[str, _Change], ...] = (
+    (r"(\d+)", lambda arm, found: replace(arm, num_peers=int(found[1]))),
+    (r"h(\d+)", lambda arm, found: replace(arm, inner_steps=int(found[1]))),
+    (r"(fp32|fp16|int8|int4)", lambda arm, found: replace(arm, codec=found[1])),
+    (r"o(\d+)", lambda arm, found: replace(arm, overlap=int(found[1]) / 100)),
+    (r"f(\d+)", lambda arm, found: replace(arm, fragments=int(found[1]))),
+    (r"k(\d+)", lambda arm, found: replace(arm, top_k=int(found[1]))),
+    (r"lr([\d.e]+)", lambda arm, found: replace(arm, learning_rate=float(found[1]))),
+    (r"topics", lambda arm, _: replace(arm, topics=True)),
+    (r"cold", lambda arm, _: replace(arm, cold=True)),
+    (r"tuned", lambda arm, _: replace(arm, tuned=True)),
+    (r"look", lambda arm, _: replace(arm, lookahead=True)),
+    (r"grow", lambda arm, _: replace(arm, peers="grow")),
+    (r"shrink", lambda arm, _: replace(arm, peers="shrink")),
+    (
+        r"([\d.]+)/([\d.]+)",
+        lambda arm, found: replace(arm, rates=(float(found[1]), float(found[2]))),
+    ),
+)
+
+CODECS = ("fp32", "fp16", "int8", "int4")
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "codecs": ("sync-4", "alone", *(f"diloco-4-h20-{codec}" for codec in CODECS)),
+    "overlap": (
+        *("diloco-4-h20-fp16-o50", "diloco-4-h20-fp16-o100"),
+        *("diloco-4-h20-int8-o50", "diloco-4-h20-int4-o50"),
+        *("diloco-4-h20-fp16-f4-o50", "diloco-4-h20-int4-f4-o50"),
+    ),
+    "sparse": ("sparse-4-h20", "sparse-4-h20-o50"),
+    "distro": ("distro-4", "distro-4-look"),
+    "sizes": (
+        *("sync-2", "diloco-2-h20-fp32", "diloco-2-h20-int8", "sparse-2-h20", "distro-2"),
+        *("sync-8", "diloco-8-h20-fp32", "diloco-8-h20-int8", "sparse-8-h20", "distro-8"),
+    ),
+    "h50": ("diloco-4-h50-fp32", "diloco-4-h50-int8", "diloco-4-h50-int4", "sparse-4-h50"),
+    "topics": (
+        *("diloco-4-h20-fp16-topics", "diloco-8-h20-fp16", "diloco-8-h20-fp16-topics"),
+        *("sparse-4-h20-topics",),
+    ),
+    "peers": ("diloco-8-h20-fp16-grow", "diloco-8-h20-fp16-shrink", "diloco-4-h20-fp16"),
+    "tuning": tuple(
+        f"diloco-4-h{steps}-fp32{start}{rates}"
+        for steps in (5, 20, 50, 100, 200)
+        for start in ("", "-cold")
+        for rates in ("-tuned", "-1.0/0.0", "-1.0/0.5", "-1.0/0.8", "-0.7/0.9")
+    ),
+}
+"""Names for `--arms` that stand for several arms."""

@@ -1,0 +1,177 @@
+"""`diloco` in one process: rounds, the ring, the outer step; with overlap, or in fragments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from _losses_arms import Arm
+from _losses_ring import ring_average
+from _losses_workers import Worker
+from _parity_training import CURVE_TOKENS, Curve, Heldout, Text, rounds_of
+
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
+from gossamer.protocol.state import FloatVector
+from gossamer.trainer.fragments import Fragment, fragment_of_round, fragments_of
+from gossamer.trainer.outer import nesterov
+from gossamer.trainer.overlap import MIXING_SHARE
+
+Deal = Callable[[int], Sequence[int]]
+"""Worker to the shards that it trains on."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all arms of a seed share."""
+
+    text: Text
+    model: ModelConfig
+    inner: InnerConfig
+    outer: OuterConfig
+    seed: int
+    deal: Deal
+    points: int
+    """Of the curve."""
+
+
+class Swarm:
+    """The state that all peers share, and the peers."""
+
+    def __init__(self, setting: Setting, num_workers: int) -> None:
+        size = setting.model.num_parameters
+        self.theta: FloatVector = np.zeros(size, np.float32)
+        """Of the newest round. The trainers see `base`, which may lag behind it."""
+        self.momentum: FloatVector = np.zeros(size, np.float32)
+        self.base: FloatVector = np.zeros(size, np.float32)
+        self.workers = [
+            Worker(setting.model, setting.inner, setting.text, setting.seed, self.base)
+            for _ in range(num_workers)
+        ]
+        for number, worker in enumerate(self.workers):
+            worker.deal(setting.deal(number))
+        self.workers[0].trainer.genesis()
+        np.copyto(self.theta, self.base)
+
+    def publish(self, ranges: Sequence[slice] = (slice(None),)) -> None:
+        """The newest state becomes known to the trainers."""
+        for part in ranges:
+            self.base[part] = self.theta[part]
+
+
+class Progress:
+    """The curve of an arm as it grows."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._heldout = Heldout(setting.text, setting.model)
+        self._total = setting.inner.total_steps
+        self._every = max(1, self._total // setting.points)
+        self._next = self._every
+        self.curve = Curve()
+
+    def note(self, step: int, parameters: FloatVector) -> None:
+        if self._next <= step < self._total:
+            self._next = step + self._every
+            self.curve.add(step, self._heldout.loss(parameters, CURVE_TOKENS))
+
+    def end(self, parameters: FloatVector, rounds: int) -> Curve:
+        self.curve.rounds = rounds
+        self.curve.add(self._total, self._heldout.loss(parameters))
+        return self.curve
+
+
+def outer_of(setting: Setting, arm: Arm) -> OuterConfig:
+    """The preset's outer step with what the arm changes."""
+    changes: dict[str, object] = {"inner_steps": arm.inner_steps, "codec": arm.codec}
+    if arm.cold:
+        changes["warmup_rounds"] = 0
+    if arm.rates is not None:
+        changes["learning_rate"], changes["momentum"] = arm.rates
+    return msgspec.structs.replace(setting.outer, **changes)
+
+
+def delay_of(arm: Arm, steps: int) -> int:
+    """Inner steps of a round after which the last round's result arrives; `Arm.overlap`."""
+    return max(1, round(arm.overlap * steps)) if arm.overlap else 0
+
+
+def train_diloco(setting: Setting, arm: Arm) -> Curve:
+    """The whole vector at once."""
+    outer, total = outer_of(setting, arm), setting.inner.total_steps
+    swarm, progress = Swarm(setting, arm.num_peers), Progress(setting)
+    plan = ChunkPlan(setting.model.num_parameters, outer.chunk_elements)
+    num_rounds = rounds_of(outer, total)
+    for number in range(1, num_rounds + 1):
+        first = outer.first_inner_step_of(number)
+        steps = min(outer.inner_steps_of(number), total - first)
+        active = swarm.workers[: arm.num_peers_at(first / total)]
+        delay = delay_of(arm, steps) if number > 1 else 0
+        for worker in active:
+            worker.begin(number, first, steps, "local" if delay else "base")
+            worker.train(delay)
+        swarm.publish()
+        for worker in active:
+            if delay and worker.has_begun:
+                worker.trainer.rebase()
+            worker.train(steps - delay)
+        tokens = [worker.finish().tokens for worker in active]
+        average = ring_average([worker.pending for worker in active], tokens, plan, arm.codec)
+        rate, mu = outer.rates_of(number, len(active))
+        nesterov(
+            *(swarm.theta, swarm.momentum, average.values, rate, mu), swarm.theta, swarm.momentum
+        )
+        if not arm.overlap:
+            swarm.publish()
+        progress.curve.tokens += sum(tokens)
+        progress.note(first + steps, swarm.theta)
+    return progress.end(swarm.theta, num_rounds)
+
+
+def train_streaming(setting: Setting, arm: Arm) -> Curve:
+    """In fragments, each with its turn every H steps (`trainer.fragments`).
+
+    The warm-up is as without fragments: its rounds are short, and there is nothing to stream.
+    """
+    outer, total = outer_of(setting, arm), setting.inner.total_steps
+    swarm, progress = Swarm(setting, arm.num_peers), Progress(setting)
+    everything = Fragment((slice(0, setting.model.num_parameters),))
+    fragments = fragments_of(setting.model, arm.fragments)
+    every = arm.inner_steps // arm.fragments
+    first = number = 0
+    newest = everything
+    while first < total:
+        number += 1
+        is_warmup = outer.is_warmup(number)
+        steps = min(outer.warmup_inner_steps if is_warmup else every, total - first)
+        turn = fragment_of_round(number - outer.warmup_rounds, arm.fragments)
+        fragment = everything if is_warmup else fragments[turn]
+        active = swarm.workers[: arm.num_peers_at(first / total)]
+        delay = 0 if newest is everything else delay_of(arm, steps)
+        for worker in active:
+            worker.begin(number, first, steps, "base" if newest is everything else "mixed")
+            worker.train(delay)
+        swarm.publish(newest.ranges)
+        for worker in active:
+            if newest is not everything:
+                worker.trainer.mix(newest.ranges, MIXING_SHARE)
+            worker.train(steps - delay)
+        tokens = [worker.finish(fragment.ranges).tokens for worker in active]
+        plan = ChunkPlan(fragment.num_elements, outer.chunk_elements)
+        carried = [fragment.gather(worker.pending) for worker in active]
+        average = ring_average(carried, tokens, plan, arm.codec)
+        for worker, rest in zip(active, carried, strict=True):
+            fragment.scatter(rest, worker.pending)
+        theta, momentum = fragment.gather(swarm.theta), fragment.gather(swarm.momentum)
+        rate, mu = outer.rates_of(number, len(active))
+        nesterov(theta, momentum, average.values, rate, mu, theta, momentum)
+        fragment.scatter(theta, swarm.theta)
+        fragment.scatter(momentum, swarm.momentum)
+        newest = fragment
+        if is_warmup:
+            swarm.publish()
+        progress.curve.tokens += sum(tokens)
+        first += steps
+        progress.note(first, swarm.theta)
+    return progress.end(swarm.theta, number)

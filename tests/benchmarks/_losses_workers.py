@@ -1,0 +1,69 @@
+"""The peers of an arm: each is a `LocalTrainer` with its share of the text and what it carries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from _parity_training import Text
+
+from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.messages import Span
+from gossamer.protocol.state import FloatVector
+from gossamer.trainer.local_round import LocalTrainer, Start
+from gossamer.trainer.messages import Finished
+
+
+class Worker:
+    """One peer without its daemon."""
+
+    def __init__(
+        self, model: ModelConfig, inner: InnerConfig, text: Text, seed: int, base: FloatVector
+    ) -> None:
+        """`base`: (num_parameters,), the state that the peers share; only `genesis` writes it."""
+        self._text = text
+        self._update = np.zeros_like(base)
+        self.pending = np.zeros_like(base)
+        """Work that no round has taken."""
+        self.trainer = LocalTrainer(
+            model,
+            inner,
+            seed=seed,
+            base=base,
+            pseudo_gradient=self._update,
+            token_bytes=text.token_bytes,
+            device="cpu",
+        )
+        self.has_begun = False
+
+    def deal(self, shards: Sequence[int]) -> None:
+        """Queues whole shards."""
+        for number in shards:
+            shard = self._text.index.shards[number]
+            path = self._text.path_of(shard.digest)
+            self.trainer.push(number, path, 0, shard.num_tokens)
+
+    def deal_spans(self, spans: Sequence[Span]) -> None:
+        """Queues what a member of a real swarm trained on, in absolute positions."""
+        for span in spans:
+            info = self._text.index.shards[span.shard]
+            start = span.start % info.num_tokens
+            path = self._text.path_of(info.digest)
+            self.trainer.push(span.shard, path, start, start + span.stop - span.start)
+
+    def begin(self, number: int, first: int, steps: int, start: Start = "base") -> None:
+        """A peer that is new has nothing of its own to go on from."""
+        self.trainer.begin(number, first, steps, math.inf, start if self.has_begun else "base")
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            assert self.trainer.step() is not None, "the corpus is too small for so many steps"
+
+    def finish(self, ranges: Sequence[slice] = (slice(None),)) -> Finished:
+        """Ends the round; its work in `ranges` is added to `pending`."""
+        self.has_begun = True
+        finished = self.trainer.finish()
+        for part in ranges:
+            self.pending[part] += self._update[part]
+        return finished

@@ -1,0 +1,208 @@
+"""What does sending less, or not waiting, cost the model? All modes in one process.
+
+    python tests/benchmarks/losses.py             # codecs, overlap, sparse, distro; three seeds
+    python tests/benchmarks/losses.py --arms codecs sizes --seeds 1
+    python tests/benchmarks/losses.py --arms diloco-4-h20-int8 diloco-4-h50-int4-o50
+    python tests/benchmarks/losses.py --small     # a quarter of the model: half a minute an arm
+
+The peers of an arm are `LocalTrainer`s in this process; what they agree on is computed by the code
+of the daemon (residuals, codecs, additions in ring order, outer step), only without the network.
+tests/e2e/test_losses_replay.py shows a real swarm that reaches the same bits. All arms of a seed
+begin with the same weights and do the same number of inner steps per peer, `sequences_per_step`
+sequences each, on the default corpus: so arms with the same number of peers see the same tokens.
+The loss is of the whole held-out text, at the end.
+
+An arm is named by what it does, e.g. `diloco-4-h20-int4-o50-topics`:
+    sync-K, alone   AdamW at every step with K times the batch of a peer; with the batch of one
+    diloco-K        K peers, AdamW, the dense ring and Nesterov
+    sparse-K        K peers, AdamW, top-k with error feedback (SparseLoCo)
+    distro-K        K peers, decoupled momentum and signs at every step (DeMo, DisTrO)
+    hH              H inner steps a round; a warm-up of short rounds comes before, unless `cold`
+    fp32 ... int4   the ring's codec
+    oP              overlap: the new state arrives after P % of the next round's steps
+    fN              streaming in N fragments
+    topics          each peer has text of its own kind
+    grow, shrink    from 1 to K peers, from K to 1
+    R/M             outer learning rate and momentum; `tuned`: the run sets them itself
+    kN, lrX, look   distro, sparse: values kept of a chunk; learning rate; lookahead
+Groups for --arms: codecs, overlap, sparse, distro, sizes, h50, topics, peers, tuning.
+
+Results are kept in --output (JSON, beside it a picture) as they come; arms that are in it are not
+run again, unless --fresh is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+from _losses_arms import GROUPS, Arm, arm_of
+from _losses_diloco import Setting, train_diloco, train_streaming
+from _losses_report import Result, Results, draw, table_of
+from _losses_text import Dealt, by_topic, mixed
+from _parity_training import Curve, synchronous
+from rich.console import Console
+
+from gossamer.node.runs.draft import Draft, draft_of_preset
+
+DEFAULT_ARMS = ("codecs", "overlap", "sparse", "distro")
+DEFAULT_OUTPUT = Path(__file__).parent / "results" / "losses.json"
+CURVE_POINTS = 8
+
+# Tuned for `tiny` and K = 4 in parity.py.
+SYNC_RATE = 4e-3
+ALONE_RATE = 3e-3
+
+console = Console()
+
+
+class Experiment:
+    """All arms of one seed."""
+
+    def __init__(self, options: argparse.Namespace, seed: int, folder: Path) -> None:
+        self._draft = msgspec.structs.replace(draft_of(options), seed=seed)
+        self._folder = folder
+        self._made: dict[tuple[bool, int], Dealt] = {}
+
+    def _dealt(self, arm: Arm) -> Dealt:
+        key = (arm.topics, arm.num_peers)
+        if key not in self._made:
+            deal = by_topic if arm.topics else mixed
+            self._made[key] = deal(self._draft, self._folder / "text", arm.num_peers)
+        return self._made[key]
+
+    def run(self, arm: Arm) -> Result:
+        """Trains one arm. Raises ValueError if it cannot be trained."""
+        started = time.monotonic()
+        dealt = self._dealt(arm)
+        curve = self._train(arm, dealt)
+        return Result(
+            arm=arm.name,
+            seed=self._draft.seed,
+            loss=curve.final,
+            bits_per_byte=curve.final / math.log(2) / dealt.text.bytes_per_token,
+            tokens=curve.tokens,
+            rounds=curve.rounds,
+            seconds=time.monotonic() - started,
+            steps=curve.steps,
+            losses=curve.losses,
+        )
+
+    def _train(self, arm: Arm, dealt: Dealt) -> Curve:
+        draft = self._draft
+        inner = draft.inner
+        if arm.learning_rate:
+            inner = msgspec.structs.replace(inner, learning_rate=arm.learning_rate)
+        if arm.kind in ("sync", "alone"):
+            rate = arm.learning_rate or (SYNC_RATE if arm.kind == "sync" else ALONE_RATE)
+            inner = msgspec.structs.replace(inner, learning_rate=rate)
+            return synchronous(
+                dealt.text, draft.model, inner, arm.num_peers, draft.seed, points=CURVE_POINTS
+            )
+        setting = Setting(
+            dealt.text,
+            draft.model,
+            inner,
+            draft.outer,
+            draft.seed,
+            dealt.shards.__getitem__,
+            CURVE_POINTS,
+        )
+        match arm.kind:
+            case "diloco" if arm.fragments > 1:
+                return train_streaming(setting, arm)
+            case "diloco":
+                return train_diloco(setting, arm)
+        raise ValueError(f"{arm.kind} is not here yet")
+
+
+def draft_of(options: argparse.Namespace) -> Draft:
+    """The preset with what the options change."""
+    draft = draft_of_preset(options.preset, name="losses")
+    change = msgspec.structs.replace
+    if options.small:
+        small = change(draft.model, num_layers=4, width=48, num_heads=4, num_kv_heads=4)
+        draft = change(draft, model=change(small, hidden_width=128))
+    if options.steps:
+        # The warm-ups keep their parts of the whole.
+        part = options.steps / draft.inner.total_steps
+        warmup_steps = round(part * draft.inner.warmup_steps)
+        inner = change(draft.inner, total_steps=options.steps, warmup_steps=warmup_steps)
+        outer = change(draft.outer, warmup_rounds=round(part * draft.outer.warmup_rounds))
+        draft = change(draft, inner=inner, outer=outer)
+    return draft
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--arms", nargs="+", default=list(DEFAULT_ARMS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--small", action="store_true", help="half the preset's width")
+    parser.add_argument("--steps", type=int, help="inner steps instead of the preset's")
+    parser.add_argument("--fresh", action="store_true", help="forget what the output holds")
+    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
+    parser.add_argument("--table", action="store_true", help="only show what is there")
+    options = parser.parse_args(arguments)
+    names = [name for each in options.arms for name in GROUPS.get(each, (each,))]
+    options.arms = [arm_of(name) for name in dict.fromkeys(names)]
+    return options
+
+
+def settings_of(options: argparse.Namespace) -> str:
+    """Everything that results depend on, for people and to compare."""
+    draft = draft_of(options)
+    return " ".join(map(str, (draft.model, draft.inner, draft.outer, SYNC_RATE, ALONE_RATE)))
+
+
+def load_results(options: argparse.Namespace) -> Results:
+    settings = settings_of(options)
+    try:
+        results = msgspec.json.decode(options.output.read_bytes(), type=Results)
+    except FileNotFoundError:
+        return Results(settings=settings)
+    if options.fresh:
+        return Results(settings=settings)
+    if results.settings != settings:
+        sys.exit(f"{options.output} holds results of other settings; use --fresh or --output")
+    return results
+
+
+def main() -> None:
+    options = parse_options()
+    torch.set_num_threads(1)
+    results = load_results(options)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    for seed in [] if options.table else options.seeds:
+        missing = [arm for arm in options.arms if results.get(arm.name, seed) is None]
+        if not missing:
+            continue
+        with tempfile.TemporaryDirectory(prefix="gossamer-losses-") as folder:
+            experiment = Experiment(options, seed, Path(folder))
+            for arm in missing:
+                result = experiment.run(arm)
+                results.results.append(result)
+                options.output.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
+                console.print(
+                    f"seed {seed} {arm.name}: {result.loss:.4f} nats, {result.tokens:,} tokens, "
+                    f"{result.seconds:.0f} s"
+                )
+    names = [arm.name for arm in options.arms]
+    console.print(table_of(results, options.seeds, names))
+    picture = options.output.with_suffix(".png")
+    draw(results, options.seeds, names, picture)
+    console.print(f"curves: {picture}\nresults: {options.output}")
+
+
+if __name__ == "__main__":
+    main()
