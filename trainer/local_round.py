@@ -60,6 +60,7 @@ class _Round:
     steps_max: int
     seconds_max: float
     started: float
+    start: Start
     steps: int = 0
     tokens: int = 0
     loss_sum: float = 0.0
@@ -185,7 +186,7 @@ class LocalTrainer:
             self._read_local(self._pseudo_gradient)
         else:
             np.copyto(self._pseudo_gradient, self._base)
-        self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic())
+        self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic(), start)
         self._asked = False
 
     def need_data(self) -> messages.NeedData | None:
@@ -260,7 +261,7 @@ class LocalTrainer:
     def finish(self) -> messages.Finished:
         """Ends the round: `pseudo_gradient = what the work is measured against - local`."""
         current = self._require_round()
-        if current.tokens:
+        if current.tokens or current.start == "mixed":
             self._pseudo_gradient -= self._decoder.flat.cpu().numpy()
         else:
             self._pseudo_gradient[:] = 0.0

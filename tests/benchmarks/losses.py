@@ -60,7 +60,7 @@ CURVE_POINTS = 8
 SYNC_RATE = 4e-3
 ALONE_RATE = 3e-3
 
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 150)
 
 
 class Experiment:

@@ -1,0 +1,128 @@
+"""What becomes of the local parameters when a state arrives in the middle of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from gossamer.trainer.local_round import LocalTrainer, Start, TrainerError
+from gossamer.trainer.overlap import mix, rebase
+
+MakeTrainer = Callable[..., LocalTrainer]
+STEP_SPAN = 4 * 17
+
+
+def test_rebase_keeps_the_progress_since_the_snapshot() -> None:
+    snapshot = np.array([1.0, 2.0, 3.0], np.float32)
+    local = torch.tensor([1.5, 2.0, 2.0])
+    rebase(local, snapshot, np.array([10.0, 20.0, 30.0], np.float32))
+    assert local.tolist() == [10.5, 20.0, 29.0]
+
+
+def test_mix_touches_its_ranges_only() -> None:
+    local = torch.tensor([0.0, 4.0, 4.0, 8.0])
+    outer = np.array([8.0, 8.0, 0.0, 0.0], np.float32)
+    mix(local, outer, [slice(1, 2), slice(3, 4)], 0.75)
+    assert local.tolist() == [0.0, 5.0, 4.0, 6.0]
+    with pytest.raises(ValueError, match="share"):
+        mix(local, outer, [], 1.5)
+
+
+class Rounds:
+    """A trainer with its vectors, on an endless text."""
+
+    def __init__(self, make_trainer: MakeTrainer, shard: str, num_parameters: int) -> None:
+        self.base = np.zeros(num_parameters, np.float32)
+        self.work = np.zeros(num_parameters, np.float32)
+        self.trainer = make_trainer(self.base, self.work)
+        self.trainer.genesis()
+        self.trainer.push(0, shard, 0, 50 * STEP_SPAN)
+
+        self._done = 0
+
+    def begin(self, number: int, start: Start = "base") -> None:
+        self.trainer.begin(number, self._done, 10, 60.0, start)
+
+    def steps(self, number: int) -> None:
+        for _ in range(number):
+            assert self.trainer.step() is not None
+        self._done += number
+
+
+@pytest.fixture
+def rounds(make_trainer: MakeTrainer, shard: str, model_config) -> Rounds:  # type: ignore[no-untyped-def]
+    return Rounds(make_trainer, shard, model_config.num_parameters)
+
+
+@pytest.fixture
+def other(make_trainer: MakeTrainer, shard: str, model_config) -> Rounds:  # type: ignore[no-untyped-def]
+    return Rounds(make_trainer, shard, model_config.num_parameters)
+
+
+def test_going_on_from_local_parameters_is_one_long_round(rounds: Rounds, other: Rounds) -> None:
+    rounds.begin(1)
+    rounds.steps(3)
+    rounds.trainer.finish()
+    first = rounds.work.copy()
+    rounds.begin(2, "local")
+    rounds.steps(4)
+    rounds.trainer.finish()
+    other.begin(1)
+    other.steps(7)
+    other.trainer.finish()
+    np.testing.assert_allclose(first + rounds.work, other.work, atol=1e-6)
+
+
+def test_a_rebased_round_hands_over_the_steps_since_the_snapshot(
+    rounds: Rounds, other: Rounds
+) -> None:
+    """A state that is just the own work leaves everything as if there had been no swarm."""
+    for one in (rounds, other):
+        one.begin(1)
+        one.steps(3)
+        one.trainer.finish()
+        one.begin(2, "local")
+        one.steps(2)
+        if one is rounds:
+            one.base[:] = one.work  # where the snapshot is, as long as the round runs
+            one.trainer.rebase()
+        one.steps(2)
+        one.trainer.finish()
+    assert rounds.work.any()
+    np.testing.assert_allclose(rounds.work, other.work, atol=1e-7)
+
+
+def test_a_rebased_round_is_measured_against_the_new_state(rounds: Rounds) -> None:
+    rounds.begin(1)
+    rounds.steps(3)
+    rounds.trainer.finish()
+    rounds.begin(2, "local")
+    rounds.steps(2)
+    rounds.base += 1.0
+    rounds.trainer.rebase()
+    rounds.trainer.finish()
+    assert np.abs(rounds.work).max() < 0.5, "the step of the others is no work of this peer"
+    assert rounds.work.any()
+
+
+def test_a_mixed_round_hands_over_what_is_left_apart(rounds: Rounds) -> None:
+    part = slice(0, 100)
+    rounds.begin(1)
+    rounds.steps(3)
+    rounds.trainer.finish()
+    first = rounds.work.copy()
+    rounds.begin(2, "mixed")
+    rounds.trainer.mix([part], 0.5)
+    rounds.trainer.finish()
+    assert (rounds.work[100:] == first[100:]).all(), "its turn has not come"
+    np.testing.assert_allclose(rounds.work[part], 0.5 * first[part], atol=1e-7)
+
+
+def test_between_rounds_there_is_nothing_to_rebase(rounds: Rounds) -> None:
+    with pytest.raises(TrainerError, match="no round"):
+        rounds.trainer.rebase()
+    with pytest.raises(TrainerError, match="no round"):
+        rounds.trainer.mix([], 0.5)
