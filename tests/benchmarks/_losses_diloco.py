@@ -55,6 +55,16 @@ class Swarm:
         self.workers[0].trainer.genesis()
         np.copyto(self.theta, self.base)
 
+    def take_round(
+        self, number: int, members: Sequence[Worker], tokens: Sequence[int], outer: OuterConfig
+    ) -> None:
+        """The ring of these members, in this order, and the outer step."""
+        plan = ChunkPlan(self.theta.size, outer.chunk_elements)
+        carried = [worker.pending for worker in members]
+        average = ring_average(carried, tokens, plan, outer.codec)
+        rate, mu = outer.rates_of(number, len(members))
+        nesterov(self.theta, self.momentum, average.values, rate, mu, self.theta, self.momentum)
+
     def publish(self, ranges: Sequence[slice] = (slice(None),)) -> None:
         """The newest state becomes known to the trainers."""
         for part in ranges:
@@ -101,7 +111,6 @@ def train_diloco(setting: Setting, arm: Arm) -> Curve:
     """The whole vector at once."""
     outer, total = outer_of(setting, arm), setting.inner.total_steps
     swarm, progress = Swarm(setting, arm.num_peers), Progress(setting)
-    plan = ChunkPlan(setting.model.num_parameters, outer.chunk_elements)
     num_rounds = rounds_of(outer, total)
     for number in range(1, num_rounds + 1):
         first = outer.first_inner_step_of(number)
@@ -117,11 +126,7 @@ def train_diloco(setting: Setting, arm: Arm) -> Curve:
                 worker.trainer.rebase()
             worker.train(steps - delay)
         tokens = [worker.finish().tokens for worker in active]
-        average = ring_average([worker.pending for worker in active], tokens, plan, arm.codec)
-        rate, mu = outer.rates_of(number, len(active))
-        nesterov(
-            *(swarm.theta, swarm.momentum, average.values, rate, mu), swarm.theta, swarm.momentum
-        )
+        swarm.take_round(number, active, tokens, outer)
         if not arm.overlap:
             swarm.publish()
         progress.curve.tokens += sum(tokens)
@@ -160,7 +165,7 @@ def train_streaming(setting: Setting, arm: Arm) -> Curve:
         tokens = [worker.finish(fragment.ranges).tokens for worker in active]
         plan = ChunkPlan(fragment.num_elements, outer.chunk_elements)
         carried = [fragment.gather(worker.pending) for worker in active]
-        average = ring_average(carried, tokens, plan, arm.codec)
+        average = ring_average(carried, tokens, plan, outer.codec)
         for worker, rest in zip(active, carried, strict=True):
             fragment.scatter(rest, worker.pending)
         theta, momentum = fragment.gather(swarm.theta), fragment.gather(swarm.momentum)

@@ -1,0 +1,156 @@
+"""A swarm of real daemons, and `tests/benchmarks/losses.py` on the same data: the same bits.
+
+The table of losses drives the trainer, the residuals, the codecs and the outer step in one process.
+Here a run's committed headers say who was in which ring and what was trained on; replayed by the
+code of that table, every round has to lead to the state that the swarm committed.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+import torch
+from daemons import OPTIONS, chain_of, head_of, wait_for_round
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from _losses_diloco import Setting, Swarm
+from _parity_training import Text
+
+from gossamer.node.interface.config import DEFAULT_CACHE_BYTES
+from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.chain import Header
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.manifest import Manifest, ShardIndex, decode_index
+from gossamer.protocol.state import index_of
+
+pytestmark = pytest.mark.e2e
+
+ROUNDS = 6
+MANIFEST = """\
+preset = "tiny"
+name = "replay"
+[tokenizer]
+kind = "bytes"
+[model]
+num_layers = 1
+width = 32
+num_heads = 2
+num_kv_heads = 1
+hidden_width = 64
+context = 32
+[inner]
+learning_rate = 2e-3
+warmup_steps = 4
+total_steps = 100
+sequences_per_step = 2
+[outer]
+inner_steps = 8
+warmup_rounds = 2
+warmup_inner_steps = 4
+codec = "{codec}"
+chunk_elements = 2048
+[rounds]
+round_seconds = 600.0
+gather_seconds = 600.0
+gather_fraction = 600.0
+"""
+"""So little data a round that each peer stays with its first shard: then the headers' spans, which
+do not name their members, say who trained on what."""
+
+
+def run_swarm(root: Path, corpus: Path, codec: str, num_peers: int) -> LocalNode:
+    """The founder of a run that has ended after `ROUNDS` rounds or a few more."""
+    path = root / "run.toml"
+    path.write_text(MANIFEST.format(codec=codec))
+    options = (*OPTIONS, "--device", "cpu", "--wait-for-peers", str(num_peers - 1))
+    with LocalSwarm(root / "swarm", options) as swarm:
+        founder = swarm.found("--manifest", str(path), "--corpus", str(corpus))
+        address = founder.address()
+        for _ in range(num_peers - 1):
+            swarm.join(address)
+        wait_for_round(founder, ROUNDS)
+        for node in swarm.nodes:
+            node.leave()
+    return founder
+
+
+def headers_of(node: LocalNode) -> list[Header]:
+    chain = chain_of(node)
+    path = chain.path_between(chain.genesis, head_of(node))
+    assert path is not None
+    return [chain.header(head) for head in path[:ROUNDS]]
+
+
+def text_of(node: LocalNode, manifest: Manifest, folder: Path) -> Text:
+    """The founder's shards, where the driver looks for them."""
+    store = BlockStore(StateDir(node.root).blocks_path, DEFAULT_CACHE_BYTES, read_only=True)
+    index: ShardIndex = decode_index(store.get(Digest(manifest.data.index_digest)))
+    folder.mkdir()
+    for shard in index.shards:
+        (folder / shard.digest.hex()).write_bytes(store.get(Digest(shard.digest)))
+    return Text(folder, index, manifest.data.token_bytes, 1.0)
+
+
+def replay(manifest: Manifest, text: Text, headers: list[Header], shard_of: dict[str, int]) -> int:
+    """Rounds whose state is that of the header, from the first one on."""
+    setting = Setting(
+        text, manifest.model, manifest.inner, manifest.outer, manifest.seed, lambda _: (), 1
+    )
+    outer, plan = manifest.outer, ChunkPlan(manifest.model.num_parameters, 2048)
+    swarm = Swarm(setting, len(shard_of))
+    worker_of = dict(zip(shard_of, swarm.workers, strict=True))
+    assert index_of(swarm.theta, swarm.momentum, plan).digest == manifest.genesis_digest
+    for header in headers:
+        steps, first = (
+            outer.inner_steps_of(header.round),
+            outer.first_inner_step_of(header.round),
+        )
+        members = [worker_of[member.peer_id] for member in header.members]
+        tokens = []
+        for member, worker in zip(header.members, members, strict=True):
+            spans = [span for span in header.spans if span.shard == shard_of[member.peer_id]]
+            worker.deal_spans(spans)
+            worker.begin(header.round, first, steps)
+            worker.train(steps)
+            tokens.append(worker.finish().tokens)
+        assert tokens == [member.tokens for member in header.members]
+        swarm.take_round(header.round, members, tokens, outer)
+        swarm.publish()
+        if index_of(swarm.theta, swarm.momentum, plan).digest != header.state_digest:
+            return header.round - 1
+    return len(headers)
+
+
+@pytest.mark.parametrize(("codec", "num_peers"), [("fp32", 2), ("fp16", 3)])
+def test_the_driver_reaches_the_states_of_a_real_swarm(
+    tmp_path: Path, corpus: Path, codec: str, num_peers: int
+) -> None:
+    founder = run_swarm(tmp_path, corpus, codec, num_peers)
+    signed = StateDir(founder.root).read_manifest()
+    assert signed is not None
+    manifest = open_signed_manifest(signed)
+    headers = headers_of(founder)
+    assert [len(header.members) for header in headers] == [num_peers] * ROUNDS
+    shards = sorted({span.shard for header in headers for span in header.spans})
+    assert len(shards) == num_peers, "a peer went on to another shard"
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the daemons' trainers
+    try:
+        text = text_of(founder, manifest, tmp_path / "text")
+        peers = sorted(member.peer_id for member in headers[0].members)
+        reached = [
+            replay(manifest, text, headers, dict(zip(peers, order, strict=True)))
+            for order in permutations(shards)
+        ]
+    finally:
+        torch.set_num_threads(threads)
+    assert max(reached) == ROUNDS, "no way to deal the shards leads to all states"
