@@ -18,7 +18,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, ManifestError, OversizedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of, public_key_of
 
-Codec = Literal["fp32", "fp16"]
+Codec = Literal["fp32", "fp16", "int8", "int4"]
 SyncMode = Literal["diloco"]
 
 _SIGNATURE_CONTEXT = b"gossamer manifest 1:"

@@ -8,7 +8,7 @@ on the values alone. Every codec keeps these rules:
 - Values are finite and at most `MAGNITUDE_MAX` on both sides. `encode` raises `ValueError` for
   others (our own values, or a sum that grew too large), `decode` raises `MalformedError`.
 
-To add a codec: a class, and a line in `_CODECS`.
+`int8` and `int4` are in `block_codecs.py`. To add a codec: a class, and its place in `_ALL`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from __future__ import annotations
 from typing import ClassVar, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from gossamer.protocol.block_codecs import Int4Codec, Int8Codec
+from gossamer.protocol.chunk_values import (
+    Buffer,
+    Float32Array,
+    check_decoded,
+    check_length,
+    check_to_encode,
+    check_vector,
+    magnitude_of,
+)
 from gossamer.protocol.errors import MalformedError, VersionError
-
-Float32Array = npt.NDArray[np.float32]
-Buffer = bytes | bytearray | memoryview
-
-# Far above any pseudo-gradient, weighted by tokens or not, and far below the end of fp32 (2**128):
-# the sum of a whole ring's decoded chunks cannot become infinite.
-MAGNITUDE_MAX = 2.0**100
 
 
 class TensorCodec(Protocol):
@@ -67,16 +69,16 @@ class Fp32Codec:
         return 4 * num_elements
 
     def encode(self, values: Float32Array) -> Buffer:
-        _check_vector(values)
-        _magnitude_to_encode(values)
+        check_vector(values)
+        check_to_encode(magnitude_of(values))
         return np.ascontiguousarray(values, dtype="<f4").view(np.uint8).data
 
     def decode(
         self, data: Buffer, num_elements: int, out: Float32Array | None = None
     ) -> Float32Array:
-        _check_length(self, data, num_elements)
+        check_length(self.name, data, num_elements, self.encoded_bytes(num_elements))
         values = np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)
-        _check_decoded(values)
+        check_decoded(values)
         if out is None:
             return values
         np.copyto(out, values)
@@ -105,8 +107,9 @@ class Fp16Codec:
         return _SCALE_BYTES + 2 * num_elements
 
     def encode(self, values: Float32Array) -> Buffer:
-        _check_vector(values)
-        magnitude = _magnitude_to_encode(values)
+        check_vector(values)
+        magnitude = magnitude_of(values)
+        check_to_encode(magnitude)
         exponent = int(np.frexp(magnitude)[1]) - _HALF_EXPONENT if magnitude else 0
         exponent = max(exponent, _SCALE_EXPONENT_MIN)
         data = bytearray(self.encoded_bytes(len(values)))
@@ -122,14 +125,14 @@ class Fp16Codec:
     def decode(
         self, data: Buffer, num_elements: int, out: Float32Array | None = None
     ) -> Float32Array:
-        _check_length(self, data, num_elements)
+        check_length(self.name, data, num_elements, self.encoded_bytes(num_elements))
         scale = np.frombuffer(data, dtype="<f4", count=1)[0]
         if not _SCALE_MIN <= scale <= _SCALE_MAX or np.frexp(scale)[0] != 0.5:
             raise MalformedError(f"the scale of an fp16 chunk is {scale}, not a power of two")
         halves = np.frombuffer(data, dtype="<f2", offset=_SCALE_BYTES)
         values = np.empty(num_elements, np.float32) if out is None else out
         np.multiply(halves, np.float32(scale), out=values, dtype=np.float32)
-        _check_decoded(values)
+        check_decoded(values)
         return values
 
 
@@ -141,7 +144,8 @@ _SCALE_MIN = 2.0**_SCALE_EXPONENT_MIN
 _SCALE_MAX = 2.0 ** (101 - _HALF_EXPONENT)
 _PIECE_ELEMENTS = 16 * 1024
 
-_CODECS: dict[str, TensorCodec] = {each.name: each for each in (Fp32Codec(), Fp16Codec())}
+_ALL: tuple[TensorCodec, ...] = (Fp32Codec(), Fp16Codec(), Int8Codec(), Int4Codec())
+_CODECS = {each.name: each for each in _ALL}
 
 
 def codec(name: str) -> TensorCodec:
@@ -159,34 +163,3 @@ def codec(name: str) -> TensorCodec:
 def codec_names() -> tuple[str, ...]:
     """The names that `codec` knows."""
     return tuple(_CODECS)
-
-
-def _magnitude(values: Float32Array) -> float:
-    """Largest absolute value; NaN if there is one. Two reductions and no temporary array."""
-    return max(float(values.max()), -float(values.min()))
-
-
-def _check_vector(values: Float32Array) -> None:
-    if values.dtype != np.float32 or values.ndim != 1 or not len(values):
-        raise ValueError(f"a chunk is a vector of float32, not {values.dtype} {values.shape}")
-
-
-def _magnitude_to_encode(values: Float32Array) -> float:
-    magnitude = _magnitude(values)
-    if not magnitude <= MAGNITUDE_MAX:
-        raise ValueError(f"a chunk holds {magnitude}: not finite or above {MAGNITUDE_MAX:g}")
-    return magnitude
-
-
-def _check_length(codec: TensorCodec, data: Buffer, num_elements: int) -> None:
-    num_bytes = memoryview(data).nbytes
-    if num_elements < 1:
-        raise ValueError(f"a chunk has at least one element, not {num_elements}")
-    if num_bytes != codec.encoded_bytes(num_elements):
-        raise MalformedError(f"{codec.name} chunk of {num_elements} elements in {num_bytes} bytes")
-
-
-def _check_decoded(values: Float32Array) -> None:
-    magnitude = _magnitude(values)
-    if not magnitude <= MAGNITUDE_MAX:
-        raise MalformedError(f"a chunk holds {magnitude}: not finite or above {MAGNITUDE_MAX:g}")

@@ -39,9 +39,8 @@ class Contribution:
         self._pending = pending
         self._plan = plan
         self._codec = codec(codec_name)
-        total = sum(tokens[member] for member in members)
-        self._weights = [np.float32(tokens[member] / total) for member in members]
-        self._weight = self._weights[list(members).index(me)]
+        self._tokens = [tokens[member] for member in members]
+        self._weight = np.float32(tokens[me] / sum(self._tokens))
         self._errors: dict[int, FloatVector] = {}
 
     def add(self, chunk: int, payload: Payload | None) -> Payload:
@@ -55,9 +54,9 @@ class Contribution:
     def finalise(self, chunk: int, payload: Payload, mask: int) -> Payload:
         """The encoded average of all in `mask`."""
         part = self._plan.range_of(chunk)
-        divisor = np.float32(
-            sum(float(weight) for i, weight in enumerate(self._weights) if mask >> i & 1)
-        )
+        # One exactly when all are in it: dividing by almost one would round everything once more.
+        present = sum(tokens for i, tokens in enumerate(self._tokens) if mask >> i & 1)
+        divisor = np.float32(present / sum(self._tokens))
         values = self._codec.decode(payload, part.stop - part.start)
         if divisor > 0:
             values = values / divisor

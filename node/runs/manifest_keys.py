@@ -84,7 +84,8 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "warmup_rounds": "Rounds at the start with plain averaging and few inner steps; "
         "a warm start pays below 10 million parameters.",
         "warmup_inner_steps": "Inner steps of such a round.",
-        "codec": 'How chunks travel: "fp32", or "fp16" (half the bytes).',
+        "codec": 'How chunks travel: "fp32", "fp16" (half the bytes), "int8" (a quarter) or '
+        '"int4" (an eighth); what is rounded off is carried into the next round.',
         "chunk_elements": "Elements of a chunk. Left out, the model is cut into 32 to 64 chunks, "
         "a large one into more.",
     },

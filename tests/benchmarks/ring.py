@@ -137,7 +137,7 @@ def error_max(codec_name: str, num_members: int, magnitude: float) -> float:
 
     Of a partial sum, whose largest magnitude is not that of the mean: hence the factor 4.
     """
-    step = {"fp32": 2.0**-24, "fp16": 2.0**-11}[codec_name]
+    step = {"fp32": 2.0**-24, "fp16": 2.0**-11, "int8": 1 / 252, "int4": 0.16}[codec_name]
     return 4 * (num_members + 1) * step * magnitude
 
 

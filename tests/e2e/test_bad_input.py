@@ -150,7 +150,7 @@ def test_a_manifest_with_mistakes_names_them_all(tmp_path: Path, state_dir: Path
     for mistake in (
         'sync is "sometimes"; allowed: "diloco"',
         "model.contxt is not a key; did you mean model.context?",
-        'outer.codec is "int3"; allowed: "fp32", "fp16"',
+        'outer.codec is "int3"; allowed: "fp32", "fp16", "int8", "int4"',
         "outer.momentum is 2.0; allowed: 0 to",
         'rounds.gather_seconds is "soon"; allowed: a number',
         "must divide model.num_heads (3)",

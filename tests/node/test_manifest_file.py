@@ -183,7 +183,7 @@ MISTAKES = [
         "[inner]\nwarmup_steps = 900",
         "inner.warmup_steps is 900; allowed: at most inner.total_steps (800)",
     ),
-    ("[outer]\ncodec = 'int8'", 'outer.codec is "int8"; allowed: "fp32", "fp16"'),
+    ("[outer]\ncodec = 'int3'", 'outer.codec is "int3"; allowed: "fp32", "fp16", "int8", "int4"'),
     ("[outer]\nchunk_elements = 10", "outer.chunk_elements is 10; allowed: 1024 to "),
     ("[rounds]\ngather_seconds = 0", "rounds.gather_seconds is 0.0; allowed: 0.1 to 3600"),
 ]
@@ -209,7 +209,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
         [inner]
         learning_rate = -1
         [outer]
-        codec = "int8"
+        codec = "int3"
         inner_steps = 0
         """
     )
@@ -217,7 +217,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
         'preset is "huge"',
         "nme is not a key",
         'model.width is "wide"',
-        'outer.codec is "int8"',
+        'outer.codec is "int3"',
         "seed is -3",
         "model.num_kv_heads is 3",
         "inner.learning_rate is -1.0",

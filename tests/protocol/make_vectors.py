@@ -48,7 +48,7 @@ from gossamer.protocol.messages import (
 )
 from gossamer.protocol.roster import make_roster, rank, ring_id_of, ring_order
 from gossamer.protocol.state import encode_state_index, index_of
-from gossamer.protocol.tensor_codecs import codec
+from gossamer.protocol.tensor_codecs import codec, codec_names
 
 PATH = Path(__file__).parent / "vectors.json"
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in (1, 2, 3)]
@@ -149,7 +149,7 @@ def vectors() -> dict[str, Any]:
                 "values": [struct.pack("<f", value).hex() for value in values],
                 "bytes": bytes(codec(name).encode(values)).hex(),
             }
-            for name in ("fp32", "fp16")
+            for name in codec_names()
         },
         "claim_rank": {"shard": 3, "peer_id": PEERS[0], "rank": claim_rank(3, PEERS[0]).hex()},
     }

@@ -131,6 +131,8 @@ DECODERS: dict[str, tuple[Decoder, list[bytes]]] = {
 OTHERS: dict[str, tuple[Decoder, list[bytes]]] = {
     "fp32": (lambda data: codec("fp32").decode(data, 4), [bytes(16), b"\0\0\xc0\x7f" * 4]),
     "fp16": (lambda data: codec("fp16").decode(data, 4), [b"\0\0\x80\x3f" + bytes(8)]),
+    "int8": (lambda data: codec("int8").decode(data, 130), [b"\x80\x3f\x80\x3f" + bytes(130)]),
+    "int4": (lambda data: codec("int4").decode(data, 131), [b"\x80\x3f\x80\xbf" + bytes(66)]),
     "inventory": (
         lambda data: decode_inventory(data, 3, 9),
         [encode_inventory(INVENTORY, 9)],

@@ -1,0 +1,48 @@
+"""What holds for the values of a chunk whatever codec writes them, and the checks of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gossamer.protocol.errors import MalformedError
+
+Float32Array = npt.NDArray[np.float32]
+Buffer = bytes | bytearray | memoryview
+
+# Far above any pseudo-gradient, weighted by tokens or not, and far below the end of fp32 (2**128):
+# the sum of a whole ring's decoded chunks cannot become infinite.
+MAGNITUDE_MAX = 2.0**100
+
+
+def magnitude_of(values: Float32Array) -> float:
+    """Largest absolute value; NaN if there is one. Two reductions and no temporary array."""
+    return max(float(values.max()), -float(values.min()))
+
+
+def check_vector(values: Float32Array) -> None:
+    """Raises ValueError unless `values` is a vector of fp32 with at least one element."""
+    if values.dtype != np.float32 or values.ndim != 1 or not len(values):
+        raise ValueError(f"a chunk is a vector of float32, not {values.dtype} {values.shape}")
+
+
+def check_to_encode(magnitude: float) -> None:
+    """Raises ValueError unless values of this magnitude may be encoded."""
+    if not magnitude <= MAGNITUDE_MAX:
+        raise ValueError(f"a chunk holds {magnitude}: not finite or above {MAGNITUDE_MAX:g}")
+
+
+def check_decoded(values: Float32Array) -> None:
+    """Raises MalformedError unless all of `values` are in range."""
+    magnitude = magnitude_of(values)
+    if not magnitude <= MAGNITUDE_MAX:
+        raise MalformedError(f"a chunk holds {magnitude}: not finite or above {MAGNITUDE_MAX:g}")
+
+
+def check_length(name: str, data: Buffer, num_elements: int, expected_bytes: int) -> None:
+    """Raises MalformedError unless `data` is as long as a chunk of so many elements has to be."""
+    if num_elements < 1:
+        raise ValueError(f"a chunk has at least one element, not {num_elements}")
+    num_bytes = memoryview(data).nbytes
+    if num_bytes != expected_bytes:
+        raise MalformedError(f"{name} chunk of {num_elements} elements in {num_bytes} bytes")
