@@ -92,6 +92,58 @@ def init(path: Path = Path("run.toml"), *, preset: str | None = None) -> int:
 
 
 @app.command
+def plan(
+    manifest: Path | None = None,
+    *,
+    preset: str | None = None,
+    peers: int = 4,
+    up: float = 20.0,
+    down: float = 100.0,
+    tokens_per_second: float | None = None,
+    json: bool = False,
+) -> int:
+    """What a round of a run will cost each peer: bytes, seconds, and how busy its trainer is.
+
+    Parameters
+    ----------
+    manifest
+        TOML file from `gossamer init` (default: the default preset).
+    preset
+        Model and settings, instead of a manifest.
+    peers
+        That take part.
+    up
+        Mbit/s that each of them can send.
+    down
+        Mbit/s that each of them can receive.
+    tokens_per_second
+        That each of them trains; `gossamer status` shows it for a running node.
+    json
+        Print JSON.
+    """
+    from rich.console import Console
+
+    from gossamer.node.interface.config import ConfigError
+    from gossamer.node.interface.plan_view import print_plan
+    from gossamer.node.runs.draft import draft_of_preset
+    from gossamer.node.runs.manifest_file import read_manifest_file
+    from gossamer.node.runs.planning import Line, plan_round
+    from gossamer.trainer.presets import DEFAULT_PRESET
+
+    _check_founding(manifest, preset, ())
+    if manifest is None:
+        draft = draft_of_preset(preset or DEFAULT_PRESET)
+    else:
+        draft = read_manifest_file(manifest)
+    try:
+        planned = plan_round(draft, peers, Line(up, down), tokens_per_second)
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+    print_plan(planned, Console(), json=json)
+    return 0
+
+
+@app.command
 def start(
     *,
     manifest: Path | None = None,

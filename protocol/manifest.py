@@ -88,6 +88,8 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     warmup_inner_steps: int
     codec: Codec
     chunk_elements: int
+    overlap: bool = False
+    """Whether a peer trains on while its round is averaged."""
 
     def is_warmup(self, round_number: int) -> bool:
         """Whether round `round_number` (the first is 1) belongs to the warm-up."""

@@ -117,6 +117,8 @@ class LocalTrainer:
             inner.sequences_per_step, model.context
         )
         self._round: _Round | None = None
+        self._has_local = False
+        """Whether the local parameters are a round's."""
         self._asked = False
         self.optimizer_problem = self._load_moments()
 
@@ -150,15 +152,11 @@ class LocalTrainer:
         )
 
     def genesis(self) -> None:
-        """Writes the seed's initial weights into `base` and adopts them."""
+        """Writes the seed's initial weights into `base`."""
         self._require_between_rounds("Genesis")
+        self._has_local = False
         self._decoder.initialise(self._seed)
         self._base[:] = self._decoder.flat.cpu().numpy()
-
-    def adopt(self) -> None:
-        """Local parameters become `base`."""
-        self._require_between_rounds("Adopt")
-        self._load_base()
 
     def push(self, shard: int, path: str, start: int, stop: int) -> None:
         """Queues data, see `DataQueue.push`."""
@@ -177,10 +175,13 @@ class LocalTrainer:
         seconds_max: float,
         start: Start = "base",
     ) -> None:
-        """Starts a round. A trainer whose first round this is has to start from `base`."""
+        """Starts a round; the first one, and the first after genesis, from `base` in any case."""
         self._require_between_rounds("Begin")
+        if not self._has_local:
+            start = "base"
         if start == "base":
             self._load_base()
+        self._has_local = True
         # What the work is measured against; the shared `base` may move on meanwhile.
         if start == "local":
             self._read_local(self._pseudo_gradient)
@@ -242,13 +243,16 @@ class LocalTrainer:
         )
 
     def rebase(self) -> None:
-        """`base` is the state that the last round led to: the running round, which started from
-        the local parameters, goes on on top of it, and its work is measured against it.
-
-        See `overlap`. Once a round.
+        """`base` is the state that the round before the newest one led to. The newest round's work,
+        done or still going on, is kept on top of it; see `overlap`. Once a round.
         """
-        self._require_round()
+        if self._round is None:
+            self._load_base()
+            if self._has_local:
+                overlap.take_work(self._decoder.flat, self._pseudo_gradient)
+            return
         overlap.rebase(self._decoder.flat, self._pseudo_gradient, self._base)
+        # What the work is measured against from here on: it does not change what was done.
         np.copyto(self._pseudo_gradient, self._base)
 
     def mix(self, ranges: Sequence[slice], share: float) -> None:
@@ -276,16 +280,21 @@ class LocalTrainer:
         )
 
     def evaluate(self, paths: tuple[str, ...], tokens_max: int) -> messages.Evaluated:
-        """Loss of `base` over held-out shards.
+        """Loss of `base` over held-out shards. The local parameters stay.
 
         Raises:
             DataError: a shard that cannot be used, or nothing to predict.
         """
         self._require_between_rounds("Evaluate")
+        local = self._decoder.flat.clone()
         self._load_base()
         shards = (load_shard(path, self._token_bytes, self._config.vocabulary) for path in paths)
         batches = evaluate.batches_of(shards, self._config.context, self._micro_batch, tokens_max)
-        loss, tokens = evaluate.evaluate(self._decoder, self.device, self._reported(batches))
+        try:
+            loss, tokens = evaluate.evaluate(self._decoder, self.device, self._reported(batches))
+        finally:
+            with torch.no_grad():
+                self._decoder.flat.copy_(local)
         return messages.Evaluated(loss=loss, tokens=tokens)
 
     def save(self) -> str:

@@ -8,12 +8,13 @@ travel: both sides map the same two files of fp32 values, `base` and `pseudo_gra
 `memory`).
 
 Order of a life: Configure -> Configured, then any number of `Genesis -> GenesisDone`, `Evaluate ->
-Evaluated`, `Adopt`, and rounds `Begin -> Step, Step, ... NeedData ... -> Finished`. Between rounds
-`base` may be written by the daemon at any time; during a round too, since the worker takes its own
-copy at Begin. `pseudo_gradient` is the worker's from Begin to Finished, and means nothing until
-then: a worker that dies in between leaves nothing behind that counts. `Data`, `Forget`, `Save` and
-`Stop` are allowed at any time; a Stop that arrives after its round has ended is ignored. The end of
-stdin ends the worker at once.
+Evaluated`, and rounds `Begin -> Step, Step, ... NeedData ... -> Finished`. The worker reads `base`
+when it gets Begin, Evaluate or Rebase, and has read it when it answers (for Begin: with the first
+thing that it says of the round); at any other time the daemon may write it. `pseudo_gradient` is
+the worker's from Begin to Finished, and means nothing until then: a worker that dies in between
+leaves nothing behind that counts. `Data`, `Forget`, `Save`, `Stop` and `Rebase -> Rebased` are
+allowed at any time; a Stop that arrives after its round has ended is ignored. The end of stdin ends
+the worker at once.
 
 From its first breath the worker sends Alive every `ALIVE_SECONDS`, from a thread of its own.
 """
@@ -21,6 +22,7 @@ From its first breath the worker sends Alive every `ALIVE_SECONDS`, from a threa
 from __future__ import annotations
 
 import struct
+from typing import Literal
 
 import msgspec
 
@@ -88,21 +90,31 @@ class Data(_ToWorker, frozen=True, kw_only=True):
     stop: int
 
 
+Start = Literal["base", "local"]
+"""What a round starts from: `base`, or the local parameters as the last round left them, while the
+state that it leads to is not known yet (Rebase brings it)."""
+
+
 class Begin(_ToWorker, frozen=True, kw_only=True):
-    """Start a round from `base`. `first_step` is the first inner step's place in the schedule."""
+    """Start a round. `first_step` is the first inner step's place in the schedule.
+
+    A worker that has had no round starts from `base` in any case.
+    """
 
     round: int
     first_step: int
     steps_max: int
     seconds_max: float
+    start: Start = "base"
 
 
 class Stop(_ToWorker, frozen=True, kw_only=True):
     """End the round after the step that is being done; answered with Finished."""
 
 
-class Adopt(_ToWorker, frozen=True, kw_only=True):
-    """Local parameters become `base`; AdamW's moments stay. Between rounds only."""
+class Rebase(_ToWorker, frozen=True, kw_only=True):
+    """`base` is the state that the round before the newest led to: the newest one's work is kept on
+    top of it. Answered with Rebased after the step that is being done."""
 
 
 class Evaluate(_ToWorker, frozen=True, kw_only=True):
@@ -156,6 +168,10 @@ class Evaluated(_FromWorker, frozen=True, kw_only=True):
     tokens: int
 
 
+class Rebased(_FromWorker, frozen=True, kw_only=True):
+    """`base` was read."""
+
+
 class Saved(_FromWorker, frozen=True, kw_only=True):
     problem: str = ""
     """Why nothing was written, for people; the file that was there before is untouched."""
@@ -207,9 +223,18 @@ class Failed(_FromWorker, frozen=True, kw_only=True):
     reason: str
 
 
-ToWorker = Configure | Genesis | Data | Begin | Stop | Adopt | Evaluate | Forget | Save | Exit
+ToWorker = Configure | Genesis | Data | Begin | Stop | Rebase | Evaluate | Forget | Save | Exit
 FromWorker = (
-    Alive | Configured | GenesisDone | Evaluated | Saved | Step | NeedData | Finished | Failed
+    Alive
+    | Configured
+    | GenesisDone
+    | Evaluated
+    | Rebased
+    | Saved
+    | Step
+    | NeedData
+    | Finished
+    | Failed
 )
 
 _encoder = msgspec.msgpack.Encoder()

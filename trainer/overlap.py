@@ -43,6 +43,12 @@ def rebase(
 
 
 @torch.no_grad()
+def take_work(local: torch.Tensor, pseudo_gradient: NDArray[np.float32]) -> None:
+    """`local`, a state, takes the step that `pseudo_gradient` is the work of, in place."""
+    local.sub_(torch.from_numpy(pseudo_gradient).to(local.device))
+
+
+@torch.no_grad()
 def mix(
     local: torch.Tensor, outer: NDArray[np.float32], ranges: Sequence[slice], share: float
 ) -> None:

@@ -162,7 +162,11 @@ class Worker:
                 trainer.push(shard, path, start, stop)
             case messages.Begin():
                 trainer.begin(
-                    message.round, message.first_step, message.steps_max, message.seconds_max
+                    message.round,
+                    message.first_step,
+                    message.steps_max,
+                    message.seconds_max,
+                    message.start,
                 )
             case messages.Stop():
                 # Between rounds: it crossed with the Finished of a round that ended by itself.
@@ -170,8 +174,9 @@ class Worker:
                     self._send(trainer.finish())
             case messages.Forget():
                 trainer.forget()
-            case messages.Adopt():
-                trainer.adopt()
+            case messages.Rebase():
+                trainer.rebase()
+                self._send(messages.Rebased())
             case messages.Evaluate(paths=paths, tokens_max=tokens_max):
                 self._send(trainer.evaluate(paths, tokens_max))
             case messages.Save():

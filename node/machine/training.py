@@ -64,9 +64,23 @@ class Trainer(Protocol):
         """Fills `base` with the initial weights of the run's seed. False if it cannot be had."""
 
     async def train(
-        self, round_number: int, first_step: int, steps: int, seconds: float
+        self,
+        round_number: int,
+        first_step: int,
+        steps: int,
+        seconds: float,
+        start: messages.Start = "base",
     ) -> messages.Finished:
-        """Trains one round from `base`; then its work is part of `pending`."""
+        """Trains one round. Its work is to be collected before the next one."""
+
+    async def collect(self) -> None:
+        """Adds the work of the newest finished round to `pending`. Once a round."""
+
+    async def rebase(self) -> None:
+        """`base` is new: the work of the newest round, finished or not, is kept on top of it."""
+
+    async def base_is_read(self) -> None:
+        """Returns when `base` may be written again after `rebase`."""
 
     async def stop(self) -> None:
         """Ends the running round after its present step."""
@@ -138,6 +152,11 @@ class ProcessTrainer:
         """Why the newest save did not work; said once."""
         self._asking = trio.Lock()
         self._round: int | None = None
+        self._has_work = False
+        """Whether a round's work waits in the worker's memory."""
+        self._base_read = trio.Event()
+        """Replaced at each `rebase`."""
+        self._base_read.set()
 
     @property
     def pid(self) -> int | None:
@@ -158,6 +177,7 @@ class ProcessTrainer:
             self._was_useful = False
             exit_ = await self._one_life()
             self._set(is_up=False)
+            self._base_read.set()  # nobody reads it any more
             if exit_.wanted:
                 continue
             self._backoff = backoff = self._backoff.after(was_useful=self._was_useful)
@@ -221,6 +241,8 @@ class ProcessTrainer:
                     self._on_step(event)
                 case messages.NeedData():
                     self._on_need(event.tokens_queued)
+                case messages.Rebased():
+                    self._base_read.set()
                 case messages.Failed():
                     pass  # its TrainerExit follows and carries the reason
                 case _:
@@ -268,10 +290,19 @@ class ProcessTrainer:
         return False
 
     async def train(
-        self, round_number: int, first_step: int, steps: int, seconds: float
+        self,
+        round_number: int,
+        first_step: int,
+        steps: int,
+        seconds: float,
+        start: messages.Start = "base",
     ) -> messages.Finished:
         begin = messages.Begin(
-            round=round_number, first_step=first_step, steps_max=steps, seconds_max=seconds
+            round=round_number,
+            first_step=first_step,
+            steps_max=steps,
+            seconds_max=seconds,
+            start=start,
         )
         self._round = round_number
         try:
@@ -279,16 +310,28 @@ class ProcessTrainer:
         finally:
             self._round = None
         if isinstance(answer, messages.Finished):
-            await trio.to_thread.run_sync(self._take_work)
+            self._has_work = True
             self._was_useful = self._was_useful or answer.steps > 0
             return answer
         return messages.Finished(
             round=round_number, steps=0, tokens=0, spans=(), loss_mean=math.nan, seconds=0.0
         )
 
-    def _take_work(self) -> None:
-        """In a thread, for large models; the worker does not write before it is asked again."""
-        np.add(self.pending, self._process.pseudo_gradient, out=self.pending)
+    async def collect(self) -> None:
+        if self._has_work:
+            self._has_work = False
+            # The worker does not write before it is asked for another round.
+            await trio.to_thread.run_sync(
+                lambda: np.add(self.pending, self._process.pseudo_gradient, out=self.pending)
+            )
+
+    async def rebase(self) -> None:
+        if self.is_up:
+            self._base_read = trio.Event()
+            await self._tell(messages.Rebase())
+
+    async def base_is_read(self) -> None:
+        await self._base_read.wait()
 
     async def stop(self) -> None:
         if self._round is not None:

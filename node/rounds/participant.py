@@ -19,6 +19,7 @@ from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import TransportError
 from gossamer.node.peers.chain_sync import BehindError
 from gossamer.node.rounds.heads import Heads
+from gossamer.node.rounds.local_round import LocalRound
 from gossamer.node.rounds.parts import Orders, Parts, Progress
 from gossamer.node.rounds.ring_link import CommittedRing, Receiver
 from gossamer.node.rounds.round_driver import HELLO_SECONDS, RoundDriver
@@ -169,7 +170,12 @@ class Participant:
                     self._set_phase("training")
                     await self._orders.wait(POLL_SECONDS)
                     await self._catch_up()
+                training: LocalRound | None = None
                 while not self._orders.leave:
+                    if training is not None and not self._goes_straight_on():
+                        entry = self.parts.committed.entry
+                        await training.end(entry.head, entry.round + 1)
+                        training = None
                     if self._orders.pause:
                         await self._paused()
                         continue
@@ -190,17 +196,31 @@ class Participant:
                         self._orders,
                         self.progress,
                         self._set_phase,
+                        spawn=rounds.start_soon,
+                        training=training,
                         line_was_slow=line_was_slow,
                     )
                     self._driver = turn.driver
                     # Outlives the turn a little: others may need the finals that it still sends.
                     rounds.start_soon(turn.driver.run)
                     self._orders.ring()
-                    await turn.run()
+                    training = await turn.run()
+                if training is not None:
+                    entry = self.parts.committed.entry
+                    await training.end(entry.head, entry.round + 1)
             except LeaveRequested:
                 pass
             await self._leave()
             rounds.cancel_scope.cancel()
+
+    def _goes_straight_on(self) -> bool:
+        """Whether the next round can begin on what the last one led to."""
+        return (
+            not self._orders.pause
+            and not self._orders.leave
+            and self.parts.trainer.is_up
+            and self._heads.better() is None
+        )
 
     def _set_phase(self, phase: Phase) -> None:
         if phase != "paused":

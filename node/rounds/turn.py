@@ -2,20 +2,24 @@
 
 A turn ends with the round's commit here, or early when there is something better to do: a heavier
 head, a pause, a leave. Whatever was trained by then is carried.
+
+With `overlap` the next round's training begins when this one's is handed to the ring, and the next
+turn takes it over. If the turn ends early it is stopped, and its work carried like the rest: there
+is overlap on the straight way only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-import numpy as np
 import structlog
 import trio
 
 from gossamer.node.interface.status import LastRound, LossPoint, Outcome
 from gossamer.node.network.identity import verify
 from gossamer.node.rounds.heads import Heads
+from gossamer.node.rounds.local_round import LocalRound
 from gossamer.node.rounds.parts import Orders, Parts, Progress
 from gossamer.node.rounds.ring_link import RING_PROTOCOL
 from gossamer.node.rounds.round_driver import RoundDriver
@@ -24,7 +28,7 @@ from gossamer.protocol.attempt import Committed
 from gossamer.protocol.ids import short
 from gossamer.protocol.messages import Phase, Ready
 from gossamer.protocol.round import Round, RoundRules
-from gossamer.trainer.messages import Finished
+from gossamer.trainer.messages import Start
 
 OVERTAKEN_SECONDS = 5.0
 """A ring member that hears of its ring's commit by others finishes within this, or fetches."""
@@ -54,9 +58,20 @@ class Turn:
         progress: Progress,
         set_phase: Callable[[Phase], None],
         *,
+        spawn: Callable[[Callable[[], Awaitable[None]]], None],
+        training: LocalRound | None = None,
         line_was_slow: bool = False,
     ) -> None:
-        """`line_was_slow`: whether the round before found this node's line to be the slow one."""
+        """
+        Args:
+            spawn: runs a task that may outlive this turn.
+            training: this round's, if it is under way.
+            line_was_slow: whether the round before found this node's line to be the slow one.
+        """
+        self._spawn = spawn
+        self._training = training
+        self._ahead: LocalRound | None = None
+        """The next round's."""
         self._line_was_slow = line_was_slow
         self._parts = parts
         self._heads = heads
@@ -65,6 +80,9 @@ class Turn:
         self._progress = progress
         self._set_phase = set_phase
         self._started_seconds = trio.current_time()
+        self._trains_since_seconds = (
+            self._started_seconds if training is None else training.started_seconds
+        )
         self._traffic = parts.transport.traffic().get(RING_PROTOCOL, (0, 0))
         self.driver = self._new_driver()
 
@@ -85,7 +103,7 @@ class Turn:
             ),
             sign=parts.identity.sign,
             verify=verify,
-            now=self._started_seconds,
+            now=self._trains_since_seconds,
             line_was_slow=self._line_was_slow,
         )
         recent_heads = self._heads.recent()
@@ -106,10 +124,10 @@ class Turn:
             on_transfer=parts.speed.transfer,
         )
 
-    async def run(self) -> None:
-        """Trains and averages once. The driver has to be running.
+    async def run(self) -> LocalRound | None:
+        """Trains and averages once; returns the next round's training if it is under way.
 
-        Cancelled: the round is given up without a word to the others.
+        The driver has to be running. Cancelled: the round is given up without a word to the others.
         """
         driver, metrics = self.driver, self._parts.metrics
         try:
@@ -119,6 +137,9 @@ class Turn:
             if self._parts.work.account.carried > 0 and self._heads.better() is None:
                 driver.ready(self._ready())
                 self._set_phase("averaging")
+                if self._parts.manifest.outer.overlap:
+                    await self._upkeep.evaluate()  # the device has nothing else to do
+                    self._ahead = self._begin(driver.machine.number + 1, "local")
             outcome = await self._outcome()
         except BaseException:
             driver.cancel()
@@ -126,65 +147,40 @@ class Turn:
         self._note_ring()
         if outcome is None:
             driver.leave()
+            if self._ahead is not None:
+                await self._ahead.end(driver.machine.head, driver.machine.number)
+                self._ahead = None
             await self._upkeep.save()
         else:
             metrics.observe_round_phase("averaging", trio.current_time() - trained)
             await self._commit(outcome)
         if outcome is not None or driver.machine.ring is not None:
             self._report(outcome)
+        return self._ahead
 
     # Training
 
+    def _begin(self, number: int, start: Start) -> LocalRound:
+        training = LocalRound(self._parts, self._progress, self._orders, number, start=start)
+        self._spawn(training.run)
+        return training
+
     async def _train(self) -> None:
         """Inner steps, until done or there is a reason to stop; the work is in `pending`."""
-        parts = self._parts
-        outer, inner = parts.manifest.outer, parts.manifest.inner
-        number = self.driver.machine.number
-        steps = outer.inner_steps_of(number)
-        self._progress.inner_steps, self._progress.inner_step = steps, 0
-        parts.feed.want(steps * inner.sequences_per_step * parts.manifest.model.context)
+        machine = self.driver.machine
         self._set_phase("training")
-        if parts.feed.give_up_lost_claims():
-            await parts.trainer.forget()
-            parts.feed.requeue()
-        await parts.run_in_thread(parts.work.close_offer)
-        finished: list[Finished] = []
-
-        async def train() -> None:
-            first_step = outer.first_inner_step_of(number)
-            seconds = parts.manifest.rounds.round_seconds
-            finished.append(await parts.trainer.train(number, first_step, steps, seconds))
-            self._orders.ring()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(train)
-            stopped = False
-            while not finished:
-                await self._orders.wait(POLL_SECONDS)
-                if not stopped and not finished and self._should_stop_training():
-                    stopped = True
-                    await parts.trainer.stop()
-        await self._take_work(finished[0])
+        training = self._training or self._begin(machine.number, "base")
+        while not training.is_done:
+            await self._orders.wait(POLL_SECONDS)
+            if not training.is_done and self._should_stop_training():
+                await training.stop()
+        await training.collect(machine.head, machine.number)
 
     def _should_stop_training(self) -> bool:
         if self._orders.leave or self._orders.pause or self._heads.better() is not None:
             return True
         deadline = self.driver.machine.stop_training_seconds
         return deadline is not None and trio.current_time() >= deadline
-
-    async def _take_work(self, finished: Finished) -> None:
-        parts = self._parts
-        spans = parts.feed.consumed(finished.spans)
-        head, number = self.driver.machine.head, self.driver.machine.number
-        parts.work.trained(head, number, finished.tokens, spans)
-        if finished.tokens and math.isfinite(finished.loss_mean):
-            self._progress.loss = finished.loss_mean
-        pending = parts.trainer.pending
-        if not await parts.run_in_thread(lambda: bool(np.isfinite(pending).all())):
-            parts.work.drop("nonfinite")
-            # The data behind it goes back to the pool, from where we may take it again.
-            await parts.trainer.forget()
-            parts.feed.forget_progress()
 
     # Averaging
 
@@ -214,6 +210,8 @@ class Turn:
         driver = self.driver
         leave_seconds = math.inf
         while driver.committed is None:
+            if self._ahead is not None and (self._orders.leave or self._orders.pause):
+                await self._ahead.stop()
             if self._orders.leave:
                 leave_seconds = min(leave_seconds, trio.current_time() + LEAVE_SECONDS)
             if self._is_overtaken() or trio.current_time() > leave_seconds:
@@ -241,9 +239,12 @@ class Turn:
         started = trio.current_time()
         payloads = [final.payload for final in committed.finals]
         proposal = committed.proposal
+        await parts.trainer.base_is_read()
         await parts.run_in_thread(
             lambda: parts.committed.install(committed.commit, proposal, payloads)
         )
+        if parts.manifest.outer.overlap:
+            await parts.trainer.rebase()
         self._upkeep.note(proposal.header, proposal.update.finals)
         await self._upkeep.settle()
         parts.swarm.gossip.publish_commit(committed.commit)
@@ -251,7 +252,8 @@ class Turn:
         await self._upkeep.drop_if_stale()
         await self._upkeep.save()
         parts.metrics.observe_round_phase("committing", trio.current_time() - started)
-        await self._upkeep.evaluate()
+        if not parts.manifest.outer.overlap:
+            await self._upkeep.evaluate()
 
     def _report(self, outcome: Committed | None) -> None:
         machine, progress = self.driver.machine, self._progress

@@ -88,6 +88,8 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         '"int4" (an eighth); what is rounded off is carried into the next round.',
         "chunk_elements": "Elements of a chunk. Left out, the model is cut into 32 to 64 chunks, "
         "a large one into more.",
+        "overlap": "Whether a peer trains on while its round is averaged. Its newer steps are kept "
+        "on top of what comes.",
     },
     "rounds": {
         "round_seconds": "A peer stops its inner steps after this long, however few it did.",

@@ -90,6 +90,9 @@ class NumbersTrainer:
         self._queue: list[list[int]] = []
         self._queued = trio.Event()
         self._stop = False
+        self._local: np.ndarray | None = None
+        self._origin = self._work = np.zeros_like(self.pending)
+        self._is_training = False
         self._target = initial_weights(digest_of(optimizer_path.encode())[0])
 
     async def run(self) -> None:
@@ -100,10 +103,17 @@ class NumbersTrainer:
         return True
 
     async def train(
-        self, round_number: int, first_step: int, steps: int, seconds: float
+        self,
+        round_number: int,
+        first_step: int,
+        steps: int,
+        seconds: float,
+        start: messages.Start = "base",
     ) -> messages.Finished:
-        start = self.base.copy()
-        local = start.copy()
+        if start == "base" or self._local is None:
+            self._local = self.base.copy()
+        self._origin = self._local.copy()
+        self._is_training = True
         spans: list[tuple[int, int, int]] = []
         tokens = done = 0
         self._stop = False
@@ -127,9 +137,9 @@ class NumbersTrainer:
                 left -= taken
                 if head[1] == head[2]:
                     self._queue.pop(0)
-            local += np.float32(0.1) * (self._target - local)
+            self._local += np.float32(0.1) * (self._target - self._local)
             tokens += wanted - left
-            loss = float(np.square(local).mean())
+            loss = float(np.square(self._local).mean())
             self._on_step(
                 messages.Step(
                     round=round_number,
@@ -143,7 +153,8 @@ class NumbersTrainer:
                 )
             )
             done += 1
-        self.pending += start - local
+        self._work = self._origin - self._local
+        self._is_training = False
         return messages.Finished(
             round=round_number,
             steps=done,
@@ -152,6 +163,21 @@ class NumbersTrainer:
             loss_mean=1.0 if tokens else math.nan,
             seconds=done * self.step_seconds,
         )
+
+    async def collect(self) -> None:
+        self.pending += self._work
+        self._work = np.zeros_like(self.pending)
+
+    async def rebase(self) -> None:
+        assert self._local is not None
+        if self._is_training:
+            self._local += self.base - self._origin
+            self._origin = self.base.copy()
+        else:
+            self._local = self.base - (self._origin - self._local)
+
+    async def base_is_read(self) -> None:
+        pass
 
     async def stop(self) -> None:
         self._stop = True
@@ -188,7 +214,7 @@ async def in_no_thread(function: Callable[[], T], /) -> T:
 
 
 def found(
-    identity: Identity, *, codec: str = "fp32", num_shards: int = 64
+    identity: Identity, *, codec: str = "fp32", num_shards: int = 64, overlap: bool = False
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     blocks: list[bytes] = []
@@ -228,6 +254,7 @@ def found(
                 warmup_inner_steps=2,
                 codec=codec,  # type: ignore[arg-type]
                 chunk_elements=1024,
+                overlap=overlap,
             ),
             rounds=RoundConfig(
                 round_seconds=30.0,
@@ -264,12 +291,16 @@ class World:
     codec: str = "fp32"
     wait_for_peers: int = 0
     num_shards: int = 64
+    overlap: bool = False
     nodes: dict[str, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.network = MemoryNetwork(self.seed)
         self.signed, self._blocks = found(
-            self.identity("a"), codec=self.codec, num_shards=self.num_shards
+            self.identity("a"),
+            codec=self.codec,
+            num_shards=self.num_shards,
+            overlap=self.overlap,
         )
         self._scopes: dict[str, trio.CancelScope] = {}
 

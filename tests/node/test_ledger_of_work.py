@@ -46,11 +46,14 @@ async def settled(world: World, *names: str) -> None:
     await world.until(lambda: all(is_settled(name) for name in names))
 
 
-@pytest.mark.parametrize(("seed", "codec"), [(40, "fp32"), (42, "fp16")])
+@pytest.mark.parametrize(
+    ("seed", "codec", "overlap"),
+    [(40, "fp32", False), (42, "fp16", False), (43, "int8", True), (44, "int4", True)],
+)
 def test_accounts_are_what_the_chain_says_under_churn(
-    tmp_path: Path, seed: int, codec: str
+    tmp_path: Path, seed: int, codec: str, overlap: bool
 ) -> None:
-    world = World(tmp_path, seed=seed, codec=codec)
+    world = World(tmp_path, seed=seed, codec=codec, overlap=overlap)
     draw = random.Random(seed)
 
     async def story(nursery: trio.Nursery) -> None:

@@ -141,7 +141,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def train(trainer: ProcessTrainer, number: int) -> m.Finished:
-    return await trainer.train(number, 0, 1, 60.0)
+    finished = await trainer.train(number, 0, 1, 60.0)
+    await trainer.collect()
+    return finished
 
 
 def test_a_worker_killed_at_any_moment_leaves_pending_whole(

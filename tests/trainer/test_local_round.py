@@ -242,8 +242,6 @@ def test_what_is_only_for_between_rounds(make_trainer: MakeTrainer, shard: str) 
     trainer = make_trainer()
     trainer.begin(1, 0, 1, 60.0)
     with pytest.raises(TrainerError, match="round 1 is running"):
-        trainer.adopt()
-    with pytest.raises(TrainerError, match="round 1 is running"):
         trainer.evaluate((shard,), 10)
     with pytest.raises(TrainerError, match="round 1 is running"):
         trainer.begin(2, 0, 1, 60.0)
@@ -262,7 +260,7 @@ def test_evaluate_takes_each_token_once(make_trainer: MakeTrainer, tmp_path: Pat
     whole = trainer.evaluate((str(path),), 10**6)
     assert whole.tokens == 49
     assert trainer.evaluate((str(path), str(path)), 60).tokens == 60
-    trainer.adopt()
+    trainer.rebase()
     # By hand: three sequences of 16 targets and a last one of 1.
     sequence = torch.from_numpy(from_conftest)
     with torch.no_grad():

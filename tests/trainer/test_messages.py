@@ -24,7 +24,7 @@ def test_every_message_comes_back(model_config: ModelConfig, inner_config: Inner
         m.Data(shard=1, path="/tmp/é", start=0, stop=10),
         m.Begin(round=1, first_step=2, steps_max=3, seconds_max=4.5),
         m.Stop(),
-        m.Adopt(),
+        m.Rebase(),
         m.Evaluate(paths=("a", "b"), tokens_max=5),
         m.Forget(),
         m.Save(),

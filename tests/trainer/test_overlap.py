@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
-from gossamer.trainer.local_round import LocalTrainer, Start, TrainerError
+from gossamer.trainer.local_round import LocalTrainer, Start
 from gossamer.trainer.overlap import mix, rebase
 
 MakeTrainer = Callable[..., LocalTrainer]
@@ -45,6 +46,9 @@ class Rounds:
 
     def begin(self, number: int, start: Start = "base") -> None:
         self.trainer.begin(number, self._done, 10, 60.0, start)
+
+    def local(self) -> NDArray[np.float32]:
+        return self.trainer._decoder.flat.cpu().numpy().copy()
 
     def steps(self, number: int) -> None:
         for _ in range(number):
@@ -121,8 +125,39 @@ def test_a_mixed_round_hands_over_what_is_left_apart(rounds: Rounds) -> None:
     np.testing.assert_allclose(rounds.work[part], 0.5 * first[part], atol=1e-7)
 
 
-def test_between_rounds_there_is_nothing_to_rebase(rounds: Rounds) -> None:
-    with pytest.raises(TrainerError, match="no round"):
-        rounds.trainer.rebase()
-    with pytest.raises(TrainerError, match="no round"):
-        rounds.trainer.mix([], 0.5)
+def test_the_work_of_a_round_that_has_ended_is_kept_on_top(rounds: Rounds, other: Rounds) -> None:
+    """The state may come before or after the round's last step."""
+    for one in (rounds, other):
+        one.begin(1)
+        one.steps(3)
+        one.trainer.finish()
+        one.begin(2, "local")
+        one.steps(2)
+        one.base += 1.0
+        if one is other:
+            one.trainer.rebase()
+        one.trainer.finish()
+        if one is rounds:
+            one.trainer.rebase()
+    assert (rounds.local() != rounds.base).any()
+    np.testing.assert_allclose(rounds.local(), other.local(), atol=1e-6)
+    rounds.begin(3, "local")
+    rounds.trainer.finish()
+    rounds.trainer.rebase()  # without a step there is nothing to keep
+    assert (rounds.local() == rounds.base).all()
+
+
+def test_evaluating_leaves_the_local_parameters(rounds: Rounds, shard: str) -> None:
+    rounds.begin(1)
+    rounds.steps(3)
+    rounds.trainer.finish()
+    before = rounds.local()
+    assert (before != rounds.base).any()
+    rounds.trainer.evaluate((shard,), 100)
+    assert (rounds.local() == before).all()
+
+
+def test_the_first_round_starts_from_base(rounds: Rounds) -> None:
+    rounds.base += 1.0
+    rounds.begin(1, "local")
+    assert (rounds.local() == rounds.base).all()

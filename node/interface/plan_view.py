@@ -1,0 +1,68 @@
+"""`gossamer plan` for people, and as JSON for programs."""
+
+from __future__ import annotations
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from gossamer.node.interface.views import format_bytes
+from gossamer.node.runs.planning import RoundPlan
+
+GOALS = (0.90, 0.95, 0.98)
+"""Shares of the time in which a trainer is at work, as published runs reached and aim at."""
+
+
+def print_plan(plan: RoundPlan, console: Console, *, json: bool = False) -> None:
+    """A table, or one JSON object."""
+    if json:
+        console.print_json(msgspec.json.encode(_fields(plan)).decode())
+        return
+    table = Table(show_header=False)
+    rows = {
+        "peers": str(plan.peers),
+        "parameters": f"{plan.parameters:,}",
+        "own payload of a round": format_bytes(plan.payload_bytes),
+        "... per inner step": f"{format_bytes(plan.payload_per_step)}, {plan.reduction:,.0f} times "
+        "less than an fp32 gradient",
+        "sent, and received, a round": format_bytes(plan.sent_bytes),
+        "averaging": _seconds(plan.averaging_seconds),
+        "training": _seconds(plan.training_seconds),
+        "a round": _seconds(plan.round_seconds),
+        "trainer at work": "?" if plan.utilisation is None else f"{plan.utilisation:.1%}",
+        "a newcomer fetches": f"{format_bytes(plan.state_bytes)} in {_seconds(plan.join_seconds)}",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table)
+    how = "with overlap" if plan.overlap else "without overlap"
+    goals = ", ".join(
+        f"{goal:.0%} if a round's steps take {plan.training_seconds_for(goal):,.1f} s"
+        for goal in GOALS
+    )
+    console.print(f"Trainer at work ({how}): {goals}.", highlight=False)
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "? (give --tokens-per-second)"
+    return f"{seconds:,.1f} s"
+
+
+def _fields(plan: RoundPlan) -> dict[str, object]:
+    return {
+        "peers": plan.peers,
+        "parameters": plan.parameters,
+        "inner_steps": plan.inner_steps,
+        "payload_bytes": plan.payload_bytes,
+        "payload_bytes_per_inner_step": plan.payload_per_step,
+        "reduction": plan.reduction,
+        "sent_bytes": plan.sent_bytes,
+        "averaging_seconds": plan.averaging_seconds,
+        "training_seconds": plan.training_seconds,
+        "round_seconds": plan.round_seconds,
+        "utilisation": plan.utilisation,
+        "overlap": plan.overlap,
+        "state_bytes": plan.state_bytes,
+        "join_seconds": plan.join_seconds,
+    }

@@ -1,0 +1,88 @@
+"""The local part of a round: inner steps at the trainer, and what becomes of their work.
+
+With `overlap` in the manifest it begins while the ring of the round before is at work, from the
+local parameters as they are, and what that ring leads to reaches the trainer as soon as it is
+committed (`Trainer.rebase`). So it outlives the `Turn` that began it, and ends in the next one.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import trio
+
+from gossamer.node.rounds.parts import Orders, Parts, Progress
+from gossamer.protocol.ids import Digest
+from gossamer.trainer.messages import Finished, Start
+
+
+class LocalRound:
+    """Inner steps for one round. `run` does them; whoever needs the result waits with `orders`."""
+
+    def __init__(
+        self, parts: Parts, progress: Progress, orders: Orders, number: int, *, start: Start
+    ) -> None:
+        self.number = number
+        self.started_seconds = trio.current_time()
+        self._parts = parts
+        self._progress = progress
+        self._orders = orders
+        self._start = start
+        self._finished: Finished | None = None
+        self._is_stopping = False
+
+    @property
+    def is_done(self) -> bool:
+        return self._finished is not None
+
+    async def run(self) -> None:
+        """Trains until done, or told to stop."""
+        parts = self._parts
+        outer, inner = parts.manifest.outer, parts.manifest.inner
+        steps = outer.inner_steps_of(self.number)
+        self._progress.inner_steps, self._progress.inner_step = steps, 0
+        parts.feed.want(steps * inner.sequences_per_step * parts.manifest.model.context)
+        if parts.feed.give_up_lost_claims():
+            await parts.trainer.forget()
+            parts.feed.requeue()
+        self._finished = await parts.trainer.train(
+            self.number,
+            outer.first_inner_step_of(self.number),
+            0 if self._is_stopping else steps,  # told to stop before it began
+            parts.manifest.rounds.round_seconds,
+            self._start,
+        )
+        self._orders.ring()
+
+    async def stop(self) -> None:
+        """No more steps after the present one."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            await self._parts.trainer.stop()
+
+    async def end(self, head: Digest, number: int) -> None:
+        """Stops it, and carries what it did as work on a head, for round `number`."""
+        await self.stop()
+        while not self.is_done:
+            await self._orders.wait()
+        await self.collect(head, number)
+
+    async def collect(self, head: Digest, number: int) -> None:
+        """Its work becomes part of `pending`. It has to be done."""
+        finished = self._finished
+        assert finished is not None
+        parts = self._parts
+        await parts.trainer.base_is_read()  # whoever takes over another head writes it
+        await parts.run_in_thread(parts.work.close_offer)
+        await parts.trainer.collect()
+        spans = parts.feed.consumed(finished.spans)
+        parts.work.trained(head, number, finished.tokens, spans)
+        if finished.tokens and math.isfinite(finished.loss_mean):
+            self._progress.loss = finished.loss_mean
+        pending = parts.trainer.pending
+        if not await parts.run_in_thread(lambda: bool(np.isfinite(pending).all())):
+            parts.work.drop("nonfinite")
+            # The data behind it goes back to the pool, from where we may take it again.
+            await parts.trainer.forget()
+            parts.feed.forget_progress()

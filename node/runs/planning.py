@@ -1,0 +1,130 @@
+"""`gossamer plan`: what a round of a run will cost its peers, before there is a run.
+
+Bytes are exact but for framing. Times follow from them, the lines, and how fast a peer trains:
+
+    bytes sent      2 (N - 1) / N of the encoded pseudo-gradient: every chunk goes over N - 1 links
+                    as a sum, and over N - 1 as an average; likewise received
+    averaging       these bytes over the slower direction of the line, at the share of it that is
+                    reached (`LINE_SHARE`), and what does not depend on the size (`AGREE_SECONDS`)
+    round           training + averaging; with overlap the longer of the two
+    utilisation     training / round: the part of the time in which a trainer does not wait
+
+All peers are taken to be alike. `tests/benchmarks/plan.py` compares this with real daemons.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gossamer.node.runs.draft import Draft
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.tensor_codecs import codec
+
+LINE_SHARE = 0.95
+"""Of a line's rate, for chunks: the rest is TCP, encryption and framing (tests/benchmarks/ring.py
+measures 92 to 93 % with the agreement on the ring, which is counted apart here)."""
+
+AGREE_SECONDS = 0.4
+"""From the last `Ready` to the roster, and from the last chunk to the commit: some gossip."""
+
+BITS_PER_BYTE = 8
+MEGA = 1e6
+
+
+@dataclass(frozen=True)
+class Line:
+    """Of each peer, in Mbit/s."""
+
+    up: float
+    down: float
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """One round of one peer, once the warm-up is over."""
+
+    peers: int
+    parameters: int
+    inner_steps: int
+    payload_bytes: int
+    """Of the peer's own encoded pseudo-gradient."""
+    sent_bytes: int
+    """And as many received."""
+    averaging_seconds: float
+    training_seconds: float | None
+    """None where it is not known how fast a peer trains."""
+    overlap: bool
+    state_bytes: int
+    """What a newcomer fetches: parameters and momentum."""
+    join_seconds: float
+
+    @property
+    def payload_per_step(self) -> float:
+        """Bytes of the own pseudo-gradient, for each inner step."""
+        return self.payload_bytes / self.inner_steps
+
+    @property
+    def reduction(self) -> float:
+        """How many times less that is than an fp32 gradient at every step."""
+        return 4 * self.parameters / self.payload_per_step
+
+    @property
+    def round_seconds(self) -> float | None:
+        if self.training_seconds is None:
+            return None
+        if self.overlap:
+            return max(self.training_seconds, self.averaging_seconds)
+        return self.training_seconds + self.averaging_seconds
+
+    @property
+    def utilisation(self) -> float | None:
+        """Part of the time in which the trainer is at work."""
+        seconds = self.round_seconds
+        if seconds is None or self.training_seconds is None:
+            return None
+        return self.training_seconds / seconds
+
+    def training_seconds_for(self, utilisation: float) -> float:
+        """How long a round's inner steps have to take for that utilisation."""
+        if self.overlap:
+            return self.averaging_seconds * utilisation
+        return self.averaging_seconds * utilisation / (1 - utilisation)
+
+
+def plan_round(
+    draft: Draft, peers: int, line: Line, tokens_per_second: float | None = None
+) -> RoundPlan:
+    """What a round of this run costs each of so many peers.
+
+    Args:
+        tokens_per_second: of one peer's trainer.
+
+    Raises:
+        ValueError: no peers, or a rate that is not positive.
+    """
+    if peers < 1:
+        raise ValueError(f"a plan for {peers} peers; at least one")
+    rates = [line.up, line.down, *([] if tokens_per_second is None else [tokens_per_second])]
+    if min(rates) <= 0:
+        raise ValueError("rates are to be positive")
+    model, outer, inner = draft.model, draft.outer, draft.inner
+    chunks = ChunkPlan(model.num_parameters, outer.chunk_elements)
+    coder = codec(outer.codec)
+    payload = sum(coder.encoded_bytes(chunks.elements_of(c)) for c in range(chunks.num_chunks))
+    sent = round(2 * (peers - 1) / peers * payload)
+    slower = min(line.up, line.down) * MEGA / BITS_PER_BYTE * LINE_SHARE
+    averaging = sent / slower + AGREE_SECONDS if peers > 1 else 0.0
+    tokens = outer.inner_steps * inner.sequences_per_step * model.context
+    state_bytes = 8 * model.num_parameters
+    return RoundPlan(
+        peers=peers,
+        parameters=model.num_parameters,
+        inner_steps=outer.inner_steps,
+        payload_bytes=payload,
+        sent_bytes=sent,
+        averaging_seconds=averaging,
+        training_seconds=None if tokens_per_second is None else tokens / tokens_per_second,
+        overlap=outer.overlap,
+        state_bytes=state_bytes,
+        join_seconds=state_bytes / (line.down * MEGA / BITS_PER_BYTE * LINE_SHARE),
+    )
