@@ -11,7 +11,7 @@ Rules
   take everybody for dead, and begin a round alone.
 - A broken connection ends its life at once; its next announcement begins it again.
 - Living is not training: a peer that is paused, or whose trainer failed, lives, because it follows
-  heads and serves blocks. Rounds wait only for those that train or average (`expected`).
+  heads and serves blocks. For whom a round waits is `awaited`'s rule.
 - At most `MEMBERS_MAX` are kept: a newcomer replaces the peer that has been silent longest. If all
   are living, one that is connected replaces one that is not, and any other is refused: identities
   that somebody invented keep nobody out.
@@ -19,11 +19,11 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gossamer.protocol import limits
-from gossamer.protocol.ids import PeerId
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.messages import Announce
 
 ANNOUNCE_SECONDS = 2.0
@@ -35,6 +35,42 @@ the transport notices a dead link."""
 
 STEP_SECONDS_MAX = 4.0
 """A process that runs hears or asks something more often: it announces itself every 2 s."""
+
+NEAR_ROUNDS = 2
+"""Rounds that a peer may be behind the head and still be waited for. Without it a newcomer would
+run after a swarm of quick rounds for ever."""
+
+TRAILING_ROUNDS = 16
+"""Rounds that a peer may be behind and still be one of those that the others ran away from, and not
+a newcomer with a whole state to fetch."""
+
+
+def awaited(living: Mapping[PeerId, Announce], chain: Sequence[Digest]) -> list[PeerId]:
+    """For whom a round waits (no longer than its gathering lasts), sorted by peer id.
+
+    Those at work on its head, or on one shortly before it: they have committed that round too or
+    are about to, or are newcomers that have almost caught up, and waiting for them, once, is what
+    lets them in.
+
+    If that is no more than half of those who took part lately, the trailing ones are waited for as
+    well. Else few peers with short rounds, or one, would run away from the many that fetch each
+    round from them, over the lines of those few; and whatever they did would be lost with them.
+
+    Args:
+        living: others, with what they announced last.
+        chain: the round's parent and the heads before it, newest first, `TRAILING_ROUNDS` of them.
+    """
+    near = set(chain[: NEAR_ROUNDS + 1])
+    recent = set(chain[: TRAILING_ROUNDS + 1])
+    at_work, trailing = [], []
+    for peer, announce in sorted(living.items()):
+        if announce.phase in ("training", "averaging") and announce.head in near:
+            at_work.append(peer)
+        elif announce.phase in ("training", "averaging", "syncing") and announce.head in recent:
+            trailing.append(peer)
+    if 1 + len(at_work) > len(trailing):
+        return at_work
+    return sorted([*at_work, *trailing])
 
 
 @dataclass(frozen=True)
@@ -102,14 +138,6 @@ class Membership:
             for peer, seen in sorted(self._peers.items())
             if seen.is_living(awake_seconds)
         }
-
-    def expected(self, now: float, head: bytes) -> list[PeerId]:
-        """Living others that work on the round after `head`: a round waits for these."""
-        return [
-            peer
-            for peer, announce in self.living(now).items()
-            if announce.head == head and announce.phase in ("training", "averaging")
-        ]
 
     def is_known(self, peer: PeerId) -> bool:
         """Whether a peer has announced itself and is remembered."""

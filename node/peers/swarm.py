@@ -8,7 +8,7 @@ connected to us: a round can only be done with peers that can be reached.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -24,7 +24,7 @@ from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.limits import ADDRESSES_MAX
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.membership import ANNOUNCE_SECONDS, Membership
+from gossamer.protocol.membership import ANNOUNCE_SECONDS, Membership, awaited
 from gossamer.protocol.messages import (
     Announce,
     Capacity,
@@ -161,19 +161,10 @@ class Swarm:
         """Living others, connected to us or not, sorted by peer id."""
         return self.membership.living(self._awake_seconds())
 
-    def expected(self, recent_heads: Collection[Digest]) -> list[PeerId]:
-        """Others that a round waits for: those at work on its head or on one shortly before it.
-
-        Who is a little behind has committed that round too or is about to, or is a newcomer that
-        has almost caught up: waiting for it, once, is what lets it in.
-        """
-        return [
-            peer
-            for peer, announce in self.living().items()
-            if announce.phase in ("training", "averaging")
-            and announce.head in recent_heads
-            and peer not in self._accusers
-        ]
+    def awaited(self, chain: Sequence[Digest]) -> list[PeerId]:
+        """Others that a round waits for, see `membership.awaited`."""
+        living = self.living()
+        return awaited({p: said for p, said in living.items() if p not in self._accusers}, chain)
 
     def sources(self) -> list[PeerId]:
         """Whom to ask for blocks: everybody connected."""

@@ -22,11 +22,8 @@ from gossamer.node.rounds.parts import Parts
 from gossamer.protocol.chain import is_heavier
 from gossamer.protocol.errors import RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, short
+from gossamer.protocol.membership import NEAR_ROUNDS, TRAILING_ROUNDS
 from gossamer.protocol.messages import Ready, Roster
-
-NEAR_ROUNDS = 2
-"""Rounds that a peer may be behind the head and still be waited for. Without it a newcomer would
-run after a swarm of quick rounds for ever."""
 
 AVOID_SECONDS = 20.0
 """A head that could not be reached is left alone this long."""
@@ -109,9 +106,9 @@ class Heads:
         )
 
     def recent(self) -> list[Digest]:
-        """My head and those shortly before it."""
+        """My head and those before it, newest first, as far as `awaited` looks."""
         committed = self._parts.committed
-        return committed.chain.ancestors(committed.head, NEAR_ROUNDS)
+        return committed.chain.ancestors(committed.head, TRAILING_ROUNDS)
 
     async def try_take_over(self, head: Digest) -> bool:
         """Makes a head ours; False, and the head is avoided for a while, if that cannot be done.

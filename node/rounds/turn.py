@@ -119,7 +119,7 @@ class Turn:
             run_in_thread=parts.run_in_thread,
             on_offence=parts.swarm.offence,
             on_removed=lambda _peer, reason: parts.metrics.ring_skips.add(first_word(reason)),
-            expected=lambda: parts.swarm.expected(recent_heads),
+            expected=lambda: parts.swarm.awaited(recent_heads),
             reach=parts.swarm.reach,
             on_transfer=parts.speed.transfer,
         )

@@ -63,8 +63,9 @@ class CommittedRound:
 
 def history_of(node: LocalNode) -> dict[int, CommittedRound]:
     """Number to round, along the chain of the head that the node wrote last."""
+    head = head_of(node)  # before the chain: the daemon goes on meanwhile
     chain = chain_of(node)
-    path = chain.path_between(chain.genesis, head_of(node))
+    path = chain.path_between(chain.genesis, head)
     assert path is not None, f"the chain on {node.root.name}'s disk has a hole"
     rounds = [CommittedRound(chain.header(head), StateDir(node.root)) for head in path]
     return {one.header.round: one for one in rounds}

@@ -6,8 +6,15 @@ import pytest
 from builders import HEAD, announce, peer, peers
 
 from gossamer.protocol import limits
-from gossamer.protocol.ids import digest_of
-from gossamer.protocol.membership import MEMBER_SECONDS, Membership
+from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.membership import (
+    MEMBER_SECONDS,
+    NEAR_ROUNDS,
+    TRAILING_ROUNDS,
+    Membership,
+    awaited,
+)
+from gossamer.protocol.messages import Announce
 
 ME, OTHER = peer(0), peer(1)
 
@@ -75,7 +82,7 @@ def test_who_does_not_train_lives_and_nobody_waits_for_it(phase: str) -> None:
     membership = Membership(ME)
     membership.announced(0.0, OTHER, announce(phase=phase))
     assert membership.is_living(0.0, OTHER)
-    assert membership.expected(0.0, HEAD) == []
+    assert awaited(membership.living(0.0), [HEAD]) == []
 
 
 def test_a_round_waits_for_those_that_work_on_its_head() -> None:
@@ -84,7 +91,7 @@ def test_a_round_waits_for_those_that_work_on_its_head() -> None:
     membership.announced(0.0, peer(2), announce(phase="averaging"))
     membership.announced(0.0, peer(3), announce(phase="paused"))
     membership.announced(0.0, peer(4), announce(head=digest_of(b"other")))
-    assert membership.expected(0.0, HEAD) == sorted([peer(1), peer(2)])
+    assert awaited(membership.living(0.0), [HEAD]) == sorted([peer(1), peer(2)])
     assert sorted(membership.known()) == list(membership.known()) == sorted(peers(5)[1:])
 
 
@@ -120,3 +127,30 @@ def test_who_is_connected_comes_before_whom_somebody_invented(
         assert members.announced(5.0, peer(index), announce(), connected)
     assert sorted(members.known()) == sorted(connected)
     assert not members.announced(5.0, peer(12), announce(), [*connected, peer(12)])
+
+
+CHAIN = [digest_of(bytes([number])) for number in range(TRAILING_ROUNDS + 2)]
+"""Newest first; one more than is looked at."""
+
+
+@pytest.mark.parametrize("behind", range(len(CHAIN)))
+def test_who_is_nearly_there_is_waited_for(behind: int) -> None:
+    living = at_work(3) | {OTHER: announce(phase="training", head=CHAIN[behind])}
+    assert (OTHER in awaited(living, CHAIN[:-1])) == (behind <= NEAR_ROUNDS)
+
+
+@pytest.mark.parametrize("behind", range(len(CHAIN)))
+@pytest.mark.parametrize("phase", ["training", "syncing", "paused", "failed"])
+def test_few_do_not_run_away_from_many(behind: int, phase: str) -> None:
+    """Two are at work; of the others there are as many, or one less."""
+    for num_trailing in (1, 2, 3):
+        trailing = peers(10)[5 : 5 + num_trailing]
+        living = at_work(1) | {peer: announce(phase=phase, head=CHAIN[behind]) for peer in trailing}
+        waited = set(trailing) <= set(awaited(living, CHAIN[:-1]))
+        is_near = behind <= NEAR_ROUNDS and phase == "training"
+        is_trailing = behind <= TRAILING_ROUNDS and phase in ("training", "syncing")
+        assert waited == (is_near or (is_trailing and num_trailing >= 2))
+
+
+def at_work(number: int) -> dict[PeerId, Announce]:
+    return {peer: announce(phase="averaging", head=CHAIN[0]) for peer in peers(10)[1 : 1 + number]}

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from gossamer.protocol.chain import Commit, is_heavier
 from gossamer.protocol.ids import Digest
+from gossamer.protocol.membership import NEAR_ROUNDS, TRAILING_ROUNDS
 from simulator.scenario import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from simulator.peer import Peer
-
-NEAR_ROUNDS = 2
-"""Rounds that a peer may be behind the head and still be waited for."""
 
 POLL_SECONDS = 0.25
 """Heads are compared this often, and whenever something changed."""
@@ -58,8 +56,8 @@ class Heads:
         return self.disk.head
 
     def recent(self) -> list[Digest]:
-        """My head and those shortly before it."""
-        return self._world.checks.ancestors(self.head)[: NEAR_ROUNDS + 1]
+        """My head and those before it, newest first."""
+        return self._world.checks.ancestors(self.head)[: TRAILING_ROUNDS + 1]
 
     # What is known
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gossamer.protocol.board import Board
 from gossamer.protocol.chain import Commit
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.membership import ANNOUNCE_SECONDS, Membership
+from gossamer.protocol.membership import ANNOUNCE_SECONDS, Membership, awaited
 from gossamer.protocol.messages import Announce, Capacity, Phase, Signed, Statement, seal
 from gossamer.protocol.ring import Send
 from simulator.driver import HELLO_SECONDS, Driver
@@ -213,12 +213,7 @@ class Peer:
 
     def expected(self) -> list[PeerId]:
         """Others that a round waits for."""
-        recent = self.heads.recent()
-        return [
-            peer
-            for peer, announce in self.living().items()
-            if announce.phase in ("training", "averaging") and announce.head in recent
-        ]
+        return awaited(self.living(), self.heads.recent())
 
     def members_changed(self) -> None:
         """Who lives, or where they are, may have changed."""
