@@ -45,6 +45,7 @@ import msgspec
 import torch
 from _losses_arms import GROUPS, Arm, arm_of
 from _losses_diloco import Setting, train_diloco, train_streaming
+from _losses_distro import train_distro
 from _losses_report import Result, Results, draw, table_of
 from _losses_text import Dealt, by_topic, mixed
 from _parity_training import Curve, synchronous
@@ -120,6 +121,8 @@ class Experiment:
                 return train_streaming(setting, arm)
             case "diloco":
                 return train_diloco(setting, arm)
+            case "distro":
+                return train_distro(setting, arm)
         raise ValueError(f"{arm.kind} is not here yet")
 
 
