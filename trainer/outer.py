@@ -1,11 +1,15 @@
-"""The outer step: Nesterov momentum on the averaged pseudo-gradient (DiLoCo, arXiv 2311.08105,
-algorithm 1).
+"""The outer steps: Nesterov momentum on the averaged pseudo-gradient (DiLoCo, arXiv 2311.08105,
+algorithm 1),
 
     m' = mu * m + g
     theta' = theta - lr * (g + mu * m')
 
+and without momentum, for averages of sparse updates (SparseLoCo, arXiv 2508.15706, algorithm 1):
+
+    theta' = theta - lr * g
+
 fp32, every operation rounded by itself, in exactly this order: no fused multiply-add, no other
-association. So every peer gets the same bits, on any processor. (This is torch.optim.SGD with
+association. So every peer gets the same bits, on any processor. (The first is torch.optim.SGD with
 nesterov=True, dampening=0 and a momentum that starts at 0.)
 """
 
@@ -36,12 +40,7 @@ def nesterov(
     Raises:
         ValueError: vectors of different shapes or of another type than fp32.
     """
-    vectors = (theta, momentum, gradient, out_theta, out_momentum)
-    if any(
-        vector.shape != theta.shape or vector.dtype != np.float32 or vector.ndim != 1
-        for vector in vectors
-    ):
-        raise ValueError("the outer step needs flat fp32 vectors of one length")
+    _check(theta, momentum, gradient, out_theta, out_momentum)
     rate, decay = np.float32(learning_rate), np.float32(mu)
     scratch = np.empty(min(_BLOCK_ELEMENTS, len(theta)), dtype=np.float32)
     # Values over the range become infinite, on every peer alike; whoever takes a gradient from the
@@ -57,3 +56,33 @@ def nesterov(
             np.add(g, step, out=step)
             np.multiply(step, rate, out=step)
             np.subtract(theta[part], step, out=out_theta[part])
+
+
+def descend(
+    theta: NDArray[np.float32],
+    gradient: NDArray[np.float32],
+    learning_rate: float,
+    out_theta: NDArray[np.float32],
+) -> None:
+    """One outer step of a chunk without momentum; see `nesterov`.
+
+    Raises:
+        ValueError: vectors of different shapes or of another type than fp32.
+    """
+    _check(theta, gradient, out_theta)
+    rate = np.float32(learning_rate)
+    scratch = np.empty(min(_BLOCK_ELEMENTS, len(theta)), dtype=np.float32)
+    with np.errstate(all="ignore"):
+        for start in range(0, len(theta), _BLOCK_ELEMENTS):
+            part = slice(start, start + _BLOCK_ELEMENTS)
+            step = scratch[: len(theta[part])]
+            np.multiply(gradient[part], rate, out=step)
+            np.subtract(theta[part], step, out=out_theta[part])
+
+
+def _check(*vectors: NDArray[np.float32]) -> None:
+    if any(
+        vector.shape != vectors[0].shape or vector.dtype != np.float32 or vector.ndim != 1
+        for vector in vectors
+    ):
+        raise ValueError("the outer step needs flat fp32 vectors of one length")

@@ -14,6 +14,7 @@ from _parity_training import CURVE_TOKENS, Curve, Heldout, Text, rounds_of
 
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
+from gossamer.protocol.outer_tuning import OuterTuning, agreement
 from gossamer.protocol.state import FloatVector
 from gossamer.trainer.fragments import Fragment, fragment_of_round, fragments_of
 from gossamer.trainer.outer import nesterov
@@ -52,6 +53,11 @@ class Swarm:
         ]
         for number, worker in enumerate(self.workers):
             worker.deal(setting.deal(number))
+        self.tuning: OuterTuning | None = None
+        """None: the rates are the manifest's."""
+        self.agreements: list[float] = []
+        self.gains: list[float] = []
+        """See `Curve`."""
         self.workers[0].trainer.genesis()
         np.copyto(self.theta, self.base)
 
@@ -61,9 +67,14 @@ class Swarm:
         """The ring of these members, in this order, and the outer step."""
         plan = ChunkPlan(self.theta.size, outer.chunk_elements)
         carried = [worker.pending for worker in members]
-        average = ring_average(carried, tokens, plan, outer.codec)
+        average = ring_average(carried, tokens, plan, outer.codec).values
         rate, mu = outer.rates_of(number, len(members))
-        nesterov(self.theta, self.momentum, average.values, rate, mu, self.theta, self.momentum)
+        self.agreements.append(agreement(average, self.momentum))
+        if self.tuning is not None:
+            self.tuning = self.tuning.after(self.agreements[-1])
+            rate, mu = self.tuning.rates
+            self.gains.append(self.tuning.gain)
+        nesterov(self.theta, self.momentum, average, rate, mu, self.theta, self.momentum)
 
     def publish(self, ranges: Sequence[slice] = (slice(None),)) -> None:
         """The newest state becomes known to the trainers."""
@@ -111,6 +122,8 @@ def train_diloco(setting: Setting, arm: Arm) -> Curve:
     """The whole vector at once."""
     outer, total = outer_of(setting, arm), setting.inner.total_steps
     swarm, progress = Swarm(setting, arm.num_peers), Progress(setting)
+    if arm.tuned:
+        swarm.tuning = OuterTuning()
     num_rounds = rounds_of(outer, total)
     for number in range(1, num_rounds + 1):
         first = outer.first_inner_step_of(number)
@@ -131,6 +144,7 @@ def train_diloco(setting: Setting, arm: Arm) -> Curve:
             swarm.publish()
         progress.curve.tokens += sum(tokens)
         progress.note(first + steps, swarm.theta)
+    progress.curve.agreements, progress.curve.gains = swarm.agreements, swarm.gains
     return progress.end(swarm.theta, num_rounds)
 
 

@@ -26,6 +26,9 @@ class Result(msgspec.Struct, kw_only=True):
     seconds: float
     steps: list[int]
     losses: list[float]
+    agreements: list[float] = []
+    gains: list[float] = []
+    """See `_parity_training.Curve`."""
 
 
 class Results(msgspec.Struct, kw_only=True):

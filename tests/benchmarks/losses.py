@@ -94,6 +94,8 @@ class Experiment:
             seconds=time.monotonic() - started,
             steps=curve.steps,
             losses=curve.losses,
+            agreements=[round(value, 4) for value in curve.agreements],
+            gains=[round(value, 3) for value in curve.gains],
         )
 
     def _train(self, arm: Arm, dealt: Dealt) -> Curve:

@@ -129,7 +129,7 @@ def replay(manifest: Manifest, text: Text, headers: list[Header], shard_of: dict
     return len(headers)
 
 
-@pytest.mark.parametrize(("codec", "num_peers"), [("fp32", 2), ("fp16", 3)])
+@pytest.mark.parametrize(("codec", "num_peers"), [("fp32", 2), ("fp16", 3), ("int8", 2)])
 def test_the_driver_reaches_the_states_of_a_real_swarm(
     tmp_path: Path, corpus: Path, codec: str, num_peers: int
 ) -> None:

@@ -1,0 +1,78 @@
+"""Outer learning rate and momentum that a run sets itself.
+
+The published 0.7/0.9 is right for a run that is under way and wrong for a cold start, and the best
+momentum differs with H, with the number of peers and over the run. What an outer step should do is
+visible in the run: the averaged pseudo-gradient of a round says whether the last steps went too
+far. `agreement` is the cosine between it and the momentum, the direction of the last steps. It is
+positive when the swarm wants to go on the same way (the steps were too short), and negative when it
+wants to go back. The rule turns one knob, the *gain*, the factor by which a lasting direction is
+amplified:
+
+    gain' = gain * (1 + SPEED * (agreement - AIM))        within 1 to GAIN_MAX
+    learning rate = 1,  momentum = 1 - 1 / gain
+
+With gain 1 this is plain averaging, with which every run begins. (This is hypergradient descent,
+Baydin et al., arXiv 1703.04782, in its multiplicative form, on the outer step. With learning rate
+1, Nesterov's method removes what the peers have fully worked off in a round, whatever its
+momentum.)
+
+All peers get the same numbers: the inputs are the averaged chunks and the momentum of the committed
+state, and `inner_product` is a fixed sequence of IEEE 754 operations in float64.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from gossamer.protocol.state import FloatVector
+
+GAIN_MAX = 10.0
+"""Momentum 0.9: the largest that is in use anywhere."""
+
+SPEED = 1.0
+AIM = 0.0
+"""See tests/benchmarks/losses.py, group `tuning`, for what was tried."""
+
+_LANES = 4096
+"""Running sums of an inner product: element i goes to lane i mod `_LANES`."""
+
+
+class OuterTuning(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What the rule carries from round to round, beside the committed vectors."""
+
+    gain: float = 1.0
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """(outer learning rate, momentum)"""
+        return (1.0, 1.0 - 1.0 / self.gain)
+
+    def after(self, agreement: float) -> OuterTuning:
+        """The tuning of the round whose average agrees so with the momentum before it."""
+        gain = self.gain * (1.0 + SPEED * (agreement - AIM))
+        return OuterTuning(min(max(gain, 1.0), GAIN_MAX))
+
+
+def agreement(average: FloatVector, momentum: FloatVector) -> float:
+    """Cosine between two vectors, both (num_elements,); 0 if one of them is zero."""
+    squares = inner_product(average, average) * inner_product(momentum, momentum)
+    if not 0.0 < squares < math.inf:
+        return 0.0
+    return inner_product(average, momentum) / math.sqrt(squares)
+
+
+def inner_product(a: FloatVector, b: FloatVector) -> float:
+    """The sum of products, the same bits on every machine.
+
+    A product of two fp32 is exact in float64. The lanes are added up one row after the other, each
+    addition rounded by itself, and the sum of the lanes is rounded once.
+    """
+    lanes = np.zeros(_LANES)
+    for start in range(0, len(a), _LANES):
+        left = a[start : start + _LANES].astype(np.float64)
+        left *= b[start : start + _LANES]
+        lanes[: len(left)] += left
+    return math.fsum(lanes)
