@@ -22,6 +22,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from gossamer.protocol.bfloat16 import Uint16Array, from_bfloat16, to_bfloat16
 from gossamer.protocol.chunk_values import (
     MAGNITUDE_MAX,
     Buffer,
@@ -34,7 +35,6 @@ from gossamer.protocol.errors import MalformedError
 
 Int8Array = npt.NDArray[np.int8]
 Uint8Array = npt.NDArray[np.uint8]
-Uint16Array = npt.NDArray[np.uint16]
 
 BLOCK_ELEMENTS = 128
 """A scale costs 16 bits: an eighth of a bit a value. `int4` then has 4.125 bits, 3,879 times less
@@ -44,9 +44,10 @@ than fp32 at every step when H is 500. With 64 values its error on real pseudo-g
 _LEVEL_MAX = 127
 _SCALE_BYTES = 2
 _SCALE_MIN = np.float32(2.0**-100)
-# bfloat16 is the upper half of fp32. The largest scale is that of a block with MAGNITUDE_MAX.
-_SCALE_MIN_BITS = int(_SCALE_MIN.view(np.uint32)) >> 16
-_SCALE_MAX_BITS = (int(np.float32(MAGNITUDE_MAX / _LEVEL_MAX).view(np.uint32)) + 0x7FFF) >> 16
+# The largest scale is that of a block with MAGNITUDE_MAX.
+_SCALE_MIN_BITS, _SCALE_MAX_BITS = to_bfloat16(
+    np.array([_SCALE_MIN, MAGNITUDE_MAX / _LEVEL_MAX], np.float32)
+).tolist()
 
 # Blocks that are worked on at a time: 256 KiB of fp32 stay in the processor's cache.
 _PIECE_BLOCKS = 512
@@ -134,7 +135,7 @@ class _BlockCodec(ABC):
             bits = scale_bits[first : first + len(levels)]
             if not bits.all() and levels[bits == 0].any():
                 raise MalformedError(f"a block of an {self.name} chunk is zero and has codes")
-            np.multiply(levels, _scales(bits)[:, np.newaxis], out=levels)
+            np.multiply(levels, from_bfloat16(bits)[:, np.newaxis], out=levels)
             values[start:stop] = flat[: stop - start]
         return values
 
@@ -142,7 +143,7 @@ class _BlockCodec(ABC):
         magnitudes = bits & np.uint16(self._scale_bits_checked)
         is_valid = (magnitudes >= _SCALE_MIN_BITS) & (magnitudes <= _SCALE_MAX_BITS) | (bits == 0)
         if not is_valid.all():
-            bad = _scales(bits[~is_valid][:1])[0]
+            bad = from_bfloat16(bits[~is_valid][:1])[0]
             raise MalformedError(f"a scale of an {self.name} chunk is {bad}")
 
 
@@ -248,17 +249,12 @@ def _scale_bits(extremes: Float32Array) -> Uint16Array:
     """The bfloat16 scales of blocks with these extremes: nearest to a 127th, ties to even."""
     wanted = extremes / np.float32(_LEVEL_MAX)
     magnitudes = np.maximum(np.abs(wanted), _SCALE_MIN)
-    bits = np.where(extremes == 0, np.float32(0), np.copysign(magnitudes, wanted)).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def _scales(bits: Uint16Array) -> Float32Array:
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+    return to_bfloat16(np.where(extremes == 0, np.float32(0), np.copysign(magnitudes, wanted)))
 
 
 def _inverses(scale_bits: Uint16Array) -> Float32Array:
     """One divided by the scales; 0 for the scale 0."""
-    scales = _scales(scale_bits)
+    scales = from_bfloat16(scale_bits)
     inverses = np.zeros_like(scales)
     np.divide(np.float32(1), scales, out=inverses, where=scales != 0)
     return inverses

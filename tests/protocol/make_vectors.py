@@ -31,6 +31,7 @@ from gossamer.protocol.chain import (
     mask_bytes,
 )
 from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.contributions import add_record
 from gossamer.protocol.framing import encode_prefix
 from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key
 from gossamer.protocol.inventory import Held, Inventory, encode_inventory
@@ -47,6 +48,8 @@ from gossamer.protocol.messages import (
     signing_bytes,
 )
 from gossamer.protocol.roster import make_roster, rank, ring_id_of, ring_order
+from gossamer.protocol.sign_codec import SignCodec, Signs
+from gossamer.protocol.sparse_codec import SparseCodec
 from gossamer.protocol.state import encode_state_index, index_of
 from gossamer.protocol.tensor_codecs import codec, codec_names
 
@@ -90,6 +93,7 @@ def vectors() -> dict[str, Any]:
     )
     ledger = Ledger(((0, 100), (7, 1_000_000)))
     values = np.array([1.0, -0.5, 3.25, 0.0, 1e-3], np.float32)
+    spread = np.array([0, 1, -2, 0.5, 7, 0, 0, -0.5, 3, 0, 0.25, -6], np.float32)
     state = index_of(values, np.zeros_like(values), ChunkPlan(5, 4))
     return {
         "keys": [
@@ -150,6 +154,24 @@ def vectors() -> dict[str, Any]:
                 "bytes": bytes(codec(name).encode(values)).hex(),
             }
             for name in codec_names()
+        },
+        "sparse": {
+            "k": 1024,
+            "values": [struct.pack("<f", value).hex() for value in spread],
+            "bytes": SparseCodec(1024).encode(spread).hex(),
+        },
+        "signs": {
+            "chunk_coefficients": 4096,
+            "indices": [[1, 4095]],
+            "is_negative": [[False, True]],
+            "bytes": SignCodec(1, 4096, 2)
+            .encode(Signs(np.array([[1, 4095]]), np.array([[False, True]])))
+            .hex(),
+        },
+        "contributions": {
+            "members": [1, 3],
+            "blocks": ["", b"later".hex()],
+            "bytes": add_record(add_record(None, 3, b"later"), 1, b"").hex(),
         },
         "claim_rank": {"shard": 3, "peer_id": PEERS[0], "rank": claim_rank(3, PEERS[0]).hex()},
     }

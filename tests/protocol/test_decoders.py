@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from builders import (
     HEAD,
@@ -38,6 +39,7 @@ from gossamer.protocol.chain import (
     open_commit,
 )
 from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.contributions import add_record, split
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.framing import PREFIX_BYTES, decode_prefix
 from gossamer.protocol.ids import PeerId, digest_of, public_key_of
@@ -62,6 +64,8 @@ from gossamer.protocol.messages import (
 )
 from gossamer.protocol.plausible import WorkBounds
 from gossamer.protocol.roster import open_roster
+from gossamer.protocol.sign_codec import SignCodec, Signs
+from gossamer.protocol.sparse_codec import SparseCodec
 from gossamer.protocol.state import StateIndex, decode_state_index, encode_state_index
 from gossamer.protocol.tensor_codecs import codec
 
@@ -133,6 +137,18 @@ OTHERS: dict[str, tuple[Decoder, list[bytes]]] = {
     "fp16": (lambda data: codec("fp16").decode(data, 4), [b"\0\0\x80\x3f" + bytes(8)]),
     "int8": (lambda data: codec("int8").decode(data, 130), [b"\x80\x3f\x80\x3f" + bytes(130)]),
     "int4": (lambda data: codec("int4").decode(data, 131), [b"\x80\x3f\x80\xbf" + bytes(66)]),
+    "sparse": (
+        lambda data: SparseCodec(3).decode(data, 5000),
+        [SparseCodec(3).encode(np.arange(1, 5001, dtype=np.float32))],
+    ),
+    "contributions": (
+        lambda data: split(data, 0b1001, 50),
+        [add_record(add_record(None, 3, b"a block"), 0, b"")],
+    ),
+    "signs": (
+        SignCodec(3, 50, 2).decode,
+        [SignCodec(3, 50, 2).encode(Signs(np.array([[0, 1]] * 3), np.zeros((3, 2), bool)))],
+    ),
     "inventory": (
         lambda data: decode_inventory(data, 3, 9),
         [encode_inventory(INVENTORY, 9)],

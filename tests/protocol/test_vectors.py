@@ -13,9 +13,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from make_vectors import PATH, vectors
 
 from gossamer.protocol.chain import decode_commit, open_commit
+from gossamer.protocol.contributions import split
 from gossamer.protocol.ids import Digest, PeerId, public_key_of
 from gossamer.protocol.messages import Roster, decode_signed, open_signed
 from gossamer.protocol.roster import open_roster
+from gossamer.protocol.sign_codec import SignCodec
+from gossamer.protocol.sparse_codec import SparseCodec
 from gossamer.protocol.tensor_codecs import codec
 
 SPEC = Path(__file__).parents[2] / "protocol" / "SPEC.md"
@@ -58,6 +61,19 @@ def test_the_committed_bytes_are_accepted(committed: dict[str, Any]) -> None:
         decoded = codec(name).decode(bytes.fromhex(vector["bytes"]), len(values))
         bound = {"fp32": 0.0, "fp16": 2**-11, "int8": 1 / 252, "int4": 0.16}[name]
         assert np.abs(decoded - values).max() <= bound * np.abs(values).max()
+    sparse = committed["sparse"]
+    values = np.frombuffer(bytes.fromhex("".join(sparse["values"])), "<f4")
+    vector = SparseCodec(sparse["k"]).decode(bytes.fromhex(sparse["bytes"]), len(values))
+    assert vector.places.tolist() == [4, 8, 11]
+    assert vector.values.tolist() == [6.5, 3.0, -6.5]
+    signs = committed["signs"]
+    found = SignCodec(1, signs["chunk_coefficients"], 2).decode(bytes.fromhex(signs["bytes"]))
+    assert found.indices.tolist() == signs["indices"]
+    assert found.is_negative.tolist() == signs["is_negative"]
+    contributions = committed["contributions"]
+    records = split(bytes.fromhex(contributions["bytes"]), 0b1010, 5)
+    assert [record.position for record in records] == contributions["members"]
+    assert [record.block.hex() for record in records] == contributions["blocks"]
 
 
 def test_what_the_specification_quotes_is_in_the_vectors(committed: dict[str, Any]) -> None:

@@ -1,0 +1,164 @@
+"""A chunk as the set of what its members contribute, reduced by every peer for itself.
+
+In a sparse ring (`sync = "sparse"`, `"distro"`) the payload of a token is no sum but a list of
+records, one for each member in the token's mask, in ascending ring position:
+
+    1 byte    ring position
+    4 bytes   length of the block, big-endian
+    ...       the block: what that member contributes, as the mode's codec writes it
+
+A block of no bytes abstains: its member is in the mask and adds nothing. The final is the same
+list. Everybody reduces it to the same bits: the codec decodes exactly, norms are rounded once, and
+the sum is taken in ascending position in fp32, each product and each addition rounded by itself. A
+place is in a contribution once, so no scatter has an order that could vary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gossamer.protocol import limits
+from gossamer.protocol.chunk_values import Buffer, Float32Array
+from gossamer.protocol.errors import MalformedError, OversizedError
+from gossamer.protocol.sparse_codec import SparseVector
+
+_POSITION_BYTES = 1
+_LENGTH_BYTES = 4
+RECORD_PREFIX_BYTES = _POSITION_BYTES + _LENGTH_BYTES
+assert limits.RING_MEMBERS_MAX <= 1 << 8 * _POSITION_BYTES
+
+SHARE_MIN = 2.0**-50
+"""A smaller share is none. With the magnitudes of `sparse_codec` (2**-50 at least) every product is
+then at least 2**-100, a sum of such products is 0 or at least 2**-123, and nothing that is computed
+here is subnormal: processors that flush subnormal numbers to zero come to the same bits."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one member contributes to a chunk."""
+
+    position: int
+    """In the ring."""
+    block: memoryview
+    """Encoded; empty if it abstains."""
+
+
+def encoded_bytes(block_bytes: Sequence[int]) -> int:
+    """Length of a payload with blocks of these lengths."""
+    return sum(RECORD_PREFIX_BYTES + length for length in block_bytes)
+
+
+def add_record(payload: Buffer | None, position: int, block: Buffer) -> bytes:
+    """The payload (None: an empty one) with one more record in its place.
+
+    Raises:
+        ValueError: no such position, or the result does not fit a frame.
+        MalformedError: `payload` is no list of records, or has one of this position.
+    """
+    if not 0 <= position < limits.RING_MEMBERS_MAX:
+        raise ValueError(f"ring position {position}")
+    view = memoryview(payload if payload is not None else b"")
+    place = len(view)
+    for start, record in _records(view):
+        if record.position == position:
+            raise MalformedError(f"a second record of member {position}")
+        if record.position > position:
+            place = start
+            break
+    added = position.to_bytes(_POSITION_BYTES, "big") + len(block).to_bytes(_LENGTH_BYTES, "big")
+    result = b"".join((view[:place], added, block, view[place:]))
+    if len(result) > limits.BLOCK_BYTES_MAX:
+        raise ValueError(f"contributions of {len(result)} bytes do not fit a frame")
+    return result
+
+
+def split(payload: Buffer, mask: int, block_bytes_max: int) -> tuple[Record, ...]:
+    """The records of the members in `mask`, in ascending position; the blocks are not looked at.
+
+    Raises:
+        MalformedError: anything but one record for each member in the mask, in this order.
+        OversizedError: a block longer than `block_bytes_max`.
+    """
+    records = tuple(record for _, record in _records(memoryview(payload)))
+    if sum(1 << record.position for record in records) != mask:
+        raise MalformedError("contributions of other members than the mask says")
+    for record in records:
+        if len(record.block) > block_bytes_max:
+            raise OversizedError(f"a contribution of {len(record.block)} bytes")
+    return records
+
+
+def _records(view: memoryview) -> list[tuple[int, Record]]:
+    """(where it begins, record) of each; positions ascend, and there are at most 256 of them."""
+    found: list[tuple[int, Record]] = []
+    start, before = 0, -1
+    while start < len(view):
+        body = start + RECORD_PREFIX_BYTES
+        prefix = bytes(view[start:body])
+        position = int.from_bytes(prefix[:_POSITION_BYTES], "big")
+        stop = body + int.from_bytes(prefix[_POSITION_BYTES:], "big")
+        if len(prefix) < RECORD_PREFIX_BYTES or stop > len(view):
+            raise MalformedError("a contribution that is cut off")
+        if position <= before:
+            raise MalformedError("contributions out of order")
+        found.append((start, Record(position, view[body:stop])))
+        start, before = stop, position
+    return found
+
+
+Decode = Callable[[Buffer, int], SparseVector]
+"""(block, num_elements) to its values; raises MalformedError."""
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The average of a chunk's contributions."""
+
+    average: Float32Array
+    """(num_elements,)"""
+    clips: Mapping[int, float]
+    """By ring position of who is in the average: what its contribution was multiplied with to have
+    at most the median norm, 1 if nothing."""
+
+
+def reduce(
+    records: Sequence[Record], weights: Mapping[int, int], num_elements: int, decode: Decode
+) -> Reduced:
+    """The weighted average of the contributions, those that abstain left out.
+
+    Each is first clipped to the lower median of their L2 norms, so that none outweighs the rest by
+    being large.
+
+    Args:
+        records: in ascending position, as `split` gives them.
+        weights: tokens by ring position, at least 1 each.
+
+    Raises:
+        MalformedError: a block that `decode` does not take.
+    """
+    parts = {r.position: decode(r.block, num_elements) for r in records if len(r.block)}
+    clips = dict(
+        zip(parts, clip_factors([part.squared_norm for part in parts.values()]), strict=True)
+    )
+    total = sum(weights[position] for position in parts)
+    average = np.zeros(num_elements, np.float32)
+    for position, part in parts.items():
+        share = weights[position] / total * clips[position]
+        if share >= SHARE_MIN:
+            average[part.places] += part.values * np.float32(share)
+    return Reduced(average, clips)
+
+
+def clip_factors(squared_norms: Sequence[float]) -> list[float]:
+    """What each vector is multiplied with to have at most the lower median norm.
+
+    Vectors of zeros have no say in the median: they would silence the others. A division and a
+    square root in fp64, which IEEE 754 rounds alike everywhere.
+    """
+    ordered = sorted(each for each in squared_norms if each > 0)
+    median = ordered[(len(ordered) - 1) // 2] if ordered else 0.0
+    return [math.sqrt(median / each) if each > median else 1.0 for each in squared_norms]

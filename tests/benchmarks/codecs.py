@@ -1,0 +1,168 @@
+"""How fast are the ring's codecs, and what do they cost in accuracy?
+
+    python tests/benchmarks/codecs.py
+    python tests/benchmarks/codecs.py --rounds 50 --distribution laplace
+
+Speed, on one core: megabytes (1e6) of fp32 a second, encoded and decoded chunk by chunk (1 MiB
+each) over a vector that no cache holds; median of the turns.
+
+Accuracy: rings of N members with the arithmetic of a node (`node/rounds/residual.py`), every
+member's vector drawn independently. Relative errors (norm of the error / norm of the exact value):
+
+    hop       one encoding of one vector
+    average   the final of one round, against the exact mean
+    all       the sum of the finals of all rounds against the sum of the exact means: what training
+              has got in the end. "dropped": every member forgets its rounding errors; "carried":
+              it adds them to its next vector, as nodes do (error feedback)
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from gossamer.node.rounds.residual import Contribution
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.ring import Payload
+from gossamer.protocol.state import FloatVector
+from gossamer.protocol.tensor_codecs import codec, codec_names
+
+CHUNK_ELEMENTS = 256 * 1024
+NUM_MEMBERS = (2, 4, 8)
+DRAWS: dict[str, Callable[[np.random.Generator, int], FloatVector]] = {
+    "normal": lambda rng, size: rng.standard_normal(size).astype(np.float32),
+    "laplace": lambda rng, size: rng.laplace(size=size).astype(np.float32),
+}
+
+
+def relative_error(found: FloatVector, exact: FloatVector) -> float:
+    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+
+
+def speeds(name: str, num_chunks: int, turns: int) -> tuple[float, float]:
+    """(encoded, decoded) MB of fp32 a second."""
+    plan = ChunkPlan(num_chunks * CHUNK_ELEMENTS, CHUNK_ELEMENTS)
+    values = np.random.default_rng(0).standard_normal(plan.num_elements, dtype=np.float32)
+    out = np.empty_like(values)
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(turns):
+        started = time.perf_counter()
+        encoded = [codec(name).encode(values[plan.range_of(c)]) for c in range(num_chunks)]
+        seconds[0].append(time.perf_counter() - started)
+        started = time.perf_counter()
+        for chunk, data in enumerate(encoded):
+            codec(name).decode(data, CHUNK_ELEMENTS, out[plan.range_of(chunk)])
+        seconds[1].append(time.perf_counter() - started)
+    encode, decode = (values.nbytes / statistics.median(each) / 1e6 for each in seconds)
+    return encode, decode
+
+
+class SimulatedRing:
+    """The arithmetic of one ring after another; every member is in every chunk."""
+
+    def __init__(self, name: str, num_members: int, num_elements: int, *, carries: bool) -> None:
+        self._name = name
+        self._members = [PeerId(str(number)) for number in range(num_members)]
+        self._plan = ChunkPlan(num_elements, CHUNK_ELEMENTS)
+        self._residuals = [np.zeros(num_elements, np.float32) for _ in self._members]
+        self._carries = carries
+
+    def average(self, vectors: list[FloatVector]) -> FloatVector:
+        """The final of a round, decoded. vectors: one of (num_elements,) for each member"""
+        tokens = dict.fromkeys(self._members, 1)
+        sides = [
+            Contribution(vector + residual, self._plan, self._name, self._members, tokens, member)
+            for vector, residual, member in zip(
+                vectors, self._residuals, self._members, strict=True
+            )
+        ]
+        result = np.empty(self._plan.num_elements, np.float32)
+        for chunk in range(self._plan.num_chunks):
+            part = self._plan.range_of(chunk)
+            payload: Payload | None = None
+            for offset in range(len(sides)):
+                side = sides[(chunk + offset) % len(sides)]
+                payload = side.add(chunk, payload)
+            assert payload is not None
+            final = side.finalise(chunk, payload, (1 << len(sides)) - 1)
+            codec(self._name).decode(final, part.stop - part.start, result[part])
+            if self._carries:
+                for side, residual in zip(sides, self._residuals, strict=True):
+                    error = side.error_of(chunk)
+                    residual[part] = 0.0 if error is None else error
+        return result
+
+
+def errors_of_ring(
+    name: str, num_members: int, options: argparse.Namespace, *, carries: bool
+) -> tuple[float, float]:
+    """(error of the first average, error of the sum of all)."""
+    rng = np.random.default_rng(0)
+    ring = SimulatedRing(name, num_members, options.elements, carries=carries)
+    total, exact_total = np.zeros((2, options.elements), np.float32)
+    first = 0.0
+    for number in range(options.rounds):
+        vectors = [DRAWS[options.distribution](rng, options.elements) for _ in range(num_members)]
+        average = ring.average(vectors)
+        exact = np.mean(vectors, axis=0, dtype=np.float64).astype(np.float32)
+        if number == 0:
+            first = relative_error(average, exact)
+        total += average
+        exact_total += exact
+    return first, relative_error(total, exact_total)
+
+
+def print_speeds(console: Console, options: argparse.Namespace) -> None:
+    table = Table(title=f"MB of fp32 a second on one core ({options.megabytes} MB)")
+    for column in ("codec", "bits a value", "encode", "decode"):
+        table.add_column(column, justify="right")
+    num_chunks = max(1, options.megabytes * 1_000_000 // (4 * CHUNK_ELEMENTS))
+    for name in codec_names():
+        bits = 8 * codec(name).encoded_bytes(CHUNK_ELEMENTS) / CHUNK_ELEMENTS
+        encode, decode = speeds(name, num_chunks, options.turns)
+        table.add_row(name, f"{bits:.3f}", f"{encode:,.0f}", f"{decode:,.0f}")
+    console.print(table)
+
+
+def print_errors(console: Console, options: argparse.Namespace) -> None:
+    table = Table(
+        title=f"relative errors, {options.elements:,} values, {options.distribution}, "
+        f"{options.rounds} rounds"
+    )
+    for column in ("codec", "N", "hop", "average", "all, dropped", "all, carried"):
+        table.add_column(column, justify="right")
+    values = DRAWS[options.distribution](np.random.default_rng(1), options.elements)
+    for name in codec_names():
+        hop = relative_error(codec(name).decode(codec(name).encode(values), len(values)), values)
+        for num_members in NUM_MEMBERS:
+            average, dropped = errors_of_ring(name, num_members, options, carries=False)
+            _, carried = errors_of_ring(name, num_members, options, carries=True)
+            errors = (f"{error:.1e}" for error in (hop, average, dropped, carried))
+            table.add_row(name, str(num_members), *errors)
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--megabytes", type=int, default=256, help="of the vector for speed")
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--elements", type=int, default=512 * 1024, help="of those for accuracy")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--distribution", choices=DRAWS, default="normal")
+    options = parser.parse_args()
+    console = Console(width=100)
+    print_speeds(console, options)
+    print_errors(console, options)
+
+
+if __name__ == "__main__":
+    main()
