@@ -91,16 +91,16 @@ class Momentum:
         """The strongest coefficients as they are now; they stay in until `taken`."""
         coefficients = self._dct.forward(self.values)
         kept = torch.zeros_like(coefficients)
+        is_kept = torch.zeros_like(coefficients, dtype=torch.bool)
         for grid in self._dct.grids:
             part = grid.tensor.range
             chunks = coefficients[part].view(-1, grid.chunk_elements)
             top = chunks.abs().topk(min(self._top_k, grid.chunk_elements), dim=1).indices
             kept[part].view(-1, grid.chunk_elements).scatter_(1, top, chunks.gather(1, top))
+            is_kept[part].view(-1, grid.chunk_elements).scatter_(1, top, True)
         self._offered = kept
-        values = kept.cpu().numpy()
-        # A coefficient that is exactly zero has no sign to send.
-        places = np.flatnonzero(values)
-        return SignUpdate(places, values[places] > 0)
+        places = np.flatnonzero(is_kept.cpu().numpy())
+        return SignUpdate(places, kept.cpu().numpy()[places] >= 0)
 
     @torch.no_grad()
     def taken(self) -> None:

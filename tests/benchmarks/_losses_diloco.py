@@ -61,6 +61,22 @@ class Swarm:
         self.workers[0].trainer.genesis()
         np.copyto(self.theta, self.base)
 
+    def train_round(
+        self, number: int, first: int, steps: int, delay: int, members: Sequence[Worker]
+    ) -> list[int]:
+        """Inner steps of one round; the newest state arrives after `delay` of them. Returns the
+        members' tokens."""
+        delay = delay if number > 1 else 0
+        for worker in members:
+            worker.begin(number, first, steps, "local" if delay else "base")
+            worker.train(delay)
+        self.publish()
+        for worker in members:
+            if delay and worker.has_begun:
+                worker.trainer.rebase()
+            worker.train(steps - delay)
+        return [worker.finish().tokens for worker in members]
+
     def take_round(
         self, number: int, members: Sequence[Worker], tokens: Sequence[int], outer: OuterConfig
     ) -> None:
@@ -129,16 +145,7 @@ def train_diloco(setting: Setting, arm: Arm) -> Curve:
         first = outer.first_inner_step_of(number)
         steps = min(outer.inner_steps_of(number), total - first)
         active = swarm.workers[: arm.num_peers_at(first / total)]
-        delay = delay_of(arm, steps) if number > 1 else 0
-        for worker in active:
-            worker.begin(number, first, steps, "local" if delay else "base")
-            worker.train(delay)
-        swarm.publish()
-        for worker in active:
-            if delay and worker.has_begun:
-                worker.trainer.rebase()
-            worker.train(steps - delay)
-        tokens = [worker.finish().tokens for worker in active]
+        tokens = swarm.train_round(number, first, steps, delay_of(arm, steps), active)
         swarm.take_round(number, active, tokens, outer)
         if not arm.overlap:
             swarm.publish()

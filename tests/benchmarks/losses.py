@@ -47,6 +47,7 @@ from _losses_arms import GROUPS, Arm, arm_of
 from _losses_diloco import Setting, train_diloco, train_streaming
 from _losses_distro import train_distro
 from _losses_report import Result, Results, draw, table_of
+from _losses_sparse import train_sparse
 from _losses_text import Dealt, by_topic, mixed
 from _parity_training import Curve, synchronous
 from rich.console import Console
@@ -123,9 +124,11 @@ class Experiment:
                 return train_streaming(setting, arm)
             case "diloco":
                 return train_diloco(setting, arm)
+            case "sparse":
+                return train_sparse(setting, arm)
             case "distro":
                 return train_distro(setting, arm)
-        raise ValueError(f"{arm.kind} is not here yet")
+        raise ValueError(f"{arm.kind} cannot be trained here")
 
 
 def draft_of(options: argparse.Namespace) -> Draft:

@@ -73,7 +73,6 @@ def test_the_lookahead_goes_against_the_momentum(dct: ModelDct) -> None:
     momentum.add(gradient_of(1, dct))
     theta = gradient_of(2, dct)
     ahead = momentum.lookahead(theta, 0.25)
-    assert ((theta - ahead) == 0.25 * momentum.values.sign()).float().mean().item() > 0.9
     torch.testing.assert_close(theta - ahead, 0.25 * momentum.values.sign(), atol=1e-6, rtol=0)
 
 
@@ -92,7 +91,7 @@ def test_golden_bits(dct: ModelDct) -> None:
     theta = ((np.arange(dct.num_parameters) * 7919 % 1009) / np.float32(5e3)).astype(np.float32)
     for number in (1, 3, 5):
         shared_step(dct, theta, updates(dct, number), 1e-3, 0.1, theta)
-    assert blake3.blake3(theta.tobytes()).hexdigest()[:16] == "GOLDEN"
+    assert blake3.blake3(theta.tobytes()).hexdigest()[:16] == "8adb1f4637ef112c"
 
 
 def test_the_order_of_the_peers_does_not_matter(dct: ModelDct) -> None:
