@@ -19,7 +19,7 @@ from gossamer.protocol.errors import MalformedError, ManifestError, OversizedErr
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of, public_key_of
 
 Codec = Literal["fp32", "fp16", "int8", "int4"]
-SyncMode = Literal["diloco"]
+SyncMode = Literal["diloco", "sparse"]
 
 _SIGNATURE_CONTEXT = b"gossamer manifest 1:"
 
@@ -90,6 +90,10 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     chunk_elements: int
     overlap: bool = False
     """Whether a peer trains on while its round is averaged."""
+    top_k: int = 64
+    """Of `sparse`: values that are sent of each 4,096 (SparseLoCo, arXiv 2508.15706)."""
+    error_decay: float = 0.95
+    """Of `sparse`: the part of what was not sent that is carried into the next round."""
 
     def is_warmup(self, round_number: int) -> bool:
         """Whether round `round_number` (the first is 1) belongs to the warm-up."""
@@ -332,6 +336,8 @@ def problems_of(manifest: Manifest) -> list[str]:
     check("outer.inner_steps", outer.inner_steps, 1, 100_000)
     check("outer.learning_rate", outer.learning_rate, 1e-4, 10.0)
     check("outer.momentum", outer.momentum, 0.0, 0.9999)
+    check("outer.top_k", outer.top_k, 1, 4096)
+    check("outer.error_decay", outer.error_decay, 0.0, 1.0)
     check("outer.warmup_rounds", outer.warmup_rounds, 0, 1_000_000)
     check("outer.warmup_inner_steps", outer.warmup_inner_steps, 1, 100_000)
     check(

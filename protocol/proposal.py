@@ -41,6 +41,15 @@ class Proposal:
     ledger: Ledger
 
 
+def credited_tokens(ring: Ring, finals: Sequence[Final]) -> list[int]:
+    """What the round's header will say of each member, by ring position."""
+    counts = [sum(final.mask >> i & 1 for final in finals) for i in range(len(ring.members))]
+    return [
+        tokens_taken(ready.tokens, count, len(finals))
+        for ready, count in zip(ring.ready, counts, strict=True)
+    ]
+
+
 def propose(
     run_id: Digest,
     parent: Parent,
@@ -51,10 +60,7 @@ def propose(
     """The header of the round that took these finals and reached this state."""
     num_members, num_chunks = len(ring.members), len(finals)
     counts = [sum(final.mask >> i & 1 for final in finals) for i in range(num_members)]
-    members = tuple(
-        Member(peer, tokens_taken(ready.tokens, count, num_chunks))
-        for peer, ready, count in zip(ring.members, ring.ready, counts, strict=True)
-    )
+    members = tuple(map(Member, ring.members, credited_tokens(ring, finals)))
     spans: set[Span] = set()
     for ready, count in zip(ring.ready, counts, strict=True):
         if spans_taken(count, num_chunks):

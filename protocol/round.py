@@ -57,10 +57,10 @@ from gossamer.protocol.messages import (
     key_of,
 )
 from gossamer.protocol.pace import RingPace
+from gossamer.protocol.payloads import Payloads
 from gossamer.protocol.proposal import Parent
 from gossamer.protocol.ring import Payload, RingReduce
 from gossamer.protocol.roster import Ring, make_roster, open_roster, preference
-from gossamer.protocol.tensor_codecs import codec
 
 RoundState = Literal["gathering"] | AttemptState
 
@@ -76,17 +76,16 @@ EARLY_STATEMENTS_MAX = 4 * limits.RING_MEMBERS_MAX
 class RoundRules:
     """What the manifest says about a round."""
 
-    codec: str
+    payloads: Payloads
     chunk_elements: int
     num_chunks: int
     gather_seconds: float
     gather_fraction: float
     attempt_seconds: float
 
-    @property
-    def chunk_bytes(self) -> int:
-        """Size of an encoded chunk."""
-        return codec(self.codec).encoded_bytes(self.chunk_elements)
+    def chunk_bytes(self, num_members: int) -> int:
+        """Size of a chunk on its way, the mean over a whole ring."""
+        return self.payloads.mean_bytes(self.chunk_elements, num_members)
 
 
 class Round:
@@ -346,7 +345,7 @@ class Round:
             self.number,
             attempt,
             self._gatherer.ready,
-            self._rules.codec,
+            self._rules.payloads.name,
             self._rules.chunk_elements,
         )
         publish = self._self.seal(roster)
@@ -354,9 +353,8 @@ class Round:
 
     def _roster(self, now: float, signed: Signed, roster: Roster) -> list[Action]:
         rules = self._rules
-        ring = open_roster(
-            signed, roster, self._self.run_id, self._verify, rules.codec, rules.chunk_elements
-        )
+        run_id, name = self._self.run_id, rules.payloads.name
+        ring = open_roster(signed, roster, run_id, self._verify, name, rules.chunk_elements)
         if ring.ring_id in self._void_rings:
             return []
         mine = self._gatherer.mine
@@ -406,7 +404,7 @@ class Round:
             ring.members,
             self._me,
             began_seconds=now,
-            chunk_bytes=rules.chunk_bytes,
+            chunk_bytes=rules.chunk_bytes(len(ring.members)),
             num_chunks=rules.num_chunks,
             round_seconds=now - self._began_seconds,
             line_was_slow=self._line_was_slow,

@@ -125,6 +125,7 @@ def _outer(
         # Half the bytes of fp32 without loss (OpenDiLoCo); rounding errors are carried as residual.
         codec="fp16",
         chunk_elements=default_chunk_elements(model.num_parameters),
+        overlap=True,
     )
 
 

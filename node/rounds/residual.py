@@ -1,27 +1,60 @@
 """This peer's part of a round: what it adds to the ring, and what stays behind as residual.
 
-`pending` (shared with the trainer) holds the work that the swarm has not taken: the newest
-pseudo-gradient plus the residual of earlier rounds. During a round it is only read. When the round
-is committed, chunk by chunk: if the average contains this peer, pending becomes the rounding error
-that this peer made itself (nothing for exact codecs); otherwise it stays as it is and is
-part of the next pseudo-gradient. So no work is lost and none counts twice.
+`pending` holds the work that the swarm has not taken: the newest pseudo-gradient plus the residual
+of earlier rounds. During a round it is only read. When the round is committed, chunk by chunk: if
+the average contains this peer, pending becomes what its contribution left out (`error_of`: rounding
+errors of a dense codec, nothing for exact ones; of a sparse one all that was not sent, decayed);
+otherwise it stays as it is and is part of the next pseudo-gradient. So no work is lost and none
+counts twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.contributions import add_record
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.payloads import SetPayloads, SumPayloads
 from gossamer.protocol.ring import Payload
+from gossamer.protocol.roster import Ring
 from gossamer.protocol.state import FloatVector
 from gossamer.protocol.tensor_codecs import codec
 
 
-class Contribution:
-    """The arithmetic of one peer in one ring. Methods may run in threads, one chunk each.
+class Contribution(Protocol):
+    """The arithmetic of one peer in one ring. Methods may run in threads, one chunk each."""
+
+    def add(self, chunk: int, payload: Payload | None) -> Payload:
+        """The token with this peer's part in it. MalformedError for a bad payload."""
+
+    def finalise(self, chunk: int, payload: Payload, mask: int) -> Payload:
+        """The final of a token that has all of `mask` in it."""
+
+    def error_of(self, chunk: int) -> FloatVector | None:
+        """What this peer's part of a chunk left out, in units of its own delta; None: nothing."""
+
+
+def contribution_of(
+    pending: FloatVector,
+    plan: ChunkPlan,
+    payloads: SumPayloads | SetPayloads,
+    ring: Ring,
+    me: PeerId,
+    error_decay: float,
+) -> Contribution:
+    """This peer's in a ring. `error_decay` is for sparse ones."""
+    if isinstance(payloads, SetPayloads):
+        position = ring.members.index(me)
+        return SetContribution(pending, plan, payloads, position, error_decay)
+    return SumContribution(pending, plan, payloads.name, ring.members, ring.weights, me)
+
+
+class SumContribution:
+    """To a dense ring.
 
     A chunk on its way is the sum of w_i * delta_i over its contributors, with w_i the member's part
     of the ring's tokens; the final is that sum divided by the sum of its contributors' w_i.
@@ -44,7 +77,7 @@ class Contribution:
         self._errors: dict[int, FloatVector] = {}
 
     def add(self, chunk: int, payload: Payload | None) -> Payload:
-        """The encoded partial sum with this peer's part in it. MalformedError for a bad payload."""
+        """See `Contribution`: the encoded partial sum."""
         part = self._plan.range_of(chunk)
         values = self._pending[part] * self._weight
         if payload is not None:
@@ -52,7 +85,7 @@ class Contribution:
         return self._encode(chunk, values, self._weight)
 
     def finalise(self, chunk: int, payload: Payload, mask: int) -> Payload:
-        """The encoded average of all in `mask`."""
+        """See `Contribution`: the encoded average."""
         part = self._plan.range_of(chunk)
         # One exactly when all are in it: dividing by almost one would round everything once more.
         present = sum(tokens for i, tokens in enumerate(self._tokens) if mask >> i & 1)
@@ -75,5 +108,52 @@ class Contribution:
         return encoded
 
     def error_of(self, chunk: int) -> FloatVector | None:
-        """The rounding error that this peer made in a chunk, in units of its own delta."""
+        """See `Contribution`: the rounding errors that it made."""
         return self._errors.get(chunk)
+
+
+class SetContribution:
+    """To a sparse ring: a block of its own, that nobody changes (SparseLoCo, arXiv 2508.15706).
+
+    What was not sent is the error feedback, e = decay * (e - d): the decay is applied when a round
+    has taken d, and the next pseudo-gradient is added to it later.
+    """
+
+    def __init__(
+        self,
+        pending: FloatVector,
+        plan: ChunkPlan,
+        payloads: SetPayloads,
+        position: int,
+        error_decay: float,
+    ) -> None:
+        self._pending = pending
+        self._plan = plan
+        self._codec = payloads.coder
+        self._position = position
+        self._error_decay = np.float32(error_decay)
+        self._blocks: dict[int, bytes] = {}
+
+    def add(self, chunk: int, payload: Payload | None) -> Payload:
+        """See `Contribution`."""
+        block = self._blocks.get(chunk)
+        if block is None:
+            block = self._codec.encode(self._pending[self._plan.range_of(chunk)])
+            self._blocks[chunk] = block
+        return add_record(payload, self._position, block)
+
+    def finalise(self, chunk: int, payload: Payload, mask: int) -> Payload:
+        """See `Contribution`: everybody averages for himself."""
+        return payload
+
+    def error_of(self, chunk: int) -> FloatVector | None:
+        """See `Contribution`."""
+        block = self._blocks.get(chunk)
+        if block is None:
+            return None
+        part = self._plan.range_of(chunk)
+        error = self._pending[part].copy()
+        sent = self._codec.decode(block, part.stop - part.start)
+        error[sent.places] -= sent.values
+        error *= self._error_decay
+        return error

@@ -254,7 +254,7 @@ class Receiver(Protocol):
     def inventory(self) -> Inventory:
         """What this member holds of every chunk."""
 
-    def take(
+    async def take(
         self, sender: PeerId, chunk: int, mask: int, finisher: int | None, payload: Payload
     ) -> None:
         """A token, or with the position of its finisher a final."""
@@ -272,7 +272,7 @@ class CommittedRing:
         """See `Receiver`."""
         return self._inventory
 
-    def take(
+    async def take(
         self, sender: PeerId, chunk: int, mask: int, finisher: int | None, payload: Payload
     ) -> None:
         """Drops it."""
@@ -324,7 +324,7 @@ async def serve_ring(stream: Stream, on_hello: HelloHandler) -> None:
         acked_seconds = trio.current_time()
         await send_frame(stream, _encoder.encode(Ack(received)))
         mask = int.from_bytes(token.contributors, "big")
-        receiver.take(stream.peer_id, token.chunk, mask, token.finisher, payload)
+        await receiver.take(stream.peer_id, token.chunk, mask, token.finisher, payload)
 
 
 def _decode(message: bytes | bytearray) -> Hello | Token:

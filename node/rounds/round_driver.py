@@ -31,10 +31,11 @@ from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.inventory import Inventory
 from gossamer.protocol.messages import Ready, Signed, Statement
+from gossamer.protocol.payloads import Payloads
+from gossamer.protocol.proposal import credited_tokens
 from gossamer.protocol.ring import Contribute, Finalise, Payload, Send
+from gossamer.protocol.roster import Ring
 from gossamer.protocol.round import Round
-from gossamer.protocol.state import FloatVector
-from gossamer.protocol.tensor_codecs import codec
 
 TICK_SECONDS = 0.1
 """How late the machine may learn that time passed; its own waits are seconds."""
@@ -54,9 +55,9 @@ log = structlog.get_logger("round")
 
 _T = TypeVar("_T")
 
-OuterStep: TypeAlias = Callable[[int, Sequence[Payload], Sequence[int]], Digest]
-"""(round, encoded averages of all chunks, contributors of each) -> state digest; runs in a thread,
-one at a time."""
+OuterStep: TypeAlias = Callable[[int, Sequence[Payload], Sequence[int], Sequence[int]], Digest]
+"""(round, finals of all chunks, mask of each, tokens of the members) -> state digest; runs in a
+thread, one at a time."""
 
 
 class RunInThread(Protocol):
@@ -76,8 +77,8 @@ class RoundDriver:
         transport: Transport,
         gossip: Gossip,
         plan: ChunkPlan,
-        pending: FloatVector,
-        codec_name: str,
+        payloads: Payloads,
+        new_contribution: Callable[[Ring], Contribution],
         compute: OuterStep,
         run_in_thread: RunInThread,
         on_offence: Callable[[PeerId, RemoteProtocolError], None],
@@ -91,10 +92,10 @@ class RoundDriver:
         self._transport = transport
         self._gossip = gossip
         self._plan = plan
-        self._pending = pending
         self._compute_state = compute
         self._run_in_thread = run_in_thread
-        self._codec_name = codec_name
+        self._payloads = payloads
+        self._new_contribution = new_contribution
         self._on_offence = on_offence
         self._on_removed = on_removed
         self._expected = expected
@@ -236,7 +237,7 @@ class RoundDriver:
                 await self.changed.wait()
         return None
 
-    def take(
+    async def take(
         self,
         ring_id: Digest,
         sender: PeerId,
@@ -246,29 +247,32 @@ class RoundDriver:
         payload: Payload,
     ) -> None:
         """A token or final of a ring came."""
+        self._check_length(chunk, mask, payload)
+        digest = None
+        if finisher is not None:
+            digest = await self._run_in_thread(lambda: self._look_at(chunk, mask, payload))
+        elif mask >> self._position & 1:
+            # It goes on without an addition that would look at it, so it is looked at here.
+            await self._run_in_thread(lambda: self._look_at(chunk, mask, payload))
         if self.committed is not None:
             return  # it comes late: the round is done here
         if not self.is_running or self.ring_id != ring_id:
             # Going on to acknowledge would make the sender wait for what never comes.
             raise StreamClosed("another ring is followed here")
         now = trio.current_time()
-        self._check_length(chunk, payload)
-        if finisher is None:
-            if mask >> self._position & 1:
-                # It goes on without an addition that would look at it, so it is looked at here.
-                self._decode(chunk, payload)
+        if finisher is None or digest is None:
             self._apply(self.machine.token_received(now, ring_id, sender, chunk, mask, payload))
         else:
-            self._decode(chunk, payload)
-            digest = digest_of(payload)
             self._apply(
                 self.machine.final_received(
                     now, ring_id, sender, chunk, mask, finisher, payload, digest
                 )
             )
 
-    def _decode(self, chunk: int, payload: Payload) -> None:
-        codec(self._codec_name).decode(payload, self._plan.elements_of(chunk))
+    def _look_at(self, chunk: int, mask: int, payload: Payload) -> Digest:
+        """The digest of a payload that can be averaged; MalformedError for another."""
+        self._payloads.check(payload, self._plan.elements_of(chunk), mask)
+        return digest_of(payload)
 
     # Actions
 
@@ -314,14 +318,7 @@ class RoundDriver:
         self._position = action.ring.members.index(self._me)
         others = set(action.ring.members) - {self._me}
         self._heard = {peer: (self._transport.heard_seconds(peer), 0.0) for peer in others}
-        self.contribution = Contribution(
-            self._pending,
-            self._plan,
-            action.ring.roster.codec,
-            action.ring.members,
-            action.ring.weights,
-            self._me,
-        )
+        self.contribution = self._new_contribution(action.ring)
         log.debug(
             "ring",
             round=self.machine.number,
@@ -422,17 +419,20 @@ class RoundDriver:
 
     async def _compute(self, ring_id: Digest, action: Compute) -> None:
         payloads = [final.payload for final in action.finals]
-        num_contributors = [final.mask.bit_count() for final in action.finals]
+        masks = [final.mask for final in action.finals]
+        ring = self.machine.ring
+        assert ring is not None
+        tokens = credited_tokens(ring, action.finals)
         compute, number = self._compute_state, self.machine.number
         async with self._computing:
-            digest = await self._run_in_thread(lambda: compute(number, payloads, num_contributors))
+            digest = await self._run_in_thread(lambda: compute(number, payloads, masks, tokens))
         now = trio.current_time()
         self._apply(self.machine.computed(now, ring_id, action.generation, digest))
 
-    def _check_length(self, chunk: int, payload: Payload) -> None:
+    def _check_length(self, chunk: int, mask: int, payload: Payload) -> None:
         if not 0 <= chunk < self._plan.num_chunks:
             raise MalformedError(f"chunk {chunk} of {self._plan.num_chunks}")
-        expected = codec(self._codec_name).encoded_bytes(self._plan.elements_of(chunk))
+        expected = self._payloads.payload_bytes(self._plan.elements_of(chunk), mask)
         if len(payload) != expected:
             raise MalformedError(f"chunk of {len(payload)} bytes instead of {expected}")
 
@@ -453,8 +453,8 @@ class _RingReceiver:
             raise StreamClosed("this ring is not followed here any more")
         return inventory
 
-    def take(
+    async def take(
         self, sender: PeerId, chunk: int, mask: int, finisher: int | None, payload: Payload
     ) -> None:
         """See `Receiver`."""
-        self._driver.take(self._ring_id, sender, chunk, mask, finisher, payload)
+        await self._driver.take(self._ring_id, sender, chunk, mask, finisher, payload)

@@ -21,12 +21,14 @@ from gossamer.node.network.identity import verify
 from gossamer.node.rounds.heads import Heads
 from gossamer.node.rounds.local_round import LocalRound
 from gossamer.node.rounds.parts import Orders, Parts, Progress
+from gossamer.node.rounds.residual import contribution_of
 from gossamer.node.rounds.ring_link import RING_PROTOCOL
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.rounds.upkeep import Upkeep
 from gossamer.protocol.attempt import Committed
 from gossamer.protocol.ids import short
 from gossamer.protocol.messages import Phase, Ready
+from gossamer.protocol.payloads import payloads_of
 from gossamer.protocol.round import Round, RoundRules
 from gossamer.trainer.messages import Start
 
@@ -89,12 +91,13 @@ class Turn:
     def _new_driver(self) -> RoundDriver:
         parts = self._parts
         outer, rounds = parts.manifest.outer, parts.manifest.rounds
+        payloads = payloads_of(parts.manifest.sync, outer)
         machine = Round(
             me=parts.me,
             run_id=parts.manifest.run_id,
             parent=parts.committed.parent,
             rules=RoundRules(
-                outer.codec,
+                payloads,
                 outer.chunk_elements,
                 parts.committed.plan.num_chunks,
                 rounds.gather_seconds,
@@ -113,8 +116,15 @@ class Turn:
             transport=parts.transport,
             gossip=parts.swarm.gossip,
             plan=parts.committed.plan,
-            pending=parts.trainer.pending,
-            codec_name=outer.codec,
+            payloads=payloads,
+            new_contribution=lambda ring: contribution_of(
+                parts.trainer.pending,
+                parts.committed.plan,
+                payloads,
+                ring,
+                parts.me,
+                outer.error_decay,
+            ),
             compute=parts.committed.compute,
             run_in_thread=parts.run_in_thread,
             on_offence=parts.swarm.offence,

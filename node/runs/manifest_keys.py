@@ -40,7 +40,8 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
     "": {
         "name": "What people call this run.",
         "seed": "Of the initial weights and of the order of the documents.",
-        "sync": 'How peers average: "diloco".',
+        "sync": 'How peers average: "diloco" (whole pseudo-gradients and an outer Nesterov step), or '
+        '"sparse" (the largest values only, two bits each; no outer momentum).',
         "admission": 'Who may join: "open" (everybody) or "allow" (the founder and those allowed).',
         "allowed": 'Peer ids that may join when admission is "allow"; see "gossamer status".',
     },
@@ -88,6 +89,9 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         '"int4" (an eighth); what is rounded off is carried into the next round.',
         "chunk_elements": "Elements of a chunk. Left out, the model is cut into 32 to 64 chunks, "
         "a large one into more.",
+        "top_k": 'With sync = "sparse": values sent of each 4,096.',
+        "error_decay": 'With sync = "sparse": the part of what was not sent that is carried into '
+        "the next round.",
         "overlap": "Whether a peer trains on while its round is averaged. Its newer steps are kept "
         "on top of what comes.",
     },

@@ -2,8 +2,9 @@
 
 Bytes are exact but for framing. Times follow from them, the lines, and how fast a peer trains:
 
-    bytes sent      2 (N - 1) / N of the encoded pseudo-gradient: every chunk goes over N - 1 links
-                    as a sum, and over N - 1 as an average; likewise received
+    bytes sent      2 (N - 1) / N of what is on its way for a chunk: every chunk goes over N - 1
+                    links as a token, and over N - 1 as a final; likewise received. A sum is as large
+                    as one member's part, a set (sync = "sparse") has up to N of them
     averaging       these bytes over the slower direction of the line, at the share of it that is
                     reached (`LINE_SHARE`), and what does not depend on the size (`AGREE_SECONDS`)
     round           training + averaging; with overlap the longer of the two
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 from gossamer.node.runs.draft import Draft
 from gossamer.protocol.chunks import ChunkPlan
-from gossamer.protocol.tensor_codecs import codec
+from gossamer.protocol.payloads import payloads_of
 
 LINE_SHARE = 0.95
 """Of a line's rate, for chunks: the rest is TCP, encryption and framing (tests/benchmarks/ring.py
@@ -109,9 +110,10 @@ def plan_round(
         raise ValueError("rates are to be positive")
     model, outer, inner = draft.model, draft.outer, draft.inner
     chunks = ChunkPlan(model.num_parameters, outer.chunk_elements)
-    coder = codec(outer.codec)
-    payload = sum(coder.encoded_bytes(chunks.elements_of(c)) for c in range(chunks.num_chunks))
-    sent = round(2 * (peers - 1) / peers * payload)
+    payloads = payloads_of(draft.sync, outer)
+    sizes = [chunks.elements_of(chunk) for chunk in range(chunks.num_chunks)]
+    payload = sum(map(payloads.part_bytes, sizes))
+    sent = round(2 * (peers - 1) / peers * sum(payloads.mean_bytes(n, peers) for n in sizes))
     slower = min(line.up, line.down) * MEGA / BITS_PER_BYTE * LINE_SHARE
     averaging = sent / slower + AGREE_SECONDS if peers > 1 else 0.0
     tokens = outer.inner_steps * inner.sequences_per_step * model.context

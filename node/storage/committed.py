@@ -38,6 +38,7 @@ from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, digest_of, short
 from gossamer.protocol.ledger import Ledger, apply_spans, decode_ledger, encode_ledger
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.payloads import payloads_of
 from gossamer.protocol.proposal import Parent, Proposal
 from gossamer.protocol.ring import Payload
 from gossamer.protocol.state import (
@@ -48,8 +49,7 @@ from gossamer.protocol.state import (
     encode_state_index,
     index_of,
 )
-from gossamer.protocol.tensor_codecs import codec
-from gossamer.trainer.outer import nesterov
+from gossamer.trainer.outer import descend, nesterov
 
 CHECKPOINTS_KEPT = 2
 """A newcomer that began with the older one can finish while the newer one is written."""
@@ -89,6 +89,7 @@ class CommittedState:
         self._store = store
         self.chain = chain
         self._state_dir = state_dir
+        self._payloads = payloads_of(manifest.sync, manifest.outer)
         self.plan = ChunkPlan(manifest.model.num_parameters, manifest.outer.chunk_elements)
         self.parameters = parameters
         self.momentum: FloatVector = np.zeros_like(parameters)
@@ -122,28 +123,42 @@ class CommittedState:
     # The outer step
 
     def compute(
-        self, round_number: int, finals: Sequence[Payload], num_contributors: Sequence[int]
+        self,
+        round_number: int,
+        finals: Sequence[Payload],
+        masks: Sequence[int],
+        tokens: Sequence[int],
     ) -> Digest:
         """Takes the outer step into the next buffers; returns the state digest.
 
-        `finals` are the encoded averages of all chunks, `num_contributors` says for each how many
-        members are in it. Raises MalformedError for a final that is not one.
+        Args:
+            finals: of all chunks.
+            masks: who is in each, bit i for ring position i.
+            tokens: of the members by ring position, as the round's header has them.
+
+        Raises:
+            MalformedError: a final that is not one.
         """
-        coder = codec(self._manifest.outer.codec)
+        outer, payloads = self._manifest.outer, self._payloads
         parameters, momentum = [], []
-        for chunk, payload in enumerate(finals):
+        for chunk, (payload, mask) in enumerate(zip(finals, masks, strict=True)):
             part = self.plan.range_of(chunk)
-            rate, mu = self._manifest.outer.rates_of(round_number, num_contributors[chunk])
-            gradient = coder.decode(payload, part.stop - part.start)
-            nesterov(
-                self.parameters[part],
-                self.momentum[part],
-                gradient,
-                rate,
-                mu,
-                self._next_parameters[part],
-                self._next_momentum[part],
-            )
+            rate, mu = outer.rates_of(round_number, mask.bit_count())
+            average = payloads.average(payload, part.stop - part.start, mask, tokens)
+            if self._manifest.sync == "sparse":
+                # What is left out comes again from its peer's error feedback: that is the momentum.
+                descend(self.parameters[part], average, rate, self._next_parameters[part])
+                np.copyto(self._next_momentum[part], self.momentum[part])
+            else:
+                nesterov(
+                    self.parameters[part],
+                    self.momentum[part],
+                    average,
+                    rate,
+                    mu,
+                    self._next_parameters[part],
+                    self._next_momentum[part],
+                )
             parameters.append(digest_of(chunk_bytes(self._next_parameters, self.plan, chunk)))
             momentum.append(digest_of(chunk_bytes(self._next_momentum, self.plan, chunk)))
         self._next_index = StateIndex(tuple(parameters), tuple(momentum))
@@ -348,8 +363,9 @@ class CommittedState:
         update = self._update_index(header)
         try:
             finals = [self._store.get(Digest(final.digest)) for final in update.finals]
-            num_contributors = [final.mask().bit_count() for final in update.finals]
-            state_digest = self.compute(header.round, finals, num_contributors)
+            masks = [final.mask() for final in update.finals]
+            tokens = [member.tokens for member in header.members]
+            state_digest = self.compute(header.round, finals, masks, tokens)
         except (BlockError, RemoteProtocolError) as error:
             raise CannotRebuildError(f"round {header.round}: {error}") from error
         ledger = apply_spans(self.ledger, header.spans)

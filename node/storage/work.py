@@ -50,7 +50,8 @@ log = structlog.get_logger("work")
 
 
 class RoundingErrors(Protocol):
-    """What this peer's own encoding in a ring left out (`Contribution`)."""
+    """What this peer's own encoding in a ring left out (`Contribution`). To be asked while
+    `pending` is what was offered."""
 
     def error_of(self, chunk: int) -> FloatVector | None: ...
 
@@ -189,12 +190,13 @@ class Work:
         if self._open_ring is not None and self._open_ring[0] == ring_id:
             errors = self._open_ring[1]
         vector = self._pending.copy()
-        self._clear(settled.taken | settled.zeroed)
         for chunk in self._chunks(settled.taken):
+            part = self._plan.range_of(chunk)
             error = None if errors is None else errors.error_of(chunk)
+            self._pending[part] = 0.0 if error is None else error
             if error is not None:
-                self._pending[self._plan.range_of(chunk)] = error
-                vector[self._plan.range_of(chunk)] -= error
+                vector[part] -= error
+        self._clear(settled.zeroed)
         self._write_offer(offer.number, vector)
         self._open = self._open_ring = None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gossamer.node.rounds.residual import Contribution
+from gossamer.node.rounds.residual import SumContribution
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.state import FloatVector
@@ -36,7 +36,7 @@ def ring_average(
     members = [PeerId(str(number)) for number in range(len(pendings))]
     tokens_of = dict(zip(members, tokens, strict=True))
     parts = [
-        Contribution(pending, plan, codec_name, members, tokens_of, member)
+        SumContribution(pending, plan, codec_name, members, tokens_of, member)
         for member, pending in zip(members, pendings, strict=True)
     ]
     everybody = (1 << len(members)) - 1

@@ -21,6 +21,7 @@ from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.libp2p_transport import open_libp2p_transport
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.gossip import Gossip
+from gossamer.node.rounds.residual import contribution_of
 from gossamer.node.rounds.ring_link import RING_PROTOCOL, Receiver, serve_ring
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol.chain import Commit
@@ -29,11 +30,11 @@ from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.messages import Ready, Roster, Signed, Statement, open_signed
+from gossamer.protocol.payloads import SetPayloads, SumPayloads, payloads_named
 from gossamer.protocol.proposal import Parent
 from gossamer.protocol.ring import Payload
 from gossamer.protocol.round import Round, RoundRules
 from gossamer.protocol.state import chunk_bytes
-from gossamer.protocol.tensor_codecs import codec
 from gossamer.trainer.outer import nesterov
 
 RUN_ID = digest_of(b"ring benchmark")
@@ -50,14 +51,16 @@ def head_of(repeat: int) -> Digest:
 class OuterStep:
     """The arithmetic of a commit on a state of zeros: Nesterov and the digests of every chunk."""
 
-    def __init__(self, plan: ChunkPlan, codec_name: str) -> None:
+    def __init__(self, plan: ChunkPlan, payloads: SumPayloads | SetPayloads) -> None:
         self._plan = plan
-        self._codec = codec(codec_name)
+        self._payloads = payloads
         self._zeros = np.zeros(plan.chunk_elements, np.float32)
         self._parameters = np.empty(plan.chunk_elements, np.float32)
         self._momentum = np.empty(plan.chunk_elements, np.float32)
         self._chunk = ChunkPlan(plan.chunk_elements, plan.chunk_elements)
         self.finals: Sequence[Payload] = ()
+        self._masks: Sequence[int] = ()
+        self._tokens: Sequence[int] = ()
         self.finished_seconds = 0.0
         self.cost: dict[str, float] = {}
         self.usage = Usage()
@@ -68,16 +71,16 @@ class OuterStep:
         self.usage = Usage()
 
     def __call__(
-        self, _round: int, finals: Sequence[Payload], _num_contributors: Sequence[int] = ()
+        self, _round: int, finals: Sequence[Payload], masks: Sequence[int], tokens: Sequence[int]
     ) -> Digest:
         self.finished_seconds = time.monotonic()
         self.cost = self.usage.so_far()
-        self.finals = finals
+        self.finals, self._masks, self._tokens = finals, masks, tokens
         digests = []
         for chunk, payload in enumerate(finals):
             size = self._plan.elements_of(chunk)
             zeros, parameters = self._zeros[:size], self._parameters[:size]
-            gradient = self._codec.decode(payload, size)
+            gradient = self._payloads.average(payload, size, masks[chunk], tokens)
             nesterov(zeros, zeros, gradient, 0.7, 0.9, parameters, self._momentum[:size])
             for vector in (self._parameters, self._momentum):
                 digests.append(digest_of(chunk_bytes(vector, self._chunk, 0)))
@@ -88,7 +91,8 @@ class OuterStep:
         vector = np.empty(self._plan.num_elements, np.float32)
         for chunk, payload in enumerate(self.finals):
             part = self._plan.range_of(chunk)
-            self._codec.decode(payload, part.stop - part.start, vector[part])
+            size = part.stop - part.start
+            vector[part] = self._payloads.average(payload, size, self._masks[chunk], self._tokens)
         return vector
 
 
@@ -102,7 +106,8 @@ class Member:
         self._transport = transport
         self._plan = _plan_of(self._assignment)
         self._vector = vector_of(self._assignment.rank, self._assignment.num_elements)
-        self._outer_step = OuterStep(self._plan, self._assignment.codec)
+        self._payloads = payloads_named(self._assignment.codec)
+        self._outer_step = OuterStep(self._plan, self._payloads)
         self._driver: RoundDriver | None = None
         self._ranks: dict[PeerId, int] = {}
         self._others: list[PeerId] = []
@@ -184,12 +189,12 @@ class Member:
         self._removed[self._ranks[peer]] = reason
 
     def _new_driver(self, parent: Parent) -> RoundDriver:
-        plan, codec_name = self._plan, self._assignment.codec
+        plan, payloads = self._plan, self._payloads
         machine = Round(
             me=self._me,
             run_id=RUN_ID,
             parent=parent,
-            rules=RoundRules(codec_name, plan.chunk_elements, plan.num_chunks, 30.0, 100.0, 5.0),
+            rules=RoundRules(payloads, plan.chunk_elements, plan.num_chunks, 30.0, 100.0, 5.0),
             sign=self._identity.sign,
             verify=verify,
             now=trio.current_time(),
@@ -200,8 +205,10 @@ class Member:
             transport=self._transport,
             gossip=self._gossip,
             plan=plan,
-            pending=self._vector,
-            codec_name=codec_name,
+            payloads=payloads,
+            new_contribution=lambda ring: contribution_of(
+                self._vector, plan, payloads, ring, self._me, 1.0
+            ),
             compute=self._outer_step,
             run_in_thread=trio.to_thread.run_sync,
             on_offence=self._offence,

@@ -27,7 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.node.rounds.residual import Contribution
+from gossamer.node.rounds.residual import SumContribution
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.ring import Payload
@@ -78,7 +78,9 @@ class SimulatedRing:
         """The final of a round, decoded. vectors: one of (num_elements,) for each member"""
         tokens = dict.fromkeys(self._members, 1)
         sides = [
-            Contribution(vector + residual, self._plan, self._name, self._members, tokens, member)
+            SumContribution(
+                vector + residual, self._plan, self._name, self._members, tokens, member
+            )
             for vector, residual, member in zip(
                 vectors, self._residuals, self._members, strict=True
             )

@@ -232,7 +232,7 @@ def found(
             name="numbers",
             founder=identity.peer_id,
             created_unix_seconds=0,
-            sync="diloco",
+            sync="sparse" if codec == "sparse" else "diloco",
             model=MODEL,
             inner=InnerConfig(
                 learning_rate=0.1,
@@ -252,7 +252,7 @@ def found(
                 momentum=0.5,
                 warmup_rounds=1,
                 warmup_inner_steps=2,
-                codec=codec,  # type: ignore[arg-type]
+                codec="fp32" if codec == "sparse" else codec,  # type: ignore[arg-type]
                 chunk_elements=1024,
                 overlap=overlap,
             ),
@@ -289,6 +289,7 @@ class World:
     root: Path
     seed: int
     codec: str = "fp32"
+    """`sparse` stands for that mode."""
     wait_for_peers: int = 0
     num_shards: int = 64
     overlap: bool = False

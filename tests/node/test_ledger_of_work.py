@@ -48,7 +48,13 @@ async def settled(world: World, *names: str) -> None:
 
 @pytest.mark.parametrize(
     ("seed", "codec", "overlap"),
-    [(40, "fp32", False), (42, "fp16", False), (43, "int8", True), (44, "int4", True)],
+    [
+        (40, "fp32", False),
+        (42, "fp16", False),
+        (43, "int8", True),
+        (44, "int4", True),
+        (45, "sparse", True),
+    ],
 )
 def test_accounts_are_what_the_chain_says_under_churn(
     tmp_path: Path, seed: int, codec: str, overlap: bool

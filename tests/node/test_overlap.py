@@ -74,7 +74,7 @@ def test_a_round_takes_as_long_as_its_training_not_as_both(tmp_path: Path) -> No
     assert overlapped < 0.75 * apart
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int4"])
+@pytest.mark.parametrize("codec", ["fp32", "int4", "sparse"])
 def test_a_member_that_dies_costs_the_others_nothing_but_its_part(
     tmp_path: Path, codec: str
 ) -> None:

@@ -18,6 +18,7 @@ from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.memory_transport import MemoryNetwork, run_simulated
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.gossip import Gossip
+from gossamer.node.rounds.residual import contribution_of
 from gossamer.node.rounds.ring_link import RING_PROTOCOL, Receiver, serve_ring
 from gossamer.node.rounds.round_driver import SILENT_SECONDS, RoundDriver
 from gossamer.protocol.attempt import Committed
@@ -27,19 +28,24 @@ from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.messages import Ready, Roster, Signed, Statement, open_signed
+from gossamer.protocol.payloads import SumPayloads
 from gossamer.protocol.proposal import Parent
 from gossamer.protocol.ring import Payload
 from gossamer.protocol.round import Round, RoundRules
+from gossamer.protocol.tensor_codecs import codec
 
 RUN_ID = digest_of(b"ring faults")
 HEAD = digest_of(b"head")
 PLAN = ChunkPlan(4_000_000, 62_500)
+PAYLOADS = SumPayloads(codec("fp32"))
 LINE = 4_000_000.0
 UNDISTURBED_SECONDS = 6.5
 """2 (N-1)/N of 16 MB at 4 MB/s are 6 s; the rest is gathering the ring and the last hops."""
 
 
-def state_digest(_round: int, finals: Sequence[Payload], _contributors: Sequence[int]) -> Digest:
+def state_digest(
+    _round: int, finals: Sequence[Payload], _masks: Sequence[int], _tokens: Sequence[int]
+) -> Digest:
     return digest_of(*finals)
 
 
@@ -71,7 +77,7 @@ class Member:
             me=me,
             run_id=RUN_ID,
             parent=Parent(HEAD, 0, 0, Ledger()),
-            rules=RoundRules("fp32", PLAN.chunk_elements, PLAN.num_chunks, 10.0, 0.3, 2.5),
+            rules=RoundRules(PAYLOADS, PLAN.chunk_elements, PLAN.num_chunks, 10.0, 0.3, 2.5),
             sign=self.identity.sign,
             verify=verify,
             now=trio.current_time(),
@@ -82,8 +88,10 @@ class Member:
             transport=self.transport,
             gossip=gossip,
             plan=PLAN,
-            pending=np.ones(PLAN.num_elements, np.float32),
-            codec_name="fp32",
+            payloads=PAYLOADS,
+            new_contribution=lambda ring: contribution_of(
+                np.ones(PLAN.num_elements, np.float32), PLAN, PAYLOADS, ring, me, 1.0
+            ),
             compute=state_digest,
             run_in_thread=_at_once,
             on_offence=self._offence,

@@ -22,10 +22,12 @@ from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.messages import Ready, Roster, Signed, Suspect, Vote
+from gossamer.protocol.payloads import SumPayloads
 from gossamer.protocol.proposal import Parent
 from gossamer.protocol.ring import Contribute, Finalise, Send
 from gossamer.protocol.roster import Ring, make_roster, open_roster, ring_order
 from gossamer.protocol.round import Round, RoundRules
+from gossamer.protocol.tensor_codecs import codec
 
 GATHER, ATTEMPT = 20.0, 5.0
 MEMBERS = ring_order(HEAD, 0, peers(3))
@@ -37,7 +39,7 @@ def machine(me: PeerId = ME, began: float = -100.0) -> Round:
         me=me,
         run_id=RUN_ID,
         parent=Parent(HEAD, 4, 1000, Ledger()),
-        rules=RoundRules("fp32", 1024, 1, GATHER, 0.3, ATTEMPT),
+        rules=RoundRules(SumPayloads(codec("fp32")), 1024, 1, GATHER, 0.3, ATTEMPT),
         sign=sign_as(me),
         verify=verify,
         now=began,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gossamer.protocol.attempt import Committed
 from gossamer.protocol.messages import Ready
+from gossamer.protocol.payloads import SumPayloads
 from gossamer.protocol.proposal import Parent
 from gossamer.protocol.round import Round, RoundRules
 from gossamer.protocol.tensor_codecs import codec
@@ -25,8 +26,8 @@ INNER_STEPS = 200
 
 STEP_TOKENS = (1, 5)
 
-CODEC, CHUNK_ELEMENTS = "fp32", 1024
-assert codec(CODEC).encoded_bytes(CHUNK_ELEMENTS) == CHUNK_BYTES
+PAYLOADS, CHUNK_ELEMENTS = SumPayloads(codec("fp32")), 1024
+assert PAYLOADS.part_bytes(CHUNK_ELEMENTS) == CHUNK_BYTES
 
 
 class Turn:
@@ -44,7 +45,7 @@ class Turn:
                 head, checks.round_of(head), checks.tokens_of(head), checks.ledgers[head]
             ),
             rules=RoundRules(
-                CODEC,
+                PAYLOADS,
                 CHUNK_ELEMENTS,
                 scenario.num_chunks,
                 scenario.gather_seconds,

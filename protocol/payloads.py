@@ -1,0 +1,125 @@
+"""What travels round the ring for a chunk, and what everybody makes of the final.
+
+Two kinds. A *sum* (`sync = "diloco"`) is the weighted sum of its members' parts, encoded anew by
+each of them; the final is its average, encoded once. A *set* (`sync = "sparse"`) is a list of what
+each member contributes, which nobody changes (`contributions`); the final is the same list, and
+everybody averages for himself. The ring's rules are the same for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gossamer.protocol.chunk_values import Buffer, Float32Array
+from gossamer.protocol.contributions import RECORD_PREFIX_BYTES, reduce, split
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.manifest import OuterConfig, SyncMode
+from gossamer.protocol.sparse_codec import DEFAULT_K, SparseCodec
+from gossamer.protocol.tensor_codecs import TensorCodec, codec
+
+SPARSE = "sparse"
+
+
+class Payloads(Protocol):
+    """One kind of payload. Methods may run in threads."""
+
+    @property
+    def name(self) -> str:
+        """In rosters and update indices."""
+
+    def part_bytes(self, num_elements: int) -> int:
+        """Of what one member contributes to a chunk."""
+
+    def payload_bytes(self, num_elements: int, mask: int) -> int:
+        """Of a token or final of a chunk with these members in it."""
+
+    def mean_bytes(self, num_elements: int, num_members: int) -> int:
+        """Of a chunk on its way, over all links of a ring."""
+
+    def check(self, payload: Buffer, num_elements: int, mask: int) -> None:
+        """Raises MalformedError unless it can be averaged."""
+
+    def average(
+        self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
+    ) -> Float32Array:
+        """The average that a final stands for, the same bits everywhere: (num_elements,).
+
+        Args:
+            tokens: by ring position, as the round's header will have them.
+
+        Raises:
+            MalformedError: it is no final of these members.
+        """
+
+
+class SumPayloads:
+    """Sums in the encoding of a dense codec."""
+
+    def __init__(self, coder: TensorCodec) -> None:
+        self.coder = coder
+
+    @property
+    def name(self) -> str:
+        return self.coder.name
+
+    def part_bytes(self, num_elements: int) -> int:
+        return self.coder.encoded_bytes(num_elements)
+
+    def payload_bytes(self, num_elements: int, mask: int) -> int:
+        return self.coder.encoded_bytes(num_elements)
+
+    def mean_bytes(self, num_elements: int, num_members: int) -> int:
+        return self.coder.encoded_bytes(num_elements)
+
+    def check(self, payload: Buffer, num_elements: int, mask: int) -> None:
+        self.coder.decode(payload, num_elements)
+
+    def average(
+        self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
+    ) -> Float32Array:
+        return self.coder.decode(payload, num_elements)
+
+
+class SetPayloads:
+    """Lists of sparse contributions."""
+
+    name = SPARSE
+
+    def __init__(self, coder: SparseCodec) -> None:
+        self.coder = coder
+
+    def part_bytes(self, num_elements: int) -> int:
+        return RECORD_PREFIX_BYTES + self.coder.encoded_bytes(num_elements)
+
+    def payload_bytes(self, num_elements: int, mask: int) -> int:
+        return mask.bit_count() * self.part_bytes(num_elements)
+
+    def mean_bytes(self, num_elements: int, num_members: int) -> int:
+        # One member's part goes over the first link, all but the last one's over the last; and the
+        # final, with all, over as many links.
+        return 3 * num_members * self.part_bytes(num_elements) // 4
+
+    def check(self, payload: Buffer, num_elements: int, mask: int) -> None:
+        for record in split(payload, mask, self.coder.encoded_bytes(num_elements)):
+            self.coder.decode(record.block, num_elements)
+
+    def average(
+        self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
+    ) -> Float32Array:
+        records = split(payload, mask, self.coder.encoded_bytes(num_elements))
+        if records and records[-1].position >= len(tokens):
+            raise MalformedError("a contribution of somebody who is not in the ring")
+        # A member whose header has no tokens for it is in too few chunks to count for one.
+        weights = {record.position: max(1, tokens[record.position]) for record in records}
+        return reduce(records, weights, num_elements, self.coder.decode).average
+
+
+def payloads_named(name: str, top_k: int = DEFAULT_K) -> SumPayloads | SetPayloads:
+    """The kind of that name. VersionError if this version does not know it."""
+    return SetPayloads(SparseCodec(top_k)) if name == SPARSE else SumPayloads(codec(name))
+
+
+def payloads_of(sync: SyncMode, outer: OuterConfig) -> SumPayloads | SetPayloads:
+    """The kind that a run uses. VersionError for a codec that this version does not know."""
+    return payloads_named(SPARSE if sync == "sparse" else outer.codec, outer.top_k)

@@ -1,0 +1,96 @@
+"""`gossamer plan`: bytes as the codecs have them, times as the lines allow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gossamer.node.cli import main
+from gossamer.node.runs.draft import Draft, draft_of_preset
+from gossamer.node.runs.planning import AGREE_SECONDS, Line, plan_round
+
+replace = msgspec.structs.replace
+MBIT = 1e6 / 8
+
+
+def draft(**outer: object) -> Draft:
+    base = draft_of_preset("150m")
+    sync = outer.pop("sync", "diloco")
+    return replace(base, sync=sync, outer=replace(base.outer, **{"inner_steps": 500, **outer}))
+
+
+@pytest.mark.parametrize(
+    ("codec", "inner_steps", "times"),
+    [("fp16", 500, 990), ("int8", 500, 1_960), ("int4", 500, 3_800)],
+)
+def test_how_many_times_less_than_a_gradient_a_step(
+    codec: str, inner_steps: int, times: int
+) -> None:
+    plan = plan_round(draft(codec=codec, inner_steps=inner_steps), 8, Line(20, 100))
+    assert times <= plan.reduction < 1.1 * times
+
+
+def test_sparse_sends_a_thirteen_thousandth() -> None:
+    plan = plan_round(draft(sync="sparse", inner_steps=100), 8, Line(20, 100))
+    assert plan.reduction > 13_000
+    assert plan.payload_bytes * 8 / plan.parameters <= 0.24
+
+
+def test_a_ring_sends_nearly_twice_what_one_has() -> None:
+    alone, two, eight = (plan_round(draft(codec="fp32"), n, Line(20, 100)) for n in (1, 2, 8))
+    assert alone.sent_bytes == alone.averaging_seconds == 0
+    assert two.sent_bytes == two.payload_bytes
+    assert eight.sent_bytes == round(1.75 * eight.payload_bytes)
+
+
+def test_the_slower_direction_decides() -> None:
+    up, down, even = (
+        plan_round(draft(), 4, line) for line in (Line(10, 50), Line(50, 10), Line(10, 10))
+    )
+    assert up.averaging_seconds == down.averaging_seconds == even.averaging_seconds
+    assert up.averaging_seconds - AGREE_SECONDS > up.sent_bytes / (10 * MBIT)
+
+
+def test_overlap_hides_the_shorter_of_the_two() -> None:
+    tokens_per_second = 10_000.0
+    apart = plan_round(draft(overlap=False), 4, Line(20, 100), tokens_per_second)
+    overlapped = plan_round(draft(overlap=True), 4, Line(20, 100), tokens_per_second)
+    assert apart.training_seconds is not None
+    assert apart.round_seconds == apart.training_seconds + apart.averaging_seconds
+    assert overlapped.round_seconds == max(apart.training_seconds, apart.averaging_seconds)
+    assert overlapped.utilisation == 1.0
+    assert apart.utilisation is not None
+    needed = apart.training_seconds_for(0.95)
+    assert needed / (needed + apart.averaging_seconds) == pytest.approx(0.95)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = tmp_path / "run.toml"
+    assert main(["init", str(manifest)]) == 0
+    capsys.readouterr()
+    assert main(["plan", str(manifest), "--peers", "3", "--up", "10", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["peers"] == 3
+    assert said["round_seconds"] is None
+    assert main(["plan", "--preset", "1m", "--tokens-per-second", "5000"]) == 0
+    assert "trainer at work" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--peers", "0"], "at least one"),
+        (["--up", "0"], "positive"),
+        (["--tokens-per-second", "-1"], "positive"),
+        (["nowhere.toml"], "no such file"),
+        (["--preset", "none"], "preset is"),
+    ],
+)
+def test_what_cannot_be_planned(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *arguments]) != 0
+    assert said in capsys.readouterr().err
