@@ -40,8 +40,8 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
     "": {
         "name": "What people call this run.",
         "seed": "Of the initial weights and of the order of the documents.",
-        "sync": 'How peers average: "diloco" (whole pseudo-gradients and an outer Nesterov step), or '
-        '"sparse" (the largest values only, two bits each; no outer momentum).',
+        "sync": 'How peers average: "diloco" (whole pseudo-gradients, an outer Nesterov step), '
+        'or "sparse" (the largest values only, two bits each; no outer momentum).',
         "admission": 'Who may join: "open" (everybody) or "allow" (the founder and those allowed).',
         "allowed": 'Peer ids that may join when admission is "allow"; see "gossamer status".',
     },

@@ -3,8 +3,8 @@
 Bytes are exact but for framing. Times follow from them, the lines, and how fast a peer trains:
 
     bytes sent      2 (N - 1) / N of what is on its way for a chunk: every chunk goes over N - 1
-                    links as a token, and over N - 1 as a final; likewise received. A sum is as large
-                    as one member's part, a set (sync = "sparse") has up to N of them
+                    links as a token, and over N - 1 as a final; likewise received. A sum is as
+                    large as one member's part, a set (sync = "sparse") has up to N of them
     averaging       these bytes over the slower direction of the line, at the share of it that is
                     reached (`LINE_SHARE`), and what does not depend on the size (`AGREE_SECONDS`)
     round           training + averaging; with overlap the longer of the two

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gossamer.node.cli import main
+from gossamer.node.cli import run_command
 from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.node.runs.planning import AGREE_SECONDS, Line, plan_round
 
@@ -69,13 +69,13 @@ def test_overlap_hides_the_shorter_of_the_two() -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = tmp_path / "run.toml"
-    assert main(["init", str(manifest)]) == 0
+    assert run_command(["init", str(manifest)]) == 0
     capsys.readouterr()
-    assert main(["plan", str(manifest), "--peers", "3", "--up", "10", "--json"]) == 0
+    assert run_command(["plan", str(manifest), "--peers", "3", "--up", "10", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["peers"] == 3
     assert said["round_seconds"] is None
-    assert main(["plan", "--preset", "1m", "--tokens-per-second", "5000"]) == 0
+    assert run_command(["plan", "--preset", "1m", "--tokens-per-second", "5000"]) == 0
     assert "trainer at work" in capsys.readouterr().out
 
 
@@ -92,5 +92,5 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_what_cannot_be_planned(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", *arguments]) != 0
+    assert run_command(["plan", *arguments]) != 0
     assert said in capsys.readouterr().err
