@@ -24,6 +24,12 @@ from gossamer.protocol.roster import Ring
 from gossamer.protocol.state import FloatVector
 from gossamer.protocol.tensor_codecs import codec
 
+_ERROR_SHARE = 0.5
+"""A rounding error weighs as little in the next ring as its member, so a member with a small share
+carries it magnified. If it then did more work than in this round, that would come out as noise: a
+member that came for one step of twenty would add a coarse codec's error twentyfold. So a share
+below this part of the mean share is taken for it, and its member forgets a part of its errors."""
+
 
 class Contribution(Protocol):
     """The arithmetic of one peer in one ring. Methods may run in threads, one chunk each."""
@@ -74,6 +80,7 @@ class SumContribution:
         self._codec = codec(codec_name)
         self._tokens = [tokens[member] for member in members]
         self._weight = np.float32(tokens[me] / sum(self._tokens))
+        self._error_weight = max(self._weight, np.float32(_ERROR_SHARE / len(members)))
         self._errors: dict[int, FloatVector] = {}
 
     def add(self, chunk: int, payload: Payload | None) -> Payload:
@@ -82,7 +89,7 @@ class SumContribution:
         values = self._pending[part] * self._weight
         if payload is not None:
             values += self._codec.decode(payload, part.stop - part.start)
-        return self._encode(chunk, values, self._weight)
+        return self._encode(chunk, values, self._error_weight)
 
     def finalise(self, chunk: int, payload: Payload, mask: int) -> Payload:
         """See `Contribution`: the encoded average."""
@@ -91,15 +98,14 @@ class SumContribution:
         present = sum(tokens for i, tokens in enumerate(self._tokens) if mask >> i & 1)
         divisor = np.float32(present / sum(self._tokens))
         values = self._codec.decode(payload, part.stop - part.start)
-        if divisor > 0:
-            values = values / divisor
+        values = values / divisor
         # An error of the average is the whole ring's: as part of my next delta it weighs w, so it
         # has to be that much larger.
-        return self._encode(chunk, values, self._weight / divisor if divisor > 0 else self._weight)
+        return self._encode(chunk, values, self._error_weight / divisor)
 
     def _encode(self, chunk: int, values: FloatVector, weight: np.float32) -> Payload:
         encoded = self._codec.encode(values)
-        if self._codec.name != "fp32" and weight > 0:
+        if self._codec.name != "fp32":
             error = values - self._codec.decode(encoded, values.size)
             error /= weight
             if chunk in self._errors:
