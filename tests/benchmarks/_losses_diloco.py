@@ -14,7 +14,7 @@ from _parity_training import CURVE_TOKENS, Curve, Heldout, Text, rounds_of
 
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
-from gossamer.protocol.outer_tuning import OuterTuning, agreement
+from gossamer.protocol.outer_tuning import OuterTuning, agreement, expected_agreement
 from gossamer.protocol.state import FloatVector
 from gossamer.trainer.fragments import Fragment, fragment_of_round, fragments_of
 from gossamer.trainer.outer import nesterov
@@ -53,6 +53,7 @@ class Swarm:
         ]
         for number, worker in enumerate(self.workers):
             worker.deal(setting.deal(number))
+        self._beta1 = setting.inner.beta1
         self.tuning: OuterTuning | None = None
         """None: the rates are the manifest's."""
         self.agreements: list[float] = []
@@ -87,7 +88,10 @@ class Swarm:
         rate, mu = outer.rates_of(number, len(members))
         self.agreements.append(agreement(average, self.momentum))
         if self.tuning is not None:
-            self.tuning = self.tuning.after(self.agreements[-1])
+            steps, last_momentum = outer.inner_steps_of(number), self.tuning.rates[1]
+            expected = expected_agreement(steps, self._beta1, last_momentum)
+            if number > 1:
+                self.tuning = self.tuning.after(self.agreements[-1], expected)
             rate, mu = self.tuning.rates
             self.gains.append(self.tuning.gain)
         nesterov(self.theta, self.momentum, average, rate, mu, self.theta, self.momentum)

@@ -8,7 +8,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gossamer.protocol.outer_tuning import GAIN_MAX, OuterTuning, agreement, inner_product
+from gossamer.protocol.outer_tuning import (
+    GAIN_MAX,
+    OuterTuning,
+    agreement,
+    expected_agreement,
+    inner_product,
+)
 
 
 def vector(seed: int, length: int = 10_001) -> np.ndarray:
@@ -43,13 +49,13 @@ def test_a_run_begins_with_plain_averaging_and_goes_further_while_peers_agree() 
     assert tuning.rates == (1.0, 0.0)
     gains = []
     for _ in range(30):
-        tuning = tuning.after(0.3)
+        tuning = tuning.after(0.4, 0.1)
         gains.append(tuning.gain)
     assert gains == sorted(gains)
     assert gains[-1] == GAIN_MAX
     assert tuning.rates == (1.0, pytest.approx(0.9))
     for _ in range(30):
-        tuning = tuning.after(-0.3)
+        tuning = tuning.after(-0.2, 0.1)
     assert tuning == OuterTuning(1.0)
 
 
@@ -62,10 +68,33 @@ def test_it_finds_the_gain_of_a_slow_direction() -> None:
             average = 0.05 * theta
             if tuned:
                 sign = math.copysign(1.0, average * momentum) if momentum else 0.0
-                tuning = tuning.after(sign)
+                tuning = tuning.after(sign, 0.0)
             rate, mu = tuning.rates
             momentum = mu * momentum + average
             theta -= rate * (average + mu * momentum)
         return abs(theta)
 
     assert left_after(40, tuned=True) < 0.2 * left_after(40, tuned=False)
+
+
+@pytest.mark.parametrize(("steps", "momentum"), [(1, 0.0), (4, 0.0), (20, 0.0), (20, 0.8)])
+def test_what_noise_alone_looks_like(steps: int, momentum: float) -> None:
+    """Rounds of AdamW's first moment over white noise, with many independent elements."""
+    random = np.random.default_rng(1)
+    moment, outer = np.zeros(20_000), np.zeros(20_000)
+    seen = []
+    for number in range(60):
+        work = np.zeros_like(moment)
+        for _ in range(steps):
+            moment = 0.9 * moment + random.standard_normal(len(moment))
+            work += moment
+        if number >= 40:
+            seen.append(agreement(work.astype(np.float32), outer.astype(np.float32)))
+        outer = momentum * outer + work
+    assert expected_agreement(steps, 0.9, momentum) == pytest.approx(np.mean(seen), abs=0.01)
+
+
+def test_long_rounds_expect_nothing() -> None:
+    assert 0.0 < expected_agreement(500, 0.9, 0.9) < expected_agreement(200, 0.9, 0.0) < 0.03
+    assert expected_agreement(100_000, 0.9, 0.0) < 1e-4
+    assert expected_agreement(20, 0.0, 0.0) == 0.0
