@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from _losses_arms import Arm
 from _losses_diloco import Progress, Setting, Swarm, delay_of, outer_of
 from _losses_workers import Worker
@@ -15,7 +14,7 @@ from gossamer.protocol.contributions import add_record, reduce, split
 from gossamer.protocol.manifest import OuterConfig
 from gossamer.protocol.sparse_codec import DEFAULT_K, SparseCodec
 from gossamer.trainer.outer import descend
-from gossamer.trainer.sparse import ERROR_DECAY, OUTER_RATE, settle
+from gossamer.trainer.sparse import OUTER_RATE, settle
 
 
 def train_sparse(setting: Setting, arm: Arm) -> Curve:
@@ -24,8 +23,6 @@ def train_sparse(setting: Setting, arm: Arm) -> Curve:
     swarm, progress = Swarm(setting, arm.num_peers), Progress(setting)
     coder = SparseCodec(arm.top_k or DEFAULT_K)
     rate = arm.rates[0] if arm.rates is not None else OUTER_RATE
-    for worker in swarm.workers:
-        worker.carry = ERROR_DECAY
     num_rounds = rounds_of(outer, total)
     for number in range(1, num_rounds + 1):
         first = outer.first_inner_step_of(number)
@@ -50,7 +47,7 @@ def take_round(
 ) -> None:
     """Every member's block of each chunk, reduced as all peers do, and the outer step.
 
-    What the clipping left out stays with its member, as what the codec left out.
+    What was not sent is carried on, decayed; what the clipping left out is not.
     """
     plan = ChunkPlan(swarm.theta.size, outer.chunk_elements)
     weights = dict(enumerate(tokens))
@@ -68,6 +65,5 @@ def take_round(
         reduced = reduce(records, weights, size, coder.decode)
         for record in records:
             sent = coder.decode(record.block, size).dense(size)
-            sent *= np.float32(reduced.clips[record.position])
             settle(members[record.position].pending[part], sent)
         descend(swarm.theta[part], reduced.average, rate, swarm.theta[part])

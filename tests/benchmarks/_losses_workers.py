@@ -13,7 +13,6 @@ from gossamer.protocol.messages import Span
 from gossamer.protocol.state import FloatVector
 from gossamer.trainer.local_round import LocalTrainer, Start
 from gossamer.trainer.messages import Finished
-from gossamer.trainer.sparse import accumulate
 
 
 class Worker:
@@ -37,8 +36,6 @@ class Worker:
             device="cpu",
         )
         self.has_begun = False
-        self.carry = 1.0
-        """Part of `pending` that is left of it when new work comes; less than 1 in `sparse`."""
 
     def deal(self, shards: Sequence[int]) -> None:
         """Queues whole shards."""
@@ -68,5 +65,5 @@ class Worker:
         self.has_begun = True
         finished = self.trainer.finish()
         for part in ranges:
-            accumulate(self.pending[part], self._update[part], self.carry)
+            self.pending[part] += self._update[part]
         return finished
