@@ -101,6 +101,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "sparse": ("sparse-4-h20", "sparse-4-h20-o50"),
     "distro": ("distro-4", "distro-4-look"),
+    "distro-rates": tuple(
+        f"distro-4-k{k}-lr{rate}" for k in (4, 32) for rate in ("0.0005", "0.001", "0.002", "0.004")
+    ),
     "sizes": (
         *("sync-2", "diloco-2-h20-fp32", "diloco-2-h20-int8", "sparse-2-h20", "distro-2"),
         *("sync-8", "diloco-8-h20-fp32", "diloco-8-h20-int8", "sparse-8-h20", "distro-8"),

@@ -15,7 +15,7 @@ from gossamer.trainer.demo import TOP_K, Momentum, shared_rate_at, shared_step
 from gossamer.trainer.model import Decoder
 
 RATE = 1e-3
-"""See `losses.py` --arms distro-rates."""
+"""Not tuned yet: `losses.py --arms distro-rates` tries others, and other numbers of coefficients."""
 
 
 def train_distro(setting: Setting, arm: Arm) -> Curve:

@@ -25,7 +25,7 @@ An arm is named by what it does, e.g. `diloco-4-h20-int4-o50-topics`:
     grow, shrink    from 1 to K peers, from K to 1
     R/M             outer learning rate and momentum; `tuned`: the run sets them itself
     kN, lrX, look   distro, sparse: values kept of a chunk; learning rate; lookahead
-Groups for --arms: codecs, overlap, sparse, distro, sizes, h50, topics, peers, tuning.
+Groups for --arms: codecs, overlap, sparse, distro, distro-rates, sizes, h50, topics, peers, tuning.
 
 Results are kept in --output (JSON, beside it a picture) as they come; arms that are in it are not
 run again, unless --fresh is given.
