@@ -15,7 +15,7 @@ from gossamer.trainer.demo import TOP_K, Momentum, shared_rate_at, shared_step
 from gossamer.trainer.model import Decoder
 
 RATE = 1e-3
-"""Not tuned yet: `losses.py --arms distro-rates` tries others, and other numbers of coefficients."""
+"""Not tuned yet: `losses.py --arms distro-rates` tries others, and fewer coefficients."""
 
 
 def train_distro(setting: Setting, arm: Arm) -> Curve:
