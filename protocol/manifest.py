@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import MalformedError, ManifestError, OversizedError
+from gossamer.protocol.errors import MalformedError, ManifestError, OversizedError, VersionError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of, public_key_of
 
 Codec = Literal["fp32", "fp16", "int8", "int4"]
@@ -202,7 +202,14 @@ class SignedManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     signature: bytes
 
 
+class _Versioned(msgspec.Struct):
+    """What a manifest of any version has."""
+
+    version: int
+
+
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
+_version_decoder = msgspec.msgpack.Decoder(_Versioned)
 _manifest_decoder = msgspec.msgpack.Decoder(Manifest)
 _index_decoder = msgspec.msgpack.Decoder(ShardIndex)
 
@@ -217,6 +224,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
     Raises:
         OversizedError: more than `MANIFEST_BYTES_MAX`.
+        VersionError: of a version of the protocol that this one does not speak.
         MalformedError: not a manifest, not canonical, or with values that are not allowed.
     """
     if len(data) > limits.MANIFEST_BYTES_MAX:
@@ -224,6 +232,12 @@ def decode_manifest(data: bytes) -> Manifest:
             f"manifest of {len(data)} bytes; {limits.MANIFEST_BYTES_MAX} is the limit"
         )
     try:
+        version = _version_decoder.decode(data).version
+        if version != limits.PROTOCOL_VERSION:
+            raise VersionError(
+                f"a run of protocol version {version}; this Gossamer speaks "
+                f"{limits.PROTOCOL_VERSION}: install the release that the run was founded with"
+            )
         manifest = _manifest_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not a manifest: {error}") from error

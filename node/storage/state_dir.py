@@ -33,7 +33,12 @@ from gossamer.node.storage.disk import (
     write_atomically,
 )
 from gossamer.protocol import limits
-from gossamer.protocol.errors import MalformedError, OversizedError, RemoteProtocolError
+from gossamer.protocol.errors import (
+    MalformedError,
+    OversizedError,
+    RemoteProtocolError,
+    VersionError,
+)
 from gossamer.protocol.ids import Digest, PeerId, public_key_of
 from gossamer.protocol.manifest import SignedManifest, decode_manifest
 
@@ -167,6 +172,8 @@ class StateDir:
                 return None
             signed = msgspec.msgpack.decode(data, type=SignedManifest)
             decode_manifest(signed.manifest)
+        except VersionError as error:
+            raise StateDirError(f"{self.root} holds {error}") from error
         except (msgspec.DecodeError, UnicodeDecodeError, RemoteProtocolError) as error:
             raise StateDirError(
                 f"{self.manifest_path} is damaged ({error}). Move {self.root} away and join the "

@@ -20,6 +20,7 @@ from gossamer.node.network.memory_transport import MemoryNetwork, run_simulated
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol import limits
 from gossamer.protocol.chain import Header
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import (
@@ -228,7 +229,7 @@ def found(
     blocks.append(index)
     manifest = require_valid(
         Manifest(
-            version=1,
+            version=limits.PROTOCOL_VERSION,
             name="numbers",
             founder=identity.peer_id,
             created_unix_seconds=0,

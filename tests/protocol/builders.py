@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from blake3 import blake3
 
+from gossamer.protocol import limits
 from gossamer.protocol.chain import Header, Member
 from gossamer.protocol.ids import Digest, PeerId, digest_of, peer_id_from_public_key
 from gossamer.protocol.manifest import (
@@ -106,7 +107,7 @@ def ring_of(members: Iterable[PeerId], attempt: int = 0, tokens: int = 100) -> R
 
 def header(signers: Iterable[PeerId], **changes: object) -> Header:
     fields: dict[str, object] = {
-        "version": 1,
+        "version": limits.PROTOCOL_VERSION,
         "run_id": RUN_ID,
         "round": 5,
         "parent": HEAD,
@@ -123,7 +124,7 @@ def header(signers: Iterable[PeerId], **changes: object) -> Header:
 
 def manifest(**changes: object) -> Manifest:
     fields: dict[str, object] = {
-        "version": 1,
+        "version": limits.PROTOCOL_VERSION,
         "name": "example",
         "founder": peer(0),
         "created_unix_seconds": 1_760_000_000,

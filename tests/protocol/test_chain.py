@@ -38,7 +38,7 @@ def test_a_header_comes_back_from_its_bytes() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": limits.PROTOCOL_VERSION + 1},
         {"run_id": bytes(31)},
         {"parent": bytes(33)},
         {"ring_id": b""},
@@ -67,7 +67,7 @@ def test_a_header_out_of_range_is_malformed(change: dict[str, object]) -> None:
 
 def test_a_header_has_one_form() -> None:
     data = encode_header(header(MEMBERS))
-    assert data[1] == 1  # the version, as a small number
+    assert data[1] == limits.PROTOCOL_VERSION  # the version, as a small number
     with pytest.raises(MalformedError, match="canonical"):
         decode_header(data[:1] + b"\xcc\x01" + data[2:])
 

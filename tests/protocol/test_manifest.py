@@ -7,7 +7,7 @@ import pytest
 from builders import manifest, peer
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import MalformedError, ManifestError, OversizedError
+from gossamer.protocol.errors import MalformedError, ManifestError, OversizedError, VersionError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import (
     Manifest,
@@ -44,7 +44,6 @@ def test_a_manifest_comes_back_from_its_bytes_and_names_its_run() -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        ("version", 2),
         ("name", ""),
         ("name", "x" * 300),
         ("founder", "nobody"),
@@ -64,6 +63,8 @@ def test_a_manifest_comes_back_from_its_bytes_and_names_its_run() -> None:
         ("inner.clip_norm", 0.0),
         ("outer.momentum", 1.0),
         ("outer.inner_steps", 0),
+        ("outer.top_k", 4097),
+        ("outer.error_decay", 1.1),
         ("outer.chunk_elements", limits.CHUNK_ELEMENTS_MIN - 1),
         ("rounds.gather_seconds", 0.0),
         ("rounds.stale_rounds", 0),
@@ -81,6 +82,15 @@ def test_every_mistake_is_said_with_its_key(path: str, value: object) -> None:
         require_valid(wrong)
     with pytest.raises(MalformedError):
         decode_manifest(encode_manifest(wrong))
+
+
+@pytest.mark.parametrize("version", [0, limits.PROTOCOL_VERSION - 1, limits.PROTOCOL_VERSION + 1])
+def test_another_version_is_named_whatever_else_differs(version: int) -> None:
+    maps = msgspec.msgpack.decode(encode_manifest(manifest()))
+    del maps["outer"]["overlap"]
+    with pytest.raises(VersionError, match=f"version {version}; this Gossamer speaks"):
+        decode_manifest(msgspec.msgpack.encode({**maps, "version": version}))
+    assert any("version" in problem for problem in problems_of(changed("version", version)))
 
 
 def test_several_mistakes_are_said_at_once() -> None:
