@@ -14,37 +14,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # daemons.py, beside this file
 
-from daemons import OPTIONS, wait_for_round
+from daemons import MANIFEST, OPTIONS, wait_for_round
 
 from gossamer.node.local.local_swarm import LocalSwarm
-
-MANIFEST = """\
-preset = "tiny"
-name = "end-to-end"
-[tokenizer]
-kind = "bytes"
-[model]
-num_layers = 1
-width = 32
-num_heads = 2
-num_kv_heads = 1
-hidden_width = 64
-context = 32
-[inner]
-learning_rate = 2e-3
-warmup_steps = 10
-total_steps = 2_000
-sequences_per_step = 8
-[outer]
-inner_steps = 40
-warmup_rounds = 2
-warmup_inner_steps = 20
-chunk_elements = 2048
-[rounds]
-gather_seconds = 5.0
-attempt_seconds = 2.0
-checkpoint_rounds = 5
-"""
 
 WORDS = ("peer", "ring", "round", "chunk", "head", "token", "commit", "swarm", "block", "state")
 

@@ -25,6 +25,35 @@ from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest
 
+MANIFEST = """\
+preset = "tiny"
+name = "end-to-end"
+[tokenizer]
+kind = "bytes"
+[model]
+num_layers = 1
+width = 32
+num_heads = 2
+num_kv_heads = 1
+hidden_width = 64
+context = 32
+[inner]
+learning_rate = 2e-3
+warmup_steps = 10
+total_steps = 2_000
+sequences_per_step = 8
+[outer]
+inner_steps = 40
+warmup_rounds = 2
+warmup_inner_steps = 20
+chunk_elements = 2048
+[rounds]
+gather_seconds = 5.0
+attempt_seconds = 2.0
+checkpoint_rounds = 5
+"""
+"""A run that is small enough for many daemons on two cores."""
+
 OPTIONS = ("--threads", "1")
 PATIENCE_SECONDS = 90.0
 """For what takes seconds on an idle machine: a daemon starts in some three, a round in one."""

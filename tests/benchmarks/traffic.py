@@ -1,0 +1,205 @@
+"""How many bytes does a round take? Counted at each member's network interface.
+
+    sudo python tests/benchmarks/traffic.py --output tests/benchmarks/results/traffic.json
+
+Every member is a process in a network namespace of its own; what its interface sent and received
+during one all-reduce is read from the kernel: TCP/IP headers, encryption, framing, gossip, signs of
+life and all. For each mode, model size and number of peers:
+
+    own payload    the peer's own encoded pseudo-gradient (exact, from the codec)
+    a step         that for each inner step, and how many times less than an fp32 gradient (a bf16
+                   one for `distro`)
+    sent, received by one member's interface in a round: the mean, and the most
+
+`all-reduce` is what the others are measured against: fp32 gradients, summed at every step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+
+from _member import Assignment
+from _members import Members
+from netns import LINE, NamespacesUnavailable, Network
+from rich.console import Console
+from rich.table import Table
+
+from gossamer.protocol.chunks import ChunkPlan, default_chunk_elements
+from gossamer.protocol.payloads import payloads_named
+
+HERE = Path(__file__).parent
+
+MBIT = 1000.0
+"""Of each line; it decides how long this takes, and nothing else."""
+
+SIZES = {"1 M": 1_000_000, "10 M": 10_000_000, "150 M": 150_000_000}
+
+MEMORY_ELEMENTS_MAX = 700_000_000
+"""Of all members together: a member has three copies of its vector at times, in 24 GB."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way to average, and how many inner steps lie between two rounds."""
+
+    name: str
+    codec: str
+    inner_steps: int
+
+
+MODES = (
+    Mode("all-reduce", "fp32", 1),
+    Mode("diloco fp16", "fp16", 500),
+    Mode("diloco int8", "int8", 500),
+    Mode("diloco int4", "int4", 500),
+    Mode("sparse", "sparse", 100),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One round."""
+
+    mode: str
+    inner_steps: int
+    elements: int
+    peers: int
+    payload_bytes: int
+    sent_mean: float
+    sent_max: int
+    received_mean: float
+    received_max: int
+
+    @property
+    def payload_per_step(self) -> float:
+        return self.payload_bytes / self.inner_steps
+
+    @property
+    def times_less(self) -> float:
+        """Than an fp32 gradient at every step."""
+        return 4 * self.elements / self.payload_per_step
+
+
+def measure(mode: Mode, elements: int, peers: int) -> Result:
+    """One all-reduce, after one that warms up."""
+    chunk_elements = default_chunk_elements(elements)
+    payloads, plan = payloads_named(mode.codec), ChunkPlan(elements, chunk_elements)
+    payload = sum(payloads.part_bytes(plan.elements_of(c)) for c in range(plan.num_chunks))
+    members = Members()
+    with (
+        tempfile.TemporaryDirectory(prefix="gossamer-traffic-") as logs,
+        Network([MBIT] * peers) as lines,
+    ):
+        try:
+            assignment = Assignment(0, peers, elements, mode.codec, chunk_elements, "", "")
+            command = [sys.executable, str(HERE / "_ring_gossamer.py")]
+            members.start("gossamer", command, assignment, lines, Path(logs))
+            counts = []
+            for number in range(2):
+                before = [counters(lines, machine) for machine in range(peers)]
+                members.prepare(number)
+                members.hear()
+                after = [counters(lines, machine) for machine in range(peers)]
+                members.say(check=True)
+                members.hear()
+                counts = [
+                    (new[0] - old[0], new[1] - old[1])
+                    for old, new in zip(before, after, strict=True)
+                ]
+        finally:
+            members.end()
+    sent, received = zip(*counts, strict=True)
+    return Result(
+        mode.name,
+        mode.inner_steps,
+        elements,
+        peers,
+        payload,
+        mean(sent),
+        max(sent),
+        mean(received),
+        max(received),
+    )
+
+
+def counters(lines: Network, machine: int) -> tuple[int, int]:
+    """Bytes that a machine's interface has sent and received."""
+    with lines.inside(machine):
+        text = Path("/proc/thread-self/net/dev").read_text()
+    for row in text.splitlines():
+        name, _, rest = row.partition(":")
+        if name.strip() == LINE:
+            fields = rest.split()
+            return int(fields[8]), int(fields[0])
+    raise AssertionError(f"no {LINE} in\n{text}")
+
+
+def table_of(results: Sequence[Result]) -> Table:
+    table = Table(title="Bytes of a round, at the members' interfaces")
+    for header in ("mode", "H", "model", "peers", "own payload", "a step", "times less"):
+        table.add_column(header, justify="left" if header == "mode" else "right")
+    for header in ("sent", "most", "received", "most"):
+        table.add_column(header, justify="right")
+    for one in results:
+        table.add_row(
+            one.mode,
+            str(one.inner_steps),
+            f"{one.elements / 1e6:g} M",
+            str(one.peers),
+            size(one.payload_bytes),
+            size(one.payload_per_step),
+            f"{one.times_less:,.0f}",
+            size(one.sent_mean),
+            size(one.sent_max),
+            size(one.received_mean),
+            size(one.received_max),
+        )
+    return table
+
+
+def size(num_bytes: float) -> str:
+    if num_bytes >= 1e6:
+        return f"{num_bytes / 1e6:,.2f} MB"
+    return f"{num_bytes / 1e3:,.2f} kB"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [mode.name for mode in MODES]
+    parser.add_argument("--modes", nargs="+", choices=names, default=names)
+    parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--peers", nargs="+", type=int, default=[2, 4, 8])
+    parser.add_argument("--output", type=Path, help="for the results as JSON")
+    options = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    results = []
+    for mode in (mode for mode in MODES if mode.name in options.modes):
+        for model in options.models:
+            for peers in options.peers:
+                elements = SIZES[model]
+                if elements * peers > MEMORY_ELEMENTS_MAX:
+                    console.log(f"{mode.name}, {model}, {peers} peers: too large for this machine")
+                    continue
+                try:
+                    results.append(measure(mode, elements, peers))
+                except NamespacesUnavailable as error:
+                    raise SystemExit(str(error)) from error
+                console.log(f"{mode.name}, {model}, {peers} peers: {size(results[-1].sent_mean)}")
+                if options.output is not None:
+                    found = [asdict(result) for result in results]
+                    options.output.write_text(json.dumps(found, indent=1) + "\n")
+    console.print(table_of(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

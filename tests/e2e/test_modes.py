@@ -1,0 +1,52 @@
+"""Real daemons in every way of averaging: bit-identical states, also when one is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from daemons import (
+    MANIFEST,
+    OPTIONS,
+    PATIENCE_SECONDS,
+    digests_on_disk,
+    in_rounds_of,
+    wait_for_round,
+)
+
+from gossamer.node.local.local_swarm import LocalSwarm
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.mark.parametrize(
+    ("top", "outer"),
+    [
+        ("", 'codec = "int8"\noverlap = false'),
+        ("", 'codec = "int4"\noverlap = true'),
+        ('sync = "sparse"', "overlap = true"),
+    ],
+    ids=["int8", "int4 with overlap", "sparse with overlap"],
+)
+def test_three_agree_and_two_go_on(tmp_path: Path, corpus: Path, top: str, outer: str) -> None:
+    manifest = tmp_path / "run.toml"
+    text = MANIFEST.replace("[tokenizer]", f"{top}\n[tokenizer]", 1)
+    manifest.write_text(text.replace("[outer]", f"[outer]\n{outer}", 1))
+    with LocalSwarm(tmp_path, OPTIONS) as swarm:
+        seed = swarm.add()
+        seed.start("start", "--manifest", str(manifest), "--corpus", str(corpus))
+        first, second = swarm.join(seed.address()), swarm.join(seed.address())
+        nodes = [seed, first, second]
+        for node in nodes:
+            node.wait_for(in_rounds_of(3), PATIENCE_SECONDS, "round of three")
+        second.kill()
+        for node in (seed, first):
+            node.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of two")
+        reached = max(wait_for_round(node, 1).round for node in (seed, first)) + 3
+        for node in (seed, first):
+            wait_for_round(node, reached)
+        chains = [digests_on_disk(node) for node in nodes]
+        for number in range(1, reached + 1):
+            assert len({chain[number] for chain in chains if number in chain}) == 1
+        assert len(chains[2]) > 0, "the one that was killed had none to compare"
+        assert "Traceback" not in "".join(node.tail(10_000) for node in nodes)
