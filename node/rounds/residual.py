@@ -81,7 +81,10 @@ class SumContribution:
         self._tokens = [tokens[member] for member in members]
         self._weight = np.float32(tokens[me] / sum(self._tokens))
         self._error_weight = max(self._weight, np.float32(_ERROR_SHARE / len(members)))
-        self._errors: dict[int, FloatVector] = {}
+        # Of the newest sum, and of the newest average: after a fault a chunk may come round again,
+        # and what was made of it before is worth nothing then.
+        self._sum_errors: dict[int, FloatVector] = {}
+        self._final_errors: dict[int, FloatVector] = {}
 
     def add(self, chunk: int, payload: Payload | None) -> Payload:
         """See `Contribution`: the encoded partial sum."""
@@ -89,7 +92,7 @@ class SumContribution:
         values = self._pending[part] * self._weight
         if payload is not None:
             values += self._codec.decode(payload, part.stop - part.start)
-        return self._encode(chunk, values, self._error_weight)
+        return self._encode(chunk, values, self._error_weight, self._sum_errors)
 
     def finalise(self, chunk: int, payload: Payload, mask: int) -> Payload:
         """See `Contribution`: the encoded average."""
@@ -101,21 +104,22 @@ class SumContribution:
         values = values / divisor
         # An error of the average is the whole ring's: as part of my next delta it weighs w, so it
         # has to be that much larger.
-        return self._encode(chunk, values, self._error_weight / divisor)
+        return self._encode(chunk, values, self._error_weight / divisor, self._final_errors)
 
-    def _encode(self, chunk: int, values: FloatVector, weight: np.float32) -> Payload:
+    def _encode(
+        self, chunk: int, values: FloatVector, weight: np.float32, errors: dict[int, FloatVector]
+    ) -> Payload:
         encoded = self._codec.encode(values)
         if self._codec.name != "fp32":
             error = values - self._codec.decode(encoded, values.size)
             error /= weight
-            if chunk in self._errors:
-                error += self._errors[chunk]
-            self._errors[chunk] = error
+            errors[chunk] = error
         return encoded
 
     def error_of(self, chunk: int) -> FloatVector | None:
         """See `Contribution`: the rounding errors that it made."""
-        return self._errors.get(chunk)
+        found = [e[chunk] for e in (self._sum_errors, self._final_errors) if chunk in e]
+        return sum(found[1:], found[0]) if found else None
 
 
 class SetContribution:

@@ -1,4 +1,4 @@
-"""How busy are the trainers behind home lines? Real daemons, and beside it what `gossamer plan` says.
+"""How busy are trainers behind home lines? Real daemons, and beside it what `gossamer plan` says.
 
     sudo python tests/benchmarks/utilisation.py
     sudo python tests/benchmarks/utilisation.py --peers 4 --mbit 20 --rounds 20 --codec fp16

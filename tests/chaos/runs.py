@@ -13,6 +13,7 @@ from pathlib import Path
 from lab import Lab
 
 from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.payloads import SPARSE, payloads_named
 
 ATTEMPT_SECONDS = 2.0
 """Without a roster for so long, the next organiser is asked."""
@@ -23,6 +24,7 @@ OPTIONS = ("--threads", "1")
 _MANIFEST = """\
 preset = "tiny"
 name = "{name}"
+sync = "{sync}"
 [tokenizer]
 kind = "bytes"
 [model]
@@ -41,7 +43,8 @@ sequences_per_step = {sequences_per_step}
 inner_steps = {inner_steps}
 warmup_rounds = 1
 warmup_inner_steps = {inner_steps}
-codec = "fp32"
+codec = "{codec}"
+overlap = {overlap}
 chunk_elements = {chunk_elements}
 [rounds]
 gather_seconds = {gather_seconds}
@@ -69,6 +72,9 @@ class Run:
     chunk_elements: int
     gather_seconds: float
     mbit: float
+    sync: str = "diloco"
+    codec: str = "fp32"
+    overlap: bool = False
 
     @property
     def model_bytes(self) -> int:
@@ -83,12 +89,14 @@ class Run:
             context=32,
             tied_embeddings=True,
         )
-        return 4 * model.num_parameters
+        elements = model.num_parameters
+        return payloads_named(SPARSE if self.sync == SPARSE else self.codec).part_bytes(elements)
 
     def write(self, folder: Path) -> tuple[Path, Path]:
         """Manifest file, and a corpus that a small model learns from."""
         manifest, corpus = folder / "run.toml", folder / "corpus"
         values = {key: getattr(self, key) for key in self.__dataclass_fields__}
+        values["overlap"] = "true" if self.overlap else "false"
         manifest.write_text(_MANIFEST.format(**values, attempt_seconds=ATTEMPT_SECONDS))
         corpus.mkdir()
         randomness = random.Random(1)

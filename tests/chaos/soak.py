@@ -39,7 +39,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))  # daemons.py
@@ -56,11 +56,13 @@ from lab import Lab, Machine
 from netns import NamespacesUnavailable
 from rich.console import Console
 from rich.table import Table
-from runs import OPTIONS, QUICK_ROUNDS
+from runs import OPTIONS, QUICK_ROUNDS, Run
 from watch import Watch
 
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest
+from gossamer.protocol.payloads import SPARSE
+from gossamer.protocol.tensor_codecs import codec_names
 
 FAULTS = ("freeze", "cut", "slow", "trainer")
 
@@ -225,7 +227,7 @@ class Soak:
 
     def run(self) -> Report:
         lab, watch, report = self._lab, self._watch, self._report
-        QUICK_ROUNDS.found(lab, self._options.peers)
+        run_of(self._options).found(lab, self._options.peers)
         watch.all_take_part(lab.running, seconds=HEAL_SECONDS)
         begin_round, begin = watch.newest_round(lab.running), time.monotonic()
         self._console.log(f"{len(lab.running)} peers take part; chaos begins")
@@ -326,6 +328,13 @@ class Soak:
             assert "Traceback" not in machine.log_path.read_text(errors="replace"), machine.name
 
 
+def run_of(options: argparse.Namespace) -> Run:
+    """What is trained, in the way that was asked for."""
+    sync = SPARSE if options.mode == SPARSE else "diloco"
+    codec = "fp32" if sync == SPARSE else options.mode
+    return replace(QUICK_ROUNDS, sync=sync, codec=codec, overlap=options.overlap)
+
+
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -336,6 +345,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--peers", type=int, default=8)
     parser.add_argument("--every", type=float, default=15.0, help="seconds from kill to kill")
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=[])
+    parser.add_argument("--mode", choices=[*codec_names(), SPARSE], default="fp32")
+    parser.add_argument("--overlap", action="store_true", help="peers train on during the ring")
     parser.add_argument("--seed", type=int, default=1, help="of what happens to whom")
     parser.add_argument("--output", type=Path, help="for the results as JSON")
     parser.add_argument("--keep", type=Path, help="folder for the daemons' logs and states")
@@ -361,7 +372,7 @@ def main() -> int:
             lab = stack.enter_context(Lab(root, rates, OPTIONS))
         except NamespacesUnavailable as error:
             raise SystemExit(str(error)) from error
-        watch = stack.enter_context(Watch(lab, QUICK_ROUNDS.model_bytes, WATCH_SECONDS))
+        watch = stack.enter_context(Watch(lab, run_of(options).model_bytes, WATCH_SECONDS))
         report = Soak(options, lab, watch, console).run()
     console.print(report.table())
     for problem in report.problems:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gossamer.node.rounds.residual import Contribution
+from gossamer.node.rounds.residual import SetContribution, SumContribution
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.payloads import SetPayloads
 from gossamer.protocol.ring import Payload
+from gossamer.protocol.sparse_codec import SparseCodec
 from gossamer.protocol.state import FloatVector
 from gossamer.protocol.tensor_codecs import codec
 
@@ -30,7 +32,7 @@ class Ring:
         self.vectors = vectors
         tokens = dict(zip(MEMBERS, shares, strict=True))
         self.sides = [
-            Contribution(vector, PLAN, codec_name, MEMBERS, tokens, member)
+            SumContribution(vector, PLAN, codec_name, MEMBERS, tokens, member)
             for vector, member in zip(vectors, MEMBERS, strict=True)
         ]
 
@@ -122,3 +124,29 @@ def test_nothing_stays_behind_of_an_exact_codec() -> None:
     ring = Ring("fp32", vectors_of(0))
     ring.average(0, [0, 1, 2, 3])
     assert all(side.error_of(0) is None for side in ring.sides)
+
+
+@pytest.mark.parametrize("codec_name", LOSSY)
+def test_a_sum_that_was_replaced_leaves_no_error(codec_name: str) -> None:
+    """A fault brings a chunk round again: the member adds itself to another sum."""
+    ring, undisturbed = Ring(codec_name, vectors_of(9)), Ring(codec_name, vectors_of(9))
+    ring.sides[1].add(0, ring.sides[0].add(0, None))
+    for one in (ring, undisturbed):
+        one.average(0, [1, 2, 3])
+    assert (ring.residual(0, 1) == undisturbed.residual(0, 1)).all()
+
+
+def test_what_a_sparse_part_leaves_out_decays_and_stays() -> None:
+    payloads = SetPayloads(SparseCodec(64))
+    (vector, *_) = vectors_of(3)
+    mine = SetContribution(vector, PLAN, payloads, position=2, error_decay=0.5)
+    assert mine.error_of(0) is None, "nothing was sent"
+    token = mine.add(0, None)
+    assert mine.add(0, None) == token, "whatever comes round again, it is the same part"
+    assert mine.finalise(0, token, 0b100) == token
+    size = PLAN.elements_of(0)
+    payloads.check(token, size, 0b100)
+    sent = payloads.average(token, size, 0b100, [0, 0, 1])
+    error = mine.error_of(0)
+    assert error is not None
+    np.testing.assert_allclose(sent + error / 0.5, vector[PLAN.range_of(0)], atol=1e-5)

@@ -1,0 +1,97 @@
+"""What travels for a chunk, in either kind of ring, and what everybody makes of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gossamer.protocol.contributions import add_record
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError, VersionError
+from gossamer.protocol.payloads import SPARSE, SetPayloads, payloads_named
+from gossamer.protocol.sparse_codec import SparseCodec
+
+NUM_ELEMENTS = 5000
+CODER = SparseCodec(64)
+PAYLOADS = SetPayloads(CODER)
+VECTORS = [
+    np.random.default_rng(seed).standard_normal(NUM_ELEMENTS).astype(np.float32)
+    for seed in range(3)
+]
+TOKENS = (100, 300, 200)
+
+
+def set_of(positions: list[int]) -> bytes:
+    payload = b""
+    for position in positions:
+        payload = add_record(payload, position, CODER.encode(VECTORS[position]))
+    return payload
+
+
+def mask_of(positions: list[int]) -> int:
+    return sum(1 << position for position in positions)
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp16", "int8", "int4", SPARSE])
+def test_lengths_are_what_is_sent(name: str) -> None:
+    payloads = payloads_named(name)
+    assert payloads.name == name
+    part = payloads.part_bytes(NUM_ELEMENTS)
+    is_set = isinstance(payloads, SetPayloads)
+    assert payloads.payload_bytes(NUM_ELEMENTS, 0b101) == (2 * part if is_set else part)
+    if is_set:
+        assert part == len(set_of([0]))
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(VersionError):
+        payloads_named("int3")
+
+
+@pytest.mark.parametrize("num_members", [2, 3, 8])
+def test_the_mean_of_a_ring_is_what_its_links_carry(num_members: int) -> None:
+    hops = [*range(1, num_members), *[num_members] * (num_members - 1)]
+    exact = sum(hops) * PAYLOADS.part_bytes(NUM_ELEMENTS) / len(hops)
+    assert PAYLOADS.mean_bytes(NUM_ELEMENTS, num_members) == int(exact)
+
+
+@pytest.mark.parametrize("positions", [[0], [1, 2], [0, 1, 2]])
+def test_the_average_is_weighted_with_tokens(positions: list[int]) -> None:
+    average = PAYLOADS.average(set_of(positions), NUM_ELEMENTS, mask_of(positions), TOKENS)
+    total = sum(TOKENS[p] for p in positions)
+    parts = {p: CODER.decode(CODER.encode(VECTORS[p]), NUM_ELEMENTS) for p in positions}
+    norms = sorted(part.squared_norm for part in parts.values())
+    median = norms[(len(norms) - 1) // 2]
+    expected = sum(
+        TOKENS[p] / total * min(1.0, (median / part.squared_norm) ** 0.5) * part.dense(NUM_ELEMENTS)
+        for p, part in parts.items()
+    )
+    np.testing.assert_allclose(average, expected, rtol=1e-5, atol=1e-7)
+    # Whoever gets it, in whatever order it came together: the same bits.
+    again = PAYLOADS.average(set_of(positions[::-1]), NUM_ELEMENTS, mask_of(positions), TOKENS)
+    assert (average == again).all()
+
+
+@pytest.mark.parametrize(
+    ("payload", "mask"),
+    [
+        (set_of([0, 1]), 0b111),
+        (set_of([0, 1]), 0b001),
+        (set_of([0, 1])[:-1], 0b011),
+        (set_of([0]) + b"\x00", 0b001),
+        (add_record(None, 0, bytes(CODER.encoded_bytes(NUM_ELEMENTS))), 0b001),
+        (add_record(None, 0, b"short"), 0b001),
+        (add_record(None, 0, bytes(10**5)), 0b001),
+    ],
+    ids=["one missing", "one too many", "cut off", "more", "no places", "short", "long"],
+)
+def test_what_is_no_set_of_these_members(payload: bytes, mask: int) -> None:
+    with pytest.raises(RemoteProtocolError):
+        PAYLOADS.check(payload, NUM_ELEMENTS, mask)
+    with pytest.raises(RemoteProtocolError):
+        PAYLOADS.average(payload, NUM_ELEMENTS, mask, TOKENS)
+
+
+def test_a_contribution_of_nobody_in_the_ring() -> None:
+    payload = add_record(None, 7, CODER.encode(VECTORS[0]))
+    with pytest.raises(MalformedError, match="not in the ring"):
+        PAYLOADS.average(payload, NUM_ELEMENTS, 1 << 7, TOKENS)
