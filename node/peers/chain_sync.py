@@ -111,6 +111,9 @@ class ChainSync:
         self._open_commit = open_commit
         self._on_offence = on_offence
         self._on_replayed = on_replayed
+        self.unfinished: set[Digest] = set()
+        """Rounds on the way to a head, up to which the records have come. Their states are no goal:
+        with old ones, nobody has them any more."""
         self.blocks_wanted = 0
         self.blocks_fetched = 0
         transport.handle(CHAIN_PROTOCOL, self._serve)
@@ -126,7 +129,11 @@ class ChainSync:
             RemoteProtocolError: it sent records that are not committed (its offence).
         """
         chain = self._committed.chain
-        after_round = self._committed.entry.round
+        self.unfinished.intersection_update(chain.tips())
+        # What is known of the way need not come again: who joins after many rounds learns them page
+        # by page, and a new one is announced before the last page is there.
+        after_round = max(chain.entry(tip).round for tip in chain.tips())
+        after_round = max(after_round, self._committed.entry.round)
         step = limits.HEADERS_PER_REPLY_MAX
         for _ in range(PAGES_MAX):
             if chain.is_whole(head):
@@ -154,7 +161,10 @@ class ChainSync:
             for commit, header in zip(commits, headers, strict=True):
                 if not chain.entry(parent).is_parent_of(header):
                     raise MalformedError("chain whose rounds do not follow each other")
+                self.unfinished.discard(parent)
                 parent = chain.add(commit, header)
+            if parent != head:
+                self.unfinished.add(parent)
             after_round = headers[-1].round
         raise BehindError("the chain is too long")
 

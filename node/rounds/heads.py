@@ -74,6 +74,7 @@ class Heads:
                 is_heavier(tokens, head, mine.tokens_total, mine.head)
                 and (best is None or is_heavier(tokens, head, best[0], best[1]))
                 and chain.is_whole(head)
+                and head not in self._parts.chain_sync.unfinished
                 and not self._is_avoided(now, head)
             ):
                 best = (tokens, head)

@@ -15,6 +15,8 @@ time.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -54,6 +56,11 @@ from gossamer.trainer.outer import descend, nesterov
 CHECKPOINTS_KEPT = 2
 """A newcomer that began with the older one can finish while the newer one is written."""
 
+CHECKPOINT_SECONDS = 120.0
+CHECKPOINTS_MAX = 8
+"""Where rounds are quick more are kept, so that a newcomer has this long to fetch one; and no more
+than so many, each as large as the state. Such runs have small states."""
+
 _WAY_PIN = "way to a head"
 
 log = structlog.get_logger("state")
@@ -83,8 +90,11 @@ class CommittedState:
         state_dir: StateDir,
         *,
         read_only: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock`: local seconds; the older checkpoints are kept by it."""
         self._read_only = read_only
+        self._clock = clock
         self._manifest = manifest
         self._store = store
         self.chain = chain
@@ -102,6 +112,8 @@ class CommittedState:
         self.ledger = Ledger()
         self.checkpoints: list[Entry] = []
         self._updates_kept: dict[Digest, int] = {}
+        self._kept_seconds: dict[Digest, float] = {}
+        """Since when each checkpoint is one."""
         self._held: list[Digest] = []
         self.is_loaded = False
         self._is_on_disk = True
@@ -250,13 +262,24 @@ class CommittedState:
     def _keep_checkpoint(self, entry: Entry) -> None:
         self.checkpoints = [kept for kept in self.checkpoints if kept.head != entry.head]
         self.checkpoints.append(entry)
-        while len(self.checkpoints) > CHECKPOINTS_KEPT:
-            self._store.discard(_state_pin(self.checkpoints.pop(0)))
+        now = self._kept_seconds[entry.head] = self._clock()
+        while self._has_too_old(now):
+            old = self.checkpoints.pop(0)
+            self._kept_seconds.pop(old.head, None)
+            self._store.discard(_state_pin(old))
         oldest = self.checkpoints[0].round
         for head, round_number in list(self._updates_kept.items()):
-            if round_number <= oldest and len(self.checkpoints) == CHECKPOINTS_KEPT:
+            if round_number <= oldest and len(self.checkpoints) >= CHECKPOINTS_KEPT:
                 self._store.discard(_update_pin(head))
                 del self._updates_kept[head]
+
+    def _has_too_old(self, now: float) -> bool:
+        """Whether the oldest checkpoint need not be kept."""
+        if len(self.checkpoints) <= CHECKPOINTS_KEPT:
+            return False
+        # Those of an earlier life are as old as can be.
+        next_seconds = self._kept_seconds.get(self.checkpoints[1].head, -math.inf)
+        return len(self.checkpoints) > CHECKPOINTS_MAX or now > next_seconds + CHECKPOINT_SECONDS
 
     # Rebuilding
 
