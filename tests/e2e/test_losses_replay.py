@@ -56,6 +56,7 @@ inner_steps = 8
 warmup_rounds = 2
 warmup_inner_steps = 4
 codec = "{codec}"
+overlap = false
 chunk_elements = 2048
 [rounds]
 round_seconds = 600.0
@@ -78,7 +79,7 @@ def run_swarm(root: Path, corpus: Path, codec: str, num_peers: int) -> LocalNode
             swarm.join(address)
         wait_for_round(founder, ROUNDS)
         for node in swarm.nodes:
-            node.leave()
+            node.kill()
     return founder
 
 
@@ -129,7 +130,7 @@ def replay(manifest: Manifest, text: Text, headers: list[Header], shard_of: dict
     return len(headers)
 
 
-@pytest.mark.parametrize(("codec", "num_peers"), [("fp32", 2), ("fp16", 3), ("int8", 2)])
+@pytest.mark.parametrize(("codec", "num_peers"), [("fp32", 2), ("int8", 2)])
 def test_the_driver_reaches_the_states_of_a_real_swarm(
     tmp_path: Path, corpus: Path, codec: str, num_peers: int
 ) -> None:

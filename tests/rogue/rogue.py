@@ -8,8 +8,10 @@ is with an identity that is not banned yet.
 from __future__ import annotations
 
 import random
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import trio
@@ -34,6 +36,8 @@ from gossamer.protocol.messages import (
 )
 
 ASK_SECONDS = 5.0
+SAID_MAX = 16
+"""Of its own statements, on its board."""
 CAPACITY = Capacity("rogue", "cpu", 0, 2**30, 1, 1000.0, 1e6)
 
 encode = msgspec.msgpack.encode
@@ -52,6 +56,7 @@ class Rogue:
     random: random.Random
     manifest: Manifest | None = None
     _sequence: int = 0
+    _said: deque[Signed] = field(default_factory=partial(deque, maxlen=SAID_MAX))
     addresses: dict[PeerId, str] = field(default_factory=dict)
     """Of the victims, where an attack dials by itself."""
     strangers: list[Identity] = field(default_factory=list)
@@ -111,9 +116,9 @@ class Rogue:
                 await trio.sleep(0.1)
 
     async def _serve_board(self, stream: Stream) -> None:
-        """An honest answer of somebody who holds nothing."""
+        """What it said last, to whoever did not hear it by gossip."""
         await receive_frame(stream)
-        await send_frame(stream, encode([]))
+        await send_frame(stream, encode(list(self._said)))
         await stream.close()
 
     # What it says
@@ -138,6 +143,7 @@ class Rogue:
 
     async def gossip(self, statement: Statement | Signed) -> None:
         signed = statement if isinstance(statement, Signed) else self.sealed(statement)
+        self._said.append(signed)
         members, rounds = self.topics()
         topic = members if isinstance(statement, Announce) else rounds
         await self.publish(topic, b"\x00" + encode_signed(signed))
