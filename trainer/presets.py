@@ -133,6 +133,9 @@ def _outer(
 _PUBLISHED_OUTER = (0.7, 0.9)
 _SMALL_OUTER = (1.0, 0.8)
 
+SPARSE_RATE = 1.0
+"""Outer learning rate of `sync = "sparse"` (alpha in SparseLoCo, arXiv 2508.15706)."""
+
 
 def _rounds(round_seconds: float, gather_seconds: float, attempt_seconds: float) -> RoundConfig:
     return RoundConfig(

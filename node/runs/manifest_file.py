@@ -30,8 +30,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.chunks import default_chunk_elements
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
-from gossamer.trainer.sparse import OUTER_RATE
+from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS, SPARSE_RATE
 from gossamer.trainer.tokens import BPE_VOCABULARY_MIN, BYTES_VOCABULARY
 
 # A file that `init` writes has some 5 KB; a list of a thousand allowed peers 60 KB more.
@@ -201,7 +200,7 @@ class _Given:
         if "outer.chunk_elements" not in self._named and _is_sized(model):
             outer = replace(outer, chunk_elements=default_chunk_elements(model.num_parameters))
         if self._values[""].get("sync") == "sparse" and "outer.learning_rate" not in self._named:
-            outer = replace(outer, learning_rate=OUTER_RATE)
+            outer = replace(outer, learning_rate=SPARSE_RATE)
         return replace(
             base,
             **self._values[""],

@@ -15,6 +15,7 @@ from _parity_training import CURVE_TOKENS, Curve, Heldout, Text, rounds_of
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
 from gossamer.protocol.outer_tuning import OuterTuning, agreement, expected_agreement
+from gossamer.protocol.payloads import payloads_named
 from gossamer.protocol.state import FloatVector
 from gossamer.trainer.fragments import Fragment, fragment_of_round, fragments_of
 from gossamer.trainer.outer import nesterov
@@ -84,7 +85,7 @@ class Swarm:
         """The ring of these members, in this order, and the outer step."""
         plan = ChunkPlan(self.theta.size, outer.chunk_elements)
         carried = [worker.pending for worker in members]
-        average = ring_average(carried, tokens, plan, outer.codec).values
+        average = ring_average(carried, tokens, plan, payloads_named(outer.codec)).values
         rate, mu = outer.rates_of(number, len(members))
         self.agreements.append(agreement(average, self.momentum))
         if self.tuning is not None:
@@ -190,7 +191,7 @@ def train_streaming(setting: Setting, arm: Arm) -> Curve:
         tokens = [worker.finish(fragment.ranges).tokens for worker in active]
         plan = ChunkPlan(fragment.num_elements, outer.chunk_elements)
         carried = [fragment.gather(worker.pending) for worker in active]
-        average = ring_average(carried, tokens, plan, outer.codec)
+        average = ring_average(carried, tokens, plan, payloads_named(outer.codec))
         for worker, rest in zip(active, carried, strict=True):
             fragment.scatter(rest, worker.pending)
         theta, momentum = fragment.gather(swarm.theta), fragment.gather(swarm.momentum)

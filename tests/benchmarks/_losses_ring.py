@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gossamer.node.rounds.residual import SumContribution
+from gossamer.node.rounds.residual import Contribution, SetContribution, SumContribution
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.payloads import SetPayloads, SumPayloads
 from gossamer.protocol.state import FloatVector
-from gossamer.protocol.tensor_codecs import codec
 
 
 @dataclass(frozen=True)
@@ -21,26 +21,24 @@ class Average:
     values: FloatVector
     """(num_elements,), as everybody decodes them."""
     num_bytes: int
-    """Of all chunks, encoded: what one member's part takes on the line once."""
+    """Of one member's part, all chunks."""
 
 
 def ring_average(
-    pendings: Sequence[FloatVector], tokens: Sequence[int], plan: ChunkPlan, codec_name: str
+    pendings: Sequence[FloatVector],
+    tokens: Sequence[int],
+    plan: ChunkPlan,
+    payloads: SumPayloads | SetPayloads,
+    error_decay: float = 1.0,
 ) -> Average:
     """Averages what the members carry, in ring order, weighted with their tokens.
 
     As `protocol.ring` rules while nobody falls: chunk c begins with member c mod N, walks once
-    round, and the last one divides. Afterwards `pendings` hold what each member carries on: its own
-    rounding errors, as `node.storage.work` leaves them.
+    round, and the last one finishes. Afterwards `pendings` hold what each member carries on, as
+    `node.storage.work` leaves it: of a sparse part all that was not sent, else rounding errors.
     """
-    members = [PeerId(str(number)) for number in range(len(pendings))]
-    tokens_of = dict(zip(members, tokens, strict=True))
-    parts = [
-        SumContribution(pending, plan, codec_name, members, tokens_of, member)
-        for member, pending in zip(members, pendings, strict=True)
-    ]
-    everybody = (1 << len(members)) - 1
-    coder = codec(codec_name)
+    parts = _contributions(pendings, tokens, plan, payloads, error_decay)
+    everybody = (1 << len(parts)) - 1
     values = np.empty(plan.num_elements, np.float32)
     num_bytes = 0
     for chunk in range(plan.num_chunks):
@@ -51,11 +49,30 @@ def ring_average(
         assert payload is not None
         final = order[-1].finalise(chunk, payload, everybody)
         where = plan.range_of(chunk)
-        values[where] = coder.decode(final, where.stop - where.start)
-        num_bytes += len(final)
+        values[where] = payloads.average(final, where.stop - where.start, everybody, tokens)
+        num_bytes += payloads.part_bytes(where.stop - where.start)
     for part, pending in zip(parts, pendings, strict=True):
-        pending[:] = 0.0
         for chunk in range(plan.num_chunks):
-            if (error := part.error_of(chunk)) is not None:
-                pending[plan.range_of(chunk)] = error
+            error = part.error_of(chunk)
+            pending[plan.range_of(chunk)] = 0.0 if error is None else error
     return Average(values, num_bytes)
+
+
+def _contributions(
+    pendings: Sequence[FloatVector],
+    tokens: Sequence[int],
+    plan: ChunkPlan,
+    payloads: SumPayloads | SetPayloads,
+    error_decay: float,
+) -> list[Contribution]:
+    if isinstance(payloads, SetPayloads):
+        return [
+            SetContribution(pending, plan, payloads, position, error_decay)
+            for position, pending in enumerate(pendings)
+        ]
+    members = [PeerId(str(number)) for number in range(len(pendings))]
+    tokens_of = dict(zip(members, tokens, strict=True))
+    return [
+        SumContribution(pending, plan, payloads.name, members, tokens_of, member)
+        for member, pending in zip(members, pendings, strict=True)
+    ]

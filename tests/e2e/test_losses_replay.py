@@ -130,7 +130,7 @@ def replay(manifest: Manifest, text: Text, headers: list[Header], shard_of: dict
     return len(headers)
 
 
-@pytest.mark.parametrize(("codec", "num_peers"), [("fp32", 2), ("int8", 2)])
+@pytest.mark.parametrize(("codec", "num_peers"), [("int8", 2)])
 def test_the_driver_reaches_the_states_of_a_real_swarm(
     tmp_path: Path, corpus: Path, codec: str, num_peers: int
 ) -> None:

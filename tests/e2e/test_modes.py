@@ -22,11 +22,10 @@ pytestmark = pytest.mark.e2e
 @pytest.mark.parametrize(
     ("top", "outer"),
     [
-        ("", 'codec = "int8"\noverlap = false'),
         ("", 'codec = "int4"\noverlap = true'),
         ('sync = "sparse"', "overlap = true"),
     ],
-    ids=["int8", "int4 with overlap", "sparse with overlap"],
+    ids=["int4", "sparse"],
 )
 def test_three_agree_and_two_go_on(tmp_path: Path, corpus: Path, top: str, outer: str) -> None:
     manifest = tmp_path / "run.toml"

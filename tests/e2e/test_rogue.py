@@ -40,7 +40,7 @@ from gossamer.protocol.ids import PeerId
 
 pytestmark = pytest.mark.e2e
 
-ATTACK_SECONDS = 4.0
+ATTACK_SECONDS = 3.0
 """Of each attack: long enough for what it does to be felt, and then its peer is gone."""
 
 CONNECT_SECONDS = 10.0
