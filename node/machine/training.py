@@ -152,6 +152,7 @@ class ProcessTrainer:
         """Why the newest save did not work; said once."""
         self._asking = trio.Lock()
         self._round: int | None = None
+        self._stop_asked = False
         self._has_work = False
         """Whether a round's work waits in the worker's memory."""
         self._base_read = trio.Event()
@@ -304,9 +305,11 @@ class ProcessTrainer:
             seconds_max=seconds,
             start=start,
         )
-        self._round = round_number
+        self._round, self._stop_asked = round_number, False
         try:
-            answer = await self._ask(begin)
+            while not (self.is_up or self.failure is not None or self._stop_asked):
+                await self._changed.wait()
+            answer = None if self._stop_asked else await self._ask(begin)
         finally:
             self._round = None
         if isinstance(answer, messages.Finished):
@@ -335,6 +338,8 @@ class ProcessTrainer:
 
     async def stop(self) -> None:
         if self._round is not None:
+            self._stop_asked = True
+            self._set(is_up=self.is_up)  # a round that waits for its worker does not begin
             await self._tell(messages.Stop())
 
     async def queue(self, shard: int, path: str, start: int, stop: int) -> None:

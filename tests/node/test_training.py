@@ -326,3 +326,29 @@ def test_suspended_while_it_is_started(manifest: Manifest, monkeypatch: pytest.M
     told = Told()
     act(story, manifest, monkeypatch, told)
     assert told.restarts == []
+
+
+def test_a_round_that_is_stopped_before_it_begins_does_not_begin(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker is just being started again: nobody waits for a whole round of it."""
+
+    async def story(trainer: ProcessTrainer, nursery: trio.Nursery) -> None:
+        await until(lambda: trainer.is_up)
+        await trainer.suspend()
+        await until(lambda: not trainer.is_up)
+        answers: list[m.Finished] = []
+
+        async def ask() -> None:
+            answers.append(await train(trainer, 1))
+
+        nursery.start_soon(ask)
+        await trio.sleep(0.05)
+        assert not answers
+        await trainer.stop()
+        await until(lambda: bool(answers))
+        assert (answers[0].round, answers[0].steps) == (1, 0)
+        trainer.resume()
+        assert (await train(trainer, 2)).steps > 0
+
+    act(story, manifest, monkeypatch, Told())
