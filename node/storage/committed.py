@@ -6,8 +6,7 @@ every block of its index is there; there is no other mark that could be wrong. T
 is: averaged chunks, commit record, checkpoint where one is due, then the `head` file. A process
 killed in between finds, at its next start, the newest head that it can rebuild.
 
-The two newest checkpoints are kept, and the averaged chunks since the older one; newcomers and
-peers that fell behind live on them.
+`retention` says how long older ones are kept, for newcomers and peers that fell behind.
 
 Everything here is synchronous and may take long for large models: callers use a thread, one at a
 time.
@@ -15,7 +14,6 @@ time.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ import structlog
 from gossamer.node.storage.blocks import BlockError, BlockStore, CorruptBlockError
 from gossamer.node.storage.chain_store import ChainStore, Entry
 from gossamer.node.storage.disk import DiskError, write_atomically
+from gossamer.node.storage.retention import Retention
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.chain import (
     ChunkFinal,
@@ -52,14 +51,6 @@ from gossamer.protocol.state import (
     index_of,
 )
 from gossamer.trainer.outer import descend, nesterov
-
-CHECKPOINTS_KEPT = 2
-"""A newcomer that began with the older one can finish while the newer one is written."""
-
-CHECKPOINT_SECONDS = 120.0
-CHECKPOINTS_MAX = 8
-"""Where rounds are quick more are kept, so that a newcomer has this long to fetch one; and no more
-than so many, each as large as the state. Such runs have small states."""
 
 _WAY_PIN = "way to a head"
 
@@ -94,7 +85,6 @@ class CommittedState:
     ) -> None:
         """`clock`: local seconds; the older checkpoints are kept by it."""
         self._read_only = read_only
-        self._clock = clock
         self._manifest = manifest
         self._store = store
         self.chain = chain
@@ -110,10 +100,7 @@ class CommittedState:
         self.index: StateIndex | None = None
         self.head = chain.genesis
         self.ledger = Ledger()
-        self.checkpoints: list[Entry] = []
-        self._updates_kept: dict[Digest, int] = {}
-        self._kept_seconds: dict[Digest, float] = {}
-        """Since when each checkpoint is one."""
+        self._retention = Retention(store, clock)
         self._held: list[Digest] = []
         self.is_loaded = False
         self._is_on_disk = True
@@ -131,6 +118,11 @@ class CommittedState:
     @property
     def checkpoint_round(self) -> int:
         return self.checkpoints[-1].round if self.checkpoints else 0
+
+    @property
+    def checkpoints(self) -> list[Entry]:
+        """That are kept, the oldest first."""
+        return self._retention.checkpoints
 
     # The outer step
 
@@ -208,8 +200,7 @@ class CommittedState:
             for payload, final in zip(finals, update.finals, strict=False):
                 self._store.put(payload, expected=Digest(final.digest))
             self._store.put(encode_update_index(update))
-            self._store.pin(_update_pin(head), _update_digests(header, update))
-            self._updates_kept[head] = header.round
+            self._retention.add_update(head, header.round, _update_digests(header, update))
         except DiskError as error:
             problem = error
         self.chain.add(commit, header)
@@ -247,7 +238,8 @@ class CommittedState:
         assert self.index is not None
         self._state_dir.require_ours()
         entry = self.entry
-        self._store.pin(_state_pin(entry), _state_digests(entry, self.index, self.ledger))
+        blocks = _state_digests(entry, self.index, self.ledger)
+        self._retention.hold_checkpoint(entry, blocks)
         for vector, digests in (
             (self.parameters, self.index.parameters),
             (self.momentum, self.index.momentum),
@@ -257,29 +249,7 @@ class CommittedState:
                     self._store.put(chunk_bytes(vector, self.plan, chunk), expected=Digest(digest))
         self._store.put(encode_ledger(self.ledger))
         self._store.put(encode_state_index(self.index))
-        self._keep_checkpoint(entry)
-
-    def _keep_checkpoint(self, entry: Entry) -> None:
-        self.checkpoints = [kept for kept in self.checkpoints if kept.head != entry.head]
-        self.checkpoints.append(entry)
-        now = self._kept_seconds[entry.head] = self._clock()
-        while self._has_too_old(now):
-            old = self.checkpoints.pop(0)
-            self._kept_seconds.pop(old.head, None)
-            self._store.discard(_state_pin(old))
-        oldest = self.checkpoints[0].round
-        for head, round_number in list(self._updates_kept.items()):
-            if round_number <= oldest and len(self.checkpoints) >= CHECKPOINTS_KEPT:
-                self._store.discard(_update_pin(head))
-                del self._updates_kept[head]
-
-    def _has_too_old(self, now: float) -> bool:
-        """Whether the oldest checkpoint need not be kept."""
-        if len(self.checkpoints) <= CHECKPOINTS_KEPT:
-            return False
-        # Those of an earlier life are as old as can be.
-        next_seconds = self._kept_seconds.get(self.checkpoints[1].head, -math.inf)
-        return len(self.checkpoints) > CHECKPOINTS_MAX or now > next_seconds + CHECKPOINT_SECONDS
+        self._retention.add_checkpoint(entry)
 
     # Rebuilding
 
@@ -355,8 +325,8 @@ class CommittedState:
         except (BlockError, RemoteProtocolError, ValueError) as error:
             raise CannotRebuildError(f"state of round {entry.round}: {error}") from error
         self._become(entry, self._next_parameters, self._next_momentum, index, ledger)
-        self._store.pin(_state_pin(entry), _state_digests(entry, index, ledger))
-        self._keep_checkpoint(entry)
+        self._retention.hold_checkpoint(entry, _state_digests(entry, index, ledger))
+        self._retention.add_checkpoint(entry)
 
     def finals_of(self, header: Header) -> tuple[ChunkFinal, ...]:
         """Who is in each average of a committed round. Raises CannotRebuildError."""
@@ -471,12 +441,10 @@ class CommittedState:
                 update = self._update_index(header)
             except CannotRebuildError:
                 return
-            self._store.pin(_update_pin(head), _update_digests(header, update))
-            self._updates_kept[head] = header.round
+            self._retention.add_update(head, header.round, _update_digests(header, update))
             if self.has_checkpoint(head):
                 entry = self.chain.entry(head)
-                self._store.pin(_state_pin(entry), self.state_blocks(head))
-                self.checkpoints.insert(0, entry)
+                self._retention.add_older_checkpoint(entry, self.state_blocks(head))
                 return
 
     def _state_index(self, entry: Entry) -> StateIndex:
@@ -499,14 +467,6 @@ class CommittedState:
 def chunks_with(finals: Sequence[ChunkFinal], position: int) -> list[bool]:
     """For each chunk whether the member at a ring position is in its average."""
     return [bool(final.mask() >> position & 1) for final in finals]
-
-
-def _state_pin(entry: Entry) -> str:
-    return f"state {entry.head.hex()}"
-
-
-def _update_pin(head: Digest) -> str:
-    return f"update {head.hex()}"
 
 
 def _state_digests(entry: Entry, index: StateIndex, ledger: Ledger) -> list[Digest]:

@@ -9,11 +9,11 @@ import trio
 from node_world import World, simulate
 
 from gossamer.node.peers.chain_sync import ChainRequest, ChainSync
-from gossamer.node.storage.committed import (
+from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.retention import (
     CHECKPOINT_SECONDS,
     CHECKPOINTS_KEPT,
     CHECKPOINTS_MAX,
-    CommittedState,
 )
 from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId
