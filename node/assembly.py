@@ -171,7 +171,7 @@ class Node:
             self._state_dir.health,
         )
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(stalls.run)
+            await nursery.start(stalls.run)
             nursery.start_soon(discovery.run)
             if not await self._get_manifest_blocks():
                 log.info("left before the run's data index was here")

@@ -1,7 +1,7 @@
 """Notices that this process itself did not run: stopped, suspended with its machine, or starved.
 
     stalls = StallWatch(on_stall=...)
-    nursery.start_soon(stalls.run)          # one task, which ticks
+    await nursery.start(stalls.run)         # one task, which ticks
 
     stalls.last()                           # the newest Stall, or None
     stalls.last().ended_seconds             # when it ended, in trio.current_time() terms
@@ -79,9 +79,10 @@ class StallWatch:
         self._suspended_seconds = 0.0
         self._stalled_seconds = 0.0
 
-    async def run(self) -> None:
-        """Ticks until cancelled. Until it has begun no stall is seen."""
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Ticks until cancelled. Until it has begun (`nursery.start` waits) no stall is seen."""
         self._looked_seconds, self._suspended_seconds = self._clock(), self._suspended()
+        task_status.started()
         while True:
             self._look()
             while self._untold:

@@ -293,7 +293,7 @@ class _Life:
         """Kills a worker that gives no sign of life."""
         started = trio.current_time()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._stalls.run)
+            await nursery.start(self._stalls.run)
             while True:
                 await trio.sleep(_WATCH_SECONDS)
                 if self._delivering:

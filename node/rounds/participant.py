@@ -173,8 +173,7 @@ class Participant:
                 training: LocalRound | None = None
                 while not self._orders.leave:
                     if training is not None and not self._goes_straight_on():
-                        entry = self.parts.committed.entry
-                        await training.end(entry.head, entry.round + 1)
+                        await self._end(training)
                         training = None
                     if self._orders.pause:
                         await self._paused()
@@ -206,12 +205,16 @@ class Participant:
                     self._orders.ring()
                     training = await turn.run()
                 if training is not None:
-                    entry = self.parts.committed.entry
-                    await training.end(entry.head, entry.round + 1)
+                    await self._end(training)
             except LeaveRequested:
                 pass
             await self._leave()
             rounds.cancel_scope.cancel()
+
+    async def _end(self, training: LocalRound) -> None:
+        """The next round does not begin here now: what was done ahead for it is carried."""
+        entry = self.parts.committed.entry
+        await training.end(entry.head, entry.round + 1)
 
     def _goes_straight_on(self) -> bool:
         """Whether the next round can begin on what the last one led to."""

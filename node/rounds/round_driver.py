@@ -247,6 +247,8 @@ class RoundDriver:
         payload: Payload,
     ) -> None:
         """A token or final of a ring came."""
+        if not self._still_needs(ring_id):
+            return
         self._check_length(chunk, mask, payload)
         digest = None
         if finisher is not None:
@@ -254,11 +256,8 @@ class RoundDriver:
         elif mask >> self._position & 1:
             # It goes on without an addition that would look at it, so it is looked at here.
             await self._run_in_thread(lambda: self._look_at(chunk, mask, payload))
-        if self.committed is not None:
-            return  # it comes late: the round is done here
-        if not self.is_running or self.ring_id != ring_id:
-            # Going on to acknowledge would make the sender wait for what never comes.
-            raise StreamClosed("another ring is followed here")
+        if not self._still_needs(ring_id):  # much may have happened meanwhile
+            return
         now = trio.current_time()
         if finisher is None or digest is None:
             self._apply(self.machine.token_received(now, ring_id, sender, chunk, mask, payload))
@@ -268,6 +267,15 @@ class RoundDriver:
                     now, ring_id, sender, chunk, mask, finisher, payload, digest
                 )
             )
+
+    def _still_needs(self, ring_id: Digest) -> bool:
+        """Whether what comes of a ring is of use; not if it comes late: the round is done here."""
+        if self.committed is not None:
+            return False
+        if not self.is_running or self.ring_id != ring_id:
+            # Going on to acknowledge would make the sender wait for what never comes.
+            raise StreamClosed("another ring is followed here")
+        return True
 
     def _look_at(self, chunk: int, mask: int, payload: Payload) -> Digest:
         """The digest of a payload that can be averaged; MalformedError for another."""
@@ -316,7 +324,7 @@ class RoundDriver:
         self._links = {}
         self._envelope = action.envelope
         self._position = action.ring.members.index(self._me)
-        others = set(action.ring.members) - {self._me}
+        others = [peer for peer in action.ring.members if peer != self._me]
         self._heard = {peer: (self._transport.heard_seconds(peer), 0.0) for peer in others}
         self.contribution = self._new_contribution(action.ring)
         log.debug(

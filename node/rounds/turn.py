@@ -28,7 +28,6 @@ from gossamer.node.rounds.upkeep import Upkeep
 from gossamer.protocol.attempt import Committed
 from gossamer.protocol.ids import short
 from gossamer.protocol.messages import Phase, Ready
-from gossamer.protocol.payloads import payloads_of
 from gossamer.protocol.round import Round, RoundRules
 from gossamer.trainer.messages import Start
 
@@ -91,7 +90,7 @@ class Turn:
     def _new_driver(self) -> RoundDriver:
         parts = self._parts
         outer, rounds = parts.manifest.outer, parts.manifest.rounds
-        payloads = payloads_of(parts.manifest.sync, outer)
+        payloads = parts.committed.payloads
         machine = Round(
             me=parts.me,
             run_id=parts.manifest.run_id,

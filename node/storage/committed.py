@@ -89,7 +89,7 @@ class CommittedState:
         self._store = store
         self.chain = chain
         self._state_dir = state_dir
-        self._payloads = payloads_of(manifest.sync, manifest.outer)
+        self.payloads = payloads_of(manifest.sync, manifest.outer)
         self.plan = ChunkPlan(manifest.model.num_parameters, manifest.outer.chunk_elements)
         self.parameters = parameters
         self.momentum: FloatVector = np.zeros_like(parameters)
@@ -143,7 +143,7 @@ class CommittedState:
         Raises:
             MalformedError: a final that is not one.
         """
-        outer, payloads = self._manifest.outer, self._payloads
+        outer, payloads = self._manifest.outer, self.payloads
         parameters, momentum = [], []
         for chunk, (payload, mask) in enumerate(zip(finals, masks, strict=True)):
             part = self.plan.range_of(chunk)

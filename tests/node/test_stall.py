@@ -99,8 +99,7 @@ def test_a_stopped_process() -> None:
         "watch = StallWatch(lambda stall: print(stall.lost_seconds, flush=True))\n"
         "async def main():\n"
         "    async with trio.open_nursery() as nursery:\n"
-        "        nursery.start_soon(watch.run)\n"
-        "        await trio.sleep(0)\n"
+        "        await nursery.start(watch.run)\n"
         "        print('ticks', flush=True)\n"
         "trio.run(main)\n"
     )
