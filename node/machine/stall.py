@@ -25,8 +25,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import trio
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
 
 TICK_SECONDS = 0.25
 """Four wake-ups a second, beside the ten with which connections are watched."""
@@ -79,7 +83,7 @@ class StallWatch:
         self._suspended_seconds = 0.0
         self._stalled_seconds = 0.0
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Ticks until cancelled. Until it has begun (`nursery.start` waits) no stall is seen."""
         self._looked_seconds, self._suspended_seconds = self._clock(), self._suspended()
         task_status.started()
