@@ -310,8 +310,8 @@ class Demo:
         fifth = self._start("join", self._address_of(host))
         self._note(f"{fifth} joins by the address of {host}")
         peer = self._record.peer(fifth)
-        self._until(lambda: bool(peer.rounds), f"round with {fifth} in the ring")
-        first = min(peer.rounds)
+        self._until(lambda: bool(peer.shared_rounds), f"round with {fifth} in the ring")
+        first = min(peer.shared_rounds)
         self.marks.append(Mark(first, f"{fifth} joined"))
         self._note(f"{fifth} has the state and is in the ring of round {first}")
 

@@ -41,6 +41,11 @@ class PeerRecord:
     def round(self) -> int:
         return 0 if self.status is None else self.status.round
 
+    @property
+    def shared_rounds(self) -> dict[int, LastRound]:
+        """The rounds that it committed with others: at a bad moment one may be alone in a ring."""
+        return {number: ring for number, ring in self.rounds.items() if len(ring.members) > 1}
+
     def ended(self, how: str) -> None:
         """It lives no more."""
         self.is_alive, self.doing = False, how
@@ -230,9 +235,7 @@ class Record:
 
     def bytes_per_round(self, name: str) -> tuple[float, int] | None:
         """Mean of what a peer sent in a round with others, and how many rounds those were."""
-        sent = [
-            ring.bytes_sent for ring in self.peer(name).rounds.values() if len(ring.members) > 1
-        ]
+        sent = [ring.bytes_sent for ring in self.peer(name).shared_rounds.values()]
         return (fmean(sent), len(sent)) if sent else None
 
 
