@@ -117,6 +117,7 @@ class Node:
             settings,
             str(self._state_dir.optimizer_path),
             on_step=self._on_step,
+            on_shared=lambda shared: self._node.shared(shared),
             on_need=lambda tokens: self._node.parts.feed.need_more(tokens),
             on_restart=self.metrics.restarts.add,
             on_configured=self._on_configured,
@@ -130,8 +131,8 @@ class Node:
         committed = CommittedState(manifest, trainer.base, self._store, chain, self._state_dir)
         work = Work(
             self._state_dir.root / "work",
-            trainer.pending,
-            committed.plan,
+            committed.carried_by(trainer.pending),
+            committed.round_plan,
             manifest.rounds.stale_rounds,
             self.metrics,
         )

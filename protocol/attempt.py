@@ -41,6 +41,7 @@ from gossamer.protocol.messages import (
     seal,
 )
 from gossamer.protocol.pace import RingPace
+from gossamer.protocol.payloads import Payloads
 from gossamer.protocol.proposal import Parent, Proposal, propose
 from gossamer.protocol.ring import Contribute, Final, Finalise, RingReduce, Send
 from gossamer.protocol.roster import Ring
@@ -126,6 +127,7 @@ class Attempt:
         identity: Self,
         parent: Parent,
         ring: Ring,
+        payloads: Payloads,
         reduce: RingReduce,
         pace: RingPace,
         now: float,
@@ -135,6 +137,7 @@ class Attempt:
         self._parent = parent
         self.ring = ring
         self.state: AttemptState = "reducing"
+        self._payloads = payloads
         self.reduce = reduce
         self.pace = pace
         self.accusations = Accusations(ring.members, self._me)
@@ -237,8 +240,14 @@ class Attempt:
         """The outer step was taken: vote for the header that follows."""
         if generation != self._generation or self.is_out:
             return []
+        finals = self._computed_finals
         self._proposal = propose(
-            self._self.run_id, self._parent, self.ring, self._computed_finals, state_digest
+            self._self.run_id,
+            self._parent,
+            self.ring,
+            finals,
+            [self._payloads.contributors(final.payload, final.mask) for final in finals],
+            state_digest,
         )
         self.state = "voting"
         return self.progress(now, self._vote(now, encode_header(self._proposal.header)))

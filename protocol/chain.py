@@ -121,8 +121,17 @@ def encode_commit(commit: Commit) -> bytes:
     return _encoder.encode(commit)
 
 
-def decode_update_index(data: bytes, num_chunks: int, num_members: int) -> UpdateIndex:
-    """Raises MalformedError if the bytes are not the update of a ring of this size."""
+def decode_update_index(
+    data: bytes, num_chunks: int, num_members: int, *, may_lack: bool = False
+) -> UpdateIndex:
+    """The update of a ring of this size.
+
+    Args:
+        may_lack: whether there may be chunks that nobody has a part in.
+
+    Raises:
+        MalformedError: the bytes are not one.
+    """
     try:
         index = _update_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -135,7 +144,8 @@ def decode_update_index(data: bytes, num_chunks: int, num_members: int) -> Updat
         if (
             len(final.digest) != DIGEST_BYTES
             or len(final.contributors) != (num_members + 7) // 8
-            or not 0 < final.mask() < 1 << num_members
+            or not (final.mask() or may_lack)
+            or final.mask() >= 1 << num_members
         ):
             raise MalformedError("update with a digest or contributors out of range")
     return index

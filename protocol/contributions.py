@@ -76,15 +76,16 @@ def add_record(payload: Buffer | None, position: int, block: Buffer) -> bytes:
     return result
 
 
-def split(payload: Buffer, mask: int, block_bytes_max: int) -> tuple[Record, ...]:
+def split(payload: Buffer, mask: int | None, block_bytes_max: int) -> tuple[Record, ...]:
     """The records of the members in `mask`, in ascending position; the blocks are not looked at.
 
     Raises:
-        MalformedError: anything but one record for each member in the mask, in this order.
+        MalformedError: anything but one record for each member in the mask (None: of whatever
+            members), in this order.
         OversizedError: a block longer than `block_bytes_max`.
     """
     records = tuple(record for _, record in _records(memoryview(payload)))
-    if sum(1 << record.position for record in records) != mask:
+    if mask is not None and sum(1 << record.position for record in records) != mask:
         raise MalformedError("contributions of other members than the mask says")
     for record in records:
         if len(record.block) > block_bytes_max:

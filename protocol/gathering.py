@@ -11,8 +11,9 @@ Rules
 - While a ring that does not name me is at work on this head I organise none, nor while one is that
   I was put out of when I could hear nobody in it (a thawed process). It is at work as long as one
   of its members is expected here and is not out of it. Members that leave a ring say so. After the
-  manifest's `gather_seconds` I wait for it no longer and organise one without its members: else a
-  peer could stop everybody with a ring of its own that it never commits.
+  manifest's `gather_seconds` (and where members train in their ring the time of that) I wait for it
+  no longer and organise one without its members: else a peer could stop everybody with a ring of
+  its own that it never commits.
 """
 
 from __future__ import annotations
@@ -40,13 +41,16 @@ class Gatherer:
         gather_seconds_max: float,
         gather_fraction: float,
         attempt_seconds: float,
+        ring_seconds: float = 0.0,
     ) -> None:
+        """`ring_seconds`: how long a ring without me may be at work beyond the gathering."""
         self._me = me
         self._head = head
         self._born_seconds = now
         self._gather_seconds_max = gather_seconds_max
         self._gather_fraction = gather_fraction
         self._attempt_seconds = attempt_seconds
+        self._ring_seconds = ring_seconds
         self._ready: dict[PeerId, Signed] = {}
         self._expected: frozenset[PeerId] = frozenset()
         self._gone: frozenset[PeerId] = frozenset()
@@ -132,7 +136,7 @@ class Gatherer:
         if elsewhere:
             if self._elsewhere_since_seconds is None:
                 self._elsewhere_since_seconds = now
-            patience = self._elsewhere_since_seconds + self._gather_seconds_max
+            patience = self._elsewhere_since_seconds + self._gather_seconds_max + self._ring_seconds
             if now < patience:
                 return Decision(None, "a ring without me is at work on this head", patience)
         self._left_out = elsewhere

@@ -19,7 +19,7 @@ from gossamer.protocol.errors import MalformedError, ManifestError, OversizedErr
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of, public_key_of
 
 Codec = Literal["fp32", "fp16", "int8", "int4"]
-SyncMode = Literal["diloco", "sparse"]
+SyncMode = Literal["diloco", "sparse", "distro"]
 
 _SIGNATURE_CONTEXT = b"gossamer manifest 1:"
 
@@ -91,9 +91,12 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     overlap: bool = False
     """Whether a peer trains on while its round is averaged."""
     top_k: int = 64
-    """Of `sparse`: values that are sent of each 4,096 (SparseLoCo, arXiv 2508.15706)."""
+    """Values that are sent: of `sparse` of each 4,096 (SparseLoCo, arXiv 2508.15706), of `distro`
+    of each chunk of up to 64 x 64 coefficients (DeMo, arXiv 2411.19870)."""
     error_decay: float = 0.95
     """Of `sparse`: the part of what was not sent that is carried into the next round."""
+    lookahead: bool = False
+    """Of `distro`: whether a peer takes its gradients where its own momentum would lead."""
 
     def is_warmup(self, round_number: int) -> bool:
         """Whether round `round_number` (the first is 1) belongs to the warm-up."""
@@ -368,6 +371,15 @@ def problems_of(manifest: Manifest) -> list[str]:
             1,
             limits.CHUNKS_MAX,
         )
+
+    if manifest.sync == "distro":
+        check(
+            "outer.inner_steps (shared steps of a round)", outer.inner_steps, 1, limits.CHUNKS_MAX
+        )
+        if outer.warmup_rounds:
+            problems.append('outer.warmup_rounds is not 0: every step of "distro" is shared')
+        if outer.overlap:
+            problems.append('outer.overlap is true: a step of "distro" needs the one before it')
 
     rounds = manifest.rounds
     check("rounds.round_seconds", rounds.round_seconds, 0.1, 86_400.0)

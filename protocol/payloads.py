@@ -1,9 +1,10 @@
 """What travels round the ring for a chunk, and what everybody makes of the final.
 
-Two kinds. A *sum* (`sync = "diloco"`) is the weighted sum of its members' parts, encoded anew by
-each of them; the final is its average, encoded once. A *set* (`sync = "sparse"`) is a list of what
-each member contributes, which nobody changes (`contributions`); the final is the same list, and
-everybody averages for himself. The ring's rules are the same for both.
+A *sum* (`sync = "diloco"`) is the weighted sum of its members' parts, encoded anew by each of them;
+the final is its average, encoded once. A *set* is a list of what each member contributes, which
+nobody changes (`contributions`); the final is the same list, and everybody makes of it what has to
+be made: an average (`sync = "sparse"`), or a shared step (`sync = "distro"`), in which a member
+that was late has no part. The ring's rules are the same for all.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from gossamer.protocol import limits
 from gossamer.protocol.chunk_values import Buffer, Float32Array
 from gossamer.protocol.contributions import RECORD_PREFIX_BYTES, reduce, split
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.manifest import OuterConfig, SyncMode
+from gossamer.protocol.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.sparse_codec import DEFAULT_K, SparseCodec
 from gossamer.protocol.tensor_codecs import TensorCodec, codec
 
 SPARSE = "sparse"
+DISTRO = "distro"
 
 
 class Payloads(Protocol):
@@ -31,14 +35,24 @@ class Payloads(Protocol):
     def part_bytes(self, num_elements: int) -> int:
         """Of what one member contributes to a chunk."""
 
-    def payload_bytes(self, num_elements: int, mask: int) -> int:
-        """Of a token or final of a chunk with these members in it."""
+    def is_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
+        """Whether a token or final of a chunk with these members may be so long."""
 
     def mean_bytes(self, num_elements: int, num_members: int) -> int:
         """Of a chunk on its way, over all links of a ring."""
 
+    def members_max(self, num_elements: int) -> int:
+        """Of a ring whose chunks have so many elements: a chunk has to fit one block."""
+
     def check(self, payload: Buffer, num_elements: int, mask: int) -> None:
-        """Raises MalformedError unless it can be averaged."""
+        """Raises MalformedError unless it is a chunk of these members."""
+
+    def contributors(self, payload: Buffer, mask: int) -> int:
+        """Which of the members in `mask` have a part in a final, as a mask."""
+
+
+class Averages(Payloads, Protocol):
+    """A kind whose finals stand for averages."""
 
     def average(
         self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
@@ -66,14 +80,20 @@ class SumPayloads:
     def part_bytes(self, num_elements: int) -> int:
         return self.coder.encoded_bytes(num_elements)
 
-    def payload_bytes(self, num_elements: int, mask: int) -> int:
-        return self.coder.encoded_bytes(num_elements)
+    def is_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
+        return num_bytes == self.coder.encoded_bytes(num_elements)
 
     def mean_bytes(self, num_elements: int, num_members: int) -> int:
         return self.coder.encoded_bytes(num_elements)
 
+    def members_max(self, num_elements: int) -> int:
+        return limits.RING_MEMBERS_MAX
+
     def check(self, payload: Buffer, num_elements: int, mask: int) -> None:
         self.coder.decode(payload, num_elements)
+
+    def contributors(self, payload: Buffer, mask: int) -> int:
+        return mask
 
     def average(
         self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
@@ -92,17 +112,21 @@ class SetPayloads:
     def part_bytes(self, num_elements: int) -> int:
         return RECORD_PREFIX_BYTES + self.coder.encoded_bytes(num_elements)
 
-    def payload_bytes(self, num_elements: int, mask: int) -> int:
-        return mask.bit_count() * self.part_bytes(num_elements)
+    def is_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
+        return num_bytes == mask.bit_count() * self.part_bytes(num_elements)
 
     def mean_bytes(self, num_elements: int, num_members: int) -> int:
-        # One member's part goes over the first link, all but the last one's over the last; and the
-        # final, with all, over as many links.
-        return 3 * num_members * self.part_bytes(num_elements) // 4
+        return _mean_of_set(num_members, self.part_bytes(num_elements))
+
+    def members_max(self, num_elements: int) -> int:
+        return _members_of_set(self.part_bytes(num_elements))
 
     def check(self, payload: Buffer, num_elements: int, mask: int) -> None:
         for record in split(payload, mask, self.coder.encoded_bytes(num_elements)):
             self.coder.decode(record.block, num_elements)
+
+    def contributors(self, payload: Buffer, mask: int) -> int:
+        return mask
 
     def average(
         self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
@@ -115,11 +139,63 @@ class SetPayloads:
         return reduce(records, weights, num_elements, self.coder.decode).average
 
 
+class SignPayloads:
+    """Lists of sign updates, a list a shared step. Chunks are steps, and have no elements."""
+
+    name = DISTRO
+
+    def __init__(self, coder: SignCodec) -> None:
+        self.coder = coder
+
+    def part_bytes(self, num_elements: int) -> int:
+        return RECORD_PREFIX_BYTES + self.coder.encoded_bytes
+
+    def is_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
+        num_members = mask.bit_count()
+        blocks = num_bytes - num_members * RECORD_PREFIX_BYTES
+        return blocks in range(
+            0, num_members * self.coder.encoded_bytes + 1, self.coder.encoded_bytes
+        )
+
+    def mean_bytes(self, num_elements: int, num_members: int) -> int:
+        return _mean_of_set(num_members, self.part_bytes(num_elements))
+
+    def members_max(self, num_elements: int) -> int:
+        return _members_of_set(self.part_bytes(num_elements))
+
+    def check(self, payload: Buffer, num_elements: int, mask: int) -> None:
+        self.updates(payload, mask)
+
+    def contributors(self, payload: Buffer, mask: int | None) -> int:
+        records = split(payload, mask, self.coder.encoded_bytes)
+        return sum(1 << record.position for record in records if len(record.block))
+
+    def updates(self, payload: Buffer, mask: int | None = None) -> list[SignUpdate]:
+        """Of the members that have a part in a step, by ring position.
+
+        Raises:
+            MalformedError: it is no step of these members (None: of whatever members).
+        """
+        records = split(payload, mask, self.coder.encoded_bytes)
+        return [self.coder.decode(record.block) for record in records if len(record.block)]
+
+
+def _mean_of_set(num_members: int, part_bytes: int) -> int:
+    # One member's part goes over the first link, all but the last one's over the last; and the
+    # final, with all, over as many links.
+    return 3 * num_members * part_bytes // 4
+
+
+def _members_of_set(part_bytes: int) -> int:
+    return min(limits.RING_MEMBERS_MAX, limits.BLOCK_BYTES_MAX // part_bytes)
+
+
 def payloads_named(name: str, top_k: int = DEFAULT_K) -> SumPayloads | SetPayloads:
     """The kind of that name. VersionError if this version does not know it."""
     return SetPayloads(SparseCodec(top_k)) if name == SPARSE else SumPayloads(codec(name))
 
 
 def payloads_of(sync: SyncMode, outer: OuterConfig) -> SumPayloads | SetPayloads:
-    """The kind that a run uses. VersionError for a codec that this version does not know."""
+    """The kind that a run of averages uses. VersionError for a codec that this version does not
+    know."""
     return payloads_named(SPARSE if sync == "sparse" else outer.codec, outer.top_k)

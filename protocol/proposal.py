@@ -41,13 +41,21 @@ class Proposal:
     ledger: Ledger
 
 
-def credited_tokens(ring: Ring, finals: Sequence[Final]) -> list[int]:
-    """What the round's header will say of each member, by ring position."""
-    counts = [sum(final.mask >> i & 1 for final in finals) for i in range(len(ring.members))]
+def credited_tokens(ring: Ring, contributors: Sequence[int]) -> list[int]:
+    """What the round's header will say of each member, by ring position.
+
+    Args:
+        contributors: mask of who has a part in each chunk.
+    """
     return [
-        tokens_taken(ready.tokens, count, len(finals))
-        for ready, count in zip(ring.ready, counts, strict=True)
+        tokens_taken(ready.tokens, count, len(contributors))
+        for ready, count in zip(ring.ready, _counts(ring, contributors), strict=True)
     ]
+
+
+def _counts(ring: Ring, contributors: Sequence[int]) -> list[int]:
+    """Chunks that each member has a part in, by ring position."""
+    return [sum(mask >> i & 1 for mask in contributors) for i in range(len(ring.members))]
 
 
 def propose(
@@ -55,21 +63,28 @@ def propose(
     parent: Parent,
     ring: Ring,
     finals: Sequence[Final],
+    contributors: Sequence[int],
     state_digest: Digest,
 ) -> Proposal:
-    """The header of the round that took these finals and reached this state."""
+    """The header of the round that took these finals and reached this state.
+
+    Args:
+        contributors: mask of who has a part in each final.
+    """
     num_members, num_chunks = len(ring.members), len(finals)
-    counts = [sum(final.mask >> i & 1 for final in finals) for i in range(num_members)]
-    members = tuple(map(Member, ring.members, credited_tokens(ring, finals)))
+    members = tuple(map(Member, ring.members, credited_tokens(ring, contributors)))
     spans: set[Span] = set()
-    for ready, count in zip(ring.ready, counts, strict=True):
+    for ready, count in zip(ring.ready, _counts(ring, contributors), strict=True):
         if spans_taken(count, num_chunks):
             spans.update(ready.spans)
     consumed = newly_consumed(parent.ledger, spans)
     ledger = apply_spans(parent.ledger, consumed)
     update = UpdateIndex(
         ring.roster.codec,
-        tuple(ChunkFinal(f.digest, mask_bytes(f.mask, num_members)) for f in finals),
+        tuple(
+            ChunkFinal(final.digest, mask_bytes(mask, num_members))
+            for final, mask in zip(finals, contributors, strict=True)
+        ),
     )
     header = Header(
         limits.PROTOCOL_VERSION,

@@ -151,6 +151,11 @@ class RingReduce:
             raise LocalProtocolError("finals of a ring that is not complete")
         return finals
 
+    def final_of(self, chunk: int) -> Payload | None:
+        """The best final of a chunk so far."""
+        final = self._chunks[chunk].final
+        return None if final is None else final.payload
+
     @property
     def successor(self) -> PeerId | None:
         """The next living member after me; None if I am the last one."""

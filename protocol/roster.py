@@ -108,12 +108,13 @@ def make_roster(
     ready: Mapping[PeerId, Signed],
     codec: str,
     chunk_elements: int,
+    members_max: int = limits.RING_MEMBERS_MAX,
 ) -> Roster:
-    """The ring of all ready peers, at most `RING_MEMBERS_MAX` of them by rank.
+    """The ring of all ready peers, at most `members_max` of them by rank.
 
     Of peers that consumed data in very many pieces fewer fit into one message.
     """
-    order = ring_order(head, attempt, ready)[: limits.RING_MEMBERS_MAX]
+    order = ring_order(head, attempt, ready)[:members_max]
     num_bytes = 0
     for place, peer in enumerate(order):
         num_bytes += len(ready[peer].payload) + _MEMBER_OVERHEAD_BYTES
@@ -142,17 +143,26 @@ class Ring:
 
 
 def open_roster(
-    signed: Signed, roster: Roster, run_id: Digest, verify: Verify, codec: str, chunk_elements: int
+    signed: Signed,
+    roster: Roster,
+    run_id: Digest,
+    verify: Verify,
+    codec: str,
+    chunk_elements: int,
+    members_max: int = limits.RING_MEMBERS_MAX,
 ) -> Ring:
     """The ring of a roster after everything in it was checked.
 
     Raises:
         MalformedError: members that are not ready for this head, in the wrong order, without work,
-            an organiser that is not a member, or another codec or chunk plan than the manifest's.
+            or more of them than a chunk has room for; an organiser that is not a member; or another
+            codec or chunk plan than the manifest's.
         ForgedError: a member's `Ready` that it did not sign.
     """
     if roster.codec != codec or roster.chunk_elements != chunk_elements:
         raise MalformedError("roster with another codec or chunk plan than the manifest's")
+    if len(roster.members) > members_max:
+        raise MalformedError(f"roster of {len(roster.members)} members; at most {members_max}")
     members: list[PeerId] = []
     readies: list[Ready] = []
     for envelope in roster.members:

@@ -82,6 +82,13 @@ class RoundRules:
     gather_seconds: float
     gather_fraction: float
     attempt_seconds: float
+    ring_seconds: float = 0.0
+    """How long a ring is at work by the manifest, beside its transfers: with shared steps its
+    members train in it."""
+
+    @property
+    def members_max(self) -> int:
+        return self.payloads.members_max(self.chunk_elements)
 
     def chunk_bytes(self, num_members: int) -> int:
         """Size of a chunk on its way, the mean over a whole ring."""
@@ -123,6 +130,7 @@ class Round:
             rules.gather_seconds,
             rules.gather_fraction,
             rules.attempt_seconds,
+            rules.ring_seconds,
         )
         self._attempt: Attempt | None = None
         """The ring that I follow, or followed last."""
@@ -190,6 +198,13 @@ class Round:
         if attempt is None or attempt.is_out or self.state == "gathering":
             return self._parent.tokens_total
         return attempt.attainable_tokens
+
+    def final_of(self, ring_id: Digest, chunk: int) -> Payload | None:
+        """The best average of a chunk so far; None while there is none, or in another ring."""
+        attempt = self._attempt
+        if attempt is None or attempt.ring.ring_id != ring_id:
+            return None
+        return attempt.reduce.final_of(chunk)
 
     def inventory(self, ring_id: Digest) -> Inventory | None:
         """What I hold of the ring's chunks; None if it is not the one that I follow."""
@@ -347,6 +362,7 @@ class Round:
             self._gatherer.ready,
             self._rules.payloads.name,
             self._rules.chunk_elements,
+            self._rules.members_max,
         )
         publish = self._self.seal(roster)
         return [publish, *self._roster(now, publish.signed, roster)]
@@ -354,7 +370,9 @@ class Round:
     def _roster(self, now: float, signed: Signed, roster: Roster) -> list[Action]:
         rules = self._rules
         run_id, name = self._self.run_id, rules.payloads.name
-        ring = open_roster(signed, roster, run_id, self._verify, name, rules.chunk_elements)
+        ring = open_roster(
+            signed, roster, run_id, self._verify, name, rules.chunk_elements, rules.members_max
+        )
         if ring.ring_id in self._void_rings:
             return []
         mine = self._gatherer.mine
@@ -410,7 +428,7 @@ class Round:
             line_was_slow=self._line_was_slow,
         )
         reduce = RingReduce(ring.members, self._me, rules.num_chunks)
-        return Attempt(self._self, self._parent, ring, reduce, pace, now)
+        return Attempt(self._self, self._parent, ring, rules.payloads, reduce, pace, now)
 
     # The rules: the ring
 

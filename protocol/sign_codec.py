@@ -5,108 +5,141 @@ coefficients the `k` of largest magnitude, one bit of sign and ceil(log2(c)) bit
 entries follow each other bit by bit, a chunk's in increasing index, each the bits of its index (the
 lowest first) and then its sign (1: negative); bits fill bytes from the lowest on, and what is left
 of the last byte is 0. With k = 4 of 4096 a chunk takes 52 bits, 0.0127 a parameter.
+
+A model's tensors have chunks of several sizes: `shapes` lists (number of chunks, coefficients of
+each), in the order in which their coefficients are numbered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.protocol.chunk_values import Buffer, Float32Array, check_length
+from gossamer.protocol.chunk_values import Buffer
 from gossamer.protocol.errors import MalformedError
 
 CHUNK_COEFFICIENTS_MAX = 4096
 
-IndexArray = npt.NDArray[np.intp]
-BoolArray = npt.NDArray[np.bool_]
+Shape = tuple[int, int]
+"""(number of chunks, coefficients of each)"""
 
 
 @dataclass(frozen=True)
-class Signs:
-    """Some coefficients of every chunk, of which only the sign is known."""
+class SignUpdate:
+    """One peer's part of a step: of each chunk its strongest coefficients."""
 
-    indices: IndexArray
-    """(num_chunks, k), strictly increasing in each chunk."""
-    is_negative: BoolArray
-    """(num_chunks, k)"""
+    places: npt.NDArray[np.int64]
+    """(num_sent,) numbers of coefficients, ascending."""
+    is_positive: npt.NDArray[np.bool_]
+    """(num_sent,)"""
 
 
 @dataclass(frozen=True)
-class SignCodec:
-    """Writes `k` signs of each of `num_chunks` chunks of `chunk_coefficients` coefficients."""
+class _Part:
+    """The chunks of one size that follow each other."""
 
+    first: int
+    """Number of its first coefficient."""
     num_chunks: int
-    chunk_coefficients: int
+    coefficients: int
     k: int
 
-    def __post_init__(self) -> None:
-        if self.num_chunks < 1 or not 1 < self.chunk_coefficients <= CHUNK_COEFFICIENTS_MAX:
-            raise ValueError(f"{self.num_chunks} chunks of {self.chunk_coefficients} coefficients")
-        if not 1 <= self.k <= self.chunk_coefficients:
-            raise ValueError(f"k is {self.k} of {self.chunk_coefficients}")
+    @property
+    def num_entries(self) -> int:
+        return self.num_chunks * self.k
+
+    @property
+    def index_bits(self) -> int:
+        return (self.coefficients - 1).bit_length()
+
+    @property
+    def num_bits(self) -> int:
+        return self.num_entries * (self.index_bits + 1)
+
+
+class SignCodec:
+    """Writes the signs of `k` coefficients (all, of smaller chunks) of every chunk."""
+
+    def __init__(self, shapes: Sequence[Shape], k: int) -> None:
+        """Raises ValueError for shapes or a k that no chunk can have."""
+        if not shapes or k < 1:
+            raise ValueError(f"{k} signs of each chunk of {len(shapes)} tensors")
+        self.shapes, self.k = tuple(shapes), k
+        self._parts: list[_Part] = []
+        first = 0
+        for num_chunks, coefficients in shapes:
+            if num_chunks < 1 or not 1 <= coefficients <= CHUNK_COEFFICIENTS_MAX:
+                raise ValueError(f"{num_chunks} chunks of {coefficients} coefficients")
+            self._parts.append(_Part(first, num_chunks, coefficients, min(k, coefficients)))
+            first += num_chunks * coefficients
+        self.num_coefficients = first
+        self.num_entries = sum(part.num_entries for part in self._parts)
+        self._num_bits = sum(part.num_bits for part in self._parts)
 
     @property
     def encoded_bytes(self) -> int:
-        return (self.num_chunks * self.k * (self._index_bits + 1) + 7) // 8
+        return (self._num_bits + 7) // 8
 
-    @property
-    def _index_bits(self) -> int:
-        return (self.chunk_coefficients - 1).bit_length()
+    def encode(self, update: SignUpdate) -> bytes:
+        """Raises ValueError for anything but k ascending places of every chunk."""
+        if not update.places.shape == update.is_positive.shape == (self.num_entries,):
+            raise ValueError(f"{update.places.shape} signs instead of {self.num_entries}")
+        stream: list[npt.NDArray[np.uint8]] = []
+        start = 0
+        for part in self._parts:
+            stop = start + part.num_entries
+            indices = update.places[start:stop].reshape(part.num_chunks, part.k)
+            indices = indices - self._starts(part)
+            if not _is_valid(indices, part):
+                raise ValueError("places that do not ascend, or are of another chunk")
+            bits = np.empty((part.num_chunks, part.k, part.index_bits + 1), np.uint8)
+            for bit in range(part.index_bits):
+                bits[:, :, bit] = indices >> bit & 1
+            bits[:, :, -1] = ~update.is_positive[start:stop].reshape(part.num_chunks, part.k)
+            stream.append(bits.reshape(-1))
+            start = stop
+        return np.packbits(np.concatenate(stream), bitorder="little").tobytes()
 
-    def encode(self, signs: Signs) -> bytes:
-        """Raises ValueError for indices that do not increase, or of another shape."""
-        shape = (self.num_chunks, self.k)
-        if signs.indices.shape != shape or signs.is_negative.shape != shape:
-            raise ValueError(f"signs of shape {signs.indices.shape} instead of {shape}")
-        if not self._is_valid(signs.indices):
-            raise ValueError("indices that do not increase, or lie outside")
-        bits = np.empty((*shape, self._index_bits + 1), np.uint8)
-        for bit in range(self._index_bits):
-            bits[:, :, bit] = signs.indices >> bit & 1
-        bits[:, :, -1] = signs.is_negative
-        return np.packbits(bits, bitorder="little").tobytes()
-
-    def decode(self, data: Buffer) -> Signs:
+    def decode(self, data: Buffer) -> SignUpdate:
         """Raises MalformedError for anything that `encode` does not write."""
-        num_entries = self.num_chunks * self.k
-        check_length("sign", data, num_entries, self.encoded_bytes)
+        if len(data) != self.encoded_bytes:
+            raise MalformedError(f"signs in {len(data)} bytes instead of {self.encoded_bytes}")
         stream = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
-        num_bits = num_entries * (self._index_bits + 1)
-        if stream[num_bits:].any():
-            raise MalformedError("a sign chunk with more bits than entries")
-        bits = stream[:num_bits].reshape(self.num_chunks, self.k, -1)
-        indices = np.zeros((self.num_chunks, self.k), np.intp)
-        for bit in range(self._index_bits):
-            indices |= bits[:, :, bit].astype(np.intp) << bit
-        if not self._is_valid(indices):
-            raise MalformedError("indices of a sign chunk that do not increase, or lie outside")
-        return Signs(indices, bits[:, :, -1].astype(np.bool_))
+        if stream[self._num_bits :].any():
+            raise MalformedError("more bits than signs")
+        places, signs = [], []
+        for part, bits in self._split(stream):
+            indices = np.zeros((part.num_chunks, part.k), np.int64)
+            for bit in range(part.index_bits):
+                indices |= bits[:, :, bit].astype(np.int64) << bit
+            if not _is_valid(indices, part):
+                raise MalformedError("indices of signs that do not ascend, or lie outside")
+            places.append((indices + self._starts(part)).reshape(-1))
+            signs.append(bits[:, :, -1].reshape(-1) == 0)
+        return SignUpdate(np.concatenate(places), np.concatenate(signs))
 
-    def reduce(self, contributions: Iterable[Signs]) -> Float32Array:
-        """Of each coefficient the mean sign over the contributions that have it, 0 without any.
+    def _split(
+        self, stream: npt.NDArray[np.uint8]
+    ) -> Iterator[tuple[_Part, npt.NDArray[np.uint8]]]:
+        start = 0
+        for part in self._parts:
+            bits = stream[start : start + part.num_bits]
+            yield part, bits.reshape(part.num_chunks, part.k, part.index_bits + 1)
+            start += part.num_bits
 
-        Counts and sums are small integers, and one division is rounded once: the same bits
-        everywhere and in any order.
+    @staticmethod
+    def _starts(part: _Part) -> npt.NDArray[np.int64]:
+        """(num_chunks, 1): number of each chunk's first coefficient."""
+        chunks = np.arange(part.num_chunks, dtype=np.int64)[:, np.newaxis]
+        return part.first + part.coefficients * chunks
 
-        Returns: (num_chunks, chunk_coefficients)
-        """
-        shape = (self.num_chunks, self.chunk_coefficients)
-        sums, counts = np.zeros(shape, np.int16), np.zeros(shape, np.int16)
-        chunk = np.arange(self.num_chunks)[:, np.newaxis]
-        for signs in contributions:
-            # An index is in a chunk once, so nothing is lost by adding at an index array.
-            sums[chunk, signs.indices] += np.where(signs.is_negative, np.int16(-1), np.int16(1))
-            counts[chunk, signs.indices] += np.int16(1)
-        means = sums.astype(np.float32)
-        means /= np.maximum(counts, 1)
-        return means
 
-    def _is_valid(self, indices: IndexArray) -> bool:
-        return bool(
-            (np.diff(indices, axis=1) > 0).all()
-            and indices.min() >= 0
-            and indices.max() < self.chunk_coefficients
-        )
+def _is_valid(indices: npt.NDArray[np.int64], part: _Part) -> bool:
+    return bool(
+        (np.diff(indices, axis=1) > 0).all()
+        and indices.min() >= 0
+        and indices.max() < part.coefficients
+    )

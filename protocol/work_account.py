@@ -44,6 +44,8 @@ OFFERS_MAX = 64
 """Offers that are remembered: so many rounds back a branch may turn out to have taken one."""
 
 STALE = "stale"
+LATE = "late"
+"""Shared steps went on without it; what it was for stays in the momentum."""
 ABANDONED = "abandoned"
 """Its round took it, or may have, and nobody can say how much of it."""
 
@@ -115,6 +117,11 @@ class WorkAccount:
         return sum(lot.carried for lot in self.state.lots.values())
 
     @property
+    def has_work(self) -> bool:
+        """Whether a chunk has work in it, be it of no tokens."""
+        return any(self.state.since)
+
+    @property
     def committed(self) -> int:
         return self.state.committed_on_time + self.state.committed_late
 
@@ -151,8 +158,14 @@ class WorkAccount:
 
     # Rounds
 
-    def offer(self, head: bytes, round_number: int) -> Offer | None:
-        """All that is carried is offered to the round after `head`. None if nothing is carried."""
+    def offer(
+        self, head: bytes, round_number: int, spans: Sequence[Span] | None = None
+    ) -> Offer | None:
+        """All that is carried is offered to the round after `head`. None if nothing is carried.
+
+        Args:
+            spans: the data that the `Ready` named; None: all that is not in the ledger.
+        """
         state = self.state
         lots = {number: lot.carried for number, lot in state.lots.items() if lot.carried}
         if not lots:
@@ -162,7 +175,7 @@ class WorkAccount:
             head=head,
             round=round_number,
             lots=lots,
-            spans=tuple(state.spans),
+            spans=tuple(state.spans if spans is None else spans),
         )
         state.offers.append(offer)
         del state.offers[:-OFFERS_MAX]
@@ -315,10 +328,15 @@ class WorkAccount:
 
     # Giving up
 
-    def drop(self, reason: str) -> int:
-        """All that is carried will not be taken; `pending` has to be zero. Returns its tokens."""
+    def drop(self, reason: str, spans: Sequence[Span] = ()) -> int:
+        """All that is carried will not be taken; `pending` has to be zero. Returns its tokens.
+
+        Args:
+            spans: the data of work that rounds took, and that is not in the ledger yet.
+        """
         tokens = self.carried
         self._give_up(self._all_chunks, reason)
+        self.state.spans = list(spans)
         return tokens
 
     def drop_stale(self, next_round: int) -> tuple[int, int]:

@@ -1,57 +1,15 @@
-"""The discrete cosine transform of a model's tensors, chunk by chunk (DeMo, arXiv 2411.19870).
+"""The discrete cosine transform of a model's tensors, chunk by chunk, on the trainer's device.
 
-A matrix is cut into chunks of `rows x columns`, each the largest divisor of its dimension up to
-`CHUNK_SIDE_MAX`; a vector into chunks of one row. Coefficients lie chunk after chunk, tensor after
-tensor in flat order, so there are as many as parameters. The transform is the orthonormal DCT-II
-over both sides: `coefficients = B_rows @ chunk @ B_columns.T`.
-
-Two inverses: `inverse` in fp32 for what one peer keeps to itself, and `inverse_exact` for what all
-peers must agree on, bit for bit. The latter is exact integer arithmetic: the basis is a table of
-integers (`BASIS_SCALE` times the real one, rounded), the coefficients are integers of at most
-`COEFFICIENT_MAX`, and with at most 64 x 64 of them in a chunk every product and every partial sum,
-in whatever order, is an integer of at most 2**52. A float64 holds those exactly. So the matrix
-product may be done by any library, with fused multiply-adds and in any order: nothing is rounded.
+In fp32, for what one peer keeps to itself; `dct_exact` says how tensors are cut and has the inverse
+that all peers agree on.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from functools import cache
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer.flat import Tensor, layout_of
-
-CHUNK_SIDE_MAX = 64
-"""DeMo's s: 4096 coefficients, whose index has 12 bits."""
-
-BASIS_SCALE = 2**14
-"""Entries of the real basis are at most 1; rounding them to 2**-14 turns a sign only where the sum
-is next to nothing."""
-
-COEFFICIENT_MAX = 2**12
-
-
-@dataclass(frozen=True)
-class Grid:
-    """One tensor's chunks."""
-
-    tensor: Tensor
-    rows: int
-    columns: int
-    """Of a chunk."""
-
-    @property
-    def chunk_elements(self) -> int:
-        return self.rows * self.columns
-
-    @property
-    def num_chunks(self) -> int:
-        return self.tensor.num_elements // self.chunk_elements
+from gossamer.trainer.dct_exact import Grid, basis, grids_of
 
 
 class ModelDct:
@@ -59,10 +17,10 @@ class ModelDct:
 
     def __init__(self, model: ModelConfig, device: torch.device | None = None) -> None:
         self.num_parameters = model.num_parameters
-        self.grids = tuple(_grid_of(tensor) for tensor in layout_of(model))
+        self.grids = grids_of(model)
         sides = {side for grid in self.grids for side in (grid.rows, grid.columns)}
         self._bases = {
-            side: torch.from_numpy(_basis(side)).to(device, torch.float32) for side in sides
+            side: torch.from_numpy(basis(side)).to(device, torch.float32) for side in sides
         }
 
     def forward(self, vector: torch.Tensor) -> torch.Tensor:
@@ -82,56 +40,6 @@ class ModelDct:
             rows, columns = self._bases[grid.rows], self._bases[grid.columns]
             parts.append(_from_chunks(rows.T @ chunks @ columns, grid).reshape(-1))
         return torch.cat(parts)
-
-    def inverse_exact(self, coefficients: NDArray[np.int64]) -> NDArray[np.float64]:
-        """`BASIS_SCALE ** 2` times the vector of these coefficients in the rounded basis: integers.
-
-        Raises:
-            ValueError: a coefficient above `COEFFICIENT_MAX`.
-        """
-        if np.abs(coefficients).max(initial=0) > COEFFICIENT_MAX:
-            raise ValueError(f"a coefficient is above {COEFFICIENT_MAX}: sums would be rounded")
-        out = np.empty(self.num_parameters, np.float64)
-        for grid in self.grids:
-            chunks = coefficients[grid.tensor.range].reshape(-1, grid.rows, grid.columns)
-            values = integer_basis(grid.rows).T @ chunks.astype(np.float64)
-            values = values @ integer_basis(grid.columns)
-            out[grid.tensor.range] = (
-                _from_chunks(torch.from_numpy(values), grid).reshape(-1).numpy()
-            )
-        return out
-
-
-@cache
-def integer_basis(side: int) -> NDArray[np.float64]:
-    """(side, side): `BASIS_SCALE` times the basis, rounded to integers.
-
-    The cosines may differ by a unit in the last place between machines; no entry is so near to
-    the middle between two integers that this could show (tested for every side).
-    """
-    return np.rint(BASIS_SCALE * _basis(side))
-
-
-def _basis(side: int) -> NDArray[np.float64]:
-    """(frequency, place) of the orthonormal DCT-II."""
-    rows = [
-        [
-            math.sqrt((1 if frequency == 0 else 2) / side)
-            * math.cos(math.pi * (2 * place + 1) * frequency / (2 * side))
-            for place in range(side)
-        ]
-        for frequency in range(side)
-    ]
-    return np.array(rows)
-
-
-def _grid_of(tensor: Tensor) -> Grid:
-    *rows, columns = tensor.shape
-    return Grid(tensor, _side_of(rows[0]) if rows else 1, _side_of(columns))
-
-
-def _side_of(size: int) -> int:
-    return next(side for side in range(min(size, CHUNK_SIDE_MAX), 0, -1) if size % side == 0)
 
 
 def _to_chunks(values: torch.Tensor, grid: Grid) -> torch.Tensor:

@@ -110,7 +110,7 @@ class LocalTrainer:
         self._decoder = Decoder(model, self.device.torch_device)
         self._decoder.flat.zero_()
         self._parameters = list(self._decoder.parameters())
-        self._optimizer = AdamW(self._parameters, inner)
+        self._optimizer = self._make_optimizer()
         self._optimizer_path = Path(optimizer_path) if optimizer_path else None
         self._queue = DataQueue(model.context, token_bytes, model.vocabulary)
         self._micro_batch = micro_batch or self.device.micro_batch_of(
@@ -122,9 +122,13 @@ class LocalTrainer:
         self._asked = False
         self.optimizer_problem = self._load_moments()
 
+    def _make_optimizer(self) -> AdamW | None:
+        """Whoever updates the parameters otherwise has no use for its moments."""
+        return AdamW(self._parameters, self._inner)
+
     @property
     def optimizer_steps(self) -> int:
-        return self._optimizer.num_steps
+        return 0 if self._optimizer is None else self._optimizer.num_steps
 
     @property
     def micro_batch(self) -> int:
@@ -150,6 +154,11 @@ class LocalTrainer:
             or self.seconds_left <= 0
             or len(current.spans) >= _SPANS_PER_ROUND
         )
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether the next step has to wait for word of what became of the last one."""
+        return False
 
     def genesis(self) -> None:
         """Writes the seed's initial weights into `base`."""
@@ -212,15 +221,16 @@ class LocalTrainer:
         batch = self._queue.take(self._inner.sequences_per_step)
         if batch is None:
             return None
+        learning_rate = learning_rate_at(current.next_step, self._inner)
+        self._take_position()
         loss, norm = self._gradients(batch)
         skipped = not (math.isfinite(loss) and math.isfinite(norm))
-        learning_rate = learning_rate_at(current.next_step, self._inner)
         if not skipped:
             if norm > self._inner.clip_norm:
                 for parameter in self._parameters:
                     assert parameter.grad is not None
                     parameter.grad.mul_(self._inner.clip_norm / norm)
-            self._optimizer.step(learning_rate)
+            self._use_gradients(learning_rate)
         self._drop_gradients()
 
         tokens = 0 if skipped else self._inner.sequences_per_step * self._config.context
@@ -241,6 +251,14 @@ class LocalTrainer:
             learning_rate=learning_rate,
             skipped=skipped,
         )
+
+    def _take_position(self) -> None:
+        """Before a gradient is taken: at the local parameters."""
+
+    def _use_gradients(self, learning_rate: float) -> None:
+        """They are in `.grad`, finite and clipped."""
+        assert self._optimizer is not None
+        self._optimizer.step(learning_rate)
 
     def rebase(self) -> None:
         """`base` is the state that the round before the newest one led to. The newest round's work,
@@ -299,7 +317,7 @@ class LocalTrainer:
 
     def save(self) -> str:
         """Writes the moments to `optimizer_path`. Returns why it could not, or the empty string."""
-        if self._optimizer_path is None:
+        if self._optimizer_path is None or self._optimizer is None:
             return ""
         try:
             save_optimizer(self._optimizer, self._config, self._optimizer_path)
@@ -308,7 +326,7 @@ class LocalTrainer:
         return ""
 
     def _load_moments(self) -> str:
-        if self._optimizer_path is None:
+        if self._optimizer_path is None or self._optimizer is None:
             return ""
         try:
             load_optimizer(self._optimizer, self._config, self._optimizer_path)

@@ -16,6 +16,11 @@ leaves nothing behind that counts. `Data`, `Forget`, `Save`, `Stop` and `Rebase 
 allowed at any time; a Stop that arrives after its round has ended is ignored. The end of stdin ends
 the worker at once.
 
+In a round of shared steps (`sync = "distro"`) a Step is followed by Shared, what this peer has for
+the others, and the next one waits for Share, with which the daemon says what became of it. `base`
+is then the newest state that all share. The worker reads it with each Share, and the daemon does
+not wait for that: a gradient taken between two of its states is as good as one of either.
+
 From its first breath the worker sends Alive every `ALIVE_SECONDS`, from a thread of its own.
 """
 
@@ -28,9 +33,9 @@ import msgspec
 
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
 
-# The largest message is Evaluate with the paths of the held-out shards or Finished with its spans:
-# some thousand short entries. Anything longer is not a message of ours.
-MESSAGE_BYTES_MAX = 1024 * 1024
+# The largest messages are Shared with its update, which has to fit a block with those of others,
+# and Evaluate and Finished with some thousand short entries. Anything longer is not ours.
+MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 
 # Ranges that may be queued and not yet consumed: many rounds' worth, and a bound on memory.
 DATA_RANGES_MAX = 1024
@@ -75,6 +80,17 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     """Where AdamW's moments are kept over restarts; empty: nowhere."""
     micro_batch: int = 0
     """Sequences of one forward pass; 0 chooses by the device and halves when memory runs out."""
+    shared_steps: SharedSteps | None = None
+    """None: inner steps are AdamW's, and the peer's own."""
+
+
+class SharedSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a worker has to know for `sync = "distro"`."""
+
+    top_k: int
+    """Coefficients of each chunk that are sent."""
+    lookahead: bool
+    """Whether gradients are taken where the own momentum would lead."""
 
 
 class Genesis(_ToWorker, frozen=True, kw_only=True):
@@ -110,6 +126,13 @@ class Begin(_ToWorker, frozen=True, kw_only=True):
 
 class Stop(_ToWorker, frozen=True, kw_only=True):
     """End the round after the step that is being done; answered with Finished."""
+
+
+class Share(_ToWorker, frozen=True, kw_only=True):
+    """Go on with the next step of a round of shared ones, from `base`."""
+
+    taken: bool
+    """Whether the swarm took the newest Shared; else it stays in the momentum."""
 
 
 class Rebase(_ToWorker, frozen=True, kw_only=True):
@@ -195,6 +218,14 @@ class Step(_FromWorker, frozen=True, kw_only=True):
     """Loss or gradient was not finite: nothing was updated, the data counts as consumed."""
 
 
+class Shared(_FromWorker, frozen=True, kw_only=True):
+    """What this peer has for the others after its newest step. The next one waits for Share."""
+
+    round: int
+    update: bytes
+    """As `sign_codec` writes it."""
+
+
 class NeedData(_FromWorker, frozen=True, kw_only=True):
     """Queued data will run out soon. Said once, and again after each Data that was not enough."""
 
@@ -223,7 +254,9 @@ class Failed(_FromWorker, frozen=True, kw_only=True):
     reason: str
 
 
-ToWorker = Configure | Genesis | Data | Begin | Stop | Rebase | Evaluate | Forget | Save | Exit
+ToWorker = (
+    Configure | Genesis | Data | Begin | Stop | Share | Rebase | Evaluate | Forget | Save | Exit
+)
 FromWorker = (
     Alive
     | Configured
@@ -232,6 +265,7 @@ FromWorker = (
     | Rebased
     | Saved
     | Step
+    | Shared
     | NeedData
     | Finished
     | Failed

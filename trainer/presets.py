@@ -45,7 +45,13 @@ from __future__ import annotations
 import msgspec
 
 from gossamer.protocol.chunks import default_chunk_elements
-from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig, RoundConfig
+from gossamer.protocol.manifest import (
+    InnerConfig,
+    ModelConfig,
+    OuterConfig,
+    RoundConfig,
+    SyncMode,
+)
 from gossamer.trainer.tokens import BYTES_VOCABULARY, TokenizerKind
 
 DEFAULT_PRESET = "tiny"
@@ -135,6 +141,29 @@ _SMALL_OUTER = (1.0, 0.8)
 
 SPARSE_RATE = 1.0
 """Outer learning rate of `sync = "sparse"` (alpha in SparseLoCo, arXiv 2508.15706)."""
+
+DISTRO_RATE = 1e-3
+"""Inner learning rate of `sync = "distro"` for small models: a step moves every parameter by it."""
+
+DISTRO_TOP_K = 32
+"""DeMo's k (arXiv 2411.19870)."""
+
+DISTRO_STEPS = 50
+"""Shared steps for which a roster holds."""
+
+
+def adapted(
+    inner: InnerConfig, outer: OuterConfig, sync: SyncMode
+) -> tuple[InnerConfig, OuterConfig]:
+    """A preset's settings, which are for `diloco`, as another mode wants them."""
+    replace = msgspec.structs.replace
+    if sync == "sparse":
+        return inner, replace(outer, learning_rate=SPARSE_RATE)
+    if sync == "distro":
+        return replace(inner, learning_rate=DISTRO_RATE), replace(
+            outer, inner_steps=DISTRO_STEPS, warmup_rounds=0, overlap=False, top_k=DISTRO_TOP_K
+        )
+    return inner, outer
 
 
 def _rounds(round_seconds: float, gather_seconds: float, attempt_seconds: float) -> RoundConfig:

@@ -17,8 +17,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import BinaryIO
 
@@ -28,6 +29,7 @@ from gossamer.trainer import memory, messages
 from gossamer.trainer.data import DataError
 from gossamer.trainer.device import Device, DeviceError, choose_device, is_out_of_memory
 from gossamer.trainer.local_round import LocalTrainer, TrainerError
+from gossamer.trainer.shared_round import SharedTrainer
 
 # Messages read and not yet looked at. Bounds the memory; the daemon never has so many under way.
 _INBOX_MAX = 2 * messages.DATA_RANGES_MAX
@@ -128,18 +130,27 @@ class Worker:
         if trainer.is_round_over:
             self._send(trainer.finish())
             return
+        if trainer.waits_for_others:
+            self._wait(trainer)
+            return
         self._got_on()
         done = trainer.step()
         if done is not None:
             self._send(done)
+            if isinstance(trainer, SharedTrainer):
+                self._send(trainer.offer())
         if not trainer.is_round_over and (shortage := trainer.need_data()) is not None:
             self._send(shortage)
         if done is None:
-            try:
-                message = self._next(min(max(trainer.seconds_left, 0.0), _WAIT_SECONDS_MAX))
-            except queue.Empty:
-                return
-            self._handle(message)
+            self._wait(trainer)
+
+    def _wait(self, trainer: LocalTrainer) -> None:
+        """For the next message, until the round's time is up."""
+        try:
+            message = self._next(min(max(trainer.seconds_left, 0.0), _WAIT_SECONDS_MAX))
+        except queue.Empty:
+            return
+        self._handle(message)
 
     def _next(self, timeout_seconds: float | None) -> messages.ToWorker:
         with self._waiting():
@@ -174,6 +185,10 @@ class Worker:
                     self._send(trainer.finish())
             case messages.Forget():
                 trainer.forget()
+            case messages.Share():
+                if not isinstance(trainer, SharedTrainer):
+                    raise TrainerError("Share without shared steps")
+                trainer.share(taken=message.taken)
             case messages.Rebase():
                 trainer.rebase()
                 self._send(messages.Rebased())
@@ -192,7 +207,10 @@ class Worker:
             torch.set_num_threads(message.threads)
         num_parameters = message.model.num_parameters
         self._device = choose_device(message.device)
-        trainer = LocalTrainer(
+        make: Callable[..., LocalTrainer] = LocalTrainer
+        if message.shared_steps is not None:
+            make = partial(SharedTrainer, steps=message.shared_steps)
+        trainer = make(
             message.model,
             message.inner,
             seed=message.seed,

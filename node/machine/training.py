@@ -82,6 +82,9 @@ class Trainer(Protocol):
     async def base_is_read(self) -> None:
         """Returns when `base` may be written again after `rebase`."""
 
+    async def share(self, *, taken: bool) -> None:
+        """`base` is where all are: the next shared step. `taken`: whether they took the last."""
+
     async def stop(self) -> None:
         """Ends the running round after its present step."""
 
@@ -115,6 +118,7 @@ class ProcessTrainer:
         optimizer_path: str,
         *,
         on_step: Callable[[messages.Step], None],
+        on_shared: Callable[[messages.Shared], None],
         on_need: Callable[[int], None],
         on_restart: Callable[[str], None],
         on_configured: Callable[[messages.Configured], None],
@@ -133,8 +137,10 @@ class ProcessTrainer:
             pseudo_gradient_fd=self._process.pseudo_gradient_fd,
             token_bytes=manifest.data.token_bytes,
             optimizer_path=optimizer_path,
+            shared_steps=_shared_steps(manifest),
         )
         self._on_step = on_step
+        self._on_shared = on_shared
         self._on_need = on_need
         self._on_restart = on_restart
         self._on_configured = on_configured
@@ -240,6 +246,8 @@ class ProcessTrainer:
                     self._set(is_up=True)
                 case messages.Step():
                     self._on_step(event)
+                case messages.Shared():
+                    self._on_shared(event)
                 case messages.NeedData():
                     self._on_need(event.tokens_queued)
                 case messages.Rebased():
@@ -328,6 +336,9 @@ class ProcessTrainer:
                 lambda: np.add(self.pending, self._process.pseudo_gradient, out=self.pending)
             )
 
+    async def share(self, *, taken: bool) -> None:
+        await self._tell(messages.Share(taken=taken))
+
     async def rebase(self) -> None:
         if self.is_up:
             self._base_read = trio.Event()
@@ -371,6 +382,12 @@ class ProcessTrainer:
             if answer.problem and not self._save_problem:
                 log.warning(answer.problem)
             self._save_problem = answer.problem
+
+
+def _shared_steps(manifest: Manifest) -> messages.SharedSteps | None:
+    if manifest.sync != "distro":
+        return None
+    return messages.SharedSteps(top_k=manifest.outer.top_k, lookahead=manifest.outer.lookahead)
 
 
 def _not_started(error: OSError) -> TrainerExit:

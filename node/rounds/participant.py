@@ -24,6 +24,8 @@ from gossamer.node.rounds.parts import Orders, Parts, Progress
 from gossamer.node.rounds.ring_link import CommittedRing, Receiver
 from gossamer.node.rounds.round_driver import HELLO_SECONDS, RoundDriver
 from gossamer.node.rounds.scout import Scout
+from gossamer.node.rounds.shared_round import StepPace
+from gossamer.node.rounds.shared_turn import SharedTurn
 from gossamer.node.rounds.turn import POLL_SECONDS, Turn
 from gossamer.node.rounds.upkeep import Upkeep
 from gossamer.node.storage.committed import Replayed
@@ -32,7 +34,7 @@ from gossamer.protocol.chain import Commit, Header
 from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.messages import Phase, Roster, Signed, Statement, Suspect, open_signed
-from gossamer.trainer.messages import Step
+from gossamer.trainer.messages import Shared, Step
 
 FIRST_CONTACT_SECONDS = 3.0
 """A node with a seed waits this long for the swarm's announcements before it starts alone."""
@@ -65,6 +67,9 @@ class Participant:
         self._scout = Scout(parts, self._orders.ring)
         self._upkeep = Upkeep(parts, self.progress)
         self._driver: RoundDriver | None = None
+        self._turn: Turn | None = None
+        """The newest one."""
+        self._pace = StepPace()
 
     # Orders
 
@@ -92,6 +97,11 @@ class Participant:
         self.parts.work.stepped(step.tokens)
         if not step.skipped:
             self.progress.loss = step.loss
+
+    def shared(self, shared: Shared) -> None:
+        """The trainer has a part for a shared step."""
+        if self._turn is not None:
+            self._turn.shared(shared)
 
     def heard(self, signed: Signed, statement: Statement) -> None:
         """A statement about some round."""
@@ -151,7 +161,7 @@ class Participant:
                         return await driver.greeted(envelope, statement)
                     if statement.round < driver.machine.number:
                         # Greeted all the same, so that nobody thinks we fail.
-                        num_chunks = self.parts.committed.plan.num_chunks
+                        num_chunks = self.parts.committed.round_plan.num_chunks
                         return CommittedRing(num_chunks, len(statement.members))
                 await self._orders.wait()
         return None
@@ -188,17 +198,7 @@ class Participant:
                     earlier = self._driver
                     line_was_slow = earlier is not None and earlier.machine.line_is_slow
                     del earlier
-                    turn = Turn(
-                        self.parts,
-                        self._heads,
-                        self._upkeep,
-                        self._orders,
-                        self.progress,
-                        self._set_phase,
-                        spawn=rounds.start_soon,
-                        training=training,
-                        line_was_slow=line_was_slow,
-                    )
+                    self._turn = turn = self._new_turn(rounds, training, line_was_slow)
                     self._driver = turn.driver
                     # Outlives the turn a little: others may need the finals that it still sends.
                     rounds.start_soon(turn.driver.run)
@@ -210,6 +210,25 @@ class Participant:
                 pass
             await self._leave()
             rounds.cancel_scope.cancel()
+
+    def _new_turn(
+        self, rounds: trio.Nursery, training: LocalRound | None, line_was_slow: bool
+    ) -> Turn:
+        arguments = (
+            self.parts,
+            self._heads,
+            self._upkeep,
+            self._orders,
+            self.progress,
+            self._set_phase,
+        )
+        if self.parts.manifest.sync == "distro":
+            return SharedTurn(
+                *arguments, pace=self._pace, spawn=rounds.start_soon, line_was_slow=line_was_slow
+            )
+        return Turn(
+            *arguments, spawn=rounds.start_soon, training=training, line_was_slow=line_was_slow
+        )
 
     async def _end(self, training: LocalRound) -> None:
         """The next round does not begin here now: what was done ahead for it is carried."""

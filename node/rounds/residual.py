@@ -34,6 +34,9 @@ below this part of the mean share is taken for it, and its member forgets a part
 class Contribution(Protocol):
     """The arithmetic of one peer in one ring. Methods may run in threads, one chunk each."""
 
+    async def due(self, chunk: int, *, is_first: bool) -> None:
+        """Returns when this peer's part of a chunk is there. `is_first`: no token came for it."""
+
     def add(self, chunk: int, payload: Payload | None) -> Payload:
         """The token with this peer's part in it. MalformedError for a bad payload."""
 
@@ -85,6 +88,9 @@ class SumContribution:
         # and what was made of it before is worth nothing then.
         self._sum_errors: dict[int, FloatVector] = {}
         self._final_errors: dict[int, FloatVector] = {}
+
+    async def due(self, chunk: int, *, is_first: bool) -> None:
+        """See `Contribution`: all of it was there before the ring."""
 
     def add(self, chunk: int, payload: Payload | None) -> Payload:
         """See `Contribution`: the encoded partial sum."""
@@ -143,6 +149,9 @@ class SetContribution:
         self._position = position
         self._error_decay = np.float32(error_decay)
         self._blocks: dict[int, bytes] = {}
+
+    async def due(self, chunk: int, *, is_first: bool) -> None:
+        """See `Contribution`: all of it was there before the ring."""
 
     def add(self, chunk: int, payload: Payload | None) -> Payload:
         """See `Contribution`."""

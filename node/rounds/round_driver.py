@@ -86,6 +86,7 @@ class RoundDriver:
         expected: Callable[[], list[PeerId]],
         reach: Callable[[PeerId], Awaitable[None]],
         on_transfer: Callable[[int, float], None] = lambda _bytes, _seconds: None,
+        on_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.machine = machine
         self._me = me
@@ -101,6 +102,7 @@ class RoundDriver:
         self._expected = expected
         self._reach = reach
         self._on_transfer = on_transfer
+        self._on_changed = on_changed
         self._position = 0
         """Mine in the ring that is followed."""
         self._ticked_seconds = 0.0
@@ -291,6 +293,7 @@ class RoundDriver:
             self._link_to(self.machine.successor)
         self.changed.set()
         self.changed = trio.Event()
+        self._on_changed()
 
     def _do(self, action: Action) -> None:
         assert self._nursery is not None
@@ -390,8 +393,10 @@ class RoundDriver:
             self._apply(self.machine.link_measured(now, ring_id, peer, acked_bytes, busy_seconds))
 
     async def _contribute(self, ring_id: Digest, action: Contribute) -> None:
-        assert self.contribution is not None
-        add = self.contribution.add
+        contribution = self.contribution
+        assert contribution is not None
+        await contribution.due(action.chunk, is_first=action.payload is None)
+        add = contribution.add
         try:
             payload = await self._run_in_thread(lambda: add(action.chunk, action.payload))
         except (MalformedError, ValueError) as error:
@@ -430,7 +435,8 @@ class RoundDriver:
         masks = [final.mask for final in action.finals]
         ring = self.machine.ring
         assert ring is not None
-        tokens = credited_tokens(ring, action.finals)
+        contributors = self._payloads.contributors
+        tokens = credited_tokens(ring, list(map(contributors, payloads, masks)))
         compute, number = self._compute_state, self.machine.number
         async with self._computing:
             digest = await self._run_in_thread(lambda: compute(number, payloads, masks, tokens))
@@ -440,9 +446,8 @@ class RoundDriver:
     def _check_length(self, chunk: int, mask: int, payload: Payload) -> None:
         if not 0 <= chunk < self._plan.num_chunks:
             raise MalformedError(f"chunk {chunk} of {self._plan.num_chunks}")
-        expected = self._payloads.payload_bytes(self._plan.elements_of(chunk), mask)
-        if len(payload) != expected:
-            raise MalformedError(f"chunk of {len(payload)} bytes instead of {expected}")
+        if not self._payloads.is_length(len(payload), self._plan.elements_of(chunk), mask):
+            raise MalformedError(f"{len(payload)} bytes are no chunk of such members")
 
 
 class _RingReceiver:

@@ -21,15 +21,17 @@ from gossamer.node.network.identity import verify
 from gossamer.node.rounds.heads import Heads
 from gossamer.node.rounds.local_round import LocalRound
 from gossamer.node.rounds.parts import Orders, Parts, Progress
-from gossamer.node.rounds.residual import contribution_of
+from gossamer.node.rounds.residual import Contribution, contribution_of
 from gossamer.node.rounds.ring_link import RING_PROTOCOL
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.rounds.upkeep import Upkeep
 from gossamer.protocol.attempt import Committed
 from gossamer.protocol.ids import short
 from gossamer.protocol.messages import Phase, Ready
+from gossamer.protocol.payloads import SignPayloads
+from gossamer.protocol.roster import Ring
 from gossamer.protocol.round import Round, RoundRules
-from gossamer.trainer.messages import Start
+from gossamer.trainer.messages import Shared, Start
 
 OVERTAKEN_SECONDS = 5.0
 """A ring member that hears of its ring's commit by others finishes within this, or fetches."""
@@ -98,10 +100,11 @@ class Turn:
             rules=RoundRules(
                 payloads,
                 outer.chunk_elements,
-                parts.committed.plan.num_chunks,
+                parts.committed.round_plan.num_chunks,
                 rounds.gather_seconds,
                 rounds.gather_fraction,
                 rounds.attempt_seconds,
+                rounds.round_seconds if parts.manifest.sync == "distro" else 0.0,
             ),
             sign=parts.identity.sign,
             verify=verify,
@@ -114,16 +117,9 @@ class Turn:
             me=parts.me,
             transport=parts.transport,
             gossip=parts.swarm.gossip,
-            plan=parts.committed.plan,
+            plan=parts.committed.round_plan,
             payloads=payloads,
-            new_contribution=lambda ring: contribution_of(
-                parts.trainer.pending,
-                parts.committed.plan,
-                payloads,
-                ring,
-                parts.me,
-                outer.error_decay,
-            ),
+            new_contribution=self._new_contribution,
             compute=parts.committed.compute,
             run_in_thread=parts.run_in_thread,
             on_offence=parts.swarm.offence,
@@ -131,7 +127,27 @@ class Turn:
             expected=lambda: parts.swarm.awaited(recent_heads),
             reach=parts.swarm.reach,
             on_transfer=parts.speed.transfer,
+            on_changed=self._on_changed,
         )
+
+    def _new_contribution(self, ring: Ring) -> Contribution:
+        """A ring begins."""
+        parts, payloads = self._parts, self._parts.committed.payloads
+        assert not isinstance(payloads, SignPayloads)
+        return contribution_of(
+            parts.trainer.pending,
+            parts.committed.plan,
+            payloads,
+            ring,
+            parts.me,
+            parts.manifest.outer.error_decay,
+        )
+
+    def _on_changed(self) -> None:
+        """The round's machine may have changed."""
+
+    def shared(self, shared: Shared) -> None:
+        """The trainer has a part for a shared step: in such rounds only."""
 
     async def run(self) -> LocalRound | None:
         """Trains and averages once; returns the next round's training if it is under way.
@@ -143,22 +159,21 @@ class Turn:
             await self._train()
             trained = trio.current_time()
             metrics.observe_round_phase("training", trained - self._started_seconds)
-            if self._parts.work.account.carried > 0 and self._heads.better() is None:
+            if self._has_work and self._heads.better() is None:
                 driver.ready(self._ready())
-                self._set_phase("averaging")
-                if self._parts.manifest.outer.overlap:
-                    await self._upkeep.evaluate()  # the device has nothing else to do
-                    self._ahead = self._begin(driver.machine.number + 1, "local")
+                await self._go_on()
             outcome = await self._outcome()
         except BaseException:
             driver.cancel()
             raise
+        await self._end_work()
         self._note_ring()
         if outcome is None:
             driver.leave()
             if self._ahead is not None:
                 await self._ahead.end(driver.machine.head, driver.machine.number)
                 self._ahead = None
+            await self._missed()
             await self._upkeep.save()
         else:
             metrics.observe_round_phase("averaging", trio.current_time() - trained)
@@ -166,6 +181,24 @@ class Turn:
         if outcome is not None or driver.machine.ring is not None:
             self._report(outcome)
         return self._ahead
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether there is something to be handed to a ring."""
+        return self._parts.work.account.carried > 0
+
+    async def _go_on(self) -> None:
+        """The work is handed to the ring."""
+        self._set_phase("averaging")
+        if self._parts.manifest.outer.overlap:
+            await self._upkeep.evaluate()  # the device has nothing else to do
+            self._ahead = self._begin(self.driver.machine.number + 1, "local")
+
+    async def _end_work(self) -> None:
+        """The round is over here: whatever still belongs to it ends."""
+
+    async def _missed(self) -> None:
+        """The round is over, and not committed here. What was trained is carried."""
 
     # Training
 
@@ -219,8 +252,8 @@ class Turn:
         driver = self.driver
         leave_seconds = math.inf
         while driver.committed is None:
-            if self._ahead is not None and (self._orders.leave or self._orders.pause):
-                await self._ahead.stop()
+            if self._orders.leave or self._orders.pause:
+                await self._make_way()
             if self._orders.leave:
                 leave_seconds = min(leave_seconds, trio.current_time() + LEAVE_SECONDS)
             if self._is_overtaken() or trio.current_time() > leave_seconds:
@@ -230,6 +263,11 @@ class Turn:
             with trio.move_on_after(POLL_SECONDS):
                 await driver.finished.wait()
         return driver.committed
+
+    async def _make_way(self) -> None:
+        """The device is wanted; the ring goes on."""
+        if self._ahead is not None:
+            await self._ahead.stop()
 
     def _is_overtaken(self) -> bool:
         """Whether a head is committed elsewhere that this round's own result would not win over."""
@@ -258,11 +296,15 @@ class Turn:
         await self._upkeep.settle()
         parts.swarm.gossip.publish_commit(committed.commit)
         self._heads.note_new()
-        await self._upkeep.drop_if_stale()
+        await self._settled()
         await self._upkeep.save()
         parts.metrics.observe_round_phase("committing", trio.current_time() - started)
         if not parts.manifest.outer.overlap:
             await self._upkeep.evaluate()
+
+    async def _settled(self) -> None:
+        """What of mine the round took is known."""
+        await self._upkeep.drop_if_stale()
 
     def _report(self, outcome: Committed | None) -> None:
         machine, progress = self.driver.machine, self._progress

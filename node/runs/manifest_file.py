@@ -30,7 +30,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.chunks import default_chunk_elements
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS, SPARSE_RATE
+from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS, adapted
 from gossamer.trainer.tokens import BPE_VOCABULARY_MIN, BYTES_VOCABULARY
 
 # A file that `init` writes has some 5 KB; a list of a thousand allowed peers 60 KB more.
@@ -186,6 +186,8 @@ class _Given:
         self._require_all(problems)
         base = draft_of_preset(self._preset if self._preset in PRESETS else DEFAULT_PRESET)
         replace = msgspec.structs.replace
+        inner, outer = adapted(base.inner, base.outer, self._values[""].get("sync", base.sync))
+        base = replace(base, inner=inner, outer=outer)
         tokenizer = self._section("tokenizer", base.tokenizer)
         if tokenizer.kind != base.tokenizer.kind and "tokenizer.vocabulary" not in self._named:
             if tokenizer.kind == "bpe":
@@ -199,8 +201,6 @@ class _Given:
         outer = self._section("outer", base.outer)
         if "outer.chunk_elements" not in self._named and _is_sized(model):
             outer = replace(outer, chunk_elements=default_chunk_elements(model.num_parameters))
-        if self._values[""].get("sync") == "sparse" and "outer.learning_rate" not in self._named:
-            outer = replace(outer, learning_rate=SPARSE_RATE)
         return replace(
             base,
             **self._values[""],

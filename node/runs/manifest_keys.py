@@ -40,8 +40,9 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
     "": {
         "name": "What people call this run.",
         "seed": "Of the initial weights and of the order of the documents.",
-        "sync": 'How peers average: "diloco" (whole pseudo-gradients, an outer Nesterov step), '
-        'or "sparse" (the largest values only, two bits each; no outer momentum).',
+        "sync": 'What peers share: "diloco" (whole pseudo-gradients, an outer Nesterov step), '
+        '"sparse" (the largest values only, two bits each; no outer momentum), or "distro" (every '
+        "step, and of it the signs of its strongest frequencies).",
         "admission": 'Who may join: "open" (everybody) or "allow" (the founder and those allowed).',
         "allowed": 'Peer ids that may join when admission is "allow"; see "gossamer status".',
     },
@@ -79,7 +80,8 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "sequences_per_step": "Sequences of context tokens in one inner step of one peer.",
     },
     "outer": {
-        "inner_steps": "H: inner steps of a round, once the warm-up is over.",
+        "inner_steps": "H: inner steps of a round, once the warm-up is over. With "
+        'sync = "distro" the shared steps for which one ring holds.',
         "learning_rate": "Of the Nesterov step.",
         "momentum": "Of the Nesterov step.",
         "warmup_rounds": "Rounds at the start with plain averaging and few inner steps; "
@@ -89,9 +91,12 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         '"int4" (an eighth); what is rounded off is carried into the next round.',
         "chunk_elements": "Elements of a chunk. Left out, the model is cut into 32 to 64 chunks, "
         "a large one into more.",
-        "top_k": 'With sync = "sparse": values sent of each 4,096.',
+        "top_k": 'Values sent of each 4,096 with sync = "sparse"; with "distro" of each chunk of a '
+        "tensor, 64 x 64 values or fewer.",
         "error_decay": 'With sync = "sparse": the part of what was not sent that is carried into '
         "the next round.",
+        "lookahead": 'With sync = "distro": whether a peer takes its gradients where its own '
+        "momentum would lead.",
         "overlap": "Whether a peer trains on while its round is averaged. Its newer steps are kept "
         "on top of what comes.",
     },

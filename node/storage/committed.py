@@ -25,6 +25,7 @@ from gossamer.node.storage.blocks import BlockError, BlockStore, CorruptBlockErr
 from gossamer.node.storage.chain_store import ChainStore, Entry
 from gossamer.node.storage.disk import DiskError, write_atomically
 from gossamer.node.storage.retention import Retention
+from gossamer.node.storage.shared_theta import SharedTheta, sign_payloads
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.chain import (
     ChunkFinal,
@@ -39,7 +40,7 @@ from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, digest_of, short
 from gossamer.protocol.ledger import Ledger, apply_spans, decode_ledger, encode_ledger
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads import payloads_of
+from gossamer.protocol.payloads import SetPayloads, SignPayloads, SumPayloads, payloads_of
 from gossamer.protocol.proposal import Parent, Proposal
 from gossamer.protocol.ring import Payload
 from gossamer.protocol.state import (
@@ -70,12 +71,12 @@ class Replayed:
 
 
 class CommittedState:
-    """Holds the state of `head`. `parameters` is shared with the trainer."""
+    """Holds the state of `head`."""
 
     def __init__(
         self,
         manifest: Manifest,
-        parameters: FloatVector,
+        base: FloatVector,
         store: BlockStore,
         chain: ChainStore,
         state_dir: StateDir,
@@ -83,19 +84,35 @@ class CommittedState:
         read_only: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock`: local seconds; the older checkpoints are kept by it."""
+        """
+        Args:
+            base: (num_parameters,), what the trainer works from: the committed parameters, or with
+                shared steps those of the newest step.
+            clock: local seconds; the older checkpoints are kept by it.
+        """
         self._read_only = read_only
         self._manifest = manifest
         self._store = store
         self.chain = chain
         self._state_dir = state_dir
-        self.payloads = payloads_of(manifest.sync, manifest.outer)
         self.plan = ChunkPlan(manifest.model.num_parameters, manifest.outer.chunk_elements)
-        self.parameters = parameters
-        self.momentum: FloatVector = np.zeros_like(parameters)
+        """How the state is cut into blocks."""
+        self.round_plan = self.plan
+        """How a round's work is cut: shared steps are chunks, whose work is nothing to be kept."""
+        self.payloads: SumPayloads | SetPayloads | SignPayloads
+        self.parameters = base
+        self.shared_theta: SharedTheta | None = None
+        if manifest.sync == "distro":
+            self.payloads = sign_payloads(manifest)
+            self.round_plan = ChunkPlan(manifest.outer.inner_steps, 1)
+            self.parameters = np.zeros_like(base)
+            self.shared_theta = SharedTheta(manifest, self.payloads, base)
+        else:
+            self.payloads = payloads_of(manifest.sync, manifest.outer)
+        self.momentum: FloatVector = np.zeros_like(base)
         # The state that the round under way would lead to; becomes the state at its commit.
-        self._next_parameters: FloatVector = np.empty_like(parameters)
-        self._next_momentum: FloatVector = np.empty_like(parameters)
+        self._next_parameters: FloatVector = np.empty_like(base)
+        self._next_momentum: FloatVector = np.empty_like(base)
         self._next_index: StateIndex | None = None
         self.index: StateIndex | None = None
         self.head = chain.genesis
@@ -104,6 +121,13 @@ class CommittedState:
         self._held: list[Digest] = []
         self.is_loaded = False
         self._is_on_disk = True
+
+    def carried_by(self, pending: FloatVector) -> FloatVector:
+        """The vector of what a peer carries, by `round_plan`: `pending`; but with shared steps,
+        where nothing is carried outside of the trainer, a zero a step."""
+        if self.shared_theta is None:
+            return pending
+        return np.zeros(self.round_plan.num_elements, np.float32)
 
     @property
     def entry(self) -> Entry:
@@ -143,8 +167,23 @@ class CommittedState:
         Raises:
             MalformedError: a final that is not one.
         """
+        if self.shared_theta is not None:
+            np.copyto(self._next_momentum, self.momentum)  # the peers' own, and zero here
+            self.shared_theta.lead(round_number, self.parameters, finals, self._next_parameters)
+        else:
+            self._take_averages(round_number, finals, masks, tokens)
+        self._next_index = index_of(self._next_parameters, self._next_momentum, self.plan)
+        return self._next_index.digest
+
+    def _take_averages(
+        self,
+        round_number: int,
+        finals: Sequence[Payload],
+        masks: Sequence[int],
+        tokens: Sequence[int],
+    ) -> None:
         outer, payloads = self._manifest.outer, self.payloads
-        parameters, momentum = [], []
+        assert not isinstance(payloads, SignPayloads)
         for chunk, (payload, mask) in enumerate(zip(finals, masks, strict=True)):
             part = self.plan.range_of(chunk)
             rate, mu = outer.rates_of(round_number, mask.bit_count())
@@ -163,10 +202,6 @@ class CommittedState:
                     self._next_parameters[part],
                     self._next_momentum[part],
                 )
-            parameters.append(digest_of(chunk_bytes(self._next_parameters, self.plan, chunk)))
-            momentum.append(digest_of(chunk_bytes(self._next_momentum, self.plan, chunk)))
-        self._next_index = StateIndex(tuple(parameters), tuple(momentum))
-        return self._next_index.digest
 
     def install(self, commit: Commit, proposal: Proposal, finals: Sequence[Payload]) -> None:
         """Makes the computed state the committed one, in memory and on disk.
@@ -459,7 +494,12 @@ class CommittedState:
     def _update_index(self, header: Header) -> UpdateIndex:
         try:
             data = self._store.get(Digest(header.update_digest))
-            return decode_update_index(data, self.plan.num_chunks, len(header.members))
+            return decode_update_index(
+                data,
+                self.round_plan.num_chunks,
+                len(header.members),
+                may_lack=self.shared_theta is not None,
+            )
         except (BlockError, RemoteProtocolError) as error:
             raise CannotRebuildError(f"averages of round {header.round}: {error}") from error
 

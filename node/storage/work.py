@@ -17,8 +17,9 @@ out to have gone another way (a split that healed), it is carried again.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -33,7 +34,7 @@ from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
 from gossamer.protocol.messages import Span
 from gossamer.protocol.state import FloatVector
-from gossamer.protocol.work_account import STALE, Settlement, WorkAccount
+from gossamer.protocol.work_account import LATE, STALE, Settlement, WorkAccount
 from gossamer.protocol.work_records import AccountState, Offer
 
 VERSION = 1
@@ -130,9 +131,9 @@ class Work:
 
     # Rounds
 
-    def offer(self, head: Digest, round_number: int) -> Offer:
+    def offer(self, head: Digest, round_number: int, spans: Sequence[Span] | None = None) -> Offer:
         """All that is carried, for a `Ready`. Something has to be carried."""
-        offer = self.account.offer(head, round_number)
+        offer = self.account.offer(head, round_number, spans)
         assert offer is not None
         self._open, self._open_ring = offer, None
         self._note()
@@ -243,11 +244,16 @@ class Work:
 
     # Giving up
 
-    def drop(self, reason: str) -> None:
-        """What is carried will not be taken."""
+    def drop(self, reason: str, spans: Sequence[Span] = ()) -> None:
+        """What is carried will not be taken. See `WorkAccount.drop`."""
         dropped = dict(self.account.state.dropped)
-        tokens = self.account.drop(reason)
-        log.warning("work is dropped", tokens=tokens, reason=reason)
+        tokens = self.account.drop(reason, spans)
+        log.log(
+            logging.DEBUG if reason == LATE else logging.WARNING,
+            "work is dropped",
+            tokens=tokens,
+            reason=reason,
+        )
         self._pending[:] = 0.0
         self._open = self._open_ring = None
         self._count_dropped(dropped)

@@ -11,23 +11,22 @@ from _parity_training import Curve
 
 from gossamer.trainer.data import DataQueue
 from gossamer.trainer.dct import ModelDct
-from gossamer.trainer.demo import TOP_K, Momentum, shared_rate_at, shared_step
+from gossamer.trainer.demo import Momentum
 from gossamer.trainer.model import Decoder
-
-RATE = 1e-3
-"""Not tuned yet: `losses.py --arms distro-rates` tries others, and fewer coefficients."""
+from gossamer.trainer.presets import DISTRO_RATE, DISTRO_TOP_K
+from gossamer.trainer.shared_step import shared_rate_at, shared_step
 
 
 def train_distro(setting: Setting, arm: Arm) -> Curve:
     """One batch of each peer a step, as `synchronous` with as many peers."""
     model, inner = setting.model, setting.inner
-    inner = msgspec.structs.replace(inner, learning_rate=arm.learning_rate or RATE)
+    inner = msgspec.structs.replace(inner, learning_rate=arm.learning_rate or DISTRO_RATE)
     decoder, progress = Decoder(model), Progress(setting)
     decoder.initialise(setting.seed)
     theta = decoder.flat.numpy().copy()
     parameters = list(decoder.parameters())
     dct = ModelDct(model)
-    peers = [Momentum(dct, top_k=arm.top_k or TOP_K) for _ in range(arm.num_peers)]
+    peers = [Momentum(dct, top_k=arm.top_k or DISTRO_TOP_K) for _ in range(arm.num_peers)]
     queues = [_queue(setting, worker) for worker in range(arm.num_peers)]
     num_targets = inner.sequences_per_step * model.context
     last_rate = 0.0
@@ -47,7 +46,7 @@ def train_distro(setting: Setting, arm: Arm) -> Curve:
                 parameter.grad = None
             updates.append(peer.offer())
             peer.taken()
-        shared_step(dct, theta, updates, rate, inner.weight_decay, theta)
+        shared_step(dct.grids, theta, updates, rate, inner.weight_decay, theta)
         assert np.isfinite(theta).all()
         last_rate = rate
         progress.curve.tokens += num_targets * arm.num_peers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,15 @@ pytestmark = pytest.mark.e2e
     [
         ("", 'codec = "int4"\noverlap = true'),
         ('sync = "sparse"', "overlap = true"),
+        ('sync = "distro"', "inner_steps = 20\nwarmup_rounds = 0"),
     ],
-    ids=["int4", "sparse"],
+    ids=["int4", "sparse", "distro"],
 )
 def test_three_agree_and_two_go_on(tmp_path: Path, corpus: Path, top: str, outer: str) -> None:
     manifest = tmp_path / "run.toml"
     text = MANIFEST.replace("[tokenizer]", f"{top}\n[tokenizer]", 1)
+    for line in outer.splitlines():  # instead of what the file has for that key
+        text = re.sub(rf"^{line.split()[0]} = .*\n", "", text, flags=re.MULTILINE)
     manifest.write_text(text.replace("[outer]", f"[outer]\n{outer}", 1))
     with LocalSwarm(tmp_path, OPTIONS) as swarm:
         seed = swarm.add()

@@ -119,15 +119,15 @@ def test_the_rounds_go_on_whatever_a_rogue_does(swarm: LocalSwarm, founded: Path
     for _ in range(PASSES_MAX):
         if not (missing := REASONS - reasons_counted(nodes)):
             break
-        trio.run(attack_with, watch, [each for each, reason in ATTACKS.items() if reason in missing])
+        trio.run(
+            attack_with, watch, [each for each, reason in ATTACKS.items() if reason in missing]
+        )
     assert reasons_counted(nodes) >= REASONS
 
 
 def reasons_counted(nodes: list[LocalNode]) -> set[str]:
     """What somebody was counted under."""
-    return {
-        reason for node in nodes for reason, count in counts(node, "offences").items() if count
-    }
+    return {reason for node in nodes for reason, count in counts(node, "offences").items() if count}
 
 
 async def attack_with(watch: Watch, chosen: list[Attack]) -> None:

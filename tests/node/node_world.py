@@ -19,6 +19,7 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.network.memory_transport import MemoryNetwork, run_simulated
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.shared_theta import sign_payloads
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol import limits
 from gossamer.protocol.chain import Header
@@ -38,6 +39,7 @@ from gossamer.protocol.manifest import (
     require_valid,
     signing_bytes,
 )
+from gossamer.protocol.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.state import genesis_digest_of
 from gossamer.trainer import messages
 
@@ -79,12 +81,16 @@ class NumbersTrainer:
         optimizer_path: str,
         *,
         on_step: Callable[[messages.Step], None],
+        on_shared: Callable[[messages.Shared], None],
         on_need: Callable[[int], None],
         on_restart: Callable[[str], None],
         on_configured: Callable[[messages.Configured], None],
     ) -> None:
         self._manifest = manifest
         self._on_step = on_step
+        self._on_shared = on_shared
+        self._shares = manifest.sync == "distro"
+        self._shared = trio.Event()
         self._on_need = on_need
         self.base = np.zeros(MODEL.num_parameters, dtype=np.float32)
         self.pending = np.zeros(MODEL.num_parameters, dtype=np.float32)
@@ -138,7 +144,8 @@ class NumbersTrainer:
                 left -= taken
                 if head[1] == head[2]:
                     self._queue.pop(0)
-            self._local += np.float32(0.1) * (self._target - self._local)
+            if not self._shares:
+                self._local += np.float32(0.1) * (self._target - self._local)
             tokens += wanted - left
             loss = float(np.square(self._local).mean())
             self._on_step(
@@ -154,6 +161,8 @@ class NumbersTrainer:
                 )
             )
             done += 1
+            if self._shares:
+                await self._share(round_number, deadline)
         self._work = self._origin - self._local
         self._is_training = False
         return messages.Finished(
@@ -164,6 +173,22 @@ class NumbersTrainer:
             loss_mean=1.0 if tokens else math.nan,
             seconds=done * self.step_seconds,
         )
+
+    async def _share(self, round_number: int, deadline: float) -> None:
+        """Offers the signs of where it would go, without a transform, and waits for word of it."""
+        codec = sign_payloads(self._manifest).coder
+        wanted = self._target - self.base
+        places = np.array(every_place(codec), np.int64)
+        self._shared = trio.Event()
+        update = codec.encode(SignUpdate(places, wanted[places] < 0))
+        self._on_shared(messages.Shared(round=round_number, update=update))
+        with trio.move_on_at(deadline):
+            while not (self._shared.is_set() or self._stop):
+                with trio.move_on_after(STEP_SECONDS):
+                    await self._shared.wait()
+
+    async def share(self, *, taken: bool) -> None:
+        self._shared.set()
 
     async def collect(self) -> None:
         self.pending += self._work
@@ -204,6 +229,17 @@ class NumbersTrainer:
         pass
 
 
+def every_place(codec: SignCodec) -> list[int]:
+    """The first k coefficients of each chunk."""
+    places: list[int] = []
+    first = 0
+    for num_chunks, coefficients in codec.shapes:
+        for _ in range(num_chunks):
+            places += range(first, first + min(codec.k, coefficients))
+            first += coefficients
+    return places
+
+
 class SlowTrainer(NumbersTrainer):
     step_seconds = 10 * STEP_SECONDS
 
@@ -215,7 +251,12 @@ async def in_no_thread(function: Callable[[], T], /) -> T:
 
 
 def found(
-    identity: Identity, *, codec: str = "fp32", num_shards: int = 64, overlap: bool = False
+    identity: Identity,
+    *,
+    codec: str = "fp32",
+    num_shards: int = 64,
+    overlap: bool = False,
+    inner_steps: int = 4,
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     blocks: list[bytes] = []
@@ -233,7 +274,7 @@ def found(
             name="numbers",
             founder=identity.peer_id,
             created_unix_seconds=0,
-            sync="sparse" if codec == "sparse" else "diloco",
+            sync=codec if codec in ("sparse", "distro") else "diloco",
             model=MODEL,
             inner=InnerConfig(
                 learning_rate=0.1,
@@ -248,13 +289,14 @@ def found(
                 sequences_per_step=2,
             ),
             outer=OuterConfig(
-                inner_steps=4,
+                inner_steps=inner_steps,
                 learning_rate=0.7,
                 momentum=0.5,
-                warmup_rounds=1,
+                warmup_rounds=0 if codec == "distro" else 1,
                 warmup_inner_steps=2,
-                codec="fp32" if codec == "sparse" else codec,  # type: ignore[arg-type]
+                codec="fp32" if codec in ("sparse", "distro") else codec,  # type: ignore[arg-type]
                 chunk_elements=1024,
+                top_k=4 if codec == "distro" else 64,
                 overlap=overlap,
             ),
             rounds=RoundConfig(
@@ -290,10 +332,11 @@ class World:
     root: Path
     seed: int
     codec: str = "fp32"
-    """`sparse` stands for that mode."""
+    """`sparse` and `distro` stand for those modes."""
     wait_for_peers: int = 0
     num_shards: int = 64
     overlap: bool = False
+    inner_steps: int = 4
     nodes: dict[str, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -303,6 +346,7 @@ class World:
             codec=self.codec,
             num_shards=self.num_shards,
             overlap=self.overlap,
+            inner_steps=self.inner_steps,
         )
         self._scopes: dict[str, trio.CancelScope] = {}
 

@@ -84,7 +84,9 @@ def manifest() -> Manifest:
     """As much of one as a trainer needs."""
     draft = draft_of_preset(DEFAULT_PRESET)
     data = SimpleNamespace(token_bytes=2)
-    partial = SimpleNamespace(model=draft.model, inner=draft.inner, seed=1, data=data)
+    partial = SimpleNamespace(
+        model=draft.model, inner=draft.inner, sync="diloco", seed=1, data=data
+    )
     return cast(Manifest, partial)
 
 
@@ -119,6 +121,7 @@ def act(
         Settings(state_dir=Path("unused")),
         "unused",
         on_step=lambda _step: None,
+        on_shared=lambda _shared: None,
         on_need=lambda _tokens: None,
         on_restart=told.restarts.append,
         on_configured=told.on_configured,

@@ -48,7 +48,7 @@ from gossamer.protocol.messages import (
     signing_bytes,
 )
 from gossamer.protocol.roster import make_roster, rank, ring_id_of, ring_order
-from gossamer.protocol.sign_codec import SignCodec, Signs
+from gossamer.protocol.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.sparse_codec import SparseCodec
 from gossamer.protocol.state import encode_state_index, index_of
 from gossamer.protocol.tensor_codecs import codec, codec_names
@@ -164,8 +164,8 @@ def vectors() -> dict[str, Any]:
             "chunk_coefficients": 4096,
             "indices": [[1, 4095]],
             "is_negative": [[False, True]],
-            "bytes": SignCodec(1, 4096, 2)
-            .encode(Signs(np.array([[1, 4095]]), np.array([[False, True]])))
+            "bytes": SignCodec([(1, 4096)], 2)
+            .encode(SignUpdate(np.array([1, 4095]), np.array([True, False])))
             .hex(),
         },
         "contributions": {

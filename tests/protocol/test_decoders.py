@@ -64,7 +64,7 @@ from gossamer.protocol.messages import (
 )
 from gossamer.protocol.plausible import WorkBounds
 from gossamer.protocol.roster import open_roster
-from gossamer.protocol.sign_codec import SignCodec, Signs
+from gossamer.protocol.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.sparse_codec import SparseCodec
 from gossamer.protocol.state import StateIndex, decode_state_index, encode_state_index
 from gossamer.protocol.tensor_codecs import codec
@@ -146,8 +146,12 @@ OTHERS: dict[str, tuple[Decoder, list[bytes]]] = {
         [add_record(add_record(None, 3, b"a block"), 0, b"")],
     ),
     "signs": (
-        SignCodec(3, 50, 2).decode,
-        [SignCodec(3, 50, 2).encode(Signs(np.array([[0, 1]] * 3), np.zeros((3, 2), bool)))],
+        SignCodec([(3, 50)], 2).decode,
+        [
+            SignCodec([(3, 50)], 2).encode(
+                SignUpdate(np.array([0, 1, 50, 51, 100, 101]), np.ones(6, bool))
+            )
+        ],
     ),
     "inventory": (
         lambda data: decode_inventory(data, 3, 9),

@@ -37,7 +37,9 @@ def test_lengths_are_what_is_sent(name: str) -> None:
     assert payloads.name == name
     part = payloads.part_bytes(NUM_ELEMENTS)
     is_set = isinstance(payloads, SetPayloads)
-    assert payloads.payload_bytes(NUM_ELEMENTS, 0b101) == (2 * part if is_set else part)
+    length = 2 * part if is_set else part
+    assert payloads.is_length(length, NUM_ELEMENTS, 0b101)
+    assert not payloads.is_length(length - 1, NUM_ELEMENTS, 0b101)
     if is_set:
         assert part == len(set_of([0]))
 

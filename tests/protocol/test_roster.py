@@ -132,10 +132,13 @@ def test_a_roster_becomes_a_ring_in_rank_order() -> None:
     assert ring.ring_id == ring_id_of(sealed(ring.organiser, roster))
 
 
-def test_only_the_best_ranked_fit_a_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "RING_MEMBERS_MAX", 2)
-    roster = make_roster(HEAD, 5, 0, envelopes(MEMBERS), "fp32", 1024)
+def test_only_the_best_ranked_fit_a_ring() -> None:
+    roster = make_roster(HEAD, 5, 0, envelopes(MEMBERS), "fp32", 1024, members_max=2)
     assert [member.author for member in roster.members] == ring_order(HEAD, 0, MEMBERS)[:2]
+    sealed_roster = sealed(PeerId(roster.members[0].author), roster)
+    open_roster(sealed_roster, roster, RUN_ID, verify, "fp32", 1024, 2)
+    with pytest.raises(MalformedError, match="at most 1"):
+        open_roster(sealed_roster, roster, RUN_ID, verify, "fp32", 1024, 1)
 
 
 def test_a_roster_stays_below_what_gossip_carries() -> None:

@@ -67,9 +67,10 @@ def test_the_committed_bytes_are_accepted(committed: dict[str, Any]) -> None:
     assert vector.places.tolist() == [4, 8, 11]
     assert vector.values.tolist() == [6.5, 3.0, -6.5]
     signs = committed["signs"]
-    found = SignCodec(1, signs["chunk_coefficients"], 2).decode(bytes.fromhex(signs["bytes"]))
-    assert found.indices.tolist() == signs["indices"]
-    assert found.is_negative.tolist() == signs["is_negative"]
+    sign_codec = SignCodec([(1, signs["chunk_coefficients"])], 2)
+    found = sign_codec.decode(bytes.fromhex(signs["bytes"]))
+    assert [found.places.tolist()] == signs["indices"]
+    assert [(~found.is_positive).tolist()] == signs["is_negative"]
     contributions = committed["contributions"]
     records = split(bytes.fromhex(contributions["bytes"]), 0b1010, 5)
     assert [record.position for record in records] == contributions["members"]

@@ -11,13 +11,15 @@ import pytest
 import torch
 
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer.dct import (
+from gossamer.trainer.dct import ModelDct
+from gossamer.trainer.dct_exact import (
     BASIS_SCALE,
     CHUNK_SIDE_MAX,
     COEFFICIENT_MAX,
-    ModelDct,
-    _basis,
+    basis,
+    grids_of,
     integer_basis,
+    inverse_exact,
 )
 
 
@@ -37,9 +39,9 @@ def test_chunks_have_the_largest_sides_that_divide(uneven: ModelConfig) -> None:
 
 @pytest.mark.parametrize("side", range(1, CHUNK_SIDE_MAX + 1))
 def test_no_entry_of_the_table_hangs_on_the_machines_cosine(side: int) -> None:
-    basis = _basis(side)
-    np.testing.assert_allclose(basis @ basis.T, np.eye(side), atol=1e-12)
-    fractions = np.abs(BASIS_SCALE * basis) % 1
+    real = basis(side)
+    np.testing.assert_allclose(real @ real.T, np.eye(side), atol=1e-12)
+    fractions = np.abs(BASIS_SCALE * real) % 1
     assert np.abs(fractions - 0.5).min() > 1e-4
 
 
@@ -70,7 +72,9 @@ def test_the_exact_inverse_is_exact_and_near_the_other(uneven: ModelConfig) -> N
     dct = ModelDct(uneven)
     random = np.random.default_rng(1)
     coefficients = random.integers(-COEFFICIENT_MAX, COEFFICIENT_MAX + 1, uneven.num_parameters)
-    values = dct.inverse_exact(coefficients)
+    values = np.concatenate(
+        [inverse_exact(grid, coefficients[grid.tensor.range]) for grid in dct.grids]
+    )
     assert (values == np.rint(values)).all()
     real = dct.inverse(torch.from_numpy(coefficients).float()).numpy()
     np.testing.assert_allclose(values / BASIS_SCALE**2, real, atol=0.02 * np.abs(real).max())
@@ -89,13 +93,12 @@ def test_the_exact_inverse_is_exact_and_near_the_other(uneven: ModelConfig) -> N
 def test_the_largest_sums_are_exact(model_config: ModelConfig) -> None:
     """All coefficients as large as may be, with the signs that add up."""
     wide = msgspec.structs.replace(model_config, width=64, vocabulary=64)
-    dct = ModelDct(wide)
+    grid = grids_of(wide)[0]
     signs = np.sign(integer_basis(64)[:, :1] * integer_basis(64)[:, :1].T)
-    coefficients = np.zeros(wide.num_parameters, np.int64)
-    coefficients[: 64 * 64] = (COEFFICIENT_MAX * signs).astype(np.int64).ravel()
-    basis = [int(entry) for entry in integer_basis(64)[:, 0]]
-    by_hand = COEFFICIENT_MAX * sum(abs(a) for a in basis) ** 2
-    assert float(dct.inverse_exact(coefficients)[0]) == by_hand
+    coefficients = (COEFFICIENT_MAX * signs).astype(np.int64).ravel()
+    column = [int(entry) for entry in integer_basis(64)[:, 0]]
+    by_hand = COEFFICIENT_MAX * sum(abs(a) for a in column) ** 2
+    assert float(inverse_exact(grid, coefficients)[0]) == by_hand
     coefficients[0] = COEFFICIENT_MAX + 1
     with pytest.raises(ValueError, match="rounded"):
-        dct.inverse_exact(coefficients)
+        inverse_exact(grid, coefficients)

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.sign_codec import SignUpdate
 from gossamer.trainer.dct import ModelDct
-from gossamer.trainer.demo import MEAN_SCALE, Momentum, SignUpdate, shared_rate_at, shared_step
+from gossamer.trainer.demo import Momentum
 from gossamer.trainer.schedule import learning_rate_at
+from gossamer.trainer.shared_step import MEAN_SCALE, shared_rate_at, shared_step
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def test_the_strongest_coefficients_are_offered_and_leave_the_momentum(dct: Mode
 
 
 def test_a_late_part_stays_in_its_senders_momentum(dct: ModelDct) -> None:
-    momentum, lone = Momentum(dct, decay=0.5), Momentum(dct, decay=0.5)
+    momentum, lone = Momentum(dct, top_k=32, decay=0.5), Momentum(dct, top_k=32, decay=0.5)
     for one in (momentum, lone):
         one.add(gradient_of(1, dct))
     momentum.offer()
@@ -69,7 +71,7 @@ def test_a_late_part_stays_in_its_senders_momentum(dct: ModelDct) -> None:
 
 
 def test_the_lookahead_goes_against_the_momentum(dct: ModelDct) -> None:
-    momentum = Momentum(dct)
+    momentum = Momentum(dct, top_k=32)
     momentum.add(gradient_of(1, dct))
     theta = gradient_of(2, dct)
     ahead = momentum.lookahead(theta, 0.25)
@@ -90,15 +92,15 @@ def updates(dct: ModelDct, number: int) -> list[SignUpdate]:
 def test_golden_bits(dct: ModelDct) -> None:
     theta = ((np.arange(dct.num_parameters) * 7919 % 1009) / np.float32(5e3)).astype(np.float32)
     for number in (1, 3, 5):
-        shared_step(dct, theta, updates(dct, number), 1e-3, 0.1, theta)
+        shared_step(dct.grids, theta, updates(dct, number), 1e-3, 0.1, theta)
     assert blake3.blake3(theta.tobytes()).hexdigest()[:16] == "8adb1f4637ef112c"
 
 
 def test_the_order_of_the_peers_does_not_matter(dct: ModelDct) -> None:
     theta = np.zeros(dct.num_parameters, np.float32)
     one, other = np.empty_like(theta), np.empty_like(theta)
-    shared_step(dct, theta, updates(dct, 5), 1e-3, 0.1, one)
-    shared_step(dct, theta, updates(dct, 5)[::-1], 1e-3, 0.1, other)
+    shared_step(dct.grids, theta, updates(dct, 5), 1e-3, 0.1, one)
+    shared_step(dct.grids, theta, updates(dct, 5)[::-1], 1e-3, 0.1, other)
     assert one.tobytes() == other.tobytes()
 
 
@@ -109,7 +111,7 @@ def test_what_nobody_sent_or_what_cancels_moves_nothing(dct: ModelDct) -> None:
     minus = SignUpdate(places, np.zeros(len(places), bool))
     out = np.empty_like(theta)
     for given in ([], [plus, minus]):
-        shared_step(dct, theta, given, 0.25, 0.1, out)
+        shared_step(dct.grids, theta, given, 0.25, 0.1, out)
         for grid in dct.grids:
             expected = fp32(0.5 * fp32(1 - 0.25 * 0.1)) if grid.tensor.is_matrix else 0.5
             assert (out[grid.tensor.range] == np.float32(expected)).all()
@@ -121,7 +123,7 @@ def test_one_peer_moves_every_element_of_a_chunk_by_its_signs(dct: ModelDct) -> 
     out = np.empty_like(theta)
     grid = dct.grids[0]
     update = SignUpdate(np.array([grid.tensor.start + 1]), np.array([True]))
-    shared_step(dct, theta, [update], 0.5, 0.0, out)
+    shared_step(dct.grids, theta, [update], 0.5, 0.0, out)
     chunk = out[: grid.tensor.num_elements].reshape(grid.tensor.shape)[: grid.rows, : grid.columns]
     half = grid.columns // 2
     assert (chunk[:, :half] == -0.5).all()
@@ -133,10 +135,10 @@ def test_updates_that_cannot_be(dct: ModelDct) -> None:
     yes = np.array([True, True])
     for places in ([3, 2], [3, 3], [-1, 2], [0, dct.num_parameters]):
         with pytest.raises(ValueError, match="ascending"):
-            shared_step(dct, theta, [SignUpdate(np.array(places), yes)], 1e-3, 0.0, theta)
+            shared_step(dct.grids, theta, [SignUpdate(np.array(places), yes)], 1e-3, 0.0, theta)
     none = SignUpdate(np.array([], np.int64), np.array([], bool))
     with pytest.raises(ValueError, match="at most"):
-        shared_step(dct, theta, [none] * (MEAN_SCALE + 1), 1e-3, 0.0, theta)
+        shared_step(dct.grids, theta, [none] * (MEAN_SCALE + 1), 1e-3, 0.0, theta)
 
 
 def test_the_rate_is_the_schedules(inner_config: InnerConfig) -> None:
@@ -150,7 +152,7 @@ def test_it_learns_a_sign_pattern(dct: ModelDct) -> None:
     """Four peers with noisy gradients of one quadratic reach its minimum within the rate."""
     target = 0.02 * gradient_of(9, dct).numpy()
     theta = np.zeros(dct.num_parameters, np.float32)
-    peers = [Momentum(dct, decay=0.9) for _ in range(4)]
+    peers = [Momentum(dct, top_k=32, decay=0.9) for _ in range(4)]
     before = np.square(theta - target).mean()
     for step in range(150):
         given = []
@@ -159,5 +161,5 @@ def test_it_learns_a_sign_pattern(dct: ModelDct) -> None:
             peer.add(torch.from_numpy(theta - target) + noise)
             given.append(peer.offer())
             peer.taken()
-        shared_step(dct, theta, given, 1e-3, 0.0, theta)
+        shared_step(dct.grids, theta, given, 1e-3, 0.0, theta)
     assert np.square(theta - target).mean() < 0.1 * before

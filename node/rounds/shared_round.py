@@ -1,0 +1,255 @@
+"""A round of shared steps (`sync = "distro"`) at one peer: its part in each, and what it waits for.
+
+    trainer --Shared--> offer --token of step s--> ring --final of s--> theta --Share--> trainer
+
+The ring of the round is agreed on once, for all its steps: a step is a chunk. The token of step s
+walks round when the steps before it are done, and collects from each member what it has. So the
+rules of the ring hold as for any chunk: who falls is skipped, and no step waits for it.
+
+Rules
+-----
+- A member's part in a step is what its trainer offered last. An offer that was late for its step is
+  good for the next one: a sign is hardly less right a step later.
+- Who has nothing yet when the token of a step comes keeps it as long as the others took until then,
+  and half of that again (`StepPace`). Then it abstains: an empty part. Its trainer's work stays in
+  its momentum, and nobody waits.
+- Who begins a step has no token to compare with, and waits as long from the step before.
+- What the final of a step contains of mine is taken out of my momentum; what it does not, stays.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+
+import structlog
+import trio
+
+from gossamer.node.rounds.parts import Parts
+from gossamer.protocol.contributions import add_record
+from gossamer.protocol.ids import Digest, short
+from gossamer.protocol.payloads import SignPayloads
+from gossamer.protocol.ring import Payload
+from gossamer.protocol.roster import Ring
+from gossamer.protocol.round import Round
+from gossamer.protocol.state import FloatVector
+
+PATIENCE_PART = 0.5
+"""Of the time that the others took for a step: a member that is half as slow again has a part in
+every step, a slower one in every other."""
+
+PATIENCE_SECONDS_MIN = 0.25
+"""Late by so little is every process now and then."""
+
+PATIENCE_SECONDS_MAX = 10.0
+"""A third of `attempt.KEPT_SECONDS`, after which a token that goes nowhere is an offence."""
+
+STEP_SECONDS_MAX = 60.0
+"""Whoever begins a step begins it by then: half of `attempt.STALL_SECONDS`."""
+
+STEPS_KEPT = 16
+"""The others' pace is the median over so many steps."""
+
+log = structlog.get_logger("steps")
+
+
+class StepPace:
+    """How long a step takes the others. Lives as long as the node."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=STEPS_KEPT)
+
+    def took(self, seconds: float) -> None:
+        """From the step before to the token, which others had a part in."""
+        self._seconds.append(seconds)
+
+    @property
+    def token_patience(self) -> float:
+        """How long a token is kept for a part of mine."""
+        if not self._seconds:
+            return PATIENCE_SECONDS_MAX
+        wanted = PATIENCE_PART * statistics.median(self._seconds) + PATIENCE_SECONDS_MIN
+        return min(wanted, PATIENCE_SECONDS_MAX)
+
+    @property
+    def step_patience(self) -> float:
+        """How long after the step before I begin one without a part of mine."""
+        if not self._seconds:
+            return STEP_SECONDS_MAX
+        return min(statistics.median(self._seconds) + self.token_patience, STEP_SECONDS_MAX)
+
+
+class SharedRound:
+    """One round of one peer. `run` goes on until `close`."""
+
+    def __init__(self, parts: Parts, machine: Round, pace: StepPace) -> None:
+        self._parts = parts
+        self._machine = machine
+        self._pace = pace
+        self._update: bytes | None = None
+        """What the trainer offered last, until it is known what became of it."""
+        self._has_trained = False
+        """Whether the trainer offers nothing more."""
+        self._steps: RingSteps | None = None
+        self._news = trio.Event()
+        self._scope = trio.CancelScope()
+
+    @property
+    def has_offer(self) -> bool:
+        return self._update is not None
+
+    @property
+    def is_closed(self) -> bool:
+        return self._scope.cancel_called
+
+    # What arrives
+
+    def offered(self, update: bytes) -> None:
+        """The trainer has a part for a step."""
+        self._update = update
+        self.ring()
+
+    def trained(self) -> None:
+        """The trainer has done what it does in this round, or is gone."""
+        self._has_trained = True
+        self.ring()
+
+    def ring(self) -> None:
+        """Something happened: whoever waits looks again."""
+        self._news.set()
+        self._news = trio.Event()
+
+    def follow(self, ring: Ring) -> RingSteps:
+        """A ring begins, perhaps in place of another one: its steps begin where the round does."""
+        if self._steps is not None:
+            self._steps.is_void = True
+        self._steps = RingSteps(ring, self._parts, self)
+        self.ring()
+        return self._steps
+
+    def close(self) -> None:
+        """Nobody waits for this round any more."""
+        self._scope.cancel()
+        self.ring()
+
+    # What is done
+
+    async def run(self) -> None:
+        """Takes steps as their finals come, and tells the trainer."""
+        with self._scope:
+            while True:
+                news = self._news
+                if self._steps is None or not await self._take_next(self._steps):
+                    await news.wait()
+
+    async def _take_next(self, steps: RingSteps) -> bool:
+        """Says whether there was a step to be taken."""
+        step, number = steps.num_taken, self._machine.number
+        if step == steps.num_steps:
+            return False
+        final = self._machine.final_of(steps.ring_id, step)
+        if final is None:
+            return False
+        committed = self._parts.committed
+        theta = committed.shared_theta
+        assert theta is not None
+
+        def take() -> None:
+            if step == 0:  # of an earlier ring some steps may have been taken
+                theta.begin(number, committed.parameters)
+            theta.take(number, step, final)
+
+        await self._parts.run_in_thread(take)
+        steps.taken(step)
+        if self._update is not None and steps.has_part_in(step) and not steps.is_void:
+            # My part went out with this step: the trainer goes on from where it led.
+            self._update = None
+            await self._parts.trainer.share(taken=steps.is_in(final))
+        self.ring()
+        return True
+
+    async def part(self, steps: RingSteps, step: int, token_seconds: float | None) -> bytes:
+        """What I have for a step; nothing if I am late. `token_seconds`: when its token came."""
+        while not (steps.is_void or self.is_closed or steps.num_taken > step):
+            wait_seconds = math.inf
+            if steps.num_taken == step:
+                if self._update is not None:
+                    return self._update
+                if self._has_trained:
+                    break
+                wait_seconds = self._give_up_seconds(steps, token_seconds) - trio.current_time()
+                if wait_seconds <= 0:
+                    log.debug("too late for a step", step=step, ring=short(steps.ring_id))
+                    break
+            with trio.move_on_after(wait_seconds):
+                await self._news.wait()
+        return b""
+
+    def _give_up_seconds(self, steps: RingSteps, token_seconds: float | None) -> float:
+        """Local time at which the step after the newest one goes on without me."""
+        if token_seconds is None:
+            return steps.taken_seconds + self._pace.step_patience
+        return max(token_seconds, steps.taken_seconds) + self._pace.token_patience
+
+    def token_came(self, steps: RingSteps, step: int) -> None:
+        """The others had their parts in a step."""
+        if steps.num_taken == step:
+            self._pace.took(trio.current_time() - steps.taken_seconds)
+
+
+class RingSteps:
+    """This peer's parts in the steps of one ring (a `Contribution`)."""
+
+    def __init__(self, ring: Ring, parts: Parts, shared: SharedRound) -> None:
+        payloads = parts.committed.payloads
+        assert isinstance(payloads, SignPayloads)
+        self._payloads = payloads
+        self._position = ring.members.index(parts.me)
+        self._shared = shared
+        self._given: dict[int, bytes] = {}
+        """What went into the token of each step, empty where I abstained."""
+        self.ring_id: Digest = ring.ring_id
+        self.num_steps = parts.committed.round_plan.num_chunks
+        self.num_taken = 0
+        self.taken_seconds = trio.current_time()
+        """When the newest step was taken."""
+        self.is_void = False
+        """Whether another ring is followed."""
+
+    def taken(self, step: int) -> None:
+        """A step was taken."""
+        self.num_taken = step + 1
+        self.taken_seconds = trio.current_time()
+
+    def has_part_in(self, step: int) -> bool:
+        """Whether I had something to give to a step."""
+        return bool(self._given.get(step))
+
+    def is_in(self, final: Payload) -> bool:
+        """Whether a final has a part of mine."""
+        return bool(self._payloads.contributors(final, None) >> self._position & 1)
+
+    async def due(self, chunk: int, *, is_first: bool) -> None:
+        """See `Contribution`: waits for the trainer, but not for long."""
+        if chunk in self._given:
+            return
+        token_seconds = None
+        if not is_first:
+            token_seconds = trio.current_time()
+            self._shared.token_came(self, chunk)
+        part = await self._shared.part(self, chunk, token_seconds)
+        # A token that came meanwhile may have got one already: nobody may have two of mine.
+        self._given.setdefault(chunk, part)
+
+    def add(self, chunk: int, payload: Payload | None) -> Payload:
+        """See `Contribution`."""
+        return add_record(payload, self._position, self._given[chunk])
+
+    def finalise(self, chunk: int, payload: Payload, mask: int) -> Payload:
+        """See `Contribution`: everybody takes the step for himself."""
+        return payload
+
+    def error_of(self, chunk: int) -> FloatVector | None:
+        """See `Contribution`: what was not sent is in the trainer's momentum."""
+        return None

@@ -1,0 +1,116 @@
+"""One turn of a `distro` run: get ready with a first gradient, take the round's steps, commit.
+
+The ring is at work from the roster on, for as long as its steps take, and training is a part of it.
+So a `Ready` promises work: a round's steps. What the header credits is what is really in the
+finals: the tokens of the steps that have a part of mine. The data behind them is known only then,
+and is told to the ledger with the next `Ready`.
+
+Nothing is carried from one round to the next but the trainer's momentum. Tokens of parts that came
+too late for their step are accounted for as dropped ("late"), those of a round that was not
+committed as dropped ("missed").
+"""
+
+from __future__ import annotations
+
+from gossamer.node.rounds.local_round import LocalRound
+from gossamer.node.rounds.residual import Contribution
+from gossamer.node.rounds.shared_round import SharedRound, StepPace
+from gossamer.node.rounds.turn import POLL_SECONDS, Turn
+from gossamer.protocol import limits
+from gossamer.protocol.messages import Ready, Span
+from gossamer.protocol.roster import Ring
+from gossamer.protocol.work_account import LATE
+from gossamer.trainer.messages import Shared
+
+MISSED = "missed"
+
+
+class SharedTurn(Turn):
+    """One round of shared steps of one node."""
+
+    def __init__(self, *arguments: object, pace: StepPace, **others: object) -> None:
+        """`pace` outlives the turn; all else as for `Turn`."""
+        super().__init__(*arguments, **others)  # type: ignore[arg-type]
+        self._shared = SharedRound(self._parts, self.driver.machine, pace)
+        self._local: LocalRound | None = None
+        self._told_spans: tuple[Span, ...] = ()
+        """Data that my `Ready` named: of rounds before."""
+
+    def shared(self, shared: Shared) -> None:
+        if shared.round == self.driver.machine.number:
+            self._shared.offered(shared.update)
+            self._orders.ring()
+
+    def _on_changed(self) -> None:
+        self._shared.ring()
+
+    def _new_contribution(self, ring: Ring) -> Contribution:
+        return self._shared.follow(ring)
+
+    async def _train(self) -> None:
+        """The first gradient, from the committed state: with it in hand I am ready."""
+        parts, number = self._parts, self.driver.machine.number
+        self._set_phase("training")
+        theta = parts.committed.shared_theta
+        assert theta is not None
+        await parts.run_in_thread(lambda: theta.begin(number, parts.committed.parameters))
+        self._local = self._begin(number, "base")
+        self._spawn(self._shared.run)
+        while not (self._shared.has_offer or self._local.is_done):
+            await self._orders.wait(POLL_SECONDS)
+            if self._orders.leave or self._orders.pause or self._heads.better() is not None:
+                return
+
+    @property
+    def _has_work(self) -> bool:
+        return self._shared.has_offer
+
+    def _ready(self) -> Ready:
+        manifest, machine = self._parts.manifest, self.driver.machine
+        self._told_spans = tuple(self._parts.work.account.state.spans[: limits.SPANS_MAX])
+        steps = manifest.outer.inner_steps
+        loss = self._progress.loss
+        return Ready(
+            round=machine.number,
+            head=machine.head,
+            tokens=steps * manifest.inner.sequences_per_step * manifest.model.context,
+            steps=steps,
+            loss=loss if loss is not None else 0.0,
+            spans=self._told_spans,
+        )
+
+    async def _go_on(self) -> None:
+        """Its part in the steps is `SharedRound`'s."""
+
+    async def _make_way(self) -> None:
+        assert self._local is not None
+        await self._local.stop()
+
+    def _is_overtaken(self) -> bool:
+        assert self._local is not None
+        if self._local.is_done:
+            self._shared.trained()
+        return super()._is_overtaken()
+
+    async def _end_work(self) -> None:
+        """What was trained becomes an offer, as the round's header will find it."""
+        local, machine, work = self._local, self.driver.machine, self._parts.work
+        assert local is not None
+        self._shared.close()
+        await local.end(machine.head, machine.number)
+        if work.account.carried:
+            work.offer(machine.head, machine.number, self._told_spans)
+
+    async def _missed(self) -> None:
+        parts = self._parts
+        if parts.work.account.carried:
+            parts.work.drop(MISSED, self._told_spans)
+            # The data behind it goes back to the pool, from where we may take it again.
+            await parts.trainer.forget()
+            parts.feed.forget_progress()
+            parts.feed.carry(self._told_spans)
+
+    async def _settled(self) -> None:
+        work = self._parts.work
+        if work.account.has_work:
+            work.drop(LATE, work.account.state.spans)

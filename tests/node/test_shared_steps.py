@@ -1,0 +1,240 @@
+"""Rounds of shared steps in virtual time: all are where all are, whoever comes or goes."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import trio
+from node_world import MODEL, STEP_SECONDS, NumbersTrainer, SlowTrainer, World, simulate
+
+from gossamer.protocol.chain import Header
+
+STEPS = 4
+"""Of a round in this world."""
+
+STEP_TOKENS = 2 * MODEL.context
+
+
+def headers_of(world: World, name: str) -> list[Header]:
+    chain = world.participant(name).parts.committed.chain
+    return [chain.header(head) for head in world.path(name)]
+
+
+def tokens_of(world: World, header: Header, name: str) -> int:
+    me = world.identity(name).peer_id
+    return next((member.tokens for member in header.members if member.peer_id == me), 0)
+
+
+def committed(world: World, name: str) -> int:
+    return sum(tokens_of(world, header, name) for header in headers_of(world, name))
+
+
+async def settled(world: World, *names: str) -> None:
+    def is_settled(name: str) -> bool:
+        return world.participant(name).parts.work.head == world.path(name)[-1]
+
+    await world.until(lambda: all(is_settled(name) for name in names))
+
+
+def assert_account_is_true(world: World, name: str) -> None:
+    account = world.participant(name).parts.work.account
+    assert account.is_balanced
+    assert account.committed == committed(world, name)
+
+
+def test_three_take_every_step_together(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=1, codec="distro", wait_for_peers=2)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        for name in "bc":
+            await nursery.start(world.run, name, ["a"])
+        await world.reach(6, *"abc")
+        await settled(world, *"abc")
+        world.assert_one_chain(*"abc")
+        headers = headers_of(world, "a")[:6]
+        for header in headers:
+            assert [member.tokens for member in header.members] == 3 * [STEPS * STEP_TOKENS]
+        for name in "abc":
+            assert_account_is_true(world, name)
+            assert world.participant(name).parts.work.account.dropped == 0
+        # The data of a round is in the ledger one round later: each piece once, none left out.
+        told = [span for header in headers for span in header.spans]
+        assert sum(span.stop - span.start for span in told) == headers[-2].tokens_total
+
+    simulate(world, story)
+
+
+def test_what_it_learns_is_what_a_lone_peer_would_not(tmp_path: Path) -> None:
+    """Three with targets of their own move every parameter that is sent, by the majority."""
+    world = World(tmp_path, seed=2, codec="distro", wait_for_peers=2)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        for name in "bc":
+            await nursery.start(world.run, name, ["a"])
+        await world.reach(1, *"abc")
+        before = world.participant("a").parts.committed.parameters.copy()
+        await world.reach(4, *"abc")
+        after = world.participant("a").parts.committed.parameters
+        assert (before != after).mean() > 0.9
+
+    simulate(world, story)
+
+
+def test_a_slow_one_has_a_part_in_some_steps_and_stops_none(tmp_path: Path) -> None:
+    # Long rounds: the others do wait for its first gradient, which it needs to be ready.
+    steps = 20
+    world = World(tmp_path, seed=3, codec="distro", wait_for_peers=2, inner_steps=steps)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await nursery.start(world.run, "c", ["a"], SlowTrainer)
+        await world.reach(3, *"abc")  # by then they know each other's pace
+        began, first = trio.current_time(), world.round("a")
+        await world.reach(first + 4, *"abc")
+        seconds_a_step = (trio.current_time() - began) / (4 * steps)
+        # A step of its own takes it ten of theirs.
+        assert seconds_a_step < 6 * STEP_SECONDS
+        await settled(world, *"abc")
+        world.assert_one_chain(*"abc")
+        later = headers_of(world, "a")[first : first + 4]
+        by_slow = sum(tokens_of(world, header, "c") for header in later)
+        by_quick = sum(tokens_of(world, header, "a") for header in later)
+        assert 0 < by_slow < by_quick / 2
+        assert by_quick == 4 * steps * STEP_TOKENS
+        for name in "abc":
+            assert_account_is_true(world, name)
+
+    simulate(world, story)
+
+
+@pytest.mark.parametrize("seed", range(10, 16))
+def test_who_vanishes_costs_its_part_and_never_the_step(tmp_path: Path, seed: int) -> None:
+    world = World(tmp_path, seed=seed, codec="distro", wait_for_peers=3)
+    draw = random.Random(seed)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        for name in "bcd":
+            await nursery.start(world.run, name, ["a"])
+        await world.reach(3, *"abcd")
+        await trio.sleep(draw.uniform(0.0, 1.0))
+        began = world.round("a")
+        world.crash("d")
+        # The ring that it dies in commits, with all steps.
+        await world.reach(began + 1, *"abc", seconds=20.0)
+        await world.reach(began + 4, *"abc")
+        await settled(world, *"abc")
+        world.assert_one_chain(*"abc")
+        for header in headers_of(world, "a"):
+            for name in "abc":
+                assert tokens_of(world, header, name) == STEPS * STEP_TOKENS
+        for name in "abc":
+            assert_account_is_true(world, name)
+
+    simulate(world, story)
+
+
+def test_a_newcomer_takes_the_state_and_enters_at_the_next_boundary(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=20, codec="distro", wait_for_peers=1)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await world.reach(5, *"ab")
+        await nursery.start(world.run, "c", ["b"])
+        await world.until(lambda: "c" in world.nodes and world.nodes["c"].participant is not None)
+        await world.until(lambda: committed(world, "c") > 0)
+        await world.reach(world.round("a") + 3, *"abc")
+        await settled(world, *"abc")
+        world.assert_one_chain(*"abc")
+        sizes = [len(header.members) for header in headers_of(world, "a")]
+        assert sizes[:4] == 4 * [2]
+        assert sizes[-1] == 3
+        # Nobody was alone on the way, and no round of two was lost to the third.
+        assert sorted(sizes) == sizes
+
+    simulate(world, story)
+
+
+@pytest.mark.parametrize("seed", range(30, 34))
+def test_states_and_accounts_under_churn(tmp_path: Path, seed: int) -> None:
+    world = World(tmp_path, seed=seed, codec="distro")
+    draw = random.Random(seed)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        for name in "bcd":
+            await nursery.start(world.run, name, ["a"])
+        await world.reach(4, *"abcd")
+        await world.until(lambda: world.all_shards_are_with(*"bcd"))
+        for _ in range(6):
+            name = draw.choice("bcd")
+            await trio.sleep(draw.uniform(0.0, 2.0))
+            world.crash(name)
+            await trio.sleep(draw.uniform(0.2, 3.0))
+            await nursery.start(world.run, name, ["a"])
+        await world.reach(world.round("a") + 3, *"abcd")
+        await settled(world, *"abcd")
+        world.assert_one_chain(*"abcd")
+        for name in "abcd":
+            assert_account_is_true(world, name)
+
+    simulate(world, story)
+
+
+def test_all_are_killed_and_go_on_from_their_disks(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=50, codec="distro", wait_for_peers=2)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        for name in "bc":
+            await nursery.start(world.run, name, ["a"])
+        await world.reach(5, *"abc")
+        await world.until(lambda: world.all_shards_are_with(*"abc"))
+        await trio.sleep(0.3)  # in the middle of a round
+        reached = min(world.round(name) for name in "abc")
+        for name in "abc":
+            world.crash(name)
+        await trio.sleep(1.0)
+        await nursery.start(world.run, "c")
+        for name in "ab":
+            await nursery.start(world.run, name, ["c"])
+        await world.reach(reached + 4, *"abc")
+        await settled(world, *"abc")
+        world.assert_one_chain(*"abc")
+        for name in "abc":
+            assert_account_is_true(world, name)
+
+    simulate(world, story)
+
+
+class DyingTrainer(NumbersTrainer):
+    """Its worker is gone for a while: no word of a round that runs."""
+
+    async def _share(self, round_number: int, deadline: float) -> None:
+        await super()._share(round_number, deadline)
+        self._stop = self._stop or round_number % 3 == 0
+
+
+def test_a_trainer_that_dies_in_its_rounds(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=60, codec="distro", wait_for_peers=1)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"], DyingTrainer)
+        await world.reach(8, *"ab")
+        await settled(world, *"ab")
+        world.assert_one_chain(*"ab")
+        for header in headers_of(world, "a"):
+            wanted = STEP_TOKENS if header.round % 3 == 0 else STEPS * STEP_TOKENS
+            if len(header.members) == 2:
+                assert tokens_of(world, header, "b") == wanted
+        for name in "ab":
+            assert_account_is_true(world, name)
+
+    simulate(world, story)

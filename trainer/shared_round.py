@@ -1,0 +1,90 @@
+"""One peer's part in rounds of shared steps (`sync = "distro"`): gradients for all, no steps alone.
+
+`SharedTrainer` is a `LocalTrainer` whose step takes a gradient at the state that all share, adds it
+to the decoupled momentum (`demo`), and leaves what is to be sent in `offer`. The step itself is
+everybody's (`shared_step`) and comes with `base`. So a round has no work that could be carried:
+what the swarm did not take stays in the momentum.
+
+The momentum is not kept over restarts: it is what the last thousand steps left over (its decay is
+0.999), and DeMo does without it as well when a peer is new.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.sign_codec import SignCodec
+from gossamer.trainer import messages
+from gossamer.trainer.dct import ModelDct
+from gossamer.trainer.demo import Momentum
+from gossamer.trainer.local_round import LocalTrainer
+from gossamer.trainer.shared_step import shapes_of
+
+
+class SharedTrainer(LocalTrainer):
+    """Model, data queue and momentum of one peer. Not for use from several threads."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        inner: InnerConfig,
+        *,
+        steps: messages.SharedSteps,
+        **others: Any,
+    ) -> None:
+        """`others` as for `LocalTrainer`."""
+        super().__init__(model, inner, **others)
+        device = self.device.torch_device
+        dct = ModelDct(model, device)
+        self._momentum = Momentum(dct, device, top_k=steps.top_k)
+        self._codec = SignCodec(shapes_of(dct.grids), steps.top_k)
+        self._has_lookahead = steps.lookahead
+        self._last_rate = 0.0
+        self._is_offered = False
+
+    @property
+    def waits_for_others(self) -> bool:
+        return self._is_offered
+
+    def begin(self, *arguments: Any) -> None:
+        """See `LocalTrainer`; what was offered last and not taken stays in the momentum."""
+        self._is_offered = False
+        super().begin(*arguments)
+
+    def _make_optimizer(self) -> None:
+        return None
+
+    def offer(self) -> messages.Shared:
+        """What is to be sent after the newest step."""
+        self._is_offered = True
+        return messages.Shared(
+            round=self._require_round().number, update=self._codec.encode(self._momentum.offer())
+        )
+
+    def share(self, *, taken: bool) -> None:
+        """What became of the newest offer."""
+        self._is_offered = False
+        if taken:
+            self._momentum.taken()
+
+    @torch.no_grad()
+    def _take_position(self) -> None:
+        self._load_base()
+        if self._has_lookahead:
+            flat = self._decoder.flat
+            flat.copy_(self._momentum.lookahead(flat, self._last_rate))
+
+    @torch.no_grad()
+    def _use_gradients(self, learning_rate: float) -> None:
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        self._momentum.add(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        self._last_rate = learning_rate
+
+    def finish(self) -> messages.Finished:
+        """Ends the round. `pseudo_gradient` is zero: nothing is this peer's own."""
+        finished = super().finish()
+        self._pseudo_gradient[:] = 0.0
+        return finished
