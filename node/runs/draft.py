@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from gossamer.node.storage.shared_theta import sign_payloads
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import DIGEST_BYTES, PeerId, peer_id_from_public_key
@@ -33,6 +34,9 @@ from gossamer.trainer.tokens import (
 VOCABULARY_MAX = 2**20
 DEFAULT_RUN_NAME = "gossamer"
 DEFAULT_SEED = 1
+
+DISTRO_MEMBERS_MIN = 8
+"""A swarm that has not even room for so many peers is no swarm."""
 
 Admission = Literal["open", "allow"]
 
@@ -163,6 +167,13 @@ def problems_of_draft(draft: Draft) -> list[str]:
             f"inner.warmup_steps is {draft.inner.warmup_steps}; allowed: at most inner.total_steps "
             f"({draft.inner.total_steps})"
         )
+    if draft.sync == "distro" and not found:
+        members_max = sign_payloads(draft.model, draft.outer).members_max(1)
+        if members_max < DISTRO_MEMBERS_MIN:
+            found.append(
+                f"outer.top_k is {draft.outer.top_k}; with a model of this size only {members_max} "
+                f"peers' parts of a step fit one message, {DISTRO_MEMBERS_MIN} have to"
+            )
     if draft.corpus.max_bytes < 0:
         found.append(f"corpus.max_bytes is {draft.corpus.max_bytes}; allowed: 0 (all) or more")
     if not draft.corpus.text_field:

@@ -7,7 +7,8 @@ Bytes are exact but for framing. Times follow from them, the lines, and how fast
                     large as one member's part, a set (sync = "sparse") has up to N of them
     averaging       these bytes over the slower direction of the line, at the share of it that is
                     reached (`LINE_SHARE`), and what does not depend on the size (`AGREE_SECONDS`)
-    round           training + averaging; with overlap the longer of the two
+    round           training + averaging; with overlap the longer of the two. Shared steps
+                    (sync = "distro") wait for each other, one by one (`HOP_SECONDS`)
     utilisation     training / round: the part of the time in which a trainer does not wait
 
 All peers are taken to be alike. `tests/benchmarks/plan.py` compares this with real daemons.
@@ -18,8 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gossamer.node.runs.draft import Draft
+from gossamer.node.storage.shared_theta import sign_payloads
 from gossamer.protocol.chunks import ChunkPlan
-from gossamer.protocol.payloads import payloads_of
+from gossamer.protocol.payloads import Payloads, payloads_of
 
 LINE_SHARE = 0.95
 """Of a line's rate, for chunks: the rest is TCP, encryption and framing (tests/benchmarks/ring.py
@@ -27,6 +29,10 @@ measures 92 to 93 % with the agreement on the ring, which is counted apart here)
 
 AGREE_SECONDS = 0.4
 """From the last `Ready` to the roster, and from the last chunk to the commit: some gossip."""
+
+HOP_SECONDS = 0.01
+"""With shared steps each waits for its token to go once round and its final once more: so long a
+link on one machine. A line's own delay comes on top, and is not known here."""
 
 BITS_PER_BYTE = 8
 MEGA = 1e6
@@ -109,13 +115,20 @@ def plan_round(
     if min(rates) <= 0:
         raise ValueError("rates are to be positive")
     model, outer, inner = draft.model, draft.outer, draft.inner
-    chunks = ChunkPlan(model.num_parameters, outer.chunk_elements)
-    payloads = payloads_of(draft.sync, outer)
-    sizes = [chunks.elements_of(chunk) for chunk in range(chunks.num_chunks)]
+    sizes: list[int]
+    payloads: Payloads
+    if draft.sync == "distro":
+        payloads, sizes = sign_payloads(model, outer), [1] * outer.inner_steps
+    else:
+        payloads = payloads_of(draft.sync, outer)
+        chunks = ChunkPlan(model.num_parameters, outer.chunk_elements)
+        sizes = [chunks.elements_of(chunk) for chunk in range(chunks.num_chunks)]
     payload = sum(map(payloads.part_bytes, sizes))
     sent = round(2 * (peers - 1) / peers * sum(payloads.mean_bytes(n, peers) for n in sizes))
     slower = min(line.up, line.down) * MEGA / BITS_PER_BYTE * LINE_SHARE
     averaging = sent / slower + AGREE_SECONDS if peers > 1 else 0.0
+    if draft.sync == "distro":
+        averaging += outer.inner_steps * 2 * (peers - 1) * HOP_SECONDS
     tokens = outer.inner_steps * inner.sequences_per_step * model.context
     state_bytes = 8 * model.num_parameters
     return RoundPlan(

@@ -103,7 +103,7 @@ class CommittedState:
         self.parameters = base
         self.shared_theta: SharedTheta | None = None
         if manifest.sync == "distro":
-            self.payloads = sign_payloads(manifest)
+            self.payloads = sign_payloads(manifest.model, manifest.outer)
             self.round_plan = ChunkPlan(manifest.outer.inner_steps, 1)
             self.parameters = np.zeros_like(base)
             self.shared_theta = SharedTheta(manifest, self.payloads, base)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.manifest import Manifest, ModelConfig, OuterConfig
 from gossamer.protocol.payloads import SignPayloads
 from gossamer.protocol.ring import Payload
 from gossamer.protocol.sign_codec import SignCodec
@@ -23,9 +23,9 @@ from gossamer.trainer.dct_exact import grids_of
 from gossamer.trainer.shared_step import shapes_of, shared_rate_at, shared_step
 
 
-def sign_payloads(manifest: Manifest) -> SignPayloads:
+def sign_payloads(model: ModelConfig, outer: OuterConfig) -> SignPayloads:
     """What travels in a `distro` run."""
-    return SignPayloads(SignCodec(shapes_of(grids_of(manifest.model)), manifest.outer.top_k))
+    return SignPayloads(SignCodec(shapes_of(grids_of(model)), outer.top_k))
 
 
 class SharedTheta:

@@ -176,7 +176,7 @@ class NumbersTrainer:
 
     async def _share(self, round_number: int, deadline: float) -> None:
         """Offers the signs of where it would go, without a transform, and waits for word of it."""
-        codec = sign_payloads(self._manifest).coder
+        codec = sign_payloads(MODEL, self._manifest.outer).coder
         wanted = self._target - self.base
         places = np.array(every_place(codec), np.int64)
         self._shared = trio.Event()

@@ -10,7 +10,7 @@ import pytest
 
 from gossamer.node.cli import run_command
 from gossamer.node.runs.draft import Draft, draft_of_preset
-from gossamer.node.runs.planning import AGREE_SECONDS, Line, plan_round
+from gossamer.node.runs.planning import AGREE_SECONDS, HOP_SECONDS, Line, plan_round
 
 replace = msgspec.structs.replace
 MBIT = 1e6 / 8
@@ -37,6 +37,16 @@ def test_sparse_sends_a_thirteen_thousandth() -> None:
     plan = plan_round(draft(sync="sparse", inner_steps=100), 8, Line(20, 100))
     assert plan.reduction > 13_000
     assert plan.payload_bytes * 8 / plan.parameters <= 0.24
+
+
+def test_shared_steps_send_a_thousandth_of_a_bf16_gradient_and_wait_for_each_other() -> None:
+    shared = draft(sync="distro", inner_steps=50, top_k=4, overlap=False, warmup_rounds=0)
+    plan = plan_round(shared, 4, Line(100, 100), 1_000_000.0)
+    assert plan.reduction / 2 > 857
+    alone = plan_round(shared, 1, Line(100, 100), 1_000_000.0)
+    assert plan.round_seconds is not None
+    assert alone.round_seconds is not None
+    assert plan.round_seconds > alone.round_seconds + 50 * 6 * HOP_SECONDS
 
 
 def test_a_ring_sends_nearly_twice_what_one_has() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gossamer.protocol import limits
 from gossamer.protocol.contributions import add_record
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError, VersionError
-from gossamer.protocol.payloads import SPARSE, SetPayloads, payloads_named
+from gossamer.protocol.payloads import SPARSE, SetPayloads, SignPayloads, payloads_named
+from gossamer.protocol.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.sparse_codec import SparseCodec
 
 NUM_ELEMENTS = 5000
@@ -91,6 +93,68 @@ def test_what_is_no_set_of_these_members(payload: bytes, mask: int) -> None:
         PAYLOADS.check(payload, NUM_ELEMENTS, mask)
     with pytest.raises(RemoteProtocolError):
         PAYLOADS.average(payload, NUM_ELEMENTS, mask, TOKENS)
+
+
+SIGNS = SignPayloads(SignCodec([(2, 64), (1, 3)], 2))
+UPDATES = [
+    SignUpdate(np.array([place, 60, 64, 65 + place, 128, 130]), np.arange(6) % 3 == place)
+    for place in range(3)
+]
+
+
+def step_of(parts: dict[int, SignUpdate | None]) -> bytes:
+    """A step in which some have parts and others abstain."""
+    payload = b""
+    for position, update in parts.items():
+        block = b"" if update is None else SIGNS.coder.encode(update)
+        payload = add_record(payload, position, block)
+    return payload
+
+
+def test_a_step_is_what_its_members_have() -> None:
+    payload = step_of({0: UPDATES[0], 3: None, 2: UPDATES[2]})
+    SIGNS.check(payload, 1, 0b1101)
+    assert SIGNS.is_length(len(payload), 1, 0b1101)
+    assert not SIGNS.is_length(len(payload) + 1, 1, 0b1101)
+    assert SIGNS.contributors(payload, 0b1101) == 0b0101
+    found = SIGNS.updates(payload)
+    assert [update.places.tolist() for update in found] == [
+        UPDATES[place].places.tolist() for place in (0, 2)
+    ]
+    assert len(step_of({0: UPDATES[0]})) == SIGNS.part_bytes(1)
+
+
+def test_a_step_that_nobody_has_a_part_in() -> None:
+    payload = step_of({0: None, 1: None})
+    SIGNS.check(payload, 1, 0b11)
+    assert SIGNS.is_length(len(payload), 1, 0b11)
+    assert SIGNS.contributors(payload, 0b11) == 0
+    assert SIGNS.updates(payload) == []
+
+
+@pytest.mark.parametrize(
+    ("payload", "mask"),
+    [
+        (step_of({0: UPDATES[0]}), 0b11),
+        (step_of({0: UPDATES[0], 1: None}), 0b01),
+        (step_of({0: UPDATES[0]})[:-1], 0b01),
+        (add_record(None, 0, b"\xff" * SIGNS.coder.encoded_bytes), 0b01),
+    ],
+    ids=["one missing", "one too many", "cut off", "no places"],
+)
+def test_what_is_no_step_of_these_members(payload: bytes, mask: int) -> None:
+    with pytest.raises(RemoteProtocolError):
+        SIGNS.check(payload, 1, mask)
+
+
+def test_a_ring_has_no_more_members_than_a_block_has_room_for() -> None:
+    assert payloads_named("fp32").members_max(2**20) == limits.RING_MEMBERS_MAX
+    assert SIGNS.members_max(1) == limits.RING_MEMBERS_MAX
+    large = SetPayloads(SparseCodec(64))
+    members = large.members_max(2**20)
+    assert members < limits.RING_MEMBERS_MAX
+    assert members * large.part_bytes(2**20) <= limits.BLOCK_BYTES_MAX
+    assert (members + 1) * large.part_bytes(2**20) > limits.BLOCK_BYTES_MAX
 
 
 def test_a_contribution_of_nobody_in_the_ring() -> None:
