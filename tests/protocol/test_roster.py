@@ -194,8 +194,10 @@ def test_the_earlier_attempt_then_the_larger_ring_is_preferred() -> None:
 # Gathering
 
 
-def gatherer(me: PeerId = FIRST, *, born: float = -1000.0, fraction: float = 0.3) -> Gatherer:
-    return Gatherer(me, HEAD, born, GATHER, fraction, ATTEMPT)
+def gatherer(
+    me: PeerId = FIRST, *, born: float = -1000.0, fraction: float = 0.3, ring_seconds: float = 0.0
+) -> Gatherer:
+    return Gatherer(me, HEAD, born, GATHER, fraction, ATTEMPT, ring_seconds)
 
 
 def test_who_was_expected_and_is_gone_is_left_out() -> None:
@@ -230,6 +232,19 @@ def test_a_ring_without_me_is_waited_for_while_it_is_at_work() -> None:
     assert state.decision(1.0).attempt is None
     state.note_accusation(ring.ring_id, OTHERS[0], OTHERS[0])
     assert state.decision(1.0).attempt == 0
+
+
+@pytest.mark.parametrize("ring_seconds", [0.0, 300.0])
+def test_a_ring_without_me_may_work_as_long_as_its_members_train_in_it(ring_seconds: float) -> None:
+    state = gatherer(ring_seconds=ring_seconds)
+    state.expect(0.0, OTHERS)
+    for member in MEMBERS:
+        state.note_ready(1.0, sealed(member, ready()))
+    state.note_foreign(ring_of(OTHERS))
+    patience = GATHER + ring_seconds
+    assert state.decision(1.0).ask_again_seconds == 1.0 + patience
+    assert state.decision(0.9 + patience).attempt is None
+    assert state.decision(1.1 + patience).attempt is not None
 
 
 def test_after_a_lost_ring_a_later_attempt_is_gathered_for() -> None:

@@ -11,7 +11,7 @@ from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.messages import Span
 from gossamer.protocol.spans import merged, without
-from gossamer.protocol.work_account import OFFERS_MAX, WorkAccount, mask_of
+from gossamer.protocol.work_account import LATE, OFFERS_MAX, WorkAccount, mask_of
 from gossamer.protocol.work_records import AccountState, Offer, apportioned
 
 NUM_CHUNKS = 4
@@ -255,6 +255,26 @@ def test_a_stale_chunk_takes_its_share_of_the_tokens_with_it() -> None:
     assert one.drop_stale(1 + STALE_ROUNDS + 1) == (0b1000, 100)
     assert fates(one) == (300, 0, 100, 0, 300)
     assert one.state.since == [2, 2, 2, 0]
+
+
+def test_shared_steps_are_offered_once_they_are_done_with_the_data_that_was_told_before() -> None:
+    """The `Ready` promised a round's steps and named the data of the round before it."""
+    one = account()
+    one.trained(H0, 1, 400, [span(0, 400)])
+    assert one.offer(H0, 1, ()) is not None
+    one.committed_by(H1, H0, 400, ALL, counts_spans=True)
+    assert one.state.spans == [span(0, 400)]  # in no ledger yet
+
+    told = tuple(one.state.spans)
+    one.trained(H1, 2, 400, [span(400, 800)])
+    assert one.offer(H1, 2, told) is not None
+    one.committed_by(H2, H1, 300, 0b1011, counts_spans=True)  # one step went on without me
+    assert one.state.spans == [span(400, 800)]
+    assert one.has_work
+    assert one.drop(LATE, one.state.spans) == 100
+    assert not one.has_work
+    assert one.state.spans == [span(400, 800)]
+    assert fates(one) == (700, 0, 100, 0, 0)
 
 
 def test_a_round_that_took_what_was_dropped_took_it_all_the_same() -> None:

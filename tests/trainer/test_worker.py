@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -39,6 +40,12 @@ def configure(model_config: ModelConfig, inner_config: InnerConfig) -> Iterator[
 @pytest.fixture
 def worker(configure: m.Configure) -> Iterator[Worker]:
     """A worker that has been configured, between rounds."""
+    with started(configure) as process:
+        yield process
+
+
+@contextmanager
+def started(configure: m.Configure) -> Iterator[Worker]:
     process = subprocess.Popen(
         [sys.executable, "-m", "gossamer.trainer.worker"],
         stdin=subprocess.PIPE,
@@ -160,3 +167,33 @@ def test_memory_that_does_not_suffice_for_the_model(configure: m.Configure) -> N
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def test_a_round_of_shared_steps_waits_for_the_others(configure: m.Configure, shard: str) -> None:
+    shares = msgspec.structs.replace(configure, shared_steps=m.SharedSteps(top_k=4, lookahead=True))
+    with started(shares) as worker:
+        say(worker, m.Genesis())
+        assert isinstance(hear(worker), m.GenesisDone)
+        say(worker, m.Data(shard=0, path=shard, start=0, stop=4400))
+        say(worker, m.Begin(round=3, first_step=0, steps_max=3, seconds_max=600.0))
+        for step in range(3):
+            done, shared = hear(worker), hear(worker)
+            assert isinstance(done, m.Step)
+            assert done.step == step
+            assert isinstance(shared, m.Shared)
+            assert shared.round == 3
+            if step < 2:
+                # Data, and whatever else comes, is no word of what became of it.
+                say(worker, m.Data(shard=0, path=shard, start=0, stop=10))
+                say(worker, m.Share(taken=step == 0))
+        finished = hear(worker)
+        assert isinstance(finished, m.Finished)
+        assert finished.steps == 3
+        say(worker, m.Share(taken=True))  # of the last one; the round is over
+
+
+def test_share_is_for_workers_that_share(worker: Worker) -> None:
+    say(worker, m.Share(taken=True))
+    failed = hear(worker)
+    assert isinstance(failed, m.Failed)
+    assert "without shared steps" in failed.reason
