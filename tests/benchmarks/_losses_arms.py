@@ -36,6 +36,12 @@ class Arm:
     """Rates that the run sets itself (`protocol.outer_tuning`)."""
     top_k: int = 0
     """Values that are kept of a block or chunk; 0: the mode's default."""
+    error_decay: float | None = None
+    """sparse: the part of what was not sent that is carried; None: the preset's."""
+    dense_warmup: bool = False
+    """sparse: the rounds of the warm-up send everything, with `codec`."""
+    decay: float | None = None
+    """distro: of the momentum; None: the mode's default."""
     learning_rate: float = 0.0
     """Of the inner steps; 0: the mode's default."""
     lookahead: bool = False
@@ -77,6 +83,9 @@ _PARTS: tuple[tuple[str, _Change], ...] = (
     (r"o(\d+)", lambda arm, found: replace(arm, overlap=int(found[1]) / 100)),
     (r"f(\d+)", lambda arm, found: replace(arm, fragments=int(found[1]))),
     (r"k(\d+)", lambda arm, found: replace(arm, top_k=int(found[1]))),
+    (r"e([\d.]+)", lambda arm, found: replace(arm, error_decay=float(found[1]))),
+    (r"b([\d.]+)", lambda arm, found: replace(arm, decay=float(found[1]))),
+    (r"dense", lambda arm, _: replace(arm, dense_warmup=True)),
     (r"lr([\d.]+)", lambda arm, found: replace(arm, learning_rate=float(found[1]))),
     (r"topics", lambda arm, _: replace(arm, topics=True)),
     (r"cold", lambda arm, _: replace(arm, cold=True)),

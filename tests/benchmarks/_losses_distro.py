@@ -11,7 +11,7 @@ from _parity_training import Curve
 
 from gossamer.trainer.data import DataQueue
 from gossamer.trainer.dct import ModelDct
-from gossamer.trainer.demo import Momentum
+from gossamer.trainer.demo import MOMENTUM_DECAY, Momentum
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets import DISTRO_RATE, DISTRO_TOP_K
 from gossamer.trainer.shared_step import shared_rate_at, shared_step
@@ -26,7 +26,9 @@ def train_distro(setting: Setting, arm: Arm) -> Curve:
     theta = decoder.flat.numpy().copy()
     parameters = list(decoder.parameters())
     dct = ModelDct(model)
-    peers = [Momentum(dct, top_k=arm.top_k or DISTRO_TOP_K) for _ in range(arm.num_peers)]
+    top_k = arm.top_k or DISTRO_TOP_K
+    decay = MOMENTUM_DECAY if arm.decay is None else arm.decay
+    peers = [Momentum(dct, top_k=top_k, decay=decay) for _ in range(arm.num_peers)]
     queues = [_queue(setting, worker) for worker in range(arm.num_peers)]
     num_targets = inner.sequences_per_step * model.context
     last_rate = 0.0

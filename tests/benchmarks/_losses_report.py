@@ -1,4 +1,4 @@
-"""Results of `losses.py` as JSON, as a table and as a picture."""
+"""Results of `losses.py` as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -7,42 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
-import msgspec
 import numpy as np
 from _losses_arms import Arm, arm_of
+from _results import Results
 from rich.table import Table
-
-
-class Result(msgspec.Struct, kw_only=True):
-    """One arm with one seed."""
-
-    arm: str
-    seed: int
-    loss: float
-    """Nats per token, all held-out text."""
-    bits_per_byte: float
-    tokens: int
-    rounds: int
-    seconds: float
-    steps: list[int]
-    losses: list[float]
-    agreements: list[float] = []
-    gains: list[float] = []
-    """See `_parity_training.Curve`."""
-
-
-class Results(msgspec.Struct, kw_only=True):
-    """What `--output` holds: the settings, and the arms that were run with them."""
-
-    settings: str
-    results: list[Result] = []
-
-    def get(self, arm: str, seed: int) -> Result | None:
-        return next((r for r in self.results if (r.arm, r.seed) == (arm, seed)), None)
-
-    def of(self, arm: str, seeds: Sequence[int]) -> list[Result]:
-        """Results of these seeds, as far as they are there."""
-        return [found for seed in seeds if (found := self.get(arm, seed)) is not None]
 
 
 def plain_of(arm: Arm) -> str:

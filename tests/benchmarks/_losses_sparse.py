@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from _losses_arms import Arm
 from _losses_diloco import Progress, Setting, Swarm, delay_of, outer_of
 from _losses_ring import ring_average
@@ -12,25 +13,26 @@ from _parity_training import Curve, rounds_of
 
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.manifest import OuterConfig
-from gossamer.protocol.payloads import SetPayloads
+from gossamer.protocol.payloads import SetPayloads, SumPayloads, payloads_named
 from gossamer.protocol.sparse_codec import SparseCodec
 from gossamer.trainer.outer import descend
 from gossamer.trainer.presets import SPARSE_RATE
 
 
 def train_sparse(setting: Setting, arm: Arm) -> Curve:
-    """Rounds as in `train_diloco`; the warm-up, whose rounds are short, is sparse as well."""
-    outer, total = outer_of(setting, arm), setting.inner.total_steps
+    """Rounds as in `train_diloco`, the short ones of the warm-up as well."""
+    outer, total = sparse_outer_of(setting, arm), setting.inner.total_steps
     swarm, progress = Swarm(setting, arm.num_peers), Progress(setting)
-    payloads = SetPayloads(SparseCodec(arm.top_k or outer.top_k))
-    rate = arm.rates[0] if arm.rates is not None else SPARSE_RATE
+    sparse = SetPayloads(SparseCodec(outer.top_k))
+    warmup = payloads_named(outer.codec) if arm.dense_warmup else sparse
     num_rounds = rounds_of(outer, total)
     for number in range(1, num_rounds + 1):
         first = outer.first_inner_step_of(number)
         steps = min(outer.inner_steps_of(number), total - first)
         active = swarm.workers[: arm.num_peers_at(first / total)]
         tokens = swarm.train_round(number, first, steps, delay_of(arm, steps), active)
-        take_round(swarm, active, tokens, outer, payloads, rate)
+        payloads = warmup if outer.is_warmup(number) else sparse
+        take_round(swarm, number, active, tokens, outer, payloads)
         if not arm.overlap:
             swarm.publish()
         progress.curve.tokens += sum(tokens)
@@ -38,16 +40,28 @@ def train_sparse(setting: Setting, arm: Arm) -> Curve:
     return progress.end(swarm.theta, num_rounds)
 
 
+def sparse_outer_of(setting: Setting, arm: Arm) -> OuterConfig:
+    """The preset's with the mode's rate and what the arm changes."""
+    outer = outer_of(setting, arm)
+    return msgspec.structs.replace(
+        outer,
+        learning_rate=SPARSE_RATE if arm.rates is None else outer.learning_rate,
+        top_k=arm.top_k or outer.top_k,
+        error_decay=outer.error_decay if arm.error_decay is None else arm.error_decay,
+    )
+
+
 def take_round(
     swarm: Swarm,
+    number: int,
     members: Sequence[Worker],
     tokens: Sequence[int],
     outer: OuterConfig,
-    payloads: SetPayloads,
-    rate: float,
+    payloads: SetPayloads | SumPayloads,
 ) -> None:
     """The ring, and the outer step without momentum."""
     plan = ChunkPlan(swarm.theta.size, outer.chunk_elements)
     pendings = [member.pending for member in members]
     average = ring_average(pendings, tokens, plan, payloads, outer.error_decay)
+    rate, _ = outer.rates_of(number, len(members))
     descend(swarm.theta, average.values, rate, swarm.theta)

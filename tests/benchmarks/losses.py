@@ -3,7 +3,7 @@
     python tests/benchmarks/losses.py             # codecs, overlap, sparse, distro; three seeds
     python tests/benchmarks/losses.py --arms codecs sizes --seeds 1
     python tests/benchmarks/losses.py --arms diloco-4-h20-int8 diloco-4-h50-int4-o50
-    python tests/benchmarks/losses.py --small     # a quarter of the model: half a minute an arm
+    python tests/benchmarks/losses.py --small     # a quarter of the model: a minute an arm
 
 The peers of an arm are `LocalTrainer`s in this process; what they agree on is computed by the code
 of the daemon (residuals, codecs, additions in ring order, outer step), only without the network.
@@ -24,7 +24,10 @@ An arm is named by what it does, e.g. `diloco-4-h20-int4-o50-topics`:
     topics          each peer has text of its own kind
     grow, shrink    from 1 to K peers, from K to 1
     R/M             outer learning rate and momentum; `tuned`: the run sets them itself
-    kN, lrX, look   distro, sparse: values kept of a chunk; learning rate; lookahead
+    kN              sparse, distro: values kept of a block or chunk
+    eX, dense       sparse: part of what was not sent that is carried; dense rounds as warm-up
+    bX, look        distro: decay of the momentum; gradients with lookahead
+    lrX             inner learning rate
 Groups for --arms: codecs, overlap, sparse, distro, distro-rates, sizes, h50, topics, peers, tuning.
 
 Results are kept in --output (JSON, beside it a picture) as they come; arms that are in it are not
@@ -46,10 +49,11 @@ import torch
 from _losses_arms import GROUPS, Arm, arm_of
 from _losses_diloco import Setting, train_diloco, train_streaming
 from _losses_distro import train_distro
-from _losses_report import Result, Results, draw, table_of
+from _losses_report import draw, table_of
 from _losses_sparse import train_sparse
 from _losses_text import Dealt, by_topic, mixed
 from _parity_training import Curve, synchronous
+from _results import Result, Results, Settings, load_results
 from rich.console import Console
 
 from gossamer.node.runs.draft import Draft, draft_of_preset
@@ -132,9 +136,10 @@ class Experiment:
 
 
 def draft_of(options: argparse.Namespace) -> Draft:
-    """The preset with what the options change."""
+    """The preset with what the options change. Overlap is the arms' matter."""
     draft = draft_of_preset(options.preset, name="losses")
     change = msgspec.structs.replace
+    draft = change(draft, outer=change(draft.outer, overlap=False))
     if options.small:
         small = change(draft.model, num_layers=4, width=48, num_heads=4, num_kv_heads=4)
         draft = change(draft, model=change(small, hidden_width=128))
@@ -167,49 +172,46 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def settings_of(options: argparse.Namespace) -> str:
-    """Everything that results depend on, for people and to compare."""
+def settings_of(options: argparse.Namespace) -> Settings:
     draft = draft_of(options)
-    return " ".join(map(str, (draft.model, draft.inner, draft.outer, SYNC_RATE, ALONE_RATE)))
-
-
-def load_results(options: argparse.Namespace) -> Results:
-    settings = settings_of(options)
-    try:
-        results = msgspec.json.decode(options.output.read_bytes(), type=Results)
-    except FileNotFoundError:
-        return Results(settings=settings)
-    if options.fresh:
-        return Results(settings=settings)
-    if results.settings != settings:
-        sys.exit(f"{options.output} holds results of other settings; use --fresh or --output")
-    return results
+    return Settings(
+        model=draft.model,
+        inner=draft.inner,
+        outer=draft.outer,
+        options={"sync_rate": SYNC_RATE, "alone_rate": ALONE_RATE},
+    )
 
 
 def main() -> None:
     options = parse_options()
     torch.set_num_threads(1)
-    results = load_results(options)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    for seed in [] if options.table else options.seeds:
-        missing = [arm for arm in options.arms if results.get(arm.name, seed) is None]
-        if not missing:
-            continue
-        with tempfile.TemporaryDirectory(prefix="gossamer-losses-") as folder:
-            experiment = Experiment(options, seed, Path(folder))
-            for arm in missing:
-                result = experiment.run(arm)
-                results.results.append(result)
-                options.output.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
-                console.print(
-                    f"seed {seed} {arm.name}: {result.loss:.4f} nats, {result.tokens:,} tokens, "
-                    f"{result.seconds:.0f} s"
-                )
+    results = load_results(options.output, settings_of(options), fresh=options.fresh)
+    if not options.table:
+        run_missing(options, results)
     names = [arm.name for arm in options.arms]
     console.print(table_of(results, options.seeds, names))
     picture = options.output.with_suffix(".png")
     draw(results, options.seeds, names, picture)
     console.print(f"curves: {picture}\nresults: {options.output}")
+
+
+def run_missing(options: argparse.Namespace, results: Results) -> None:
+    """Arm by arm, so that what comes first is whole first, whenever this is stopped."""
+    with tempfile.TemporaryDirectory(prefix="gossamer-losses-") as folder:
+        experiments = {
+            seed: Experiment(options, seed, Path(folder) / str(seed)) for seed in options.seeds
+        }
+        for arm in options.arms:
+            for seed, experiment in experiments.items():
+                if results.get(arm.name, seed) is not None:
+                    continue
+                result = experiment.run(arm)
+                results.results.append(result)
+                results.save(options.output)
+                console.print(
+                    f"seed {seed} {arm.name}: {result.loss:.4f} nats, {result.tokens:,} tokens, "
+                    f"{result.seconds:.0f} s"
+                )
 
 
 if __name__ == "__main__":

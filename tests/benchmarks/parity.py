@@ -53,6 +53,7 @@ from _parity_training import (
     rounds_of,
     synchronous,
 )
+from _results import Result, Results, Settings, load_results
 from rich.console import Console
 from rich.table import Table
 
@@ -78,32 +79,7 @@ DEFAULT_OUTPUT = Path(__file__).parent / "results" / "parity.json"
 LONG_SECONDS = 600.0
 """Rounds end by steps and not by time, so that all arms see equally many tokens."""
 
-console = Console()
-
-
-class Result(msgspec.Struct, kw_only=True):
-    """One arm with one seed."""
-
-    arm: str
-    seed: int
-    loss: float
-    """Nats per token, all held-out text."""
-    bits_per_byte: float
-    tokens: int
-    rounds: int
-    seconds: float
-    steps: list[int]
-    losses: list[float]
-
-
-class Results(msgspec.Struct, kw_only=True):
-    """What `--output` holds: the settings, and the arms that were run with them."""
-
-    settings: str
-    results: list[Result] = []
-
-    def get(self, arm: str, seed: int) -> Result | None:
-        return next((r for r in self.results if (r.arm, r.seed) == (arm, seed)), None)
+console = Console(width=None if sys.stdout.isatty() else 150)
 
 
 class Experiment:
@@ -120,7 +96,7 @@ class Experiment:
         """Data of swarm-1, in the order in which it was trained on."""
 
     def _draft_with(self, learning_rate: float | None, inner_steps: int | None = None) -> Draft:
-        draft = draft_of_preset(self._options.preset, name="parity")
+        draft = draft_of(self._options)
         change = msgspec.structs.replace
         inner, outer = draft.inner, draft.outer
         if learning_rate is not None:
@@ -211,12 +187,6 @@ class Experiment:
         return curve
 
 
-def mean_of(results: Results, arm: str, seeds: Sequence[int]) -> float | None:
-    """Mean loss over the seeds; None if one of them is missing."""
-    found = [results.get(arm, seed) for seed in seeds]
-    return statistics.fmean(r.loss for r in found if r) if found and all(found) else None
-
-
 def num_peers_of(arm: str) -> int:
     match = re.search(r"-(\d+)", arm)
     return int(match[1]) if match else 1
@@ -228,15 +198,15 @@ def table_of(results: Results, seeds: Sequence[int], arms: Sequence[str]) -> Tab
     headings = "arm|nats|range|bits/byte|against sync|gap|rounds|tokens|seconds"
     for heading in headings.split("|"):
         table.add_column(heading, justify="left" if heading == "arm" else "right")
-    alone = mean_of(results, "alone", seeds)
+    alone = results.mean_of("alone", seeds)
     for arm in arms:
-        mean = mean_of(results, arm, seeds)
+        mean = results.mean_of(arm, seeds)
         if mean is None:
             continue
-        of_arm = [r for seed in seeds if (r := results.get(arm, seed)) is not None]
+        of_arm = results.of(arm, seeds)
         losses = [r.loss for r in of_arm]
         reference = "alone-again" if arm == "swarm-1-h20" else f"sync-{num_peers_of(arm)}"
-        against = mean_of(results, reference, seeds)
+        against = results.mean_of(reference, seeds)
         ratio = gap = ""
         if against is not None and reference != arm:
             ratio = f"{100 * (mean / against - 1):+.2f} %"
@@ -263,7 +233,7 @@ def draw(results: Results, seeds: Sequence[int], arms: Sequence[str], path: Path
 
     figure, axes = plt.subplots(figsize=(9, 5.5), constrained_layout=True)
     for arm in arms:
-        of_arm = [r for seed in seeds if (r := results.get(arm, seed)) is not None]
+        of_arm = results.of(arm, seeds)
         if len(of_arm) < len(seeds) or arm == "alone-again":
             continue
         losses = np.mean([r.losses for r in of_arm], axis=0)
@@ -304,32 +274,31 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def settings_of(options: argparse.Namespace) -> str:
-    """Everything that results depend on, for people and to compare."""
-    draft = draft_of_preset(options.preset)
-    parts = (draft.model, draft.inner, draft.outer)
-    rates = (options.swarm_rate, options.sync_rate, options.alone_rate, options.quick)
-    return " ".join(map(str, (*parts, *rates)))
+def draft_of(options: argparse.Namespace) -> Draft:
+    """The preset, without overlap: its arms compare averaging with synchronous training."""
+    draft = draft_of_preset(options.preset, name="parity")
+    return msgspec.structs.replace(draft, outer=msgspec.structs.replace(draft.outer, overlap=False))
 
 
-def load_results(options: argparse.Namespace) -> Results:
-    settings = settings_of(options)
-    try:
-        results = msgspec.json.decode(options.output.read_bytes(), type=Results)
-    except FileNotFoundError:
-        return Results(settings=settings)
-    if options.fresh:
-        return Results(settings=settings)
-    if results.settings != settings:
-        sys.exit(f"{options.output} holds results of other settings; use --fresh or --output")
-    return results
+def settings_of(options: argparse.Namespace) -> Settings:
+    draft = draft_of(options)
+    return Settings(
+        model=draft.model,
+        inner=draft.inner,
+        outer=draft.outer,
+        options={
+            "swarm_rate": options.swarm_rate,
+            "sync_rate": options.sync_rate,
+            "alone_rate": options.alone_rate,
+            "quick": options.quick,
+        },
+    )
 
 
 def main() -> None:
     options = parse_options()
     torch.set_num_threads(1)
-    results = load_results(options)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
+    results = load_results(options.output, settings_of(options), fresh=options.fresh)
     for seed in options.seeds:
         missing = [arm for arm in options.arms if results.get(arm, seed) is None]
         if not missing:
@@ -339,7 +308,7 @@ def main() -> None:
             for arm in missing:
                 result = experiment.run(arm)
                 results.results.append(result)
-                options.output.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
+                results.save(options.output)
                 console.print(
                     f"seed {seed} {arm}: {result.loss:.4f} nats, {result.tokens:,} tokens, "
                     f"{result.seconds:.0f} s"
