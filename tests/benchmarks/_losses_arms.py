@@ -104,8 +104,7 @@ CODECS = ("fp32", "fp16", "int8", "int4")
 GROUPS: dict[str, tuple[str, ...]] = {
     "codecs": ("sync-4", "alone", *(f"diloco-4-h20-{codec}" for codec in CODECS)),
     "overlap": (
-        *("diloco-4-h20-fp16-o50", "diloco-4-h20-fp16-o100"),
-        *("diloco-4-h20-int8-o50", "diloco-4-h20-int4-o50"),
+        *(f"diloco-4-h20-{codec}-o50" for codec in CODECS),
         *("diloco-4-h20-fp16-f4-o50", "diloco-4-h20-int4-f4-o50"),
     ),
     "sparse": ("sparse-4-h20", "sparse-4-h20-o50"),

@@ -8,9 +8,23 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
-from _losses_arms import Arm, arm_of
+from _losses_arms import GROUPS, Arm, arm_of
 from _results import Results
+from matplotlib.axes import Axes
 from rich.table import Table
+
+CURVES = (
+    *("sync-4", "alone", "diloco-4-h20-fp32", "diloco-4-h20-int4", "diloco-4-h20-int4-o50"),
+    *("sparse-4-h20", "distro-4"),
+)
+"""Arms that are drawn as curves, if they are there; of all arms nobody could read them."""
+
+CURVES_MAX = 8
+"""Drawn instead if none of them is there."""
+
+ROW_INCHES = 0.24
+PANEL_HEAD_ROWS = 2.5
+"""Of a panel's title and margins."""
 
 
 def plain_of(arm: Arm) -> str:
@@ -62,40 +76,71 @@ def table_of(results: Results, seeds: Sequence[int], arms: Sequence[str]) -> Tab
 
 
 def draw(results: Results, seeds: Sequence[int], arms: Sequence[str], path: Path) -> None:
-    """Left the arms' curves, means over the seeds; right their ends with the seeds' range."""
+    """Left the curves of a few arms, means over the seeds; right the ends of all, by question."""
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    found = {name: of_arm for name in arms if (of_arm := results.of(name, seeds))}
-    figure, (curves, ends) = plt.subplots(
-        1, 2, figsize=(14, max(5.0, 0.3 * len(found) + 1.5)), constrained_layout=True
+    found = [name for name in arms if results.of(name, seeds)]
+    panels = panels_of(found)
+    heights = [len(names) + PANEL_HEAD_ROWS for names in panels.values()]
+    figure = plt.figure(figsize=(15, max(5.0, ROW_INCHES * sum(heights))), constrained_layout=True)
+    left, right = figure.subfigures(1, 2, width_ratios=(2, 3))
+    draw_curves(results, seeds, found, left.subplots())
+    ends = right.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)
+    for axes, (title, names) in zip(ends[:, 0], panels.items(), strict=True):
+        axes.set_title(title, fontsize="medium", loc="left")
+        draw_ends(results, seeds, names, axes)
+    right.supxlabel(
+        "held-out loss at the end, nats per token: seeds, their mean, and the mean difference\n"
+        "from as many peers with fp32, the same H, and nothing else of it"
     )
-    for row, (name, of_arm) in enumerate(found.items()):
-        finals = [result.loss for result in of_arm]
-        mean = statistics.fmean(finals)
-        (line,) = curves.plot(
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def panels_of(arms: Sequence[str]) -> dict[str, list[str]]:
+    """The arms by question; each under the first that asks for it."""
+    panels: dict[str, list[str]] = {}
+    for name in arms:
+        group = next((group for group, names in GROUPS.items() if name in names), "others")
+        panels.setdefault(group, []).append(name)
+    return {group: panels[group] for group in (*GROUPS, "others") if group in panels}
+
+
+def draw_curves(results: Results, seeds: Sequence[int], arms: Sequence[str], axes: Axes) -> None:
+    chosen = [name for name in CURVES if name in arms] or arms[:CURVES_MAX]
+    for name in chosen:
+        of_arm = results.of(name, seeds)
+        axes.plot(
             of_arm[0].steps[:-1],
             np.mean([result.losses[:-1] for result in of_arm], axis=0),
             "--" if name.startswith(("sync", "alone")) else "-",
             label=name,
         )
-        ends.errorbar(
-            mean,
-            row,
-            xerr=[[mean - min(finals)], [max(finals) - mean]],
-            fmt="o",
-            capsize=3,
-            color=line.get_color(),
+    axes.set_xlabel("inner steps of each peer")
+    axes.set_ylabel("held-out loss on a part of the text, nats per token (mean of the seeds)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def draw_ends(results: Results, seeds: Sequence[int], arms: Sequence[str], axes: Axes) -> None:
+    """A row for each arm."""
+    for row, name in enumerate(arms):
+        losses = [result.loss for result in results.of(name, seeds)]
+        mean = statistics.fmean(losses)
+        axes.plot(losses, [row] * len(losses), "o", color="tab:gray", markersize=4)
+        axes.plot(mean, row, "|", color="tab:blue", markersize=14, markeredgewidth=2.5)
+        change = against(results, name, plain_of(arm_of(name)), seeds)
+        axes.annotate(
+            f" {change.split(' (')[0]}",
+            (max(losses), row),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize="small",
         )
-    curves.set_xlabel("inner steps of each peer")
-    curves.set_ylabel("held-out loss on a part of the text, nats per token")
-    curves.grid(alpha=0.3)
-    if len(found) <= 16:
-        curves.legend(fontsize="small")
-    ends.set_yticks(range(len(found)), list(found))
-    ends.invert_yaxis()
-    ends.set_xlabel("held-out loss at the end, all of the text (mean and range of the seeds)")
-    ends.grid(alpha=0.3)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    axes.set_yticks(range(len(arms)), list(arms), fontsize="small")
+    axes.set_ylim(len(arms) - 0.4, -0.6)
+    axes.margins(x=0.12)
+    axes.grid(alpha=0.3)

@@ -15,7 +15,7 @@ from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.manifest import OuterConfig
 from gossamer.protocol.payloads import SetPayloads, SumPayloads, payloads_named
 from gossamer.protocol.sparse_codec import SparseCodec
-from gossamer.trainer.outer import descend
+from gossamer.trainer.outer import nesterov
 from gossamer.trainer.presets import SPARSE_RATE
 
 
@@ -41,11 +41,13 @@ def train_sparse(setting: Setting, arm: Arm) -> Curve:
 
 
 def sparse_outer_of(setting: Setting, arm: Arm) -> OuterConfig:
-    """The preset's with the mode's rate and what the arm changes."""
+    """The preset's with the mode's rates and what the arm changes."""
     outer = outer_of(setting, arm)
+    rate, momentum = arm.rates or (SPARSE_RATE, 0.0)
     return msgspec.structs.replace(
         outer,
-        learning_rate=SPARSE_RATE if arm.rates is None else outer.learning_rate,
+        learning_rate=rate,
+        momentum=momentum,
         top_k=arm.top_k or outer.top_k,
         error_decay=outer.error_decay if arm.error_decay is None else arm.error_decay,
     )
@@ -59,9 +61,10 @@ def take_round(
     outer: OuterConfig,
     payloads: SetPayloads | SumPayloads,
 ) -> None:
-    """The ring, and the outer step without momentum."""
+    """The ring, and the outer step."""
     plan = ChunkPlan(swarm.theta.size, outer.chunk_elements)
     pendings = [member.pending for member in members]
     average = ring_average(pendings, tokens, plan, payloads, outer.error_decay)
-    rate, _ = outer.rates_of(number, len(members))
-    descend(swarm.theta, average.values, rate, swarm.theta)
+    rate, mu = outer.rates_of(number, len(members))
+    theta, momentum = swarm.theta, swarm.momentum
+    nesterov(theta, momentum, average.values, rate, mu, theta, momentum)
