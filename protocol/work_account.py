@@ -19,6 +19,11 @@ Rules
   `committed_by` for each that comes, oldest first.
 - A chunk whose oldest work missed more than `stale_rounds` rounds is dropped, and with it its share
   of the tokens. Work that was reclaimed counts from the round that it was offered in.
+- A round may *exchange* some of the chunks only (`fragments`). All tokens of an offer are its own
+  nevertheless, and a token has the fate that the first round that takes it decides; its work in the
+  other chunks stays in `pending` and goes with whatever round takes these. So work is in every
+  chunk at most once in `pending` and the chain together, whichever rounds are missed or left; what
+  of it was not on disk when the process died is lost without tokens of its own.
 - What is carried in memory and was not written (`saved`) is lost with the process, and so are steps
   of a round under way, also where only the trainer died. A header may still turn up that took some
   of it in time: then it was not lost. The same holds for what was dropped.
@@ -155,6 +160,7 @@ class WorkAccount:
             state.add_lot(head, round_number, tokens)
             state.spans = merged([*state.spans, *spans])
             state.since = [since or round_number for since in state.since]
+            state.has_grown = True
 
     # Rounds
 
@@ -193,6 +199,7 @@ class WorkAccount:
         chunks: int | None,
         *,
         counts_spans: bool,
+        exchanged: int | None = None,
     ) -> Settlement:
         """A header that is now the newest in my chain took `tokens` of mine (0: nothing).
 
@@ -200,14 +207,18 @@ class WorkAccount:
             head: the header's digest.
             parent: the head that it follows.
             chunks: mask of the chunks that contain my part; None if that cannot be known. Then
-                all that is carried is given up, so that nothing of it can count twice.
+                all that is carried in its chunks is given up, so that nothing of it can count
+                twice.
             counts_spans: whether the ledger counted my spans.
+            exchanged: mask of the header's chunks; None: all.
         """
         state = self.state
         state.head = head
         if tokens == 0:
             return Settlement(None, 0, 0, 0, 0)
-        offer = self._offer_on(parent, tokens, chunks)
+        if exchanged is None:
+            exchanged = self._all_chunks
+        offer = self._offer_on(parent, tokens, chunks, exchanged.bit_count())
         if offer is None:
             state.trained += tokens
             state.committed_late += tokens
@@ -219,7 +230,7 @@ class WorkAccount:
             for number, amount in zip(offer.lots, amounts, strict=True)
         )
         if chunks is None:
-            zeroed, taken = self._give_up(self._all_chunks, ABANDONED), 0
+            zeroed, taken = self._give_up(exchanged, ABANDONED), 0
         else:
             zeroed = 0
             if any(share.carried for share in shares):
@@ -243,13 +254,15 @@ class WorkAccount:
         self._unsave(taken)
         return Settlement(offer.number, taken, zeroed, on_time, tokens - on_time)
 
-    def _offer_on(self, parent: bytes, tokens: int, chunks: int | None) -> Offer | None:
+    def _offer_on(
+        self, parent: bytes, tokens: int, chunks: int | None, num_exchanged: int
+    ) -> Offer | None:
         """The offer that a header on `parent` took: of several the newest that fits its tokens."""
         found = [o for o in self.state.offers if o.head == parent and o.taking is None]
         if chunks is not None:
             num_in = chunks.bit_count()
             for offer in reversed(found):
-                if tokens_taken(offer.tokens, num_in, self._num_chunks) == tokens:
+                if tokens_taken(offer.tokens, num_in, num_exchanged) == tokens:
                     return offer
         return next((offer for offer in reversed(found) if offer.tokens >= tokens), None)
 
@@ -319,6 +332,7 @@ class WorkAccount:
             return Reclaim(offer.number, 0, taking.on_time, tokens - taking.on_time, 0)
         if taking.counts_spans:
             state.spans = merged([*state.spans, *offer.spans])
+        state.has_grown = True
         round_number = max(1, offer.round)
         state.since = [
             min(since or round_number, round_number) if mask >> chunk & 1 else since
@@ -370,16 +384,17 @@ class WorkAccount:
 
     @property
     def is_saved(self) -> bool:
-        """Whether all that is carried is on disk."""
-        return self.state.saved_chunks == self._bytes(self._all_chunks) and all(
-            lot.saved == lot.carried for lot in self.state.lots.values()
-        )
+        """Whether all work in `pending` is on disk."""
+        with_work = mask_of(since > 0 for since in self.state.since)
+        is_there = not with_work & ~int.from_bytes(self.state.saved_chunks)
+        return is_there and not (with_work and self.state.has_grown)
 
     def saved(self) -> None:
         """`pending` is on disk as it is now, and this account with it."""
         for lot in self.state.lots.values():
             lot.saved = lot.carried
         self.state.saved_chunks = self._bytes(self._all_chunks)
+        self.state.has_grown = False
 
     def restarted(self, *, has_saved: bool = True) -> Restart:
         """The first event of a new life, with the state as it was last written.
@@ -417,6 +432,7 @@ class WorkAccount:
             last = self.offer(state.head, max(state.since))
             if last is not None:
                 offers[last.number] = self._all_chunks
+        state.has_grown = False
         return Restart(chunks, offers)
 
     # Chunks

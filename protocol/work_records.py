@@ -116,6 +116,8 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """For each chunk the round of the oldest work in `pending`; 0 where there is none."""
     saved_chunks: bytes = b""
     """Mask of the chunks of the vector on disk that are still in `pending`."""
+    has_grown: bool = False
+    """Whether work came into `pending` that is not in the vector on disk."""
 
     def add_lot(self, head: bytes, round_number: int, tokens: int) -> None:
         """A new lot. Those that no known offer holds become one: they need no telling apart."""

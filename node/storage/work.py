@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -57,6 +58,19 @@ class RoundingErrors(Protocol):
     def error_of(self, chunk: int) -> FloatVector | None: ...
 
 
+@dataclass(frozen=True)
+class _OpenRing:
+    """Where the newest offer went."""
+
+    ring_id: Digest
+    errors: RoundingErrors
+    first_chunk: int
+
+    def error_of(self, chunk: int) -> FloatVector | None:
+        """By the chunk's number here."""
+        return self.errors.error_of(chunk - self.first_chunk)
+
+
 class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Before the account in `journal` and `pending`."""
 
@@ -80,7 +94,8 @@ class Work:
         stale_rounds: int,
         metrics: Metrics,
     ) -> None:
-        """`pending` is shared: others add to it between `close_offer` and `trained` only."""
+        """`pending` is shared: others add to it between `close_offer` and `trained` only. `plan`
+        cuts it."""
         self._journal_path = directory / "journal"
         self._pending_path = directory / "pending"
         self._offers_path = directory / "offers"
@@ -94,7 +109,7 @@ class Work:
         self._journal_tokens = 0
         self._open: Offer | None = None
         """The newest offer, while `pending` is what was offered."""
-        self._open_ring: tuple[Digest, RoundingErrors] | None = None
+        self._open_ring: _OpenRing | None = None
         self._status = WorkStatus()
         self.is_damaged = False
         """Whether `load` found something that it could not read: the chain knows what this node
@@ -139,9 +154,10 @@ class Work:
         self._note()
         return offer
 
-    def followed(self, ring_id: Digest, errors: RoundingErrors) -> None:
-        """The newest offer went into this ring, last."""
-        self._open_ring = (ring_id, errors)
+    def followed(self, ring_id: Digest, errors: RoundingErrors, first_chunk: int = 0) -> None:
+        """The newest offer went into this ring, last. `first_chunk` is the number here of the
+        ring's chunk 0."""
+        self._open_ring = _OpenRing(ring_id, errors, first_chunk)
 
     def withdraw(self) -> None:
         """The newest offer went into no ring."""
@@ -156,7 +172,7 @@ class Work:
             return
         vector = self._pending.copy()
         for chunk in range(self._plan.num_chunks):
-            error = None if self._open_ring is None else self._open_ring[1].error_of(chunk)
+            error = None if self._open_ring is None else self._open_ring.error_of(chunk)
             if error is not None:
                 vector[self._plan.range_of(chunk)] -= error
         self._write_offer(self._open.number, vector)
@@ -171,12 +187,15 @@ class Work:
         chunks: int | None,
         *,
         counts_spans: bool,
+        exchanged: int | None = None,
     ) -> None:
         """A header that is now the newest of the chain took `tokens` (0: nothing) of this node's.
 
         See `WorkAccount.committed_by`; `ring_id` is the header's.
         """
-        settled = self.account.committed_by(head, parent, tokens, chunks, counts_spans=counts_spans)
+        settled = self.account.committed_by(
+            head, parent, tokens, chunks, counts_spans=counts_spans, exchanged=exchanged
+        )
         self._metrics.tokens_committed.add("on_time", settled.on_time)
         self._metrics.tokens_committed.add("late", settled.late)
         if self._open is not None and settled.offer == self._open.number:
@@ -188,8 +207,8 @@ class Work:
     def _take_open(self, offer: Offer, settled: Settlement, ring_id: bytes) -> None:
         """`pending` is what was offered: of what was taken only the own rounding error is left."""
         errors = None
-        if self._open_ring is not None and self._open_ring[0] == ring_id:
-            errors = self._open_ring[1]
+        if self._open_ring is not None and self._open_ring.ring_id == ring_id:
+            errors = self._open_ring
         vector = self._pending.copy()
         for chunk in self._chunks(settled.taken):
             part = self._plan.range_of(chunk)
@@ -260,7 +279,7 @@ class Work:
         self._note()
 
     def drop_stale(self, next_round: int) -> bool:
-        """Gives up what missed too many rounds; says whether nothing is carried any more then."""
+        """Gives up what missed too many rounds; says whether all that was carried went with it."""
         dropped = dict(self.account.state.dropped)
         chunks, tokens = self.account.drop_stale(next_round)
         if not chunks:
@@ -270,7 +289,7 @@ class Work:
         self.close_offer()
         self._count_dropped(dropped)
         self._note()
-        return self.account.carried == 0
+        return tokens > 0 and self.account.carried == 0
 
     def _count_dropped(self, before: dict[str, int]) -> None:
         for reason, tokens in self.account.state.dropped.items():
@@ -317,8 +336,8 @@ class Work:
 
     @property
     def must_save(self) -> bool:
-        """Whether a kill would lose work that is carried."""
-        return self.account.carried > 0 and not self.account.is_saved
+        """Whether a kill would lose work."""
+        return not self.account.is_saved
 
     def save(self) -> None:
         """Writes `pending` and the account. Raises DiskError; both files are as before then."""
@@ -346,6 +365,7 @@ class Work:
         self._saved_number = max(header.pending, 0 if saved is None else saved.pending)
         self._event = header.event
         lost = header.state.lost
+        waited = header.state.has_grown and any(header.state.since)
         self.account = WorkAccount(self._plan.num_chunks, self._stale_rounds, header.state)
         restart = self.account.restarted(has_saved=fits)
         if vector is not None:
@@ -359,6 +379,8 @@ class Work:
             self._write_offer(number, self._pending)
         if self.account.state.lost > lost:
             log.info("work was lost with the process", tokens=self.account.state.lost - lost)
+        elif waited:
+            log.info("work that waited for the turn of its fragment was lost with the process")
         self._note()
 
     def _leave_out_first_version(self) -> None:

@@ -67,9 +67,14 @@ def fates(life: Life) -> tuple[int, int, int, int, int]:
 
 
 class Errors:
-    """Rounding errors of a ring, the same in every chunk."""
+    """Rounding errors of a ring, the same in every chunk that it has."""
+
+    def __init__(self, num_chunks: int = PLAN.num_chunks) -> None:
+        self._num_chunks = num_chunks
 
     def error_of(self, chunk: int) -> FloatVector | None:
+        if not 0 <= chunk < self._num_chunks:
+            return None
         return np.full(PLAN.elements_of(chunk), 0.25, dtype=np.float32)
 
 
@@ -82,6 +87,34 @@ def test_what_a_round_took_leaves_pending_and_its_rounding_error_stays(tmp_path:
     assert life.holds(0.25, 0.25, 1.0, 1.0)
     assert fates(life) == (50, 0, 0, 0, 50)
     assert life.sample("tokens_committed_total", timing="on_time") == 50
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_the_chunks_of_a_ring_may_be_some_of_all(tmp_path: Path, is_open: bool) -> None:
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    life.work.offer(H0, 1)
+    life.work.followed(RING, Errors(2), first_chunk=2)
+    if not is_open:
+        life.train(H0, 1, 10.0)
+    life.work.committed_by(H1, H0, RING, 100, 0b1100, counts_spans=True, exchanged=0b1100)
+    life.work.moved_to(H1)
+    more = 0.0 if is_open else 10.0
+    assert life.holds(1.0 + more, 1.0 + more, 0.25 + more, 0.25 + more)
+    assert fates(life)[:2] == (100, 0)
+    assert life.work.must_save
+
+
+def test_stale_work_whose_tokens_are_committed_takes_no_data_with_it(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    life.work.offer(H0, 1)
+    life.work.committed_by(H1, H0, RING, 100, 0b0011, counts_spans=True, exchanged=0b0011)
+    assert not life.work.drop_stale(2 + STALE_ROUNDS)
+    assert life.holds(0.0)
+    life.train(H1, 5, 1.0)
+    assert life.work.drop_stale(9)
+    assert fates(life) == (100, 0, 100, 0, 0)
 
 
 def test_the_error_of_another_ring_is_not_that_of_the_one_that_took_it(tmp_path: Path) -> None:

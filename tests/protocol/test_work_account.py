@@ -460,3 +460,63 @@ def test_arithmetic_of_spans(several: list[Span], cut: list[Span]) -> None:
 
 def test_mask() -> None:
     assert mask_of([True, False, True]) == 0b101
+
+
+LOW, HIGH = 0b0011, 0b1100
+"""Two fragments."""
+
+
+def test_a_round_of_a_fragment_credits_all_tokens_and_leaves_the_other_chunks() -> None:
+    one = account()
+    one.trained(H0, 1, 100, [])
+    offered(one, H0, 1)
+    settled = one.committed_by(H1, H0, 100, LOW, counts_spans=True, exchanged=LOW)
+    assert (settled.on_time, settled.taken, settled.zeroed) == (100, LOW, 0)
+    assert one.state.since == [0, 0, 1, 1]
+    one.trained(H1, 2, 60, [])
+    offered(one, H1, 2)
+    one.committed_by(H2, H1, 30, 0b0100, counts_spans=True, exchanged=HIGH)
+    assert fates(one) == (130, 0, 0, 0, 30)
+    assert one.state.since == [2, 2, 0, 1]
+
+
+def test_of_several_offers_the_header_tells_by_the_chunks_of_its_round() -> None:
+    one = account()
+    one.trained(H0, 1, 80, [])
+    first = offered(one, H0, 1)
+    one.trained(H0, 1, 100, [])
+    offered(one, H0, 1)
+    settled = one.committed_by(H1, H0, 40, 0b0001, counts_spans=True, exchanged=LOW)
+    assert settled.offer == first.number
+
+
+def test_a_fragment_whose_chunks_are_not_known_takes_no_others_with_it() -> None:
+    one = account()
+    one.trained(H0, 1, 100, [])
+    offered(one, H0, 1)
+    settled = one.committed_by(H1, H0, 50, None, counts_spans=False, exchanged=LOW)
+    assert (settled.taken, settled.zeroed) == (0, LOW)
+    assert fates(one) == (50, 0, 25, 0, 25)
+
+
+def test_what_waits_for_its_turn_is_to_be_saved_although_its_tokens_are_committed() -> None:
+    one = account()
+    one.trained(H0, 1, 100, [])
+    offered(one, H0, 1)
+    one.committed_by(H1, H0, 100, LOW, counts_spans=True, exchanged=LOW)
+    assert one.carried == 0
+    assert not one.is_saved
+    one.saved()
+    assert one.is_saved
+    new = restarted(one)
+    assert new.is_saved
+    assert new.state.since == [0, 0, 1, 1]
+    new.trained(H1, 2, 50, [])
+    assert not new.is_saved
+    offered(new, H1, 2)
+    new.committed_by(H2, H1, 50, HIGH, counts_spans=True, exchanged=HIGH)
+    new.saved()
+    new.trained(H2, 3, 50, [])
+    offered(new, H2, 3)
+    new.committed_by(H3, H2, 50, ALL, counts_spans=True)
+    assert new.is_saved, "nothing is left to save"

@@ -46,6 +46,7 @@ class Block:
     round: int
     tokens: int = 0
     chunks: int = 0
+    exchanged: int = ALL
     vector: Vector = field(default_factory=zeros)
     """This peer's part."""
 
@@ -61,6 +62,8 @@ class AccountMachine(RuleBasedStateMachine):
     """Of what is trained."""
     is_knowing = False
     """Whether it always learns which chunks a header took, and keeps the vectors of its offers."""
+    turns: tuple[int, ...] = (ALL,)
+    """The chunks that a round exchanges, one after the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,6 +79,8 @@ class AccountMachine(RuleBasedStateMachine):
         self.num_trained = 0
         self.position = 0
         self.tokens_ever = 0
+        self.is_waiting_lost = False
+        """Whether work went whose tokens rounds have that did not exchange its chunks."""
 
     @property
     def head(self) -> bytes:
@@ -84,6 +89,11 @@ class AccountMachine(RuleBasedStateMachine):
     @property
     def round(self) -> int:
         return len(self.chain) + 1
+
+    @property
+    def exchanged(self) -> int:
+        """What the next round exchanges."""
+        return self.turns[len(self.chain) % len(self.turns)]
 
     def end_turn(self) -> None:
         if self.newest is not None:
@@ -135,9 +145,10 @@ class AccountMachine(RuleBasedStateMachine):
             return
         _, tokens, vector = self.newest
         part = zeros()
+        chunks = chunks & self.exchanged or self.exchanged
         for chunk in bits(chunks):
             part[chunk] = vector[chunk]
-        tokens = tokens_taken(tokens, chunks.bit_count(), NUM_CHUNKS)
+        tokens = tokens_taken(tokens, chunks.bit_count(), self.exchanged.bit_count())
         block = self._new_block(tokens, chunks, part)
         if heard:
             self._follow(block, is_known=True)
@@ -154,7 +165,8 @@ class AccountMachine(RuleBasedStateMachine):
 
     def _new_block(self, tokens: int, chunks: int, part: Vector) -> Block:
         head = digest_of(self.head, len(self.blocks).to_bytes(4))
-        block = self.blocks[head] = Block(head, self.head, self.round, tokens, chunks, part)
+        block = Block(head, self.head, self.round, tokens, chunks, self.exchanged, part)
+        self.blocks[head] = block
         return block
 
     @rule(data=st.data(), has_files=st.booleans(), is_known=st.booleans())
@@ -194,6 +206,7 @@ class AccountMachine(RuleBasedStateMachine):
             block.tokens,
             block.chunks if is_known else None,
             counts_spans=True,
+            exchanged=block.exchanged,
         )
         self.chain.append(block)
         assert settled.on_time + settled.late == block.tokens
@@ -201,7 +214,12 @@ class AccountMachine(RuleBasedStateMachine):
         for chunk in bits(settled.taken):
             assert settled.offer is not None
             self.pending[chunk].subtract(self.offers[settled.offer][chunk])
-        for chunk in bits(settled.zeroed):
+        self.clear(settled.zeroed)
+
+    def clear(self, chunks: int) -> None:
+        """These are given up."""
+        for chunk in bits(chunks):
+            self.is_waiting_lost |= len(self.turns) > 1 and self.pending[chunk].total() > 0
             self.pending[chunk].clear()
 
     @rule(reason=st.sampled_from(["stale", "nonfinite"]))
@@ -210,7 +228,7 @@ class AccountMachine(RuleBasedStateMachine):
         carried = self.account.carried
         assert self.account.drop(reason) == carried
         assert self.account.carried == 0
-        self.pending = zeros()
+        self.clear(ALL)
 
     @rule()
     def drop_stale(self) -> None:
@@ -220,13 +238,13 @@ class AccountMachine(RuleBasedStateMachine):
         assert before - self.account.carried == tokens
         assert chunks or not tokens
         assert not any(0 < since < self.round - STALE_ROUNDS for since in self.account.state.since)
-        for chunk in bits(chunks):
-            self.pending[chunk].clear()
+        self.clear(chunks)
 
     @rule()
     def save(self) -> None:
         self.end_turn()
         self.account.saved()
+        assert self.account.is_saved
         self.saved = copied(self.pending)
 
     @rule()
@@ -236,11 +254,16 @@ class AccountMachine(RuleBasedStateMachine):
             msgspec.msgpack.encode(self.account.state), type=AccountState
         )
         newest, self.newest = self.newest, None
+        was_saved, before = self.account.is_saved, self.pending
         self.account = WorkAccount(NUM_CHUNKS, STALE_ROUNDS, state)
         restart = self.account.restarted()
         self.pending = zeros()
         for chunk in bits(restart.chunks):
             self.pending[chunk] = Counter(self.saved[chunk])
+        is_less = any(old - new for old, new in zip(before, self.pending, strict=True))
+        assert not (was_saved and is_less), "it said that all was on disk"
+        self.is_waiting_lost |= is_less and len(self.turns) > 1
+        assert self.account.is_saved
         if newest is not None:
             self.offers[newest[0]] = copied(self.pending)
         for number, chunks in restart.offers.items():
@@ -271,7 +294,9 @@ class AccountMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_counts_twice_or_vanishes(self) -> None:
         state = self.account.state
-        is_all_there = self.is_knowing and not state.lost and not self.account.dropped
+        is_all_there = self.is_knowing and not (
+            state.lost or self.account.dropped or self.is_waiting_lost
+        )
         for chunk in range(NUM_CHUNKS):
             there = Counter(self.pending[chunk])
             for block in self.chain:
@@ -288,8 +313,22 @@ class KnowingAccountMachine(AccountMachine):
     is_knowing = True
 
 
+class FragmentsMachine(AccountMachine):
+    """Rounds that exchange a part of the chunks."""
+
+    turns = (0b0001, 0b1110)
+
+
+class KnowingFragmentsMachine(KnowingAccountMachine):
+    turns = (0b0011, 0b1000, 0b0100)
+
+
 SETTINGS = settings(max_examples=200, stateful_step_count=30, deadline=None)
 TestAnyAccount = AccountMachine.TestCase
 TestAnyAccount.settings = SETTINGS
 TestKnowingAccount = KnowingAccountMachine.TestCase
 TestKnowingAccount.settings = SETTINGS
+TestAnyFragments = FragmentsMachine.TestCase
+TestAnyFragments.settings = SETTINGS
+TestKnowingFragments = KnowingFragmentsMachine.TestCase
+TestKnowingFragments.settings = SETTINGS
