@@ -131,9 +131,9 @@ class Node:
         committed = CommittedState(manifest, trainer.base, self._store, chain, self._state_dir)
         work = Work(
             self._state_dir.root / "work",
-            committed.carried_by(trainer.pending),
-            committed.round_plan,
-            manifest.rounds.stale_rounds,
+            trainer.pending,
+            committed.exchanges.whole.plan,
+            manifest.stale_rounds,
             self.metrics,
         )
         stalls = StallWatch(lambda stall: self._stalled(stall, discovery))

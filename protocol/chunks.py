@@ -8,14 +8,24 @@ from gossamer.protocol import limits
 
 
 class ChunkPlan(msgspec.Struct, frozen=True):
-    """`num_elements` fp32 values cut into ranges of `chunk_elements` (the last may be shorter)."""
+    """`num_elements` fp32 values cut into ranges of `chunk_elements`; the last of each section may
+    be shorter."""
 
     num_elements: int
     chunk_elements: int
+    sections: tuple[int, ...] = ()
+    """Elements of each part, in order, that no chunk goes beyond; none: all of it is one."""
 
     @property
     def num_chunks(self) -> int:
-        return -(-self.num_elements // self.chunk_elements)
+        return sum(map(self._chunks_in, self._sections))
+
+    @property
+    def _sections(self) -> tuple[int, ...]:
+        return self.sections or (self.num_elements,)
+
+    def _chunks_in(self, num_elements: int) -> int:
+        return -(-num_elements // self.chunk_elements)
 
     def range_of(self, chunk: int) -> slice:
         """Elements of a chunk.
@@ -25,8 +35,14 @@ class ChunkPlan(msgspec.Struct, frozen=True):
         """
         if not 0 <= chunk < self.num_chunks:
             raise IndexError(f"chunk {chunk} of {self.num_chunks}")
-        start = chunk * self.chunk_elements
-        return slice(start, min(start + self.chunk_elements, self.num_elements))
+        section_start = 0
+        for num_elements in self._sections:
+            if chunk < self._chunks_in(num_elements):
+                break
+            chunk -= self._chunks_in(num_elements)
+            section_start += num_elements
+        start = section_start + chunk * self.chunk_elements
+        return slice(start, min(start + self.chunk_elements, section_start + num_elements))
 
     def elements_of(self, chunk: int) -> int:
         piece = self.range_of(chunk)

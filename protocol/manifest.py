@@ -23,6 +23,9 @@ SyncMode = Literal["diloco", "sparse", "distro"]
 
 _SIGNATURE_CONTEXT = b"gossamer manifest 1:"
 
+LAYERS_MAX = 256
+"""Of a model: twice as many as Llama 3.1 with 405 billion parameters has."""
+
 
 class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Shape of a Llama-type decoder (RMSNorm, RoPE, SwiGLU, grouped-query attention)."""
@@ -42,11 +45,15 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def num_parameters(self) -> int:
+        embeddings = self.vocabulary * self.width * (1 if self.tied_embeddings else 2)
+        return self.num_layers * self.layer_parameters + embeddings + self.width
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one decoder layer."""
         head_width = self.width // self.num_heads
         attention = self.width * head_width * (2 * self.num_heads + 2 * self.num_kv_heads)
-        layer = attention + 3 * self.width * self.hidden_width + 2 * self.width
-        embeddings = self.vocabulary * self.width * (1 if self.tied_embeddings else 2)
-        return self.num_layers * layer + embeddings + self.width
+        return attention + 3 * self.width * self.hidden_width + 2 * self.width
 
 
 class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -97,13 +104,26 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Of `sparse`: the part of what was not sent that is carried into the next round."""
     lookahead: bool = False
     """Of `distro`: whether a peer takes its gradients where its own momentum would lead."""
+    fragments: int = 1
+    """Parts of the parameters that are averaged one after the other (`protocol.fragments`), each of
+    them every `inner_steps`: with more than one, a round after the warm-up has its share of these
+    steps and averages one fragment."""
 
     def is_warmup(self, round_number: int) -> bool:
         """Whether round `round_number` (the first is 1) belongs to the warm-up."""
         return round_number <= self.warmup_rounds
 
     def inner_steps_of(self, round_number: int) -> int:
-        return self.warmup_inner_steps if self.is_warmup(round_number) else self.inner_steps
+        return self.warmup_inner_steps if self.is_warmup(round_number) else self._steps_of_turn
+
+    @property
+    def _steps_of_turn(self) -> int:
+        return self.inner_steps // self.fragments
+
+    @property
+    def round_steps_max(self) -> int:
+        """Inner steps of the longest round."""
+        return max(self.warmup_inner_steps, self._steps_of_turn)
 
     def rates_of(self, round_number: int, num_contributors: int) -> tuple[float, float]:
         """(learning rate, momentum) of a round's outer step on a chunk.
@@ -124,7 +144,7 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         """Inner steps of a whole round that lie before round `round_number` (counts from 1)."""
         before = round_number - 1
         warm = min(before, self.warmup_rounds)
-        return warm * self.warmup_inner_steps + (before - warm) * self.inner_steps
+        return warm * self.warmup_inner_steps + (before - warm) * self._steps_of_turn
 
 
 class RoundConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -198,6 +218,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     @property
     def run_id(self) -> Digest:
         return digest_of(encode_manifest(self))
+
+    @property
+    def stale_rounds(self) -> int:
+        """Rounds that work may miss: `rounds.stale_rounds` turns of its fragment."""
+        return self.rounds.stale_rounds * self.outer.fragments
 
 
 class SignedManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -316,7 +341,7 @@ def problems_of(manifest: Manifest) -> list[str]:
     check("seed", manifest.seed, 0, 2**63 - 1)
 
     model = manifest.model
-    check("model.num_layers", model.num_layers, 1, 256)
+    check("model.num_layers", model.num_layers, 1, LAYERS_MAX)
     check("model.width", model.width, 8, 65_536)
     check("model.num_heads", model.num_heads, 1, 1024)
     check("model.num_kv_heads", model.num_kv_heads, 1, 1024)
@@ -355,6 +380,7 @@ def problems_of(manifest: Manifest) -> list[str]:
     check("outer.momentum", outer.momentum, 0.0, 0.9999)
     check("outer.top_k", outer.top_k, 1, 4096)
     check("outer.error_decay", outer.error_decay, 0.0, 1.0)
+    check("outer.fragments", outer.fragments, 1, LAYERS_MAX)
     check("outer.warmup_rounds", outer.warmup_rounds, 0, 1_000_000)
     check("outer.warmup_inner_steps", outer.warmup_inner_steps, 1, 100_000)
     check(
@@ -364,7 +390,9 @@ def problems_of(manifest: Manifest) -> list[str]:
         limits.CHUNK_ELEMENTS_MAX,
     )
     if not problems:
-        num_chunks = -(-model.num_parameters // outer.chunk_elements)
+        problems += _problems_of_fragments(manifest)
+        # Each fragment but one may end with a chunk that is not full.
+        num_chunks = -(-model.num_parameters // outer.chunk_elements) + outer.fragments - 1
         check(
             "number of chunks (model.num_parameters / outer.chunk_elements)",
             num_chunks,
@@ -404,4 +432,24 @@ def problems_of(manifest: Manifest) -> list[str]:
         problems.append(f"model.vocabulary is {model.vocabulary}; plain bytes need at least 256")
     if data.token_bytes == 2 and model.vocabulary > 65_536:
         problems.append(f"data.token_bytes is 2; a vocabulary of {model.vocabulary} needs 4")
+    return problems
+
+
+def _problems_of_fragments(manifest: Manifest) -> list[str]:
+    """Mistakes of `outer.fragments` beside other keys that are well by themselves."""
+    outer, problems = manifest.outer, []
+    if outer.fragments > manifest.model.num_layers:
+        problems.append(
+            f"outer.fragments is {outer.fragments}; allowed: 1 to model.num_layers "
+            f"({manifest.model.num_layers})"
+        )
+    if outer.inner_steps % outer.fragments:
+        problems.append(
+            f"outer.fragments is {outer.fragments}; it must divide outer.inner_steps "
+            f"({outer.inner_steps})"
+        )
+    if outer.fragments > 1 and manifest.sync != "diloco":
+        problems.append(
+            f'outer.fragments is {outer.fragments}; with sync = "{manifest.sync}" it is 1'
+        )
     return problems

@@ -3,9 +3,9 @@
 Rules
 -----
 - In one round a peer trains at most the manifest's inner steps. What it carries besides was trained
-  in at most `stale_rounds` rounds before. So its tokens have a bound, and a `Ready`, a roster or a
-  header with more is an offence. Twice that is allowed, because a peer that was paused, or changed
-  heads, may have trained for the same round again.
+  in at most `Manifest.stale_rounds` rounds before. So its tokens have a bound, and a `Ready`, a
+  roster or a header with more is an offence. Twice that is allowed, because a peer that was paused,
+  or changed heads, may have trained for the same round again.
 - The data that it says it consumed is in proportion: the targets of its sequences, the tokens
   between them, and tails of shards.
 
@@ -35,10 +35,9 @@ class WorkBounds:
 
     def __init__(self, manifest: Manifest) -> None:
         inner, outer, context = manifest.inner, manifest.outer, manifest.model.context
-        steps = max(outer.inner_steps, outer.warmup_inner_steps)
-        round_tokens = steps * inner.sequences_per_step * context
+        round_tokens = outer.round_steps_max * inner.sequences_per_step * context
         # This round, those that are carried, and the one in which they go stale.
-        self.tokens_max = REPEATS * round_tokens * (manifest.rounds.stale_rounds + 2)
+        self.tokens_max = REPEATS * round_tokens * (manifest.stale_rounds + 2)
         """Of one peer in one round."""
         self.span_tokens_max = 2 * self.tokens_max + limits.SPANS_MAX * (context + 1)
         """Consumed by one peer in one round: a sequence has a token more than it has targets."""

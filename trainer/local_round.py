@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -38,14 +38,6 @@ _SPANS_PER_ROUND = limits.SPANS_MAX // 2
 
 T = TypeVar("T")
 
-Start = Literal["base", "local", "mixed"]
-"""What a round starts from, and what its work is measured against.
-
-`base`: both are `base`. `local`: the local parameters as the last round left them, while the state
-that it leads to is not known; `rebase` takes that. `mixed`: the local parameters go on, and the
-work is measured against `base`, of which `mix` takes a fragment at a time.
-"""
-
 log = logging.getLogger(__name__)
 
 
@@ -60,7 +52,8 @@ class _Round:
     steps_max: int
     seconds_max: float
     started: float
-    start: Start
+    start: messages.Start
+    is_mixed: bool = False
     steps: int = 0
     tokens: int = 0
     loss_sum: float = 0.0
@@ -117,8 +110,8 @@ class LocalTrainer:
             inner.sequences_per_step, model.context
         )
         self._round: _Round | None = None
-        self._has_local = False
-        """Whether the local parameters are a round's."""
+        self._newest_start: messages.Start | None = None
+        """Of the round that the local parameters are of, which may have ended; None: of none."""
         self._asked = False
         self.optimizer_problem = self._load_moments()
 
@@ -163,7 +156,7 @@ class LocalTrainer:
     def genesis(self) -> None:
         """Writes the seed's initial weights into `base`."""
         self._require_between_rounds("Genesis")
-        self._has_local = False
+        self._newest_start = None
         self._decoder.initialise(self._seed)
         self._base[:] = self._decoder.flat.cpu().numpy()
 
@@ -182,15 +175,21 @@ class LocalTrainer:
         first_step: int,
         steps_max: int,
         seconds_max: float,
-        start: Start = "base",
+        start: messages.Start = "base",
+        mix: messages.Ranges = (),
     ) -> None:
-        """Starts a round; the first one, and the first after genesis, from `base` in any case."""
+        """Starts a round; the first one, and the first after genesis, from `base` in any case.
+
+        The work is measured against what it starts from: `base`; or the local parameters as the
+        last round left them, where that round's work is carried by whoever has collected it. Of
+        `base` the ranges `mix` are new since, and are mixed in first (see `mix`).
+        """
         self._require_between_rounds("Begin")
-        if not self._has_local:
+        if self._newest_start is None:
             start = "base"
         if start == "base":
             self._load_base()
-        self._has_local = True
+        self._newest_start = start
         # What the work is measured against; the shared `base` may move on meanwhile.
         if start == "local":
             self._read_local(self._pseudo_gradient)
@@ -198,6 +197,8 @@ class LocalTrainer:
             np.copyto(self._pseudo_gradient, self._base)
         self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic(), start)
         self._asked = False
+        if start == "local" and mix:
+            self.mix(mix)
 
     def need_data(self) -> messages.NeedData | None:
         """What to tell the daemon if data runs short, once a shortage."""
@@ -266,24 +267,46 @@ class LocalTrainer:
         """
         if self._round is None:
             self._load_base()
-            if self._has_local:
+            if self._newest_start is not None:
                 overlap.take_work(self._decoder.flat, self._pseudo_gradient)
             return
         overlap.rebase(self._decoder.flat, self._pseudo_gradient, self._base)
         # What the work is measured against from here on: it does not change what was done.
         np.copyto(self._pseudo_gradient, self._base)
 
-    def mix(self, ranges: Sequence[slice], share: float) -> None:
-        """Local parameters move towards `base` in these ranges, where it is new; see `overlap`."""
-        self._require_round()
-        overlap.mix(self._decoder.flat, self._base, ranges, share)
-        for part in ranges:
-            self._pseudo_gradient[part] = self._base[part]
+    @torch.no_grad()
+    def mix(self, ranges: messages.Ranges) -> None:
+        """`base` is new in these ranges: the local parameters move towards it there, and the newest
+        round's work, done or still going on, is measured against it; see `overlap`. Once a round.
+
+        A round that began from `base` has nothing in it that was handed over before, so it is
+        rebased there.
+        """
+        if self._newest_start is None:
+            return  # the first round begins from `base`
+        for part in (slice(start, stop) for start, stop in ranges):
+            local, base = self._decoder.flat[part], self._base[part]
+            work = self._pseudo_gradient[
+                part
+            ]  # or, while a round runs, what it is measured against
+            if self._newest_start == "local":
+                overlap.mix(local, base, overlap.MIXING_SHARE)
+                # Of work that has ended no value is anything else than before or after, or a worker
+                # that is killed here would leave something else behind.
+                np.subtract(base, 0.0 if self._round else local.cpu().numpy(), out=work)
+            elif self._round is None:
+                local.copy_(torch.from_numpy(base))
+                overlap.take_work(local, work)
+            else:
+                overlap.rebase(local, work, base)
+                np.copyto(work, base)
+        if self._round is not None:
+            self._round.is_mixed = True
 
     def finish(self) -> messages.Finished:
         """Ends the round: `pseudo_gradient = what the work is measured against - local`."""
         current = self._require_round()
-        if current.tokens or current.start == "mixed":
+        if current.tokens or current.is_mixed:
             self._pseudo_gradient -= self._decoder.flat.cpu().numpy()
         else:
             self._pseudo_gradient[:] = 0.0

@@ -9,12 +9,12 @@ travel: both sides map the same two files of fp32 values, `base` and `pseudo_gra
 
 Order of a life: Configure -> Configured, then any number of `Genesis -> GenesisDone`, `Evaluate ->
 Evaluated`, and rounds `Begin -> Step, Step, ... NeedData ... -> Finished`. The worker reads `base`
-when it gets Begin, Evaluate or Rebase, and has read it when it answers (for Begin: with the first
-thing that it says of the round); at any other time the daemon may write it. `pseudo_gradient` is
-the worker's from Begin to Finished, and means nothing until then: a worker that dies in between
-leaves nothing behind that counts. `Data`, `Forget`, `Save`, `Stop` and `Rebase -> Rebased` are
-allowed at any time; a Stop that arrives after its round has ended is ignored. The end of stdin ends
-the worker at once.
+when it gets Begin, Evaluate, Rebase or Mix, and has read it when it answers (for Begin: with the
+first thing that it says of the round); at any other time the daemon may write it. `pseudo_gradient`
+is the worker's from Begin to Finished and from Mix to Rebased, and means nothing until then: a
+worker that dies in between leaves nothing behind that counts. `Data`, `Forget`, `Save`, `Stop`,
+`Rebase -> Rebased` and `Mix -> Rebased` are allowed at any time; a Stop that arrives after its
+round has ended is ignored. The end of stdin ends the worker at once.
 
 In a round of shared steps (`sync = "distro"`) a Step is followed by Shared, what this peer has for
 the others, and the next one waits for Share, with which the daemon says what became of it. `base`
@@ -106,6 +106,9 @@ class Data(_ToWorker, frozen=True, kw_only=True):
     stop: int
 
 
+Ranges = tuple[tuple[int, int], ...]
+"""(first element, element after the last one) of pieces of the flat vectors."""
+
 Start = Literal["base", "local"]
 """What a round starts from: `base`, or the local parameters as the last round left them, while the
 state that it leads to is not known yet (Rebase brings it)."""
@@ -122,6 +125,9 @@ class Begin(_ToWorker, frozen=True, kw_only=True):
     steps_max: int
     seconds_max: float
     start: Start = "base"
+    mix: Ranges = ()
+    """Where `base` is new since the last round, if it starts from the local parameters: as Mix
+    before the first step."""
 
 
 class Stop(_ToWorker, frozen=True, kw_only=True):
@@ -138,6 +144,14 @@ class Share(_ToWorker, frozen=True, kw_only=True):
 class Rebase(_ToWorker, frozen=True, kw_only=True):
     """`base` is the state that the round before the newest led to: the newest one's work is kept on
     top of it. Answered with Rebased after the step that is being done."""
+
+
+class Mix(_ToWorker, frozen=True, kw_only=True):
+    """`base` is new in these ranges, and nowhere else, by the round before the newest: the local
+    parameters are mixed with it. Answered with Rebased after the step that is being done. Not for a
+    round whose work was collected."""
+
+    ranges: Ranges
 
 
 class Evaluate(_ToWorker, frozen=True, kw_only=True):
@@ -255,7 +269,18 @@ class Failed(_FromWorker, frozen=True, kw_only=True):
 
 
 ToWorker = (
-    Configure | Genesis | Data | Begin | Stop | Share | Rebase | Evaluate | Forget | Save | Exit
+    Configure
+    | Genesis
+    | Data
+    | Begin
+    | Stop
+    | Share
+    | Rebase
+    | Mix
+    | Evaluate
+    | Forget
+    | Save
+    | Exit
 )
 FromWorker = (
     Alive

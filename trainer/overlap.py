@@ -10,20 +10,19 @@ Two ways to take a state that arrives `tau` inner steps after the work for it wa
   with the peer's own newer steps on top, as in DESIGN.md's "overlap". What is handed over next is
   `theta_new - theta_local'` at the end of the round: the steps since the snapshot, none twice.
 
-- *Mix* (one fragment of the parameters at a time, `trainer.fragments`). Streaming DiLoCo (arXiv
+- *Mix* (one fragment of the parameters at a time, `protocol.fragments`). Streaming DiLoCo (arXiv
   2501.18512, algorithm 2 and section 3.3): local and outer parameters are mixed,
 
       theta_local' = share * theta_local + (1 - share) * theta_outer
 
-  and the next pseudo-gradient of the fragment is `theta_outer - theta_local` when its turn comes.
+  and the next pseudo-gradient of the fragment is `theta_outer - theta_local` when its turn comes:
+  what is left between the two after mixing, and the steps of all rounds until then.
 
 Local parameters are one peer's own: nobody else has to get the same bits. All vectors are
 (num_elements,) fp32; `local` may be on a device, the others are on the host.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -49,16 +48,12 @@ def take_work(local: torch.Tensor, pseudo_gradient: NDArray[np.float32]) -> None
 
 
 @torch.no_grad()
-def mix(
-    local: torch.Tensor, outer: NDArray[np.float32], ranges: Sequence[slice], share: float
-) -> None:
-    """In the `ranges`, `local` becomes `share * local + (1 - share) * outer`, in place.
+def mix(local: torch.Tensor, outer: NDArray[np.float32], share: float) -> None:
+    """`local` becomes `share * local + (1 - share) * outer`, in place.
 
     Raises:
         ValueError: `share` is not within 0 to 1.
     """
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"a mixing share of {share}; allowed: 0 to 1")
-    for part in ranges:
-        target = torch.from_numpy(outer[part]).to(local.device)
-        local[part].lerp_(target, 1.0 - share)
+    local.lerp_(torch.from_numpy(outer).to(local.device), 1.0 - share)

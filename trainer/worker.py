@@ -178,6 +178,7 @@ class Worker:
                     message.steps_max,
                     message.seconds_max,
                     message.start,
+                    message.mix,
                 )
             case messages.Stop():
                 # Between rounds: it crossed with the Finished of a round that ended by itself.
@@ -191,6 +192,9 @@ class Worker:
                 trainer.share(taken=message.taken)
             case messages.Rebase():
                 trainer.rebase()
+                self._send(messages.Rebased())
+            case messages.Mix(ranges=ranges):
+                trainer.mix(ranges)
                 self._send(messages.Rebased())
             case messages.Evaluate(paths=paths, tokens_max=tokens_max):
                 self._send(trainer.evaluate(paths, tokens_max))

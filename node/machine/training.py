@@ -23,6 +23,7 @@ import trio
 from gossamer.node.interface.config import Settings
 from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
 from gossamer.node.machine.trainer_process import TrainerGoneError, TrainerProcess
+from gossamer.protocol.fragments import Exchanges
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state import FloatVector
 from gossamer.trainer import messages
@@ -49,6 +50,7 @@ class Trainer(Protocol):
 
     base: FloatVector
     pending: FloatVector
+    """In exchange order (`protocol.fragments`)."""
 
     failure: str | None
     """Why there is no trainer any more, and what to do; None while it is up or will be."""
@@ -70,8 +72,9 @@ class Trainer(Protocol):
         steps: int,
         seconds: float,
         start: messages.Start = "base",
+        mix: messages.Ranges = (),
     ) -> messages.Finished:
-        """Trains one round. Its work is to be collected before the next one."""
+        """Trains one round; see `messages.Begin`. Its work is to be collected before the next."""
 
     async def collect(self) -> None:
         """Adds the work of the newest finished round to `pending`. Once a round."""
@@ -79,8 +82,13 @@ class Trainer(Protocol):
     async def rebase(self) -> None:
         """`base` is new: the work of the newest round, finished or not, is kept on top of it."""
 
+    async def mix(self, ranges: messages.Ranges) -> None:
+        """`base` is new in these ranges: the local parameters of the newest round, finished or not,
+        are mixed with it. Not after its work was collected."""
+
     async def base_is_read(self) -> None:
-        """Returns when `base` may be written again after `rebase`."""
+        """Returns when `base` may be written again after `rebase` or `mix`, and the work of a round
+        that had finished is whole again."""
 
     async def share(self, *, taken: bool) -> None:
         """`base` is where all are: the next shared step. `taken`: whether they took the last."""
@@ -125,7 +133,8 @@ class ProcessTrainer:
     ) -> None:
         self._process = TrainerProcess(manifest.model.num_parameters)
         self.base: FloatVector = self._process.base
-        self.pending: FloatVector = np.zeros_like(self.base)
+        self._exchange = Exchanges(manifest.model, manifest.outer, manifest.sync).whole
+        self.pending: FloatVector = np.zeros(self._exchange.plan.num_elements, np.float32)
         self.failure: str | None = None
         self._configure = messages.Configure(
             model=manifest.model,
@@ -162,7 +171,7 @@ class ProcessTrainer:
         self._has_work = False
         """Whether a round's work waits in the worker's memory."""
         self._base_read = trio.Event()
-        """Replaced at each `rebase`."""
+        """Replaced at each `rebase` and `mix`."""
         self._base_read.set()
 
     @property
@@ -305,6 +314,7 @@ class ProcessTrainer:
         steps: int,
         seconds: float,
         start: messages.Start = "base",
+        mix: messages.Ranges = (),
     ) -> messages.Finished:
         begin = messages.Begin(
             round=round_number,
@@ -312,6 +322,7 @@ class ProcessTrainer:
             steps_max=steps,
             seconds_max=seconds,
             start=start,
+            mix=mix,
         )
         self._round, self._stop_asked = round_number, False
         try:
@@ -333,16 +344,22 @@ class ProcessTrainer:
             self._has_work = False
             # The worker does not write before it is asked for another round.
             await trio.to_thread.run_sync(
-                lambda: np.add(self.pending, self._process.pseudo_gradient, out=self.pending)
+                lambda: self._exchange.add(self._process.pseudo_gradient, self.pending)
             )
 
     async def share(self, *, taken: bool) -> None:
         await self._tell(messages.Share(taken=taken))
 
     async def rebase(self) -> None:
+        await self._new_base(messages.Rebase())
+
+    async def mix(self, ranges: messages.Ranges) -> None:
+        await self._new_base(messages.Mix(ranges=ranges))
+
+    async def _new_base(self, message: messages.ToWorker) -> None:
         if self.is_up:
             self._base_read = trio.Event()
-            await self._tell(messages.Rebase())
+            await self._tell(message)
 
     async def base_is_read(self) -> None:
         await self._base_read.wait()

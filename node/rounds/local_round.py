@@ -2,7 +2,9 @@
 
 With `overlap` in the manifest it begins while the ring of the round before is at work, from the
 local parameters as they are, and what that ring leads to reaches the trainer as soon as it is
-committed (`Trainer.rebase`). So it outlives the `Turn` that began it, and ends in the next one.
+committed (`Trainer.rebase`, or `mix` where it averaged a fragment). So it outlives the `Turn` that
+began it, and ends in the next one. Where rounds average fragments it goes on from the local
+parameters also without overlap.
 """
 
 from __future__ import annotations
@@ -14,21 +16,30 @@ import trio
 
 from gossamer.node.rounds.parts import Orders, Parts, Progress
 from gossamer.protocol.ids import Digest
-from gossamer.trainer.messages import Finished, Start
+from gossamer.trainer.messages import Finished, Ranges, Start
 
 
 class LocalRound:
     """Inner steps for one round. `run` does them; whoever needs the result waits with `orders`."""
 
     def __init__(
-        self, parts: Parts, progress: Progress, orders: Orders, number: int, *, start: Start
+        self,
+        parts: Parts,
+        progress: Progress,
+        orders: Orders,
+        number: int,
+        *,
+        start: Start,
+        mix: Ranges = (),
     ) -> None:
+        """`start` and `mix`: see `messages.Begin`."""
         self.number = number
         self.started_seconds = trio.current_time()
         self._parts = parts
         self._progress = progress
         self._orders = orders
         self._start = start
+        self._mix = mix
         self._finished: Finished | None = None
         self._is_stopping = False
 
@@ -52,6 +63,7 @@ class LocalRound:
             0 if self._is_stopping else steps,  # told to stop before it began
             parts.manifest.rounds.round_seconds,
             self._start,
+            self._mix,
         )
         self._orders.ring()
 

@@ -161,8 +161,8 @@ class Participant:
                         return await driver.greeted(envelope, statement)
                     if statement.round < driver.machine.number:
                         # Greeted all the same, so that nobody thinks we fail.
-                        num_chunks = self.parts.committed.round_plan.num_chunks
-                        return CommittedRing(num_chunks, len(statement.members))
+                        plan = self.parts.committed.exchanges.of_round(statement.round).plan
+                        return CommittedRing(plan.num_chunks, len(statement.members))
                 await self._orders.wait()
         return None
 

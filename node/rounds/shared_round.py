@@ -210,7 +210,7 @@ class RingSteps:
         self._given: dict[int, bytes] = {}
         """What went into the token of each step, empty where I abstained."""
         self.ring_id: Digest = ring.ring_id
-        self.num_steps = parts.committed.round_plan.num_chunks
+        self.num_steps = parts.committed.exchanges.whole.plan.num_chunks
         self.num_taken = 0
         self.taken_seconds = trio.current_time()
         """When the newest step was taken."""

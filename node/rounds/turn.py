@@ -6,6 +6,10 @@ head, a pause, a leave. Whatever was trained by then is carried.
 With `overlap` the next round's training begins when this one's is handed to the ring, and the next
 turn takes it over. If the turn ends early it is stopped, and its work carried like the rest: there
 is overlap on the straight way only.
+
+Where a round averages one fragment of the parameters only, `pending` holds the work in the others
+until their turn comes, and the trainer goes on from its local parameters: its next round begins
+here too, at the latest when this one is committed.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from gossamer.protocol.messages import Phase, Ready
 from gossamer.protocol.payloads import SignPayloads
 from gossamer.protocol.roster import Ring
 from gossamer.protocol.round import Round, RoundRules
-from gossamer.trainer.messages import Shared, Start
+from gossamer.trainer.messages import Ranges, Shared, Start
 
 OVERTAKEN_SECONDS = 5.0
 """A ring member that hears of its ring's commit by others finishes within this, or fetches."""
@@ -86,13 +90,14 @@ class Turn:
         self._trains_since_seconds = (
             self._started_seconds if training is None else training.started_seconds
         )
+        self._exchange = parts.committed.exchanges.of_round(parts.committed.entry.round + 1)
         self._traffic = parts.transport.traffic().get(RING_PROTOCOL, (0, 0))
         self.driver = self._new_driver()
 
     def _new_driver(self) -> RoundDriver:
         parts = self._parts
         outer, rounds = parts.manifest.outer, parts.manifest.rounds
-        payloads = parts.committed.payloads
+        payloads, plan = parts.committed.payloads, self._exchange.plan
         machine = Round(
             me=parts.me,
             run_id=parts.manifest.run_id,
@@ -100,7 +105,7 @@ class Turn:
             rules=RoundRules(
                 payloads,
                 outer.chunk_elements,
-                parts.committed.round_plan.num_chunks,
+                plan.num_chunks,
                 rounds.gather_seconds,
                 rounds.gather_fraction,
                 rounds.attempt_seconds,
@@ -117,7 +122,7 @@ class Turn:
             me=parts.me,
             transport=parts.transport,
             gossip=parts.swarm.gossip,
-            plan=parts.committed.round_plan,
+            plan=plan,
             payloads=payloads,
             new_contribution=self._new_contribution,
             compute=parts.committed.compute,
@@ -135,8 +140,8 @@ class Turn:
         parts, payloads = self._parts, self._parts.committed.payloads
         assert not isinstance(payloads, SignPayloads)
         return contribution_of(
-            parts.trainer.pending,
-            parts.committed.plan,
+            parts.trainer.pending[self._exchange.within],
+            self._exchange.plan,
             payloads,
             ring,
             parts.me,
@@ -202,8 +207,10 @@ class Turn:
 
     # Training
 
-    def _begin(self, number: int, start: Start) -> LocalRound:
-        training = LocalRound(self._parts, self._progress, self._orders, number, start=start)
+    def _begin(self, number: int, start: Start, mix: Ranges = ()) -> LocalRound:
+        training = LocalRound(
+            self._parts, self._progress, self._orders, number, start=start, mix=mix
+        )
         self._spawn(training.run)
         return training
 
@@ -245,7 +252,7 @@ class Turn:
         if ring_id is None:
             self._parts.work.withdraw()
         elif contribution is not None:
-            self._parts.work.followed(ring_id, contribution)
+            self._parts.work.followed(ring_id, contribution, self._exchange.first_chunk)
 
     async def _outcome(self) -> Committed | None:
         """Waits for the commit here; None when the round is not to be waited for any more."""
@@ -290,8 +297,10 @@ class Turn:
         await parts.run_in_thread(
             lambda: parts.committed.install(committed.commit, proposal, payloads)
         )
+        is_whole = self._exchange is parts.committed.exchanges.whole
+        new = tuple((part.start, part.stop) for part in self._exchange.ranges)
         if parts.manifest.outer.overlap:
-            await parts.trainer.rebase()
+            await (parts.trainer.rebase() if is_whole else parts.trainer.mix(new))
         self._upkeep.note(proposal.header, proposal.update.finals)
         await self._upkeep.settle()
         parts.swarm.gossip.publish_commit(committed.commit)
@@ -301,6 +310,8 @@ class Turn:
         parts.metrics.observe_round_phase("committing", trio.current_time() - started)
         if not parts.manifest.outer.overlap:
             await self._upkeep.evaluate()
+            if not is_whole:
+                self._ahead = self._begin(proposal.header.round + 1, "local", new)
 
     async def _settled(self) -> None:
         """What of mine the round took is known."""

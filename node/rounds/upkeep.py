@@ -113,13 +113,15 @@ class Upkeep:
                 taken = chunks_with(finals, position)
             except CannotRebuildError:
                 log.warning("which chunks an old round took is not known", round=header.round)
+        exchange = self._parts.committed.exchanges.of_round(header.round)
         self._parts.work.committed_by(
             head,
             header.parent,
             header.ring_id,
             tokens,
-            None if taken is None else mask_of(taken),
+            None if taken is None else mask_of(taken) << exchange.first_chunk,
             counts_spans=taken is not None and spans_taken(sum(taken), len(taken)),
+            exchanged=exchange.mask,
         )
 
     async def drop_if_stale(self) -> None:

@@ -142,7 +142,7 @@ def problems_of_draft(draft: Draft) -> list[str]:
         ),
         change(good, tokenizer=draft.tokenizer, model=draft.model, outer=roomy),
         change(good, inner=draft.inner),
-        change(good, outer=draft.outer),
+        change(good, outer=change(draft.outer, fragments=1)),
         change(good, rounds=draft.rounds),
         draft,
     )

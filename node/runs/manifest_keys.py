@@ -99,6 +99,9 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "momentum would lead.",
         "overlap": "Whether a peer trains on while its round is averaged. Its newer steps are kept "
         "on top of what comes.",
+        "fragments": 'With sync = "diloco": the layers in so many parts, each averaged every '
+        "inner_steps at its own time, so that a round sends a part only. Divides inner_steps; 1: "
+        "all at once.",
     },
     "rounds": {
         "round_seconds": "A peer stops its inner steps after this long, however few it did.",

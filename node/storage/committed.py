@@ -37,6 +37,7 @@ from gossamer.protocol.chain import (
 )
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
+from gossamer.protocol.fragments import Exchange, Exchanges
 from gossamer.protocol.ids import Digest, digest_of, short
 from gossamer.protocol.ledger import Ledger, apply_spans, decode_ledger, encode_ledger
 from gossamer.protocol.manifest import Manifest
@@ -96,15 +97,13 @@ class CommittedState:
         self.chain = chain
         self._state_dir = state_dir
         self.plan = ChunkPlan(manifest.model.num_parameters, manifest.outer.chunk_elements)
-        """How the state is cut into blocks."""
-        self.round_plan = self.plan
-        """How a round's work is cut: shared steps are chunks, whose work is nothing to be kept."""
+        """Of the state's blocks."""
+        self.exchanges = Exchanges(manifest.model, manifest.outer, manifest.sync)
         self.payloads: SumPayloads | SetPayloads | SignPayloads
         self.parameters = base
         self.shared_theta: SharedTheta | None = None
         if manifest.sync == "distro":
             self.payloads = sign_payloads(manifest.model, manifest.outer)
-            self.round_plan = ChunkPlan(manifest.outer.inner_steps, 1)
             self.parameters = np.zeros_like(base)
             self.shared_theta = SharedTheta(manifest, self.payloads, base)
         else:
@@ -121,13 +120,6 @@ class CommittedState:
         self._held: list[Digest] = []
         self.is_loaded = False
         self._is_on_disk = True
-
-    def carried_by(self, pending: FloatVector) -> FloatVector:
-        """The vector of what a peer carries, by `round_plan`: `pending`; but with shared steps,
-        where nothing is carried outside of the trainer, a zero a step."""
-        if self.shared_theta is None:
-            return pending
-        return np.zeros(self.round_plan.num_elements, np.float32)
 
     @property
     def entry(self) -> Entry:
@@ -160,7 +152,7 @@ class CommittedState:
         """Takes the outer step into the next buffers; returns the state digest.
 
         Args:
-            finals: of all chunks.
+            finals: of all chunks of the round's exchange.
             masks: who is in each, bit i for ring position i.
             tokens: of the members by ring position, as the round's header has them.
 
@@ -170,9 +162,9 @@ class CommittedState:
         if self.shared_theta is not None:
             np.copyto(self._next_momentum, self.momentum)  # the peers' own, and zero here
             self.shared_theta.lead(round_number, self.parameters, finals, self._next_parameters)
+            self._next_index = index_of(self._next_parameters, self._next_momentum, self.plan)
         else:
-            self._take_averages(round_number, finals, masks, tokens)
-        self._next_index = index_of(self._next_parameters, self._next_momentum, self.plan)
+            self._next_index = self._take_averages(round_number, finals, masks, tokens)
         return self._next_index.digest
 
     def _take_averages(
@@ -181,27 +173,58 @@ class CommittedState:
         finals: Sequence[Payload],
         masks: Sequence[int],
         tokens: Sequence[int],
-    ) -> None:
+    ) -> StateIndex:
         outer, payloads = self._manifest.outer, self.payloads
         assert not isinstance(payloads, SignPayloads)
+        exchange = self.exchanges.of_round(round_number)
+        if exchange is not self.exchanges.whole:
+            np.copyto(self._next_parameters, self.parameters)
+            np.copyto(self._next_momentum, self.momentum)
         for chunk, (payload, mask) in enumerate(zip(finals, masks, strict=True)):
-            part = self.plan.range_of(chunk)
             rate, mu = outer.rates_of(round_number, mask.bit_count())
-            average = payloads.average(payload, part.stop - part.start, mask, tokens)
-            if self._manifest.sync == "sparse":
-                # What is left out comes again from its peer's error feedback: that is the momentum.
-                descend(self.parameters[part], average, rate, self._next_parameters[part])
-                np.copyto(self._next_momentum[part], self.momentum[part])
-            else:
-                nesterov(
-                    self.parameters[part],
-                    self.momentum[part],
-                    average,
-                    rate,
-                    mu,
-                    self._next_parameters[part],
-                    self._next_momentum[part],
-                )
+            average = payloads.average(payload, exchange.plan.elements_of(chunk), mask, tokens)
+            for part, of_chunk in exchange.pieces_of(chunk):
+                self._step(part, average[of_chunk], rate, mu)
+        return self._index_of_next(exchange)
+
+    def _step(self, part: slice, average: FloatVector, rate: float, mu: float) -> None:
+        """The outer step on a range of the parameters, into the next buffers."""
+        if self._manifest.sync == "sparse":
+            # What is left out comes again from its peer's error feedback: that is the momentum.
+            descend(self.parameters[part], average, rate, self._next_parameters[part])
+            np.copyto(self._next_momentum[part], self.momentum[part])
+        else:
+            nesterov(
+                self.parameters[part],
+                self.momentum[part],
+                average,
+                rate,
+                mu,
+                self._next_parameters[part],
+                self._next_momentum[part],
+            )
+
+    def _index_of_next(self, exchange: Exchange) -> StateIndex:
+        """Only blocks in which something is new are digested."""
+        plan = self.plan
+        is_new = [False] * plan.num_chunks
+        for part in exchange.ranges:
+            for chunk in range(part.start // plan.chunk_elements, plan.num_chunks):
+                if chunk * plan.chunk_elements >= part.stop:
+                    break
+                is_new[chunk] = True
+
+        def digests(vector: FloatVector, present: Sequence[bytes]) -> tuple[bytes, ...]:
+            return tuple(
+                digest_of(chunk_bytes(vector, plan, chunk)) if is_new[chunk] else present[chunk]
+                for chunk in range(plan.num_chunks)
+            )
+
+        present = self.index or StateIndex((), ())
+        return StateIndex(
+            digests(self._next_parameters, present.parameters),
+            digests(self._next_momentum, present.momentum),
+        )
 
     def install(self, commit: Commit, proposal: Proposal, finals: Sequence[Payload]) -> None:
         """Makes the computed state the committed one, in memory and on disk.
@@ -496,7 +519,7 @@ class CommittedState:
             data = self._store.get(Digest(header.update_digest))
             return decode_update_index(
                 data,
-                self.round_plan.num_chunks,
+                self.exchanges.of_round(header.round).plan.num_chunks,
                 len(header.members),
                 may_lack=self.shared_theta is not None,
             )

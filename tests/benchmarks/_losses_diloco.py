@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -12,14 +12,13 @@ from _losses_ring import ring_average
 from _losses_workers import Worker
 from _parity_training import CURVE_TOKENS, Curve, Heldout, Text, rounds_of
 
-from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.fragments import Exchanges
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
 from gossamer.protocol.outer_tuning import OuterTuning, agreement, expected_agreement
 from gossamer.protocol.payloads import payloads_named
 from gossamer.protocol.state import FloatVector
-from gossamer.trainer.fragments import Fragment, fragment_of_round, fragments_of
+from gossamer.trainer.messages import Start
 from gossamer.trainer.outer import nesterov
-from gossamer.trainer.overlap import MIXING_SHARE
 
 Deal = Callable[[int], Sequence[int]]
 """Worker to the shards that it trains on."""
@@ -44,12 +43,20 @@ class Swarm:
 
     def __init__(self, setting: Setting, num_workers: int) -> None:
         size = setting.model.num_parameters
+        self.exchanges = Exchanges(setting.model, setting.outer)
         self.theta: FloatVector = np.zeros(size, np.float32)
         """Of the newest round. The trainers see `base`, which may lag behind it."""
         self.momentum: FloatVector = np.zeros(size, np.float32)
         self.base: FloatVector = np.zeros(size, np.float32)
         self.workers = [
-            Worker(setting.model, setting.inner, setting.text, setting.seed, self.base)
+            Worker(
+                setting.model,
+                setting.inner,
+                setting.text,
+                setting.seed,
+                self.base,
+                self.exchanges.whole,
+            )
             for _ in range(num_workers)
         ]
         for number, worker in enumerate(self.workers):
@@ -68,13 +75,21 @@ class Swarm:
     ) -> list[int]:
         """Inner steps of one round; the newest state arrives after `delay` of them. Returns the
         members' tokens."""
+        earlier = self.exchanges.whole if number == 1 else self.exchanges.of_round(number - 1)
+        is_whole = earlier is self.exchanges.whole
+        new = () if is_whole else tuple((part.start, part.stop) for part in earlier.ranges)
         delay = delay if number > 1 else 0
+        if not delay:
+            self.publish()
         for worker in members:
-            worker.begin(number, first, steps, "local" if delay else "base")
+            start: Start = "local" if delay or not is_whole else "base"
+            worker.begin(number, first, steps, start, () if delay else new)
             worker.train(delay)
         self.publish()
         for worker in members:
-            if delay and worker.has_begun:
+            if delay and not is_whole:
+                worker.trainer.mix(new)
+            elif delay and worker.has_begun:
                 worker.trainer.rebase()
             worker.train(steps - delay)
         return [worker.finish().tokens for worker in members]
@@ -83,11 +98,13 @@ class Swarm:
         self, number: int, members: Sequence[Worker], tokens: Sequence[int], outer: OuterConfig
     ) -> None:
         """The ring of these members, in this order, and the outer step."""
-        plan = ChunkPlan(self.theta.size, outer.chunk_elements)
-        carried = [worker.pending for worker in members]
-        average = ring_average(carried, tokens, plan, payloads_named(outer.codec)).values
+        exchange = self.exchanges.of_round(number)
+        carried = [worker.pending[exchange.within] for worker in members]
+        average = ring_average(carried, tokens, exchange.plan, payloads_named(outer.codec)).values
+        momentum = np.zeros_like(average)
+        exchange.add(self.momentum, momentum)
         rate, mu = outer.rates_of(number, len(members))
-        self.agreements.append(agreement(average, self.momentum))
+        self.agreements.append(agreement(average, momentum))
         if self.tuning is not None:
             steps, last_momentum = outer.inner_steps_of(number), self.tuning.rates[1]
             expected = expected_agreement(steps, self._beta1, last_momentum)
@@ -95,12 +112,16 @@ class Swarm:
                 self.tuning = self.tuning.after(self.agreements[-1], expected)
             rate, mu = self.tuning.rates
             self.gains.append(self.tuning.gain)
-        nesterov(self.theta, self.momentum, average, rate, mu, self.theta, self.momentum)
+        start = 0
+        for part in exchange.ranges:
+            theta, momentum = self.theta[part], self.momentum[part]
+            of_average = average[start : start + theta.size]
+            nesterov(theta, momentum, of_average, rate, mu, theta, momentum)
+            start += theta.size
 
-    def publish(self, ranges: Sequence[slice] = (slice(None),)) -> None:
+    def publish(self) -> None:
         """The newest state becomes known to the trainers."""
-        for part in ranges:
-            self.base[part] = self.theta[part]
+        np.copyto(self.base, self.theta)
 
 
 class Progress:
@@ -126,7 +147,11 @@ class Progress:
 
 def outer_of(setting: Setting, arm: Arm) -> OuterConfig:
     """The preset's outer step with what the arm changes."""
-    changes: dict[str, object] = {"inner_steps": arm.inner_steps, "codec": arm.codec}
+    changes: dict[str, object] = {
+        "inner_steps": arm.inner_steps,
+        "codec": arm.codec,
+        "fragments": arm.fragments,
+    }
     if arm.cold:
         changes["warmup_rounds"] = 0
     if arm.rates is not None:
@@ -140,8 +165,9 @@ def delay_of(arm: Arm, steps: int) -> int:
 
 
 def train_diloco(setting: Setting, arm: Arm) -> Curve:
-    """The whole vector at once."""
+    """All parameters at once, or in fragments that have their turn one after the other."""
     outer, total = outer_of(setting, arm), setting.inner.total_steps
+    setting = replace(setting, outer=outer)
     swarm, progress = Swarm(setting, arm.num_peers), Progress(setting)
     if arm.tuned:
         swarm.tuning = OuterTuning()
@@ -158,51 +184,3 @@ def train_diloco(setting: Setting, arm: Arm) -> Curve:
         progress.note(first + steps, swarm.theta)
     progress.curve.agreements, progress.curve.gains = swarm.agreements, swarm.gains
     return progress.end(swarm.theta, num_rounds)
-
-
-def train_streaming(setting: Setting, arm: Arm) -> Curve:
-    """In fragments, each with its turn every H steps (`trainer.fragments`).
-
-    The warm-up is as without fragments: its rounds are short, and there is nothing to stream.
-    """
-    outer, total = outer_of(setting, arm), setting.inner.total_steps
-    swarm, progress = Swarm(setting, arm.num_peers), Progress(setting)
-    everything = Fragment((slice(0, setting.model.num_parameters),))
-    fragments = fragments_of(setting.model, arm.fragments)
-    every = arm.inner_steps // arm.fragments
-    first = number = 0
-    newest = everything
-    while first < total:
-        number += 1
-        is_warmup = outer.is_warmup(number)
-        steps = min(outer.warmup_inner_steps if is_warmup else every, total - first)
-        turn = fragment_of_round(number - outer.warmup_rounds, arm.fragments)
-        fragment = everything if is_warmup else fragments[turn]
-        active = swarm.workers[: arm.num_peers_at(first / total)]
-        delay = 0 if newest is everything else delay_of(arm, steps)
-        for worker in active:
-            worker.begin(number, first, steps, "base" if newest is everything else "mixed")
-            worker.train(delay)
-        swarm.publish(newest.ranges)
-        for worker in active:
-            if newest is not everything:
-                worker.trainer.mix(newest.ranges, MIXING_SHARE)
-            worker.train(steps - delay)
-        tokens = [worker.finish(fragment.ranges).tokens for worker in active]
-        plan = ChunkPlan(fragment.num_elements, outer.chunk_elements)
-        carried = [fragment.gather(worker.pending) for worker in active]
-        average = ring_average(carried, tokens, plan, payloads_named(outer.codec))
-        for worker, rest in zip(active, carried, strict=True):
-            fragment.scatter(rest, worker.pending)
-        theta, momentum = fragment.gather(swarm.theta), fragment.gather(swarm.momentum)
-        rate, mu = outer.rates_of(number, len(active))
-        nesterov(theta, momentum, average.values, rate, mu, theta, momentum)
-        fragment.scatter(theta, swarm.theta)
-        fragment.scatter(momentum, swarm.momentum)
-        newest = fragment
-        if is_warmup:
-            swarm.publish()
-        progress.curve.tokens += sum(tokens)
-        first += steps
-        progress.note(first, swarm.theta)
-    return progress.end(swarm.theta, number)

@@ -8,24 +8,33 @@ from collections.abc import Sequence
 import numpy as np
 from _parity_training import Text
 
+from gossamer.protocol.fragments import Exchange
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
 from gossamer.protocol.messages import Span
 from gossamer.protocol.state import FloatVector
-from gossamer.trainer.local_round import LocalTrainer, Start
-from gossamer.trainer.messages import Finished
+from gossamer.trainer.local_round import LocalTrainer
+from gossamer.trainer.messages import Finished, Ranges, Start
 
 
 class Worker:
     """One peer without its daemon."""
 
     def __init__(
-        self, model: ModelConfig, inner: InnerConfig, text: Text, seed: int, base: FloatVector
+        self,
+        model: ModelConfig,
+        inner: InnerConfig,
+        text: Text,
+        seed: int,
+        base: FloatVector,
+        exchange: Exchange,
     ) -> None:
-        """`base`: (num_parameters,), the state that the peers share; only `genesis` writes it."""
+        """`base`: (num_parameters,), the state that the peers share; only `genesis` writes it.
+        `exchange`: all parameters."""
         self._text = text
+        self._exchange = exchange
         self._update = np.zeros_like(base)
         self.pending = np.zeros_like(base)
-        """Work that no round has taken."""
+        """Work that no round has taken, in exchange order."""
         self.trainer = LocalTrainer(
             model,
             inner,
@@ -52,18 +61,20 @@ class Worker:
             path = self._text.path_of(info.digest)
             self.trainer.push(span.shard, path, start, start + span.stop - span.start)
 
-    def begin(self, number: int, first: int, steps: int, start: Start = "base") -> None:
+    def begin(
+        self, number: int, first: int, steps: int, start: Start = "base", mix: Ranges = ()
+    ) -> None:
         """A peer that is new has nothing of its own to go on from."""
-        self.trainer.begin(number, first, steps, math.inf, start if self.has_begun else "base")
+        start = start if self.has_begun else "base"
+        self.trainer.begin(number, first, steps, math.inf, start, mix)
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
             assert self.trainer.step() is not None, "the corpus is too small for so many steps"
 
-    def finish(self, ranges: Sequence[slice] = (slice(None),)) -> Finished:
-        """Ends the round; its work in `ranges` is added to `pending`."""
+    def finish(self) -> Finished:
+        """Ends the round; its work is added to `pending`."""
         self.has_begun = True
         finished = self.trainer.finish()
-        for part in ranges:
-            self.pending[part] += self._update[part]
+        self._exchange.add(self._update, self.pending)
         return finished

@@ -47,7 +47,7 @@ from pathlib import Path
 import msgspec
 import torch
 from _losses_arms import GROUPS, Arm, arm_of
-from _losses_diloco import Setting, train_diloco, train_streaming
+from _losses_diloco import Setting, train_diloco
 from _losses_distro import train_distro
 from _losses_report import draw, table_of
 from _losses_sparse import train_sparse
@@ -124,8 +124,6 @@ class Experiment:
             CURVE_POINTS,
         )
         match arm.kind:
-            case "diloco" if arm.fragments > 1:
-                return train_streaming(setting, arm)
             case "diloco":
                 return train_diloco(setting, arm)
             case "sparse":

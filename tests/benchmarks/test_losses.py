@@ -35,7 +35,7 @@ def test_a_name_says_what_an_arm_does() -> None:
 
 @pytest.mark.parametrize("name", ["adam-4", "diloco-4-int5", "diloco-4-o", "diloco-4--h20"])
 def test_a_name_that_means_nothing_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="means nothing|no arm"):
+    with pytest.raises(ValueError, match=r"means nothing|no arm"):
         arm_of(name)
 
 

@@ -40,7 +40,7 @@ name = "replay"
 [tokenizer]
 kind = "bytes"
 [model]
-num_layers = 1
+num_layers = {fragments}
 width = 32
 num_heads = 2
 num_kv_heads = 1
@@ -57,6 +57,7 @@ warmup_rounds = 2
 warmup_inner_steps = 4
 codec = "{codec}"
 overlap = false
+fragments = {fragments}
 chunk_elements = 2048
 [rounds]
 round_seconds = 600.0
@@ -67,10 +68,10 @@ gather_fraction = 600.0
 do not name their members, say who trained on what."""
 
 
-def run_swarm(root: Path, corpus: Path, codec: str, num_peers: int) -> LocalNode:
+def run_swarm(root: Path, corpus: Path, codec: str, num_peers: int, fragments: int) -> LocalNode:
     """The founder of a run that has ended after `ROUNDS` rounds or a few more."""
     path = root / "run.toml"
-    path.write_text(MANIFEST.format(codec=codec))
+    path.write_text(MANIFEST.format(codec=codec, fragments=fragments))
     options = (*OPTIONS, "--device", "cpu", "--wait-for-peers", str(num_peers - 1))
     with LocalSwarm(root / "swarm", options) as swarm:
         founder = swarm.found("--manifest", str(path), "--corpus", str(corpus))
@@ -115,26 +116,22 @@ def replay(manifest: Manifest, text: Text, headers: list[Header], shard_of: dict
             outer.first_inner_step_of(header.round),
         )
         members = [worker_of[member.peer_id] for member in header.members]
-        tokens = []
         for member, worker in zip(header.members, members, strict=True):
             spans = [span for span in header.spans if span.shard == shard_of[member.peer_id]]
             worker.deal_spans(spans)
-            worker.begin(header.round, first, steps)
-            worker.train(steps)
-            tokens.append(worker.finish().tokens)
+        tokens = swarm.train_round(header.round, first, steps, 0, members)
         assert tokens == [member.tokens for member in header.members]
         swarm.take_round(header.round, members, tokens, outer)
-        swarm.publish()
         if index_of(swarm.theta, swarm.momentum, plan).digest != header.state_digest:
             return header.round - 1
     return len(headers)
 
 
-@pytest.mark.parametrize(("codec", "num_peers"), [("int8", 2)])
+@pytest.mark.parametrize(("codec", "num_peers", "fragments"), [("int8", 2, 1), ("int4", 2, 2)])
 def test_the_driver_reaches_the_states_of_a_real_swarm(
-    tmp_path: Path, corpus: Path, codec: str, num_peers: int
+    tmp_path: Path, corpus: Path, codec: str, num_peers: int, fragments: int
 ) -> None:
-    founder = run_swarm(tmp_path, corpus, codec, num_peers)
+    founder = run_swarm(tmp_path, corpus, codec, num_peers, fragments)
     signed = StateDir(founder.root).read_manifest()
     assert signed is not None
     manifest = open_signed_manifest(signed)

@@ -26,14 +26,17 @@ pytestmark = pytest.mark.e2e
         ("", 'codec = "int4"\noverlap = true'),
         ('sync = "sparse"', "overlap = true"),
         ('sync = "distro"', "inner_steps = 20\nwarmup_rounds = 0"),
+        ("", 'codec = "int8"\noverlap = true\nfragments = 2'),
     ],
-    ids=["int4", "sparse", "distro"],
+    ids=["int4", "sparse", "distro", "fragments"],
 )
 def test_three_agree_and_two_go_on(tmp_path: Path, corpus: Path, top: str, outer: str) -> None:
     manifest = tmp_path / "run.toml"
     text = MANIFEST.replace("[tokenizer]", f"{top}\n[tokenizer]", 1)
     for line in outer.splitlines():  # instead of what the file has for that key
         text = re.sub(rf"^{line.split()[0]} = .*\n", "", text, flags=re.MULTILINE)
+    if "fragments" in outer:  # a layer for each
+        text = text.replace("num_layers = 1", "num_layers = 2", 1)
     manifest.write_text(text.replace("[outer]", f"[outer]\n{outer}", 1))
     with LocalSwarm(tmp_path, OPTIONS) as swarm:
         seed = swarm.add()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 import trio
 import zstandard
@@ -23,6 +24,7 @@ from gossamer.node.storage.shared_theta import sign_payloads
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol import limits
 from gossamer.protocol.chain import Header
+from gossamer.protocol.fragments import Exchanges
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import (
     DataConfig,
@@ -59,8 +61,13 @@ MODEL = ModelConfig(
 )
 
 
-def initial_weights(seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(MODEL.num_parameters).astype(np.float32)
+def model_of(fragments: int) -> ModelConfig:
+    """With a layer for each fragment."""
+    return msgspec.structs.replace(MODEL, num_layers=fragments)
+
+
+def initial_weights(seed: int, num_parameters: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(num_parameters).astype(np.float32)
 
 
 def num_tokens_in(path: str) -> int:
@@ -92,21 +99,23 @@ class NumbersTrainer:
         self._shares = manifest.sync == "distro"
         self._shared = trio.Event()
         self._on_need = on_need
-        self.base = np.zeros(MODEL.num_parameters, dtype=np.float32)
-        self.pending = np.zeros(MODEL.num_parameters, dtype=np.float32)
+        self._exchange = Exchanges(manifest.model, manifest.outer, manifest.sync).whole
+        self.base = np.zeros(manifest.model.num_parameters, dtype=np.float32)
+        self.pending = np.zeros(self._exchange.plan.num_elements, np.float32)
         self._queue: list[list[int]] = []
         self._queued = trio.Event()
         self._stop = False
         self._local: np.ndarray | None = None
-        self._origin = self._work = np.zeros_like(self.pending)
+        self._origin = self._work = np.zeros_like(self.base)
         self._is_training = False
-        self._target = initial_weights(digest_of(optimizer_path.encode())[0])
+        self._start: messages.Start = "base"
+        self._target = initial_weights(digest_of(optimizer_path.encode())[0], self.base.size)
 
     async def run(self) -> None:
         await trio.sleep_forever()
 
     async def genesis(self) -> bool:
-        self.base[:] = initial_weights(self._manifest.seed)
+        self.base[:] = initial_weights(self._manifest.seed, self.base.size)
         return True
 
     async def train(
@@ -116,11 +125,15 @@ class NumbersTrainer:
         steps: int,
         seconds: float,
         start: messages.Start = "base",
+        mix: messages.Ranges = (),
     ) -> messages.Finished:
+        self._start = start
         if start == "base" or self._local is None:
-            self._local = self.base.copy()
+            self._start, self._local = "base", self.base.copy()
         self._origin = self._local.copy()
         self._is_training = True
+        if self._start == "local":
+            await self.mix(mix)
         spans: list[tuple[int, int, int]] = []
         tokens = done = 0
         self._stop = False
@@ -191,8 +204,8 @@ class NumbersTrainer:
         self._shared.set()
 
     async def collect(self) -> None:
-        self.pending += self._work
-        self._work = np.zeros_like(self.pending)
+        self._exchange.add(self._work, self.pending)
+        self._work = np.zeros_like(self.base)
 
     async def rebase(self) -> None:
         assert self._local is not None
@@ -201,6 +214,16 @@ class NumbersTrainer:
             self._origin = self.base.copy()
         else:
             self._local = self.base - (self._origin - self._local)
+
+    async def mix(self, ranges: messages.Ranges) -> None:
+        assert self._local is not None
+        for part in (slice(start, stop) for start, stop in ranges):
+            if self._start == "base":
+                self._local[part] += self.base[part] - self._origin[part]
+            else:
+                self._local[part] = (self._local[part] + self.base[part]) / 2
+                self._work[part] = self.base[part] - self._local[part]
+            self._origin[part] = self.base[part]
 
     async def base_is_read(self) -> None:
         pass
@@ -257,6 +280,7 @@ def found(
     num_shards: int = 64,
     overlap: bool = False,
     inner_steps: int = 4,
+    fragments: int = 1,
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     blocks: list[bytes] = []
@@ -275,7 +299,7 @@ def found(
             founder=identity.peer_id,
             created_unix_seconds=0,
             sync=codec if codec in ("sparse", "distro") else "diloco",
-            model=MODEL,
+            model=model_of(fragments),
             inner=InnerConfig(
                 learning_rate=0.1,
                 warmup_steps=0,
@@ -298,6 +322,7 @@ def found(
                 chunk_elements=1024,
                 top_k=4 if codec == "distro" else 64,
                 overlap=overlap,
+                fragments=fragments,
             ),
             rounds=RoundConfig(
                 round_seconds=30.0,
@@ -316,7 +341,9 @@ def found(
                 heldout_tokens=SHARD_TOKENS,
             ),
             seed=7,
-            genesis_digest=genesis_digest_of(initial_weights(7), 1024),
+            genesis_digest=genesis_digest_of(
+                initial_weights(7, model_of(fragments).num_parameters), 1024
+            ),
             admission="open",
             allowed=(),
         )
@@ -337,6 +364,7 @@ class World:
     num_shards: int = 64
     overlap: bool = False
     inner_steps: int = 4
+    fragments: int = 1
     nodes: dict[str, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -347,6 +375,7 @@ class World:
             num_shards=self.num_shards,
             overlap=self.overlap,
             inner_steps=self.inner_steps,
+            fragments=self.fragments,
         )
         self._scopes: dict[str, trio.CancelScope] = {}
 

@@ -47,19 +47,22 @@ async def settled(world: World, *names: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "codec", "overlap"),
+    ("seed", "codec", "overlap", "fragments"),
     [
-        (40, "fp32", False),
-        (42, "fp16", False),
-        (43, "int8", True),
-        (44, "int4", True),
-        (45, "sparse", True),
+        (40, "fp32", False, 1),
+        (42, "fp16", False, 1),
+        (43, "int8", True, 1),
+        (44, "int4", True, 1),
+        (45, "sparse", True, 1),
+        (46, "fp32", False, 2),
+        (47, "int4", True, 2),
+        (48, "int8", True, 4),
     ],
 )
 def test_accounts_are_what_the_chain_says_under_churn(
-    tmp_path: Path, seed: int, codec: str, overlap: bool
+    tmp_path: Path, seed: int, codec: str, overlap: bool, fragments: int
 ) -> None:
-    world = World(tmp_path, seed=seed, codec=codec, overlap=overlap)
+    world = World(tmp_path, seed=seed, codec=codec, overlap=overlap, fragments=fragments)
     draw = random.Random(seed)
 
     async def story(nursery: trio.Nursery) -> None:
@@ -131,8 +134,9 @@ def test_the_account_does_not_need_the_disk(
     simulate(world, story)
 
 
-def test_the_work_of_the_losing_half_is_carried(tmp_path: Path) -> None:
-    world = World(tmp_path, seed=43)
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_the_work_of_the_losing_half_is_carried(tmp_path: Path, fragments: int) -> None:
+    world = World(tmp_path, seed=43, fragments=fragments)
     pairs = [
         (world.identity(one).peer_id, world.identity(other).peer_id)
         for one in "ab"

@@ -25,10 +25,10 @@ from gossamer.node.machine.training import FAILURES_MAX, ProcessTrainer
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.protocol.manifest import Manifest
 from gossamer.trainer import messages as m
-from gossamer.trainer.presets import DEFAULT_PRESET
+from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
 
 PATIENCE_SECONDS = 60
-NUM_PARAMETERS = 64 * 1024
+NUM_PARAMETERS = PRESETS[DEFAULT_PRESET].model.num_parameters
 NUM_KILLS = 15
 
 WORKER = """
@@ -49,7 +49,7 @@ def configured(message):
 def trained(message):
     # As slowly as it takes for most kills to come in the middle.
     vector[:] = np.nan
-    for part in np.split(vector, 64):
+    for part in np.array_split(vector, 64):
         part[:] = message.round
         time.sleep(0.001)
     say(m.Finished(round=message.round, steps=1, tokens=16, spans=((0, 0, 16),), loss_mean=1.0,
@@ -85,7 +85,12 @@ def manifest() -> Manifest:
     draft = draft_of_preset(DEFAULT_PRESET)
     data = SimpleNamespace(token_bytes=2)
     partial = SimpleNamespace(
-        model=draft.model, inner=draft.inner, sync="diloco", seed=1, data=data
+        model=draft.model,
+        inner=draft.inner,
+        outer=draft.outer,
+        sync="diloco",
+        seed=1,
+        data=data,
     )
     return cast(Manifest, partial)
 

@@ -32,6 +32,7 @@ from gossamer.protocol.chain import (
 )
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.contributions import add_record
+from gossamer.protocol.fragments import fragments_of
 from gossamer.protocol.framing import encode_prefix
 from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key
 from gossamer.protocol.inventory import Held, Inventory, encode_inventory
@@ -114,6 +115,13 @@ def vectors() -> dict[str, Any]:
             "suspect": statement_vector(Suspect(RING_ID, PEERS[1], "reset")),
             "pace": statement_vector(Pace(RING_ID, 1_250_000.0)),
             "vote": statement_vector(vote(HEAD, removed=[PEERS[1]])),
+        },
+        "fragments": {
+            "model": msgspec.to_builtins(run.model),
+            "ranges": [
+                [[part.start, part.stop] for part in ranges]
+                for ranges in fragments_of(run.model, 2)
+            ],
         },
         "roster": {
             "attempt": 0,

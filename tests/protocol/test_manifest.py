@@ -65,6 +65,8 @@ def test_a_manifest_comes_back_from_its_bytes_and_names_its_run() -> None:
         ("outer.inner_steps", 0),
         ("outer.top_k", 4097),
         ("outer.error_decay", 1.1),
+        ("outer.fragments", 0),
+        ("outer.fragments", 3),  # of two layers
         ("outer.chunk_elements", limits.CHUNK_ELEMENTS_MIN - 1),
         ("rounds.gather_seconds", 0.0),
         ("rounds.stale_rounds", 0),
@@ -121,6 +123,24 @@ def test_the_warm_up_of_the_outer_step() -> None:
     assert [outer.inner_steps_of(n) for n in (1, 2, 3)] == [5, 5, 50]
     assert [outer.rates_of(n, 4) for n in (2, 3)] == [(1.0, 0.0), (0.7, 0.9)]
     assert [outer.first_inner_step_of(n) for n in (1, 2, 3, 4)] == [0, 5, 10, 60]
+
+
+def test_a_turn_of_a_fragment_has_its_share_of_the_inner_steps() -> None:
+    outer = changed("outer.fragments", 2).outer
+    assert [outer.inner_steps_of(n) for n in (1, 2, 3)] == [5, 5, 25]
+    assert [outer.first_inner_step_of(n) for n in (2, 3, 4, 5)] == [5, 10, 35, 60]
+    assert outer.round_steps_max == 25
+    assert changed("outer.fragments", 2).stale_rounds == 2 * manifest().stale_rounds
+
+
+def test_fragments_are_for_dense_rounds_that_can_be_divided() -> None:
+    good = changed("outer.fragments", 2)
+    assert problems_of(good) == []
+    odd = msgspec.structs.replace(good.outer, inner_steps=49)
+    (problem,) = problems_of(msgspec.structs.replace(good, outer=odd))
+    assert "divide" in problem
+    (problem,) = problems_of(msgspec.structs.replace(good, sync="sparse"))
+    assert "sparse" in problem
 
 
 def test_what_one_peer_did_alone_is_adopted_as_it_is() -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from gossamer.trainer.local_round import LocalTrainer, Start
+from gossamer.trainer.local_round import LocalTrainer
+from gossamer.trainer.messages import Ranges, Start
 from gossamer.trainer.overlap import mix, rebase
 
 MakeTrainer = Callable[..., LocalTrainer]
@@ -23,13 +24,12 @@ def test_rebase_keeps_the_progress_since_the_snapshot() -> None:
     assert local.tolist() == [10.5, 20.0, 29.0]
 
 
-def test_mix_touches_its_ranges_only() -> None:
-    local = torch.tensor([0.0, 4.0, 4.0, 8.0])
-    outer = np.array([8.0, 8.0, 0.0, 0.0], np.float32)
-    mix(local, outer, [slice(1, 2), slice(3, 4)], 0.75)
-    assert local.tolist() == [0.0, 5.0, 4.0, 6.0]
+def test_mixing() -> None:
+    local = torch.tensor([0.0, 4.0, 8.0])
+    mix(local, np.array([8.0, 8.0, 0.0], np.float32), 0.75)
+    assert local.tolist() == [2.0, 5.0, 6.0]
     with pytest.raises(ValueError, match="share"):
-        mix(local, outer, [], 1.5)
+        mix(local, np.zeros(3, np.float32), 1.5)
 
 
 class Rounds:
@@ -44,8 +44,8 @@ class Rounds:
 
         self._done = 0
 
-    def begin(self, number: int, start: Start = "base") -> None:
-        self.trainer.begin(number, self._done, 10, 60.0, start)
+    def begin(self, number: int, start: Start = "base", mix: Ranges = ()) -> None:
+        self.trainer.begin(number, self._done, 10, 60.0, start, mix)
 
     def local(self) -> NDArray[np.float32]:
         return self.trainer._decoder.flat.cpu().numpy().copy()
@@ -112,17 +112,104 @@ def test_a_rebased_round_is_measured_against_the_new_state(rounds: Rounds) -> No
     assert rounds.work.any()
 
 
-def test_a_mixed_round_hands_over_what_is_left_apart(rounds: Rounds) -> None:
-    part = slice(0, 100)
+PART = ((0, 100), (300, 310))
+IN_PART = np.r_[0:100, 300:310]
+
+
+def handed_over(rounds: Rounds) -> NDArray[np.float32]:
+    """A round of three steps and the beginning of the next one, of two; the first one's work."""
     rounds.begin(1)
     rounds.steps(3)
     rounds.trainer.finish()
     first = rounds.work.copy()
-    rounds.begin(2, "mixed")
-    rounds.trainer.mix([part], 0.5)
+    rounds.begin(2, "local")
+    rounds.steps(2)
+    return first
+
+
+def test_a_mixed_round_is_measured_against_the_new_state_where_that_is_new(
+    rounds: Rounds, other: Rounds
+) -> None:
+    handed_over(other)
+    before = other.local()
+    other.trainer.finish()
+    handed_over(rounds)
+    rounds.base += 1.0
+    rounds.trainer.mix(PART)
     rounds.trainer.finish()
-    assert (rounds.work[100:] == first[100:]).all(), "its turn has not come"
-    np.testing.assert_allclose(rounds.work[part], 0.5 * first[part], atol=1e-7)
+    mixed = (before + rounds.base)[IN_PART] / 2
+    np.testing.assert_allclose(rounds.local()[IN_PART], mixed, rtol=1e-6)
+    expected = other.work.copy()
+    expected[IN_PART] = (rounds.base - rounds.local())[IN_PART]
+    assert (rounds.work == expected).all()
+
+
+def test_work_that_was_not_collected_is_mixed_as_if_its_round_ran(
+    rounds: Rounds, other: Rounds
+) -> None:
+    for one in (rounds, other):
+        handed_over(one)
+        one.base += 1.0
+        if one is other:
+            one.trainer.mix(PART)
+        one.trainer.finish()
+    rounds.trainer.mix(PART)
+    assert (rounds.work == other.work).all()
+    assert (rounds.local() == other.local()).all()
+
+
+def test_mixing_with_begin_is_mixing_before_the_first_step(rounds: Rounds, other: Rounds) -> None:
+    for one in (rounds, other):
+        one.begin(1)
+        one.steps(3)
+        one.trainer.finish()
+        one.base += 1.0
+        one.begin(2, "local", PART if one is rounds else ())
+        if one is other:
+            one.trainer.mix(PART)
+        one.steps(2)
+        one.trainer.finish()
+    assert (rounds.work == other.work).all()
+
+
+def test_without_a_step_only_what_mixing_left_is_handed_over(rounds: Rounds) -> None:
+    handed_over(rounds)
+    rounds.trainer.finish()
+    rounds.begin(3, "local")
+    rounds.trainer.mix(PART)
+    rounds.trainer.finish()
+    assert rounds.work[IN_PART].any()
+    rounds.work[IN_PART] = 0.0
+    assert not rounds.work.any()
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_round_that_began_from_base_is_rebased_where_the_state_is_new(
+    rounds: Rounds, other: Rounds, has_ended: bool
+) -> None:
+    """As after a restart of the worker: to mix would pull the state back to where it was."""
+    for one in (rounds, other):
+        one.begin(2, "local")
+        one.steps(2)
+        if one is rounds:
+            one.base[IN_PART] += 1.0
+            if has_ended:
+                one.trainer.finish()
+            one.trainer.mix(PART)
+        if one is other or not has_ended:
+            one.trainer.finish()
+    np.testing.assert_allclose(rounds.work, other.work, atol=1e-6)
+    moved = rounds.local() - other.local()
+    np.testing.assert_allclose(moved[IN_PART], 1.0, rtol=1e-6)
+    moved[IN_PART] = 0.0
+    assert not moved.any()
+
+
+def test_the_first_round_needs_no_mixing(rounds: Rounds) -> None:
+    rounds.trainer.mix(PART)
+    rounds.base += 1.0
+    rounds.begin(1, "local", PART)
+    assert (rounds.local() == rounds.base).all()
 
 
 def test_the_work_of_a_round_that_has_ended_is_kept_on_top(rounds: Rounds, other: Rounds) -> None:

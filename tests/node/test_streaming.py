@@ -1,0 +1,133 @@
+"""Rounds that average a fragment of the parameters: whole nodes in virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from node_world import (
+    STEP_SECONDS,
+    World,
+    assert_every_token_counted_once,
+    initial_weights,
+    simulate,
+)
+
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.chain import Header
+from gossamer.protocol.ids import digest_of
+
+WARMUP_ROUNDS, WARMUP_STEPS, INNER_STEPS = 1, 2, 4
+"""Of the world's manifest."""
+
+
+def headers_of(world: World, name: str) -> list[Header]:
+    chain = world.participant(name).parts.committed.chain
+    return [chain.header(head) for head in world.path(name)]
+
+
+async def begin(world: World, nursery: trio.Nursery, names: str) -> None:
+    first, *others = names
+    await nursery.start(world.run, first)
+    for name in others:
+        await nursery.start(world.run, name, [first])
+    await world.reach(5, *names)
+    await world.until(lambda: world.all_shards_are_with(*others))
+    await world.until(lambda: len(headers_of(world, first)[-1].members) == len(names))
+
+
+@pytest.mark.parametrize("fragments", [2, 4])
+def test_alone_every_fragment_is_trained_as_without_a_swarm(tmp_path: Path, fragments: int) -> None:
+    """The state is made of turns alone: work that counted twice, or never, would show in it."""
+    world = World(tmp_path, seed=80, fragments=fragments)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await world.reach(WARMUP_ROUNDS + 3 * fragments + 1, "a")
+        parts = world.participant("a").parts
+        number, size = parts.committed.entry.round, parts.committed.parameters.size
+        start = initial_weights(7, size)
+        target = initial_weights(
+            digest_of(str(StateDir(tmp_path / "a").optimizer_path).encode())[0], size
+        )
+        for turn, exchange in enumerate(parts.committed.exchanges.turns):
+            ago = (number - 1 - WARMUP_ROUNDS - turn) % fragments
+            rounds = number - WARMUP_ROUNDS - ago
+            steps = WARMUP_ROUNDS * WARMUP_STEPS + rounds * INNER_STEPS // fragments
+            for part in exchange.ranges:
+                expected = target[part] + (start - target)[part] * 0.9**steps
+                np.testing.assert_allclose(parts.committed.parameters[part], expected, atol=1e-5)
+
+    simulate(world, story)
+
+
+@pytest.mark.parametrize(("codec", "overlap"), [("fp32", False), ("int8", True), ("int4", True)])
+def test_a_swarm_agrees_and_a_round_sends_its_fragment(
+    tmp_path: Path, codec: str, overlap: bool
+) -> None:
+    fragments = 4
+    world = World(tmp_path, seed=81, codec=codec, overlap=overlap, fragments=fragments)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await begin(world, nursery, "abc")
+        parts, progress = world.participant("a").parts, world.participant("a").progress
+        sent: dict[int, int] = {}
+        began = world.round("a")
+        while len(sent) < 2 * fragments:
+            await trio.sleep(STEP_SECONDS / 4)
+            last = progress.last_round
+            if last is not None and last.round > began + 1 and last.outcome == "committed":
+                sent[last.round] = last.bytes_sent
+        world.assert_one_chain(*"abc")
+        assert_every_token_counted_once(headers_of(world, "a"))
+        for name in "abc":
+            account = world.participant(name).parts.work.account
+            assert account.is_balanced
+            assert account.dropped == account.state.lost == 0
+
+        # A member sends (2 N - 2) / N of the fragment, some more or less as chunks do not divide.
+        payloads, exchanges = parts.committed.payloads, parts.committed.exchanges
+        for number, num_bytes in sent.items():
+            plan = exchanges.of_round(number).plan
+            sizes = [plan.elements_of(chunk) for chunk in range(plan.num_chunks)]
+            ring_bytes = 4 / 3 * sum(map(payloads.part_bytes, sizes))
+            largest = max(map(payloads.part_bytes, sizes))
+            assert abs(num_bytes - ring_bytes) < 2 * largest + 2000, f"round {number}"
+
+    simulate(world, story)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_pauses_restarts_or_loses_its_trainer_agrees_with_the_others(
+    tmp_path: Path, overlap: bool
+) -> None:
+    world = World(tmp_path, seed=82, codec="int8", overlap=overlap, fragments=2)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await begin(world, nursery, "abc")
+        b = world.participant("b")
+        await world.until(lambda: b.progress.phase == "averaging")
+        b.pause()
+        await world.until(lambda: b.progress.phase == "paused", seconds=10)
+        account = b.parts.work.account
+        assert account.is_balanced
+        assert any(account.state.since), "work in the other fragment waits for its turn"
+        assert account.is_saved
+        await world.reach(world.round("a") + 2, "a", "c")
+        b.resume()
+        await world.reach(world.round("a") + 3, *"abc")
+        await world.until(lambda: world.participant("a").progress.phase == "averaging")
+        world.crash("c")
+        await world.reach(world.round("a") + 3, "a", "b", seconds=20)
+        await nursery.start(world.run, "c", ["a"])
+        await world.reach(world.round("a") + 3, *"abc")
+        world.assert_one_chain(*"abc")
+        for name in "abc":
+            assert world.participant(name).parts.work.account.is_balanced
+        world.nodes["c"].leave()
+        await world.until(lambda: world.participant("c").progress.phase == "leaving", seconds=20)
+        await world.reach(world.round("a") + 2, "a", "b", seconds=20)
+
+    simulate(world, story)
