@@ -25,7 +25,7 @@ def print_plan(plan: RoundPlan, console: Console, *, json: bool = False) -> None
         "own payload of a round": format_bytes(plan.payload_bytes),
         "... per inner step": f"{format_bytes(plan.payload_per_step)}, {plan.reduction:,.0f} times "
         "less than an fp32 gradient",
-        "sent, and received, a round": format_bytes(plan.sent_bytes),
+        "sent, and received, a round": _sent(plan),
         "averaging": _seconds(plan.averaging_seconds),
         "training": _seconds(plan.training_seconds),
         "a round": _seconds(plan.round_seconds),
@@ -43,6 +43,13 @@ def print_plan(plan: RoundPlan, console: Console, *, json: bool = False) -> None
     console.print(f"Trainer at work ({how}): {goals}.", highlight=False)
 
 
+def _sent(plan: RoundPlan) -> str:
+    if plan.fragments == 1:
+        return format_bytes(plan.sent_bytes)
+    most = format_bytes(plan.sent_bytes_max)
+    return f"{format_bytes(plan.sent_bytes)}, {most} at most ({plan.fragments} fragments)"
+
+
 def _seconds(seconds: float | None) -> str:
     if seconds is None:
         return "? (give --tokens-per-second)"
@@ -53,11 +60,13 @@ def _fields(plan: RoundPlan) -> dict[str, object]:
     return {
         "peers": plan.peers,
         "parameters": plan.parameters,
+        "fragments": plan.fragments,
         "inner_steps": plan.inner_steps,
         "payload_bytes": plan.payload_bytes,
         "payload_bytes_per_inner_step": plan.payload_per_step,
         "reduction": plan.reduction,
         "sent_bytes": plan.sent_bytes,
+        "sent_bytes_max": plan.sent_bytes_max,
         "averaging_seconds": plan.averaging_seconds,
         "training_seconds": plan.training_seconds,
         "round_seconds": plan.round_seconds,

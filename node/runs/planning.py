@@ -10,6 +10,8 @@ Bytes are exact but for framing. Times follow from them, the lines, and how fast
     round           training + averaging; with overlap the longer of the two. Shared steps
                     (sync = "distro") wait for each other, one by one (`HOP_SECONDS`)
     utilisation     training / round: the part of the time in which a trainer does not wait
+    fragments       each round averages one, after its share of the inner steps; what is said of a
+                    round is the mean over all of them, but where the largest is meant
 
 All peers are taken to be alike. `tests/benchmarks/plan.py` compares this with real daemons.
 """
@@ -17,10 +19,11 @@ All peers are taken to be alike. `tests/benchmarks/plan.py` compares this with r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import mean
 
 from gossamer.node.runs.draft import Draft
 from gossamer.node.storage.shared_theta import sign_payloads
-from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.fragments import Exchanges
 from gossamer.protocol.payloads import Payloads, payloads_of
 
 LINE_SHARE = 0.95
@@ -52,12 +55,16 @@ class RoundPlan:
 
     peers: int
     parameters: int
+    fragments: int
     inner_steps: int
     payload_bytes: int
     """Of the peer's own encoded pseudo-gradient."""
     sent_bytes: int
     """And as many received."""
-    averaging_seconds: float
+    sent_bytes_max: int
+    """In the round of the largest fragment."""
+    averaging_seconds_of: tuple[float, ...]
+    """Each fragment."""
     training_seconds: float | None
     """None where it is not known how fast a peer trains."""
     overlap: bool
@@ -76,12 +83,17 @@ class RoundPlan:
         return 4 * self.parameters / self.payload_per_step
 
     @property
+    def averaging_seconds(self) -> float:
+        return mean(self.averaging_seconds_of)
+
+    @property
     def round_seconds(self) -> float | None:
-        if self.training_seconds is None:
+        training = self.training_seconds
+        if training is None:
             return None
         if self.overlap:
-            return max(self.training_seconds, self.averaging_seconds)
-        return self.training_seconds + self.averaging_seconds
+            return mean(max(training, averaging) for averaging in self.averaging_seconds_of)
+        return training + self.averaging_seconds
 
     @property
     def utilisation(self) -> float | None:
@@ -92,9 +104,9 @@ class RoundPlan:
         return self.training_seconds / seconds
 
     def training_seconds_for(self, utilisation: float) -> float:
-        """How long a round's inner steps have to take for that utilisation."""
+        """How long a round's inner steps have to take for that utilisation, or a little less."""
         if self.overlap:
-            return self.averaging_seconds * utilisation
+            return max(self.averaging_seconds_of) * utilisation
         return self.averaging_seconds * utilisation / (1 - utilisation)
 
 
@@ -115,29 +127,35 @@ def plan_round(
     if min(rates) <= 0:
         raise ValueError("rates are to be positive")
     model, outer, inner = draft.model, draft.outer, draft.inner
-    sizes: list[int]
     payloads: Payloads
+    shared_steps_seconds = 0.0
     if draft.sync == "distro":
-        payloads, sizes = sign_payloads(model, outer), [1] * outer.inner_steps
+        payloads = sign_payloads(model, outer)
+        shared_steps_seconds = outer.inner_steps * 2 * (peers - 1) * HOP_SECONDS
     else:
         payloads = payloads_of(draft.sync, outer)
-        chunks = ChunkPlan(model.num_parameters, outer.chunk_elements)
-        sizes = [chunks.elements_of(chunk) for chunk in range(chunks.num_chunks)]
-    payload = sum(map(payloads.part_bytes, sizes))
-    sent = round(2 * (peers - 1) / peers * sum(payloads.mean_bytes(n, peers) for n in sizes))
     slower = min(line.up, line.down) * MEGA / BITS_PER_BYTE * LINE_SHARE
-    averaging = sent / slower + AGREE_SECONDS if peers > 1 else 0.0
-    if draft.sync == "distro":
-        averaging += outer.inner_steps * 2 * (peers - 1) * HOP_SECONDS
-    tokens = outer.inner_steps * inner.sequences_per_step * model.context
+    payload_of, sent_of, averaging_of = [], [], []
+    turns = Exchanges(model, outer, draft.sync).turns
+    for exchange in turns:
+        sizes = [exchange.plan.elements_of(chunk) for chunk in range(exchange.plan.num_chunks)]
+        payload_of.append(sum(map(payloads.part_bytes, sizes)))
+        on_way = sum(payloads.mean_bytes(size, peers) for size in sizes)
+        sent_of.append(round(2 * (peers - 1) / peers * on_way))
+        waits = AGREE_SECONDS + shared_steps_seconds
+        averaging_of.append(sent_of[-1] / slower + waits if peers > 1 else 0.0)
+    inner_steps = outer.inner_steps // outer.fragments
+    tokens = inner_steps * inner.sequences_per_step * model.context
     state_bytes = 8 * model.num_parameters
     return RoundPlan(
         peers=peers,
         parameters=model.num_parameters,
-        inner_steps=outer.inner_steps,
-        payload_bytes=payload,
-        sent_bytes=sent,
-        averaging_seconds=averaging,
+        fragments=outer.fragments,
+        inner_steps=inner_steps,
+        payload_bytes=round(mean(payload_of)),
+        sent_bytes=round(mean(sent_of)),
+        sent_bytes_max=max(sent_of),
+        averaging_seconds_of=tuple(averaging_of),
         training_seconds=None if tokens_per_second is None else tokens / tokens_per_second,
         overlap=outer.overlap,
         state_bytes=state_bytes,

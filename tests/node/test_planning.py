@@ -77,6 +77,28 @@ def test_overlap_hides_the_shorter_of_the_two() -> None:
     assert needed / (needed + apart.averaging_seconds) == pytest.approx(0.95)
 
 
+def test_fragments_lower_the_peak_and_not_the_sum() -> None:
+    tokens_per_second = 100_000.0
+    whole, parts = (
+        plan_round(
+            draft(codec="int8", overlap=True, fragments=n), 4, Line(20, 100), tokens_per_second
+        )
+        for n in (1, 4)
+    )
+    assert whole.inner_steps == 4 * parts.inner_steps
+    assert parts.payload_bytes * 4 == pytest.approx(whole.payload_bytes, rel=1e-3)
+    assert parts.reduction == pytest.approx(whole.reduction, rel=1e-3)
+    assert whole.sent_bytes == whole.sent_bytes_max
+    assert parts.sent_bytes < parts.sent_bytes_max < 0.5 * whole.sent_bytes
+    # While the largest fragment, with the embedding, is averaged, the trainer waits; else it
+    # does not.
+    assert parts.training_seconds is not None
+    longest = max(parts.averaging_seconds_of)
+    assert parts.round_seconds is not None
+    assert max(parts.training_seconds, parts.averaging_seconds) <= parts.round_seconds
+    assert parts.round_seconds <= max(parts.training_seconds, longest)
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = tmp_path / "run.toml"
     assert run_command(["init", str(manifest)]) == 0
