@@ -151,12 +151,14 @@ class Checks:
     ) -> dict[PeerId, list[int]]:
         """The work in a chain with one round more. In no chunk may a unit be twice."""
         work = dict(self._work[old])
+        scenario = self._world.scenario
+        first_chunk = scenario.first_chunk_of(header.round)
         for position, member in enumerate(header.members):
             peer_id = PeerId(member.peer_id)
-            work[peer_id] = list(work.get(peer_id, [0] * len(finals)))
+            work[peer_id] = list(work.get(peer_id, [0] * scenario.num_chunks_carried))
             num_chunks_in = sum(final.mask >> position & 1 for final in finals)
             assert (member.tokens > 0) == (num_chunks_in > 0)
-        for chunk, final in enumerate(finals):
+        for chunk, final in enumerate(finals, first_chunk):
             payload = final.payload
             assert isinstance(payload, Sum)
             arithmetic.check(payload, final.mask, chunk)
@@ -172,7 +174,7 @@ class Checks:
 
     def work_of(self, peer: PeerId, head: Digest) -> list[int]:
         """What a head's chain holds of a peer's work, for each chunk."""
-        return self._work[head].get(peer, [0] * self._world.scenario.num_chunks)
+        return self._work[head].get(peer, [0] * self._world.scenario.num_chunks_carried)
 
     def part_of(self, peer: PeerId, head: Digest) -> list[int]:
         """What one round took of a peer's work, for each chunk."""

@@ -194,8 +194,9 @@ class Driver:
     def _contribute(self, action: Contribute) -> None:
         payload = action.payload
         assert payload is None or isinstance(payload, Sum)
-        total = arithmetic.add(payload, self._position, self.peer.work.offered(action.chunk))
         chunk = action.chunk
+        part = self.peer.work.offered(self.machine.number, chunk)
+        total = arithmetic.add(payload, self._position, part)
         self._answer(
             lambda ring_id: self.machine.contributed(self.peer.now, ring_id, chunk, total)  # type: ignore[arg-type]
         )

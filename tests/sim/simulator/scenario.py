@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
@@ -67,6 +67,9 @@ class Scenario:
     seed: int
     machines: tuple[Machine, ...]
     num_chunks: int
+    """Of a round."""
+    fragments: int = 1
+    """Parts of what a peer carries, each of so many chunks, that rounds exchange in turn."""
     gather_seconds: float = 10.0
     gather_fraction: float = 1000.0
     attempt_seconds: float = 2.5
@@ -90,11 +93,21 @@ class Scenario:
     rounds_after: int = 2
     """Rounds that everybody has to commit after everything healed."""
 
+    @property
+    def num_chunks_carried(self) -> int:
+        return self.num_chunks * self.fragments
+
+    def first_chunk_of(self, round_number: int) -> int:
+        """Number of the first chunk that a round exchanges, among those that are carried."""
+        return (round_number - 1) % self.fragments * self.num_chunks
+
 
 def draw(seed: int) -> Scenario:
     """The scenario of a seed: every third one a single ring under fire, else whole runs."""
     random = Random(seed)
-    return _draw_ring(seed, random) if seed % 3 == 0 else _draw_run(seed, random)
+    if seed % 3 == 0:
+        return _draw_ring(seed, random)
+    return replace(_draw_run(seed, random), fragments=random.choice((1, 1, 2, 3)))
 
 
 def _faults(

@@ -39,7 +39,9 @@ class Work:
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
         self._world = peer.world
-        self._num_chunks = self._world.scenario.num_chunks
+        scenario = self._world.scenario
+        self._num_chunks = scenario.num_chunks_carried
+        self._stale_rounds = scenario.stale_rounds * scenario.fragments
         self.disk = Disk(pending=self._zeros())
         self.num_units = 0
         """Local rounds that this peer finished, over all its lives."""
@@ -58,14 +60,14 @@ class Work:
 
     def restart(self) -> None:
         """The process starts with what is on disk."""
-        scenario, disk = self._world.scenario, self.disk
+        disk = self.disk
         if disk.account is None:
-            self.account = WorkAccount(scenario.num_chunks, scenario.stale_rounds)
+            self.account = WorkAccount(self._num_chunks, self._stale_rounds)
             self.account.state.head = self._world.run_id
             self._write()
             return
         state = msgspec.msgpack.decode(disk.account, type=AccountState)
-        self.account = WorkAccount(scenario.num_chunks, scenario.stale_rounds, state)
+        self.account = WorkAccount(self._num_chunks, self._stale_rounds, state)
         before, self._pending = self._pending, self._zeros()
         restart = self.account.restarted()
         for chunk in _chunks(restart.chunks):
@@ -144,10 +146,10 @@ class Work:
         self.account.withdraw(number)
         self._write()
 
-    def offered(self, chunk: int) -> int:
-        """My part of the ring's chunk."""
+    def offered(self, round_number: int, chunk: int) -> int:
+        """My part of a chunk of the round's ring."""
         assert self._newest is not None
-        return self._newest[1][chunk]
+        return self._newest[1][self._world.scenario.first_chunk_of(round_number) + chunk]
 
     def _end_turn(self) -> None:
         """The offer's vector goes to disk before `pending` changes."""
@@ -156,7 +158,7 @@ class Work:
             self.disk.offers[number] = vector
             self._newest = None
             numbers = [offer.number for offer in self.account.state.offers]
-            kept = numbers[-self._world.scenario.stale_rounds - 1 :]
+            kept = numbers[-self._stale_rounds - 1 :]
             self.disk.offers = {n: v for n, v in self.disk.offers.items() if n in kept}
 
     def moved(self, lost: Iterable[Digest], gained: Iterable[Digest]) -> None:
@@ -201,9 +203,14 @@ class Work:
                 chunks = sum(
                     1 << chunk for chunk, final in enumerate(finals) if final.mask >> position & 1
                 )
-        counts_spans = spans_taken(chunks.bit_count(), len(finals))
+        first = self._world.scenario.first_chunk_of(header.round)
         settled = self.account.committed_by(
-            head, header.parent, tokens, chunks, counts_spans=counts_spans
+            head,
+            header.parent,
+            tokens,
+            chunks << first,
+            counts_spans=spans_taken(chunks.bit_count(), len(finals)),
+            exchanged=((1 << len(finals)) - 1) << first,
         )
         vector = None if settled.offer is None else self.disk.offers.get(settled.offer)
         if vector is None:
