@@ -1,10 +1,11 @@
 """Streaming: what of the parameters a round averages (Streaming DiLoCo, arXiv 2501.18512, 3.1).
 
 Fragment f of N holds the transformer layers f, f + N, f + 2N ... ("strided": it reached a lower
-loss there than runs of neighbouring layers). The embedding belongs to the first fragment, the last
-norm and an untied head to the last one. With H inner steps between two turns of one fragment, some
-fragment has its turn every H / N steps: the bytes of a turn, and so the peak of the bandwidth, fall
-by about N.
+loss there than runs of neighbouring layers), and the f-th of N equal parts of the rows of the
+embedding and of an untied head; the last one also has the last norm. With H inner steps between two
+turns of one fragment, some fragment has its turn every H / N steps: the bytes of a turn, and so the
+peak of the bandwidth, fall by about N. (The embedding as a whole in one fragment would set the
+peak: it is a tenth of a model with 150 million parameters, and most of a small one.)
 
 An *exchange* is what one round averages: in the warm-up, and where there is one fragment only, all
 parameters, else the fragment whose turn it is. (With `sync = "distro"` it is the round's shared
@@ -122,14 +123,26 @@ def fragments_of(model: ModelConfig, num_fragments: int) -> tuple[tuple[slice, .
             "a fragment has one layer or more"
         )
     ranges: list[list[slice]] = [[] for _ in range(num_fragments)]
-    start = model.vocabulary * model.width
-    _add(ranges[0], slice(0, start))
+    start = _add_rows(ranges, 0, model)
     for layer in range(model.num_layers):
         stop = start + model.layer_parameters
         _add(ranges[layer % num_fragments], slice(start, stop))
         start = stop
-    _add(ranges[-1], slice(start, model.num_parameters))
+    _add(ranges[-1], slice(start, start + model.width))
+    if not model.tied_embeddings:
+        _add_rows(ranges, start + model.width, model)
     return tuple(map(tuple, ranges))
+
+
+def _add_rows(ranges: list[list[slice]], start: int, model: ModelConfig) -> int:
+    """Deals the rows of the matrix of all tokens that begins at `start`; returns where it ends."""
+    ends = [model.vocabulary * (number + 1) // len(ranges) for number in range(len(ranges))]
+    first = start
+    for fragment, rows in zip(ranges, ends, strict=True):
+        stop = start + rows * model.width
+        _add(fragment, slice(first, stop))
+        first = stop
+    return first
 
 
 def _add(ranges: list[slice], new: slice) -> None:

@@ -85,10 +85,8 @@ def test_the_pieces_of_a_chunk_are_its_elements(num_fragments: int) -> None:
 
 
 def test_the_peak_falls_by_about_the_number_of_fragments() -> None:
-    """Exact bytes of one member's part of a round, with a vocabulary of bytes."""
-    model = msgspec.structs.replace(
-        DEEP, num_layers=16, width=128, hidden_width=512, tied_embeddings=True
-    )
+    """Exact bytes of one member's part of a round."""
+    model = msgspec.structs.replace(DEEP, num_layers=16, vocabulary=5000)
     for name in ("fp16", "int8", "int4"):
         coder = codec(name)
 
@@ -101,7 +99,7 @@ def test_the_peak_falls_by_about_the_number_of_fragments() -> None:
             run = exchanges(num_fragments, model)
             whole = part_bytes(exchanges(1, model).whole)
             turns = [part_bytes(turn) for turn in run.turns]
-            assert whole / num_fragments < max(turns) < 1.08 * whole / num_fragments
+            assert whole / num_fragments < max(turns) < 1.02 * whole / num_fragments
             assert sum(turns) == part_bytes(run.whole) < 1.001 * whole
 
 
