@@ -207,16 +207,16 @@ class Attempt:
         return [self._suspect(accused, reason), *self._accused(now, self._me, accused, reason)]
 
     def link_measured(
-        self, now: float, peer: PeerId, acked_bytes: int, busy_seconds: float
+        self, now: float, peer: PeerId, acked_bytes: int, busy_seconds: float, waiting_bytes: int
     ) -> list[Action]:
-        """My link to a member so far: bytes received there, seconds with something to send."""
-        self.pace.measured(peer, acked_bytes, busy_seconds)
+        """My link to a member so far: see `RingPace.measured`."""
+        self.pace.measured(now, peer, acked_bytes, busy_seconds, waiting_bytes)
         if peer != self.successor or self.state != "reducing":
             return []
         actions: list[Action] = []
-        pace = self.pace.to_say(now, peer)
-        if pace is not None:
-            actions.append(self._self.seal(Pace(self.ring.ring_id, pace)))
+        to_say = self.pace.to_say(now, peer)
+        if to_say is not None:
+            actions.append(self._self.seal(Pace(self.ring.ring_id, *to_say)))
         slow = self.pace.too_slow(now, self.reduce.living, peer)
         return actions if slow is None else [*actions, *self.accuse(now, slow, "slow")]
 
@@ -229,7 +229,7 @@ class Attempt:
             case Suspect():
                 return self._accused(now, author, PeerId(statement.accused), statement.reason)
             case Pace():
-                self.pace.said(author, statement.bytes_per_second)
+                self.pace.said(author, statement.sequence, statement.bytes_per_second)
                 return []
             case Vote():
                 if not self._commitment.vote_received(now, author, statement, signed):

@@ -58,5 +58,8 @@ ROSTERS_KEPT_MAX = 64
 # Organisers that may be tried for one head before the count starts to look like an attack.
 ATTEMPTS_MAX = 1000
 
+# Words of one member on the pace of its link, in one ring: it changed by two each time.
+PACES_MAX = 64
+
 # Headers in one reply of the chain protocol (about 1 KiB each, plus 200 bytes a signature).
 HEADERS_PER_REPLY_MAX = 64

@@ -120,9 +120,13 @@ class Vote(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Pace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="pace"):
-    """How fast my successor in this ring takes bytes, while there is something to send."""
+    """How fast my successor in this ring takes bytes, while there is something to send.
+
+    Said again when that has changed much.
+    """
 
     ring_id: bytes
+    sequence: int
     bytes_per_second: float
 
 
@@ -220,9 +224,9 @@ def version_of(statement: Statement) -> tuple[int, int]:
             return (statement.incarnation, statement.sequence)
         case Ready():
             return (statement.tokens, statement.steps)
-        case Vote():
+        case Vote() | Pace():
             return (statement.sequence, 0)
-        case Roster() | Suspect() | Pace():
+        case Roster() | Suspect():
             return (0, 0)
 
 
@@ -298,6 +302,7 @@ def _check(statement: Statement) -> None:
             _check_peers(statement.removed, "vote")
         case Pace():
             _check_digest(statement.ring_id, "ring_id")
+            _check_count(statement.sequence, limits.PACES_MAX, "sequence")
             _check_speed(statement.bytes_per_second)
 
 

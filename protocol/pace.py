@@ -2,17 +2,27 @@
 
 Rules
 -----
-- Every member measures how fast its link to its successor takes bytes while there is something to
-  send, and says so once (`Pace`), `SAMPLE_SECONDS` after its ring began. At first every member
-  sends chunks that it starts itself, so a link's pace is its own and not that of the links before.
+- A link's *pace* is what it took in the newest seconds in which there was something to send: a
+  window of `WINDOW_FRACTION` of the round so far, within `WINDOW_SECONDS_MIN` and `.._MAX`. So a
+  line that becomes slow in the middle of a ring shows soon, and what it did before does not hide it.
+- Every member says the pace of its link to its successor (`Pace`) `SAMPLE_SECONDS` after its ring
+  began, and again whenever it has changed by `CHANGE_FACTOR`, at most `limits.PACES_MAX` times.
+- A link that waits for what comes before it has next to nothing to send, and its pace is that of
+  the links before or of its round trip. So a link is judged, and said to have become slower, only
+  when what waits for it would take `LAG_SECONDS` at its pace. At first every member sends chunks
+  that it starts itself.
 - A link is *slow* if it is `SLOW_FACTOR` times slower than the upper median of what the other
   living members said; at least half of them must have said something.
+- A link that took nothing for a while is silent and not slow (the driver gives up whoever is silent
+  for long). Where it goes on, its pace counts when bytes have come `STEPS_MIN` times.
+- Time in which this process did not run, seen as a gap between two looks at a link, is nobody's.
 - My link is worth giving up if it is slow, and what it still has to carry would take longer than
   `PATIENCE_SECONDS_MIN` and `PATIENCE_FRACTION` of the round so far, at its pace.
 - Then my successor is the slow one, unless my predecessor's link to me is slow as well: I am. With
   the second successor that looks slow it is my own line too; and who found that in the ring before
   does not begin by blaming others.
-- Before my predecessor's pace is known I wait `PREDECESSOR_SECONDS` for it.
+- Before my predecessor's pace is known I wait `PREDECESSOR_SECONDS` for it; and where it says that
+  its link to me becomes slower, `WORD_SECONDS` for its next word.
 - A link may carry its first chunk to the end, within that patience: so a slow member has a part in
   some chunk of each round, in other ones each time. Put out at once, it would carry all its work
   until that is stale.
@@ -25,9 +35,12 @@ Times are seconds of the local clock.
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId
 
 SAMPLE_SECONDS = 1.0
@@ -37,8 +50,31 @@ slow line would hold up."""
 VERDICT_SECONDS = 1.5
 """A link has to have been busy this long before it is called slow."""
 
+WINDOW_SECONDS_MIN = VERDICT_SECONDS
+WINDOW_SECONDS_MAX = 10.0
+"""More than the seconds of silence after which a member is given up."""
+
+WINDOW_FRACTION = 0.1
+"""Part of the round so far, so that a line that hesitates for seconds is out of no round that takes
+minutes. With `PATIENCE_FRACTION` it stays below the half that a slow member may add."""
+
+CHANGE_FACTOR = 2.0
+"""Small against `SLOW_FACTOR`: when all become slow together, each hears so before it judges."""
+
+LAG_SECONDS = 1.0
+"""More than a round trip, which is what waits behind a line that is not full (Little's law)."""
+
+STEPS_MIN = 2
+"""After a pause the first bytes say how long it was, and nothing of the line."""
+
+GAP_SECONDS = 1.0
+"""Links are looked at several times a second."""
+
 PREDECESSOR_SECONDS = 3.0
 """A predecessor that has not said its pace by then will not; see `SAMPLE_SECONDS`."""
+
+WORD_SECONDS = 1.5
+"""Whoever saw the same line become slow at the same time has said so by then."""
 
 SLOW_FACTOR = 8.0
 """Home lines differ by five (10 to 50 Mbit/s up) and may well be in one ring."""
@@ -54,17 +90,80 @@ BUSY_SECONDS_MIN = 0.25
 """Less, without a whole chunk received, says more about round trips than about the line."""
 
 
+class _Mark(NamedTuple):
+    """What a link had done when some more bytes had come."""
+
+    busy_seconds: float
+    acked_bytes: int
+
+
 @dataclass
 class _Link:
     """One successor of mine, in this ring."""
 
-    peer: PeerId
-    acked_bytes: int = 0
+    looked_seconds: float
+    """When it was looked at last, by the local clock."""
     busy_seconds: float = 0.0
+    acked_bytes: int = 0
+    waiting_bytes: int = 0
+    marks: deque[_Mark] = field(default_factory=lambda: deque([_Mark(0.0, 0)]))
+    """Of the window; it begins with the first."""
+    slow_since_seconds: float | None = None
+    """When it was first found to be slow, by the local clock; None if it is not."""
+
+    def look(
+        self,
+        now: float,
+        acked_bytes: int,
+        busy_seconds: float,
+        waiting_bytes: int,
+        window_seconds: float,
+    ) -> None:
+        """Takes what it has done so far; the window ends here."""
+        self.acked_bytes, self.busy_seconds = acked_bytes, busy_seconds
+        self.waiting_bytes = waiting_bytes
+        mark = _Mark(busy_seconds, acked_bytes)
+        if now > self.looked_seconds + GAP_SECONDS:
+            self.marks = deque([mark])
+        elif acked_bytes > self.marks[-1].acked_bytes:
+            self.marks.append(mark)
+        self.looked_seconds = now
+        while len(self.marks) > 1 and self.marks[1].busy_seconds <= busy_seconds - window_seconds:
+            self.marks.popleft()
+
+    @property
+    def window_seconds(self) -> float:
+        """Busy seconds that the pace is of."""
+        return self.busy_seconds - self.marks[0].busy_seconds
 
     @property
     def bytes_per_second(self) -> float:
-        return self.acked_bytes / self.busy_seconds if self.busy_seconds > 0 else 0.0
+        seconds = self.window_seconds
+        return (self.acked_bytes - self.marks[0].acked_bytes) / seconds if seconds > 0 else 0.0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its pace is one; not if it pauses. At its beginning nothing went before."""
+        return self.marks[0].acked_bytes == 0 or len(self.marks) > STEPS_MIN
+
+    @property
+    def lags(self) -> bool:
+        """Whether more waits for it than for a line that is not full."""
+        return self.waiting_bytes > LAG_SECONDS * self.bytes_per_second
+
+
+@dataclass
+class _Words:
+    """What another member said of its link."""
+
+    sequence: int
+    bytes_per_second: float
+    best: float
+    """The fastest that it ever said."""
+
+    @property
+    def become_slower(self) -> bool:
+        return CHANGE_FACTOR * self.bytes_per_second <= self.best
 
 
 class RingPace:
@@ -94,34 +193,65 @@ class RingPace:
         num_members = len(self._members)
         # Every chunk comes by as token and as final, except where it ends.
         self._bytes_to_send = 2 * (num_members - 1) * num_chunks * chunk_bytes // num_members
+        self._round_seconds = round_seconds
         self._patience_seconds = max(PATIENCE_SECONDS_MIN, PATIENCE_FRACTION * round_seconds)
-        self._paces: dict[PeerId, float] = {}
+        self._words: dict[PeerId, _Words] = {}
         self._links: dict[PeerId, _Link] = {}
-        self._said = False
+        self._num_said = 0
+        self._said = 0.0
+        """The pace that I said last."""
         self._has_blamed = line_was_slow
         self.line_is_slow = False
         """Whether it is my own line that is far slower than the others'."""
 
-    def said(self, author: PeerId, bytes_per_second: float) -> None:
-        """Another member said its pace."""
-        if author in self._members and author != self._me:
-            self._paces.setdefault(author, bytes_per_second)
+    def said(self, author: PeerId, sequence: int, bytes_per_second: float) -> None:
+        """Another member said its pace; the highest sequence is its newest word."""
+        if author not in self._members or author == self._me:
+            return
+        words = self._words.get(author)
+        if words is None:
+            self._words[author] = _Words(sequence, bytes_per_second, bytes_per_second)
+        elif sequence > words.sequence:
+            best = max(words.best, bytes_per_second)
+            self._words[author] = _Words(sequence, bytes_per_second, best)
 
-    def measured(self, peer: PeerId, acked_bytes: int, busy_seconds: float) -> None:
-        """My link to a member: bytes received there, and seconds in which it had some to send."""
-        link = self._links.setdefault(peer, _Link(peer))
-        link.acked_bytes = acked_bytes
-        link.busy_seconds = busy_seconds
+    def measured(
+        self, now: float, peer: PeerId, acked_bytes: int, busy_seconds: float, waiting_bytes: int
+    ) -> None:
+        """My link to a member: bytes received there, seconds in which it had some to send, and
+        bytes that it has to send now and that were not received."""
+        link = self._links.setdefault(peer, _Link(now))
+        so_far_seconds = self._round_seconds + now - self._began_seconds
+        window_seconds = min(
+            max(WINDOW_SECONDS_MIN, WINDOW_FRACTION * so_far_seconds), WINDOW_SECONDS_MAX
+        )
+        link.look(now, acked_bytes, busy_seconds, waiting_bytes, window_seconds)
 
-    def to_say(self, now: float, successor: PeerId) -> float | None:
-        """My pace, once, when it is time to say it."""
+    def to_say(self, now: float, successor: PeerId) -> tuple[int, float] | None:
+        """Sequence and pace, when it is time to say it for the first time or anew."""
         link = self._links.get(successor)
-        if self._said or link is None or now < self._began_seconds + SAMPLE_SECONDS:
+        if link is None or self._num_said == limits.PACES_MAX:
             return None
-        if link.busy_seconds < BUSY_SECONDS_MIN and link.acked_bytes < self._chunk_bytes:
+        pace = link.bytes_per_second
+        if self._num_said and not self._is_news(link, pace):
             return None
-        self._said = True
-        return link.bytes_per_second
+        if not self._num_said and not self._is_sampled(now, link):
+            return None
+        self._num_said += 1
+        self._said = pace
+        return self._num_said, pace
+
+    def _is_sampled(self, now: float, link: _Link) -> bool:
+        if now < self._began_seconds + SAMPLE_SECONDS:
+            return False
+        return link.busy_seconds >= BUSY_SECONDS_MIN or link.acked_bytes >= self._chunk_bytes
+
+    def _is_news(self, link: _Link, pace: float) -> bool:
+        if link.window_seconds < SAMPLE_SECONDS or not link.goes_on:
+            return False
+        if pace < self._said:
+            return CHANGE_FACTOR * pace <= self._said and link.lags
+        return pace > 0 and pace >= CHANGE_FACTOR * self._said
 
     def too_slow(self, now: float, living: Sequence[PeerId], successor: PeerId) -> PeerId | None:
         """The member that the ring goes on without: my successor, or I.
@@ -129,30 +259,48 @@ class RingPace:
         `living` are the members that I hold to be in, in ring order, and I am one of them.
         """
         link = self._links.get(successor)
-        others = [peer for peer in living if peer != self._me]
-        paces = [self._paces[peer] for peer in others if peer in self._paces]
-        if link is None or link.busy_seconds < VERDICT_SECONDS:
+        threshold = self._threshold(living)
+        if link is None or threshold is None:
             return None
-        if len(others) < 2 or 2 * len(paces) < len(others):
+        if not self._is_slow(link, threshold):
+            link.slow_since_seconds = None
             return None
-        if link.acked_bytes < self._chunk_bytes and link.busy_seconds < self._patience_seconds:
+        if link.slow_since_seconds is None:
+            link.slow_since_seconds = now
+        words = self._words_to_me(living)
+        if words is None and now < self._began_seconds + PREDECESSOR_SECONDS:
             return None
-        threshold = statistics.median_high(paces) / SLOW_FACTOR
-        if link.bytes_per_second >= threshold or self._is_soon_done(link):
-            return None
-        pace_to_me = self._pace_to_me(living)
-        if pace_to_me is None and now < self._began_seconds + PREDECESSOR_SECONDS:
-            return None
-        if self._has_blamed or (pace_to_me is not None and pace_to_me < threshold):
+        if self._has_blamed or (words is not None and words.bytes_per_second < threshold):
             self.line_is_slow = True
             return self._me
+        if words is not None and words.become_slower:
+            if now < link.slow_since_seconds + WORD_SECONDS:
+                return None
         self._has_blamed = True
         return successor
 
-    def _pace_to_me(self, living: Sequence[PeerId]) -> float | None:
+    def _threshold(self, living: Sequence[PeerId]) -> float | None:
+        """The pace below which a link is slow; None while too few have said theirs."""
+        others = [peer for peer in living if peer != self._me]
+        paces = [self._words[peer].bytes_per_second for peer in others if peer in self._words]
+        if len(others) < 2 or 2 * len(paces) < len(others):
+            return None
+        return statistics.median_high(paces) / SLOW_FACTOR
+
+    def _is_slow(self, link: _Link, threshold: float) -> bool:
+        """Whether a link is worth giving up."""
+        if link.window_seconds < VERDICT_SECONDS:
+            return False
+        if link.acked_bytes < self._chunk_bytes and link.busy_seconds < self._patience_seconds:
+            return False
+        if not (link.goes_on and link.lags):
+            return False
+        return link.bytes_per_second < threshold and not self._is_soon_done(link)
+
+    def _words_to_me(self, living: Sequence[PeerId]) -> _Words | None:
         """What my predecessor said, if it said it of its link to me."""
         predecessor = self._members[self._members.index(self._me) - 1]
-        return self._paces.get(predecessor) if predecessor in living else None
+        return self._words.get(predecessor) if predecessor in living else None
 
     def _is_soon_done(self, link: _Link) -> bool:
         sent_bytes = sum(each.acked_bytes for each in self._links.values())

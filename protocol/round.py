@@ -319,12 +319,21 @@ class Round:
         return self._after(now, attempt.accuse(now, peer, reason))
 
     def link_measured(
-        self, now: float, ring_id: Digest, peer: PeerId, acked_bytes: int, busy_seconds: float
+        self,
+        now: float,
+        ring_id: Digest,
+        peer: PeerId,
+        acked_bytes: int,
+        busy_seconds: float,
+        waiting_bytes: int,
     ) -> list[Action]:
-        """My link to a member so far: bytes received there, seconds with something to send."""
+        """My link to a member so far: bytes received there, seconds in which it had some to send,
+        and bytes that it has to send now and that were not received."""
         if (attempt := self._working(ring_id)) is None:
             return []
-        return self._after(now, attempt.link_measured(now, peer, acked_bytes, busy_seconds))
+        return self._after(
+            now, attempt.link_measured(now, peer, acked_bytes, busy_seconds, waiting_bytes)
+        )
 
     def computed(
         self, now: float, ring_id: Digest, generation: int, state_digest: Digest

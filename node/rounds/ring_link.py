@@ -101,13 +101,14 @@ class RingLink:
         outbox_max: int,
         waits_for_inventory: bool,
         on_transfer: Callable[[int, float], None] = lambda _bytes, _seconds: None,
-        on_measured: Callable[[int, float], None] = lambda _bytes, _seconds: None,
+        on_measured: Callable[[int, float, int], None] = lambda _acked, _seconds, _waiting: None,
     ) -> None:
         """
         Args:
             waits_for_inventory: whether the member may hold something already.
             on_transfer: gets the bytes and seconds of each time in which the link was busy.
-            on_measured: gets all bytes received so far, and all seconds in which it was busy.
+            on_measured: gets all bytes received so far, all seconds in which it was busy, and the
+                bytes that were queued and not received.
         """
         self._transport = transport
         self._peer = peer
@@ -122,6 +123,8 @@ class RingLink:
         if not waits_for_inventory:
             self._inventory_came.set()
         self._queued = 0
+        self._queued_bytes = 0
+        """Of all that were queued and not left out."""
         self._left_out = 0
         self._under_way: deque[int] = deque()
         """Sizes of the tokens that were sent and not yet received."""
@@ -138,6 +141,7 @@ class RingLink:
         """Queues a chunk. trio.WouldBlock when more is queued than a ring can ever need."""
         self._into_outbox.send_nowait(action)
         self._queued += 1
+        self._queued_bytes += len(action.payload)
 
     def finish(self) -> None:
         """No more will be queued: `run` returns when everything was received."""
@@ -186,6 +190,7 @@ class RingLink:
                 action.chunk, action.mask, action.digest
             ):
                 self._left_out += 1
+                self._queued_bytes -= len(action.payload)
                 continue
             if not self._under_way:
                 self._busy_since_seconds = trio.current_time()
@@ -243,7 +248,9 @@ class RingLink:
             if self._busy_since_seconds is not None:
                 busy_seconds += now - self._busy_since_seconds
             if busy_seconds:
-                self._on_measured(self._received_bytes + self._next_bytes, busy_seconds)
+                received_bytes = self._received_bytes + self._next_bytes
+                waiting_bytes = self._queued_bytes - received_bytes
+                self._on_measured(received_bytes, busy_seconds, waiting_bytes)
 
 
 class Receiver(Protocol):

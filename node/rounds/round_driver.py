@@ -386,11 +386,20 @@ class RoundDriver:
         self._apply(self.machine.link_failed(trio.current_time(), ring_id, peer, reason))
 
     def _measured(
-        self, ring_id: Digest, peer: PeerId, acked_bytes: int, busy_seconds: float
+        self,
+        ring_id: Digest,
+        peer: PeerId,
+        acked_bytes: int,
+        busy_seconds: float,
+        waiting_bytes: int,
     ) -> None:
         if self.is_running:
             now = trio.current_time()
-            self._apply(self.machine.link_measured(now, ring_id, peer, acked_bytes, busy_seconds))
+            self._apply(
+                self.machine.link_measured(
+                    now, ring_id, peer, acked_bytes, busy_seconds, waiting_bytes
+                )
+            )
 
     async def _contribute(self, ring_id: Digest, action: Contribute) -> None:
         contribution = self.contribution

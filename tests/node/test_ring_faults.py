@@ -319,3 +319,18 @@ def test_one_has_a_twentieth_of_the_line(up: bool, down: bool) -> None:
         assert member.driver.machine.line_is_slow == up
 
     run_ring(story)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 2.0, 3.0, 4.0])
+@pytest.mark.parametrize(("up", "down"), [(True, True), (True, False), (False, True)])
+def test_the_line_of_one_falls_to_a_twentieth(up: bool, down: bool, seconds: float) -> None:
+    async def story(lab: Lab) -> None:
+        await trio.sleep(seconds)
+        slow = lab.order[2]
+        lab.set_line(slow, LINE / 20, up=up, down=down)
+        del lab.members[slow]
+        took = await lab.all_committed()
+        print(seconds, up, down, took, [(lab.order.index(p), r) for p, r in lab.reasons()])
+        assert took < 1.5 * UNDISTURBED_SECONDS
+
+    run_ring(story)

@@ -113,7 +113,7 @@ def vectors() -> dict[str, Any]:
             "announce": statement_vector(announce()),
             "ready": statement_vector(ready()),
             "suspect": statement_vector(Suspect(RING_ID, PEERS[1], "reset")),
-            "pace": statement_vector(Pace(RING_ID, 1_250_000.0)),
+            "pace": statement_vector(Pace(RING_ID, 1, 1_250_000.0)),
             "vote": statement_vector(vote(HEAD, removed=[PEERS[1]])),
         },
         "fragments": {

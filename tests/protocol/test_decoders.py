@@ -100,7 +100,7 @@ STATEMENTS: list[Statement] = [
     ready(),
     suspect(peer(1)),
     vote(HEAD, removed=[peer(2)]),
-    Pace(RING_ID, 1e6),
+    Pace(RING_ID, 2, 1e6),
     ring_of(peers(3)).roster,
 ]
 INVENTORY = Inventory((Held(), Held(5), Held(3, (7, HEAD))))

@@ -5,13 +5,20 @@ from __future__ import annotations
 import pytest
 from builders import peers
 
+from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.pace import (
+    CHANGE_FACTOR,
+    GAP_SECONDS,
+    LAG_SECONDS,
     PATIENCE_SECONDS_MIN,
     PREDECESSOR_SECONDS,
     SAMPLE_SECONDS,
     SLOW_FACTOR,
     VERDICT_SECONDS,
+    WINDOW_SECONDS_MAX,
+    WINDOW_SECONDS_MIN,
+    WORD_SECONDS,
     RingPace,
 )
 
@@ -19,6 +26,8 @@ RING = peers(5)
 PREDECESSOR, ME, SUCCESSOR, NEXT, LAST = RING
 FAST, SLOW = 12_500_000, 625_000  # 100 and 5 Mbit/s
 NOW = 10.0 + VERDICT_SECONDS
+MUCH = 100_000_000
+LOOK_SECONDS = 0.25
 
 
 def pace(
@@ -41,12 +50,44 @@ def pace(
 
 
 def measured(mine: RingPace, rate: float, peer: PeerId = SUCCESSOR, seconds: float = 1.7) -> None:
-    mine.measured(peer, int(rate * seconds), seconds)  # a slow line has carried a chunk by then
+    # A slow line has carried a chunk by then.
+    mine.measured(NOW, peer, int(rate * seconds), seconds, MUCH)
 
 
-def said(mine: RingPace, rates: dict[PeerId, float]) -> None:
+def said(mine: RingPace, rates: dict[PeerId, float], sequence: int = 1) -> None:
     for peer, rate in rates.items():
-        mine.said(peer, rate)
+        mine.said(peer, sequence, rate)
+
+
+class Line:
+    """My link in the middle of a ring, looked at several times a second."""
+
+    def __init__(self, mine: RingPace, peer: PeerId = SUCCESSOR) -> None:
+        self.now = 10.0
+        self.said: list[tuple[int, float]] = []
+        self.verdict: PeerId | None = None
+        self._mine, self._peer = mine, peer
+        self._acked_bytes = self._busy_seconds = 0.0
+
+    def run(self, seconds: float, rate: float, waiting: int = MUCH) -> float:
+        """Until so many seconds are over, or a member is too slow; returns the seconds it took."""
+        began_seconds = self.now
+        while self.now < began_seconds + seconds and self.verdict is None:
+            self._acked_bytes += rate * LOOK_SECONDS
+            self.stand_still(LOOK_SECONDS, waiting)
+        return self.now - began_seconds
+
+    def stand_still(self, seconds: float, waiting: int = MUCH) -> None:
+        """Until one look after so many busy seconds in which nobody looked and nothing came."""
+        mine = self._mine
+        self.now += seconds
+        self._busy_seconds += seconds
+        mine.measured(
+            self.now, self._peer, int(self._acked_bytes), self._busy_seconds, waiting
+        )
+        word = mine.to_say(self.now, self._peer)
+        self.said += [] if word is None else [word]
+        self.verdict = mine.too_slow(self.now, RING, self._peer)
 
 
 ALL_FAST = dict.fromkeys([PREDECESSOR, SUCCESSOR, NEXT, LAST], FAST)
@@ -144,24 +185,25 @@ def test_two_have_no_rest_to_be_slower_than() -> None:
     assert mine.too_slow(20.0, [ME, SUCCESSOR], SUCCESSOR) is None
 
 
-def test_my_pace_is_said_once_when_there_is_something_to_say() -> None:
+def test_my_pace_is_said_when_there_is_something_to_say() -> None:
     mine = pace()
-    assert mine.to_say(10.0 + SAMPLE_SECONDS, SUCCESSOR) is None
-    mine.measured(SUCCESSOR, 100_000, 0.1)
-    assert mine.to_say(10.0 + SAMPLE_SECONDS, SUCCESSOR) is None
-    mine.measured(SUCCESSOR, 1_000_000, 0.1)
+    now = 10.0 + SAMPLE_SECONDS
+    assert mine.to_say(now, SUCCESSOR) is None
+    mine.measured(now, SUCCESSOR, 100_000, 0.1, MUCH)
+    assert mine.to_say(now, SUCCESSOR) is None
+    mine.measured(now, SUCCESSOR, 1_000_000, 0.1, MUCH)
     assert mine.to_say(10.0, SUCCESSOR) is None
-    assert mine.to_say(10.0 + SAMPLE_SECONDS, SUCCESSOR) == pytest.approx(10_000_000)
-    assert mine.to_say(10.0 + SAMPLE_SECONDS, SUCCESSOR) is None
+    assert mine.to_say(now, SUCCESSOR) == (1, pytest.approx(10_000_000))
+    assert mine.to_say(now, SUCCESSOR) is None
 
 
 def test_a_line_that_takes_nothing_has_the_pace_zero() -> None:
     mine = pace()
-    mine.measured(SUCCESSOR, 0, 1.5)
-    assert mine.to_say(NOW, SUCCESSOR) == 0.0
+    mine.measured(NOW, SUCCESSOR, 0, 1.5, MUCH)
+    assert mine.to_say(NOW, SUCCESSOR) == (1, 0.0)
     said(mine, ALL_FAST)
     assert mine.too_slow(NOW, RING, SUCCESSOR) is None
-    mine.measured(SUCCESSOR, 0, PATIENCE_SECONDS_MIN)
+    mine.measured(NOW, SUCCESSOR, 0, PATIENCE_SECONDS_MIN, MUCH)
     assert mine.too_slow(NOW, RING, SUCCESSOR) == SUCCESSOR
 
 
@@ -183,3 +225,150 @@ def test_strangers_and_repetitions_do_not_count() -> None:
     said(mine, {NEXT: FAST, LAST: FAST, SUCCESSOR: SLOW, PREDECESSOR: SLOW})
     said(mine, {SUCCESSOR: FAST, PREDECESSOR: FAST})
     assert mine.too_slow(NOW, [PREDECESSOR, ME, SUCCESSOR], SUCCESSOR) is None
+
+
+# In the middle of a ring
+
+
+def test_a_line_that_becomes_slow_is_found_within_a_window() -> None:
+    mine = pace(num_chunks=400)
+    said(mine, ALL_FAST)
+    line = Line(mine)
+    line.run(20.0, FAST)
+    assert line.verdict is None
+    assert line.run(20.0, SLOW) <= WINDOW_SECONDS_MAX
+    assert line.verdict == SUCCESSOR
+    quick = Line(pace(num_chunks=400))
+    said(quick._mine, ALL_FAST)
+    quick.run(3.0, FAST)
+    assert quick.run(20.0, SLOW) <= WINDOW_SECONDS_MIN + LOOK_SECONDS
+
+
+def test_the_window_grows_with_the_round() -> None:
+    def seconds(round_seconds: float) -> float:
+        mine = pace(num_chunks=4000, round_seconds=round_seconds)
+        said(mine, ALL_FAST)
+        line = Line(mine)
+        line.run(15.0, FAST)
+        return line.run(60.0, SLOW)
+
+    assert seconds(0.0) < seconds(30.0) < seconds(60.0) <= WINDOW_SECONDS_MAX
+    assert seconds(600.0) == seconds(3600.0) <= WINDOW_SECONDS_MAX
+
+
+def test_it_is_my_line_if_the_predecessor_says_that_the_line_to_me_became_slow() -> None:
+    mine = pace(num_chunks=400)
+    said(mine, ALL_FAST)
+    line = Line(mine)
+    line.run(3.0, FAST)
+    said(mine, {PREDECESSOR: FAST / SLOW_FACTOR / 2}, sequence=2)
+    line.run(3.0, SLOW)
+    assert line.verdict == ME
+    assert mine.line_is_slow
+
+
+def test_a_predecessor_whose_link_becomes_slower_is_heard_out() -> None:
+    def verdict(last: float) -> tuple[PeerId | None, float]:
+        """Of a line that becomes slow; the predecessor's says a half at first, then `last`."""
+        mine = pace(num_chunks=400)
+        said(mine, ALL_FAST)
+        line = Line(mine)
+        line.run(3.0, FAST)
+        said(mine, {PREDECESSOR: FAST / CHANGE_FACTOR}, sequence=2)
+        seconds = line.run(WINDOW_SECONDS_MIN + LOOK_SECONDS, SLOW)
+        assert line.verdict is None
+        said(mine, {PREDECESSOR: last}, sequence=3)
+        return line.verdict, seconds + line.run(5.0, SLOW)
+
+    mine, seconds = verdict(SLOW)
+    assert seconds <= WINDOW_SECONDS_MIN + 2 * LOOK_SECONDS
+    _, seconds = verdict(FAST / CHANGE_FACTOR)
+    assert WORD_SECONDS < seconds <= WINDOW_SECONDS_MIN + WORD_SECONDS + LOOK_SECONDS
+
+
+def test_a_link_that_waits_for_what_comes_before_it_is_not_slow() -> None:
+    mine = pace(num_chunks=400)
+    said(mine, ALL_FAST)
+    line = Line(mine)
+    line.run(3.0, FAST)
+    line.run(20.0, SLOW, waiting=int(LAG_SECONDS * SLOW))
+    assert line.verdict is None
+    assert len(line.said) == 1
+    line.run(1.0, SLOW)
+    assert line.verdict == SUCCESSOR
+
+
+def test_who_stands_still_is_silent_and_not_slow() -> None:
+    mine = pace(num_chunks=400)
+    said(mine, ALL_FAST)
+    line = Line(mine)
+    line.run(3.0, FAST)
+    line.run(20.0, 0.0)
+    assert line.verdict is None
+
+
+def test_a_pause_is_not_slow_either() -> None:
+    for seconds in (1.0, 1.5, 2.0, 2.5):
+        mine = pace(num_chunks=400)
+        said(mine, ALL_FAST)
+        line = Line(mine)
+        line.run(3.0, FAST)
+        line.run(seconds, 0.0)
+        line.run(3.0, FAST)
+        assert line.verdict is None, seconds
+
+
+def test_time_in_which_this_process_was_stopped_is_not_the_links() -> None:
+    mine = pace(num_chunks=400)
+    said(mine, ALL_FAST)
+    line = Line(mine)
+    line.run(3.0, FAST)
+    for _ in range(4):
+        line.stand_still(3 * GAP_SECONDS)
+        line.run(2 * LOOK_SECONDS, FAST)
+        assert line.verdict is None
+
+
+def test_when_all_become_slow_nobody_is() -> None:
+    mine = pace(num_chunks=4000)
+    said(mine, ALL_FAST)
+    line = Line(mine)
+    line.run(3.0, FAST)
+    for number in range(60):
+        # The others see what I see, and say it when I do.
+        line.run(LOOK_SECONDS, SLOW)
+        said(mine, dict.fromkeys(ALL_FAST, line.said[-1][1]), sequence=2 + number)
+        assert line.verdict is None
+
+
+def test_a_pace_that_changed_is_said_again() -> None:
+    line = Line(pace(num_chunks=4000))
+    line.run(3.0, FAST)
+    assert line.said == [(1, pytest.approx(FAST))]
+    line.run(5.0, FAST / CHANGE_FACTOR * 1.1)
+    assert len(line.said) == 1
+    line.run(5.0, FAST / CHANGE_FACTOR * 0.9)
+    assert [sequence for sequence, _ in line.said] == [1, 2]
+    line.run(5.0, SLOW)
+    assert line.said[-1][1] < 2 * CHANGE_FACTOR * SLOW
+    line.run(5.0, FAST)
+    assert line.said[-1][1] > FAST / CHANGE_FACTOR
+    assert [sequence for sequence, _ in line.said] == list(range(1, len(line.said) + 1))
+
+
+def test_nobody_says_its_pace_without_end() -> None:
+    line = Line(pace(num_chunks=4000))
+    for _ in range(limits.PACES_MAX):
+        line.run(WINDOW_SECONDS_MAX, FAST)
+        line.run(WINDOW_SECONDS_MAX, SLOW)
+    assert len(line.said) == limits.PACES_MAX
+
+
+def test_words_that_come_late_do_not_replace_newer_ones() -> None:
+    mine = pace()
+    measured(mine, SLOW)
+    said(mine, dict.fromkeys(ALL_FAST, SLOW), sequence=2)
+    said(mine, ALL_FAST)
+    assert mine.too_slow(NOW, RING, SUCCESSOR) is None
+    said(mine, ALL_FAST, sequence=3)
+    assert mine.too_slow(NOW, RING, SUCCESSOR) == SUCCESSOR

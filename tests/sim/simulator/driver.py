@@ -168,6 +168,7 @@ class Driver:
                 world.note(f"{peer.name} votes {statement.header_digest.hex()[:6]}")
             case Pace():
                 world.count("pace said")
+                world.count("pace said again", statement.sequence > 1)
             case Roster():
                 world.note(f"{peer.name} organises attempt {statement.attempt}")
                 peer.point("roster made")
@@ -260,10 +261,14 @@ class Driver:
             return
         self.peer.later(WATCH_SECONDS, lambda: self._watch(ring))
         for peer, link in list(self._links.items()):
-            acked_bytes, busy_seconds = link.measured()
+            acked_bytes, busy_seconds, waiting_bytes = link.measured()
             if busy_seconds and self.is_running:
                 now, ring_id = self.peer.now, ring.ring_id
-                self._do(self.machine.link_measured(now, ring_id, peer, acked_bytes, busy_seconds))
+                self._do(
+                    self.machine.link_measured(
+                        now, ring_id, peer, acked_bytes, busy_seconds, waiting_bytes
+                    )
+                )
         while self.is_running:
             successor = self.machine.successor
             if successor is None or not self._is_silent(successor):

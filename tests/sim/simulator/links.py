@@ -51,6 +51,7 @@ class Link:
         self._arrival_seconds = 0.0
         self._num_unreceived = 0
         self._received_bytes = 0
+        self._measured_bytes = 0
         self._busy_since_seconds = 0.0
         self._busy_before_seconds = 0.0
         self._sending_since_seconds = 0.0
@@ -107,15 +108,20 @@ class Link:
         self._arrive_later(self._deliver)
         self._pump()
 
-    def measured(self) -> tuple[int, float]:
-        """Bytes received at the other end, and seconds in which there was something to send."""
+    def measured(self) -> tuple[int, float, int]:
+        """Bytes received at the other end, seconds in which there was something to send, and bytes
+        that were not received."""
         seconds = self._busy_before_seconds
         if self._num_unreceived:
             seconds += self._world.now - self._busy_since_seconds
         part = 0.0
         if self._is_sending and self._is_heard:
             part = (self._world.now - self._sending_since_seconds) / self._sending_for_seconds
-        return self._received_bytes + int(CHUNK_BYTES * min(max(part, 0.0), 1.0)), seconds
+        received_bytes = self._received_bytes + int(CHUNK_BYTES * min(max(part, 0.0), 1.0))
+        # A frame that was sent whole and is not acknowledged yet was counted while it was sent.
+        received_bytes = self._measured_bytes = max(received_bytes, self._measured_bytes)
+        queued_bytes = CHUNK_BYTES * (len(self._queue) + self._num_unreceived)
+        return received_bytes, seconds, self._received_bytes + queued_bytes - received_bytes
 
     def _acknowledged(self) -> None:
         self._num_unreceived -= 1
