@@ -211,7 +211,8 @@ class Attempt:
     ) -> list[Action]:
         """My link to a member so far: see `RingPace.measured`."""
         self.pace.measured(now, peer, acked_bytes, busy_seconds, waiting_bytes)
-        if peer != self.successor or self.state != "reducing":
+        # Who has all finals may be the one that the others wait for.
+        if peer != self.successor or self.state == "committed":
             return []
         actions: list[Action] = []
         to_say = self.pace.to_say(now, peer)

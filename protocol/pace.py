@@ -21,8 +21,8 @@ Rules
 - Then my successor is the slow one, unless my predecessor's link to me is slow as well: I am. With
   the second successor that looks slow it is my own line too; and who found that in the ring before
   does not begin by blaming others.
-- Before my predecessor's pace is known I wait `PREDECESSOR_SECONDS` for it; and where it says that
-  its link to me becomes slower, `WORD_SECONDS` for its next word.
+- Before my predecessor's pace is known I wait `PREDECESSOR_SECONDS` for it; and where what comes to
+  me has become as slow as what I send, `WORD_SECONDS` for its next word.
 - A link may carry its first chunk to the end, within that patience: so a slow member has a part in
   some chunk of each round, in other ones each time. Put out at once, it would carry all its work
   until that is stale.
@@ -90,6 +90,13 @@ BUSY_SECONDS_MIN = 0.25
 """Less, without a whole chunk received, says more about round trips than about the line."""
 
 
+class _Word(NamedTuple):
+    """What a member said last of its link."""
+
+    sequence: int
+    bytes_per_second: float
+
+
 class _Mark(NamedTuple):
     """What a link had done when some more bytes had come."""
 
@@ -152,20 +159,6 @@ class _Link:
         return self.waiting_bytes > LAG_SECONDS * self.bytes_per_second
 
 
-@dataclass
-class _Words:
-    """What another member said of its link."""
-
-    sequence: int
-    bytes_per_second: float
-    best: float
-    """The fastest that it ever said."""
-
-    @property
-    def become_slower(self) -> bool:
-        return CHANGE_FACTOR * self.bytes_per_second <= self.best
-
-
 class RingPace:
     """One member's view of the paces of one ring."""
 
@@ -195,8 +188,10 @@ class RingPace:
         self._bytes_to_send = 2 * (num_members - 1) * num_chunks * chunk_bytes // num_members
         self._round_seconds = round_seconds
         self._patience_seconds = max(PATIENCE_SECONDS_MIN, PATIENCE_FRACTION * round_seconds)
-        self._words: dict[PeerId, _Words] = {}
+        self._words: dict[PeerId, _Word] = {}
         self._links: dict[PeerId, _Link] = {}
+        self._arrivals: deque[float] = deque(maxlen=2 * num_chunks)
+        """When the newest chunks came to me."""
         self._num_said = 0
         self._said = 0.0
         """The pace that I said last."""
@@ -208,12 +203,13 @@ class RingPace:
         """Another member said its pace; the highest sequence is its newest word."""
         if author not in self._members or author == self._me:
             return
-        words = self._words.get(author)
-        if words is None:
-            self._words[author] = _Words(sequence, bytes_per_second, bytes_per_second)
-        elif sequence > words.sequence:
-            best = max(words.best, bytes_per_second)
-            self._words[author] = _Words(sequence, bytes_per_second, best)
+        word = self._words.get(author)
+        if word is None or sequence > word.sequence:
+            self._words[author] = _Word(sequence, bytes_per_second)
+
+    def received(self, now: float) -> None:
+        """A chunk came to me."""
+        self._arrivals.append(now)
 
     def measured(
         self, now: float, peer: PeerId, acked_bytes: int, busy_seconds: float, waiting_bytes: int
@@ -221,11 +217,7 @@ class RingPace:
         """My link to a member: bytes received there, seconds in which it had some to send, and
         bytes that it has to send now and that were not received."""
         link = self._links.setdefault(peer, _Link(now))
-        so_far_seconds = self._round_seconds + now - self._began_seconds
-        window_seconds = min(
-            max(WINDOW_SECONDS_MIN, WINDOW_FRACTION * so_far_seconds), WINDOW_SECONDS_MAX
-        )
-        link.look(now, acked_bytes, busy_seconds, waiting_bytes, window_seconds)
+        link.look(now, acked_bytes, busy_seconds, waiting_bytes, self._window_seconds(now))
 
     def to_say(self, now: float, successor: PeerId) -> tuple[int, float] | None:
         """Sequence and pace, when it is time to say it for the first time or anew."""
@@ -267,17 +259,27 @@ class RingPace:
             return None
         if link.slow_since_seconds is None:
             link.slow_since_seconds = now
-        words = self._words_to_me(living)
-        if words is None and now < self._began_seconds + PREDECESSOR_SECONDS:
+        pace_to_me = self._pace_to_me(living)
+        if pace_to_me is None and now < self._began_seconds + PREDECESSOR_SECONDS:
             return None
-        if self._has_blamed or (words is not None and words.bytes_per_second < threshold):
+        if self._has_blamed or (pace_to_me is not None and pace_to_me < threshold):
             self.line_is_slow = True
             return self._me
-        if words is not None and words.become_slower:
-            if now < link.slow_since_seconds + WORD_SECONDS:
-                return None
+        may_be_mine = self._arriving_bytes_per_second(now) < threshold
+        if may_be_mine and now < link.slow_since_seconds + WORD_SECONDS:
+            return None
         self._has_blamed = True
         return successor
+
+    def _window_seconds(self, now: float) -> float:
+        so_far_seconds = self._round_seconds + now - self._began_seconds
+        return min(max(WINDOW_SECONDS_MIN, WINDOW_FRACTION * so_far_seconds), WINDOW_SECONDS_MAX)
+
+    def _arriving_bytes_per_second(self, now: float) -> float:
+        window_seconds = self._window_seconds(now)
+        num_chunks = sum(seconds > now - window_seconds for seconds in self._arrivals)
+        # One of them was under way when the window began.
+        return max(0, num_chunks - 1) * self._chunk_bytes / window_seconds
 
     def _threshold(self, living: Sequence[PeerId]) -> float | None:
         """The pace below which a link is slow; None while too few have said theirs."""
@@ -297,12 +299,13 @@ class RingPace:
             return False
         return link.bytes_per_second < threshold and not self._is_soon_done(link)
 
-    def _words_to_me(self, living: Sequence[PeerId]) -> _Words | None:
+    def _pace_to_me(self, living: Sequence[PeerId]) -> float | None:
         """What my predecessor said, if it said it of its link to me."""
         predecessor = self._members[self._members.index(self._me) - 1]
-        return self._words.get(predecessor) if predecessor in living else None
+        word = self._words.get(predecessor) if predecessor in living else None
+        return None if word is None else word.bytes_per_second
 
     def _is_soon_done(self, link: _Link) -> bool:
         sent_bytes = sum(each.acked_bytes for each in self._links.values())
-        left_bytes = max(0, self._bytes_to_send - sent_bytes)
+        left_bytes = max(link.waiting_bytes, self._bytes_to_send - sent_bytes)
         return left_bytes <= link.bytes_per_second * self._patience_seconds

@@ -271,6 +271,7 @@ class Round:
     ) -> list[Action]:
         if (attempt := self._working(ring_id)) is None:
             return []
+        attempt.pace.received(now)
         actions = attempt.reduce.token_received(sender, chunk, mask, payload)
         return self._after(now, attempt.progress(now, actions))
 
@@ -287,6 +288,7 @@ class Round:
     ) -> list[Action]:
         if (attempt := self._working(ring_id)) is None:
             return []
+        attempt.pace.received(now)
         actions = attempt.reduce.final_received(sender, chunk, mask, finisher, payload, digest)
         return self._after(now, attempt.progress(now, actions))
 

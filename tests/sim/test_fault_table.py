@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from gossamer.protocol.ids import PeerId
 from simulator.scenario import CHUNK_BYTES, CrashPoint, Fault, Machine, Scenario
 from simulator.turn import OVERTAKEN_SECONDS
 from simulator.world import World
@@ -127,6 +128,23 @@ def test_one_slow_peer_sets_nobodys_pace(what: str) -> None:
         world = run(with_faults(scenario, Fault(40.0, "crash", peer=2)))
         seconds = seconds_of_round(world)
         assert seconds < SLOW_FACTOR_MAX * undisturbed_seconds(seed, 5), f"seed {seed}"
+
+
+def test_a_line_that_becomes_slow_in_the_middle_of_a_ring_sets_nobodys_pace() -> None:
+    for seed, moment in enumerate(RING):
+        scenario = calm(seed, 5)
+        # Whoever was put out fetches the round when its line is as it was.
+        world = run(with_faults(scenario, Fault(moment, "slow", peer=2, for_seconds=30.0)))
+        others = [peer for peer in world.living() if peer.index != 2]
+        seconds = max(world.checks.reached[peer.peer_id, 1] for peer in others)
+        ring_seconds = seconds - TRAIN_SECONDS
+        assert ring_seconds < SLOW_FACTOR_MAX * (undisturbed_seconds(seed, 5) - TRAIN_SECONDS), (
+            f"seed {seed} at {moment:.1f} s"
+        )
+        head = next(head for head, header in world.checks.headers.items() if header.round == 1)
+        places = [PeerId(member.peer_id) for member in world.checks.headers[head].members]
+        for final in world.checks.finals[head]:
+            assert all(final.mask >> places.index(other.peer_id) & 1 for other in others)
 
 
 @pytest.mark.parametrize("what", ["line", "device"])

@@ -16,6 +16,10 @@ RESTART_SECONDS = (0.1, 8.0)
 FREEZE_SECONDS = (0.5, 40.0)
 ISOLATION_SECONDS = (1.0, 40.0)
 SPLIT_SECONDS = (15.0, 40.0)
+SLOW_SECONDS = (2.0, 40.0)
+
+SLOW_PART = 1 / 20
+"""What is left of a line that became slow."""
 
 
 class Faults:
@@ -46,6 +50,7 @@ class Faults:
             if peer in self._returning or not (peer.life or peer.machine.starts):
                 peer.start()
             peer.thaw()
+            peer.line_part = 1.0
         world.checks.healed()
         world.news()
 
@@ -74,6 +79,8 @@ class Faults:
             case "suspect":
                 if peer.driver is not None and not peer.frozen:
                     peer.driver.suspect_successor()
+            case "slow":
+                self._slow_down(peer, self._duration(fault, SLOW_SECONDS))
             case "isolate":
                 num_peers = len(world.order)
                 size = world.random.choice((1, 1, world.random.randint(1, num_peers - 1)))
@@ -118,6 +125,16 @@ class Faults:
             peer.freeze()
             life = peer.life
             self._world.later(seconds, lambda: peer.thaw() if peer.life == life else None)
+
+    def _slow_down(self, peer: Peer, seconds: float) -> None:
+        self._world.note(f"{peer.name}'s line becomes slow")
+        peer.line_part = SLOW_PART
+
+        def speed_up() -> None:
+            self._world.note(f"{peer.name}'s line is as it was")
+            peer.line_part = 1.0
+
+        self._world.later(seconds, speed_up)
 
     def _break(self, peer: Peer) -> None:
         world = self._world

@@ -94,8 +94,8 @@ class Link:
             self._busy_since_seconds = world.now
         self._num_unreceived += 1
         begin = max(world.now, source.line_free_seconds)
-        source.line_free_seconds = begin + CHUNK_BYTES / source.machine.bytes_per_second
-        pace = min(source.machine.bytes_per_second, self.target.machine.bytes_per_second)
+        source.line_free_seconds = begin + CHUNK_BYTES / source.bytes_per_second
+        pace = min(source.bytes_per_second, self.target.bytes_per_second)
         self._sending_since_seconds = begin
         self._sending_for_seconds = CHUNK_BYTES / pace
         source.at(begin + self._sending_for_seconds, lambda: self._sent(frame))

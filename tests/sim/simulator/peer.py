@@ -44,6 +44,8 @@ class Peer:
         self.machine = world.scenario.machines[index]
         self.sign = sign_as(peer_id)
         self.line_free_seconds = 0.0
+        self.line_part = 1.0
+        """What it has of its line's rate now."""
         self.alive = False
         self.life = 0
         self.num_deaths = 0
@@ -67,6 +69,11 @@ class Peer:
     def now(self) -> float:
         """Its own clock."""
         return self.world.now + self.machine.clock_ahead_seconds
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Of its line, each way."""
+        return self.machine.bytes_per_second * self.line_part
 
     @property
     def frozen(self) -> bool:

@@ -21,6 +21,7 @@ FaultKind = Literal[
     "freeze",  # the process is stopped and goes on later (SIGSTOP)
     "break",  # a connection between two peers breaks
     "suspect",  # a peer gives up its successor although nothing is wrong with it
+    "slow",  # the line of a peer falls to a twentieth for a while
     "isolate",  # some peers, often one, have no network for a while
     "split",  # two halves cannot hear each other for several rounds
     "neighbours",  # two neighbours in a ring die at once
@@ -132,6 +133,7 @@ def _draw_ring(seed: int, random: Random) -> Scenario:
             ("crash", "suspect", "break", "isolate", "freeze", "vanish"),
         )
     )
+    kinds = _with_slow_lines(seed, kinds)
     # Who falls behind has to be able to fetch a round while the others train for the next.
     train_seconds = max(1.0, 2 * num_chunks * frame_seconds)
     stop = 0.5 + random.choice((1.0, 4.0, 10.0)) * num_peers * frame_seconds
@@ -157,6 +159,14 @@ def _draw_ring(seed: int, random: Random) -> Scenario:
         hold_seconds=HOLD_SECONDS,
         rounds_after=1,
     )
+
+
+def _with_slow_lines(seed: int, kinds: tuple[FaultKind, ...]) -> tuple[FaultKind, ...]:
+    """In every sixth world lines become slow, in some nothing else happens."""
+    number = seed // 3
+    if number % 6:
+        return kinds
+    return ("slow",) if number % 4 == 0 else (*kinds, "slow")
 
 
 _FAULTS: tuple[tuple[FaultKind, ...], ...] = (
@@ -189,7 +199,7 @@ def _draw_run(seed: int, random: Random) -> Scenario:
         num_peers = random.choice((3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 6, 6, 7, 8, 8, 10, 12, 16))
         num_chunks = random.choice((1, 2, 3, num_peers, 2 * num_peers))
         fault_seconds = random.choice((20.0, 40.0))
-    kinds = random.choice(_FAULTS)
+    kinds = _with_slow_lines(seed, random.choice(_FAULTS))
     num_faults = random.choice((0, 1, 1, 2, 3, 4, num_peers))
     # Faults come in a part of the time only, so that several fall into one ring.
     start = random.uniform(0.0, fault_seconds / 2)

@@ -93,7 +93,9 @@ class Turn:
             return
         self._is_training = False
         peer, machine = self._peer, self.driver.machine
-        tokens = self._num_steps * self._world.random.randint(*STEP_TOKENS)
+        # Offers of two lives on one head with alike many tokens could not be told apart: the newest
+        # that fits is taken (`WorkAccount`), which loses work rather than count it twice.
+        tokens = self._num_steps * self._world.random.randint(*STEP_TOKENS) + peer.life
         spans = peer.feed.take(tokens)
         peer.work.trained(peer.heads.head, machine.number, tokens, spans)
         if peer.heads.better() is None:
