@@ -4,7 +4,7 @@ Rules
 -----
 - A link's *pace* is what it took in the newest seconds in which there was something to send: a
   window of `WINDOW_FRACTION` of the round so far, within `WINDOW_SECONDS_MIN` and `.._MAX`. So a
-  line that becomes slow in the middle of a ring shows soon, and what it did before does not hide it.
+  line that becomes slow in the middle of a ring shows soon, whatever it did before.
 - Every member says the pace of its link to its successor (`Pace`) `SAMPLE_SECONDS` after its ring
   began, and again whenever it has changed by `CHANGE_FACTOR`, at most `limits.PACES_MAX` times.
 - A link that waits for what comes before it has next to nothing to send, and its pace is that of

@@ -24,6 +24,7 @@ from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.messages import (
     Capacity,
+    Pace,
     Signed,
     Span,
     Statement,
@@ -41,6 +42,7 @@ STATEMENTS: list[Statement] = [
     ring_of(peers(3)).roster,
     suspect(peer(1)),
     vote(HEAD, removed=[peer(1)]),
+    Pace(RING_ID, 2, 1e6),
 ]
 
 
@@ -115,6 +117,11 @@ NAN = float("nan")
         vote(HEAD, removed=[peer(1), peer(1)]),
         vote(HEAD, removed=["nobody"]),
         vote(HEAD, removed=peers(limits.RING_MEMBERS_MAX + 1)),
+        Pace(SHORT, 1, 1e6),
+        Pace(HEAD, -1, 1e6),
+        Pace(HEAD, limits.PACES_MAX + 1, 1e6),
+        Pace(HEAD, 1, -1.0),
+        Pace(HEAD, 1, NAN),
     ],
     ids=repr,
 )
@@ -154,6 +161,7 @@ def test_a_newer_statement_has_the_key_of_the_older_and_a_higher_version() -> No
         (announce(sequence=900), announce(incarnation=4, sequence=0)),
         (ready(), ready(tokens=9000)),
         (vote(HEAD), vote(RING_ID, sequence=2)),
+        (Pace(HEAD, 1, 1e6), Pace(HEAD, 2, 1e5)),
     ):
         assert key_of(ME, older) == key_of(ME, newer)
         assert version_of(newer) > version_of(older)
@@ -171,6 +179,8 @@ def test_statements_about_different_things_do_not_replace_each_other() -> None:
         suspect(peer(2)),
         suspect(peer(1), HEAD),
         vote(HEAD),
+        Pace(HEAD, 1, 1e6),
+        Pace(RING_ID, 1, 1e6),
     ]
     keys = {key_of(author, s) for author in peers(2) for s in statements}
     assert len(keys) == 2 * len(statements)

@@ -93,9 +93,7 @@ class Line:
         mine = self._mine
         self.now += seconds
         self._busy_seconds += seconds
-        mine.measured(
-            self.now, SUCCESSOR, int(self._acked_bytes), self._busy_seconds, waiting
-        )
+        mine.measured(self.now, SUCCESSOR, int(self._acked_bytes), self._busy_seconds, waiting)
         if self._is_fed:
             much_arrives(mine, self.now)
         word = mine.to_say(self.now, SUCCESSOR)

@@ -11,10 +11,11 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from gossamer.protocol.ids import PeerId
 from simulator.scenario import CHUNK_BYTES, CrashPoint, Fault, Machine, Scenario
 from simulator.turn import OVERTAKEN_SECONDS
 from simulator.world import World
+
+from gossamer.protocol.ids import PeerId
 
 NUM_CHUNKS = 8
 RING_SECONDS = 5.0

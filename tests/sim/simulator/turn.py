@@ -70,7 +70,7 @@ class Turn:
     def begin(self) -> None:
         peer = self._peer
         self._world.note(f"{peer.name} begins round {self.driver.machine.number}")
-        peer.feed.prepare(INNER_STEPS * STEP_TOKENS[1])
+        peer.feed.prepare(INNER_STEPS * STEP_TOKENS[1] + peer.life)
         peer.set_phase("training")
         self.driver.begin()
         peer.later(self._train_seconds, self._trained)
