@@ -13,7 +13,8 @@ slow) and `commit` (votes), and holds what connects them:
 - Nothing happens for `KEPT_SECONDS`, although my successor received a sum of me: then somebody has
   it who does not pass it on. That is the successor of whose copy lacks the fewest members, so who
   has such a copy accuses its successor first, and `KEPT_STEP_SECONDS` later who lacks one more.
-- A member that sees nothing happen for `STALL_SECONDS` says that it is out.
+- A member that sees nothing happen for `STALL_SECONDS` says that it is out. So does one that finds
+  nothing in any final: a head without work wins over none.
 - Who is out only listens: it takes finals, and learns the commit from the others.
 
 `round.Round` decides which ring is followed, and what becomes of a peer whose ring is lost.
@@ -242,12 +243,15 @@ class Attempt:
         if generation != self._generation or self.is_out:
             return []
         finals = self._computed_finals
+        contributors = [self._payloads.contributors(final.payload, final.mask) for final in finals]
+        if not any(contributors):
+            return self.accuse(now, self._me, "nothing was done in it")
         self._proposal = propose(
             self._self.run_id,
             self._parent,
             self.ring,
             finals,
-            [self._payloads.contributors(final.payload, final.mask) for final in finals],
+            contributors,
             state_digest,
         )
         self.state = "voting"
