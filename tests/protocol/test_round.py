@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from builders import HEAD, RUN_ID, peers, ready, sealed, sign_as, verify
 
@@ -18,28 +19,31 @@ from gossamer.protocol.attempt import (
 )
 from gossamer.protocol.chain import open_commit
 from gossamer.protocol.commit import VOTE_SECONDS
+from gossamer.protocol.contributions import add_record
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.messages import Ready, Roster, Signed, Suspect, Vote
-from gossamer.protocol.payloads import SumPayloads
+from gossamer.protocol.payloads import Payloads, SignPayloads, SumPayloads
 from gossamer.protocol.proposal import Parent
 from gossamer.protocol.ring import Contribute, Finalise, Send
 from gossamer.protocol.roster import Ring, make_roster, open_roster, ring_order
 from gossamer.protocol.round import Round, RoundRules
+from gossamer.protocol.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.tensor_codecs import codec
 
 GATHER, ATTEMPT = 20.0, 5.0
 MEMBERS = ring_order(HEAD, 0, peers(3))
 ME, NEXT, LAST = MEMBERS
+SUMS = SumPayloads(codec("fp32"))
 
 
-def machine(me: PeerId = ME, began: float = -100.0) -> Round:
+def machine(me: PeerId = ME, began: float = -100.0, payloads: Payloads = SUMS) -> Round:
     return Round(
         me=me,
         run_id=RUN_ID,
         parent=Parent(HEAD, 4, 1000, Ledger()),
-        rules=RoundRules(SumPayloads(codec("fp32")), 1024, 1, GATHER, 0.3, ATTEMPT),
+        rules=RoundRules(payloads, 1024, 1, GATHER, 0.3, ATTEMPT),
         sign=sign_as(me),
         verify=verify,
         now=began,
@@ -101,6 +105,25 @@ def test_one_peer_alone_commits_alone() -> None:
     assert round_.state == "committed"
     assert round_.tick(99.0) == []
     assert round_.wake_seconds(99.0) is None
+
+
+@pytest.mark.parametrize("abstains", [False, True])
+def test_a_round_in_which_nobody_has_a_part_is_none(abstains: bool) -> None:
+    coder = SignCodec([(1, 4)], 1)
+    part = coder.encode(SignUpdate(np.array([2]), np.array([True])))
+    step = add_record(None, 0, b"" if abstains else part)
+    round_ = machine(payloads=SignPayloads(coder))
+    round_.ready(0.0, ready())
+    assert round_.ring is not None
+    ring_id = round_.ring.ring_id
+    round_.contributed(1.0, ring_id, 0, step)
+    (compute,) = round_.finalised(2.0, ring_id, 0, step, digest_of(step))
+    assert isinstance(compute, Compute)
+    actions = round_.computed(3.0, ring_id, compute.generation, digest_of(b"state"))
+    assert bool(of(Committed, actions)) != abstains
+    if abstains:  # and gathers again
+        assert published(actions) == [Suspect(ring_id, ME, "nothing was done in it")]
+        assert round_.state == "gathering"
 
 
 def test_ready_is_for_this_round_only() -> None:
