@@ -111,7 +111,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 Start = Literal["base", "local"]
 """What a round starts from: `base`, or the local parameters as the last round left them, while the
-state that it leads to is not known yet (Rebase brings it)."""
+state that it leads to is not known yet (Rebase or Mix brings it)."""
 
 
 class Begin(_ToWorker, frozen=True, kw_only=True):

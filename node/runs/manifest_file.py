@@ -200,7 +200,8 @@ class _Given:
         model = replace(self._section("model", base.model), vocabulary=tokenizer.vocabulary)
         outer = self._section("outer", base.outer)
         if "outer.chunk_elements" not in self._named and _is_sized(model):
-            exchanged = model.num_parameters // max(1, outer.fragments)
+            fragments = min(max(1, outer.fragments), model.num_layers)
+            exchanged = model.num_parameters // fragments
             outer = replace(outer, chunk_elements=default_chunk_elements(exchanged))
         return replace(
             base,

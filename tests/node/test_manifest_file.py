@@ -117,6 +117,11 @@ def test_a_short_file_names_a_preset_and_what_differs() -> None:
     assert replace(draft.outer, chunk_elements=0) == replace(PRESETS["5m"].outer, chunk_elements=0)
 
 
+def test_the_chunks_of_a_streaming_run_are_those_of_a_fragment() -> None:
+    draft = parse('preset = "150m"\n[outer]\ninner_steps = 400\nfragments = 4')
+    assert draft.outer.chunk_elements == default_chunk_elements(draft.model.num_parameters // 4)
+
+
 def test_the_tokenizer_sets_the_models_vocabulary() -> None:
     draft = parse('preset = "tiny"\n[tokenizer]\nkind = "bpe"\nvocabulary = 1000')
     assert (draft.tokenizer.kind, draft.model.vocabulary) == ("bpe", 1000)
@@ -184,6 +189,19 @@ MISTAKES = [
         "inner.warmup_steps is 900; allowed: at most inner.total_steps (800)",
     ),
     ("[outer]\ncodec = 'int3'", 'outer.codec is "int3"; allowed: "fp32", "fp16", "int8", "int4"'),
+    ("[outer]\nfragments = 0", "outer.fragments is 0; allowed: 1 to 256"),
+    (
+        "[outer]\ninner_steps = 100\nfragments = 5",
+        "outer.fragments is 5; allowed: 1 to model.num_layers (4)",
+    ),
+    (
+        "[outer]\ninner_steps = 100\nfragments = 3",
+        "outer.fragments is 3; it must divide outer.inner_steps (100)",
+    ),
+    (
+        "sync = 'sparse'\n[outer]\ninner_steps = 100\nfragments = 2",
+        'outer.fragments is 2; with sync = "sparse" it is 1',
+    ),
     ("[outer]\nchunk_elements = 10", "outer.chunk_elements is 10; allowed: 1024 to "),
     ("[rounds]\ngather_seconds = 0", "rounds.gather_seconds is 0.0; allowed: 0.1 to 3600"),
 ]
