@@ -1,15 +1,13 @@
-"""The outer steps: Nesterov momentum on the averaged pseudo-gradient (DiLoCo, arXiv 2311.08105,
+"""The outer step: Nesterov momentum on the averaged pseudo-gradient (DiLoCo, arXiv 2311.08105,
 algorithm 1),
 
     m' = mu * m + g
     theta' = theta - lr * (g + mu * m')
 
-and without momentum, for averages of sparse updates (SparseLoCo, arXiv 2508.15706, algorithm 1):
-
-    theta' = theta - lr * g
+with mu = 0 plain averaging, and SparseLoCo's step (arXiv 2508.15706, algorithm 1).
 
 fp32, every operation rounded by itself, in exactly this order: no fused multiply-add, no other
-association. So every peer gets the same bits, on any processor. (The first is torch.optim.SGD with
+association. So every peer gets the same bits, on any processor. (This is torch.optim.SGD with
 nesterov=True, dampening=0 and a momentum that starts at 0.)
 """
 
@@ -55,28 +53,6 @@ def nesterov(
             np.multiply(m, decay, out=step)
             np.add(g, step, out=step)
             np.multiply(step, rate, out=step)
-            np.subtract(theta[part], step, out=out_theta[part])
-
-
-def descend(
-    theta: NDArray[np.float32],
-    gradient: NDArray[np.float32],
-    learning_rate: float,
-    out_theta: NDArray[np.float32],
-) -> None:
-    """One outer step of a chunk without momentum; see `nesterov`.
-
-    Raises:
-        ValueError: vectors of different shapes or of another type than fp32.
-    """
-    _check(theta, gradient, out_theta)
-    rate = np.float32(learning_rate)
-    scratch = np.empty(min(_BLOCK_ELEMENTS, len(theta)), dtype=np.float32)
-    with np.errstate(all="ignore"):
-        for start in range(0, len(theta), _BLOCK_ELEMENTS):
-            part = slice(start, start + _BLOCK_ELEMENTS)
-            step = scratch[: len(theta[part])]
-            np.multiply(gradient[part], rate, out=step)
             np.subtract(theta[part], step, out=out_theta[part])
 
 

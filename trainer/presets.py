@@ -42,6 +42,8 @@ was never run: the eleven vectors of a peer, trainer and daemon, take 48 GB.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from gossamer.protocol.chunks import default_chunk_elements
@@ -67,6 +69,8 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelConfig
     inner: InnerConfig
     outer: OuterConfig
+    sparse_rates: tuple[float, float]
+    """Outer learning rate and momentum with `sync = "sparse"`."""
     rounds: RoundConfig
 
 
@@ -77,6 +81,27 @@ def preset_of(name: str) -> Preset:
         KeyError: there is none.
     """
     return PRESETS[name]
+
+
+class _Sparse(NamedTuple):
+    """What `sync = "sparse"` has for itself."""
+
+    rates: tuple[float, float]
+    top_k: int
+    error_decay: float
+
+
+# (learning rate, momentum) of the outer step.
+_PUBLISHED_OUTER = (0.7, 0.9)
+_SMALL_OUTER = (1.0, 0.8)
+
+# SparseLoCo (arXiv 2508.15706): no momentum.
+_PUBLISHED_SPARSE = _Sparse((1.0, 0.0), top_k=64, error_decay=0.95)
+
+
+def _small_sparse(top_k: int) -> _Sparse:
+    """As tuned for `tiny`, with other `top_k`."""
+    return _Sparse(_SMALL_OUTER, top_k, error_decay=0.5)
 
 
 def _model(
@@ -120,6 +145,7 @@ def _outer(
     inner_steps: int,
     warmup_rounds: int,
     warmup_inner_steps: int,
+    sparse: _Sparse,
 ) -> OuterConfig:
     learning_rate, momentum = rates
     return OuterConfig(
@@ -132,15 +158,10 @@ def _outer(
         codec="fp16",
         chunk_elements=default_chunk_elements(model.num_parameters),
         overlap=True,
+        top_k=sparse.top_k,
+        error_decay=sparse.error_decay,
     )
 
-
-# (learning rate, momentum) of the outer step.
-_PUBLISHED_OUTER = (0.7, 0.9)
-_SMALL_OUTER = (1.0, 0.8)
-
-SPARSE_RATE = 1.0
-"""Outer learning rate of `sync = "sparse"` (alpha in SparseLoCo, arXiv 2508.15706)."""
 
 DISTRO_RATE = 1e-3
 """Inner learning rate of `sync = "distro"` for small models: a step moves every parameter by it."""
@@ -152,18 +173,19 @@ DISTRO_STEPS = 50
 """Shared steps for which a roster holds."""
 
 
-def adapted(
-    inner: InnerConfig, outer: OuterConfig, sync: SyncMode
-) -> tuple[InnerConfig, OuterConfig]:
-    """A preset's settings, which are for `diloco`, as another mode wants them."""
+def adapted(preset: Preset, sync: SyncMode) -> Preset:
+    """A preset, whose settings are for `diloco`, as another mode wants them."""
     replace = msgspec.structs.replace
+    inner, outer = preset.inner, preset.outer
     if sync == "sparse":
-        return inner, replace(outer, learning_rate=SPARSE_RATE)
+        rate, momentum = preset.sparse_rates
+        outer = replace(outer, learning_rate=rate, momentum=momentum)
     if sync == "distro":
-        return replace(inner, learning_rate=DISTRO_RATE), replace(
+        inner = replace(inner, learning_rate=DISTRO_RATE)
+        outer = replace(
             outer, inner_steps=DISTRO_STEPS, warmup_rounds=0, overlap=False, top_k=DISTRO_TOP_K
         )
-    return inner, outer
+    return replace(preset, inner=inner, outer=outer)
 
 
 def _rounds(round_seconds: float, gather_seconds: float, attempt_seconds: float) -> RoundConfig:
@@ -186,6 +208,7 @@ def _preset(
     inner_steps: int,
     warmup_rounds: int,
     warmup_inner_steps: int,
+    sparse: _Sparse,
 ) -> Preset:
     return Preset(
         name=name,
@@ -199,7 +222,9 @@ def _preset(
             inner_steps=inner_steps,
             warmup_rounds=warmup_rounds,
             warmup_inner_steps=warmup_inner_steps,
+            sparse=sparse,
         ),
+        sparse_rates=sparse.rates,
         rounds=rounds,
     )
 
@@ -215,6 +240,7 @@ _ALL = (
         inner_steps=20,
         warmup_rounds=50,
         warmup_inner_steps=4,
+        sparse=_small_sparse(1024),
     ),
     _preset(
         "1m",
@@ -226,6 +252,7 @@ _ALL = (
         inner_steps=20,
         warmup_rounds=100,
         warmup_inner_steps=4,
+        sparse=_small_sparse(384),
     ),
     _preset(
         "5m",
@@ -237,6 +264,7 @@ _ALL = (
         inner_steps=20,
         warmup_rounds=100,
         warmup_inner_steps=5,
+        sparse=_small_sparse(128),
     ),
     _preset(
         "10m",
@@ -248,6 +276,7 @@ _ALL = (
         inner_steps=30,
         warmup_rounds=100,
         warmup_inner_steps=10,
+        sparse=_small_sparse(128),
     ),
     _preset(
         "40m",
@@ -259,6 +288,7 @@ _ALL = (
         inner_steps=30,
         warmup_rounds=100,
         warmup_inner_steps=10,
+        sparse=_PUBLISHED_SPARSE,
     ),
     _preset(
         "150m",
@@ -270,6 +300,7 @@ _ALL = (
         inner_steps=500,
         warmup_rounds=20,
         warmup_inner_steps=50,
+        sparse=_PUBLISHED_SPARSE,
     ),
     _preset(
         "1.1b",
@@ -281,6 +312,7 @@ _ALL = (
         inner_steps=125,
         warmup_rounds=20,
         warmup_inner_steps=50,
+        sparse=_PUBLISHED_SPARSE,
     ),
 )
 

@@ -184,10 +184,11 @@ class _Given:
         """A whole draft. What is missing or wrong is in `problems`, and a preset's value stands
         for it, so that the rest can be checked."""
         self._require_all(problems)
-        base = draft_of_preset(self._preset if self._preset in PRESETS else DEFAULT_PRESET)
+        preset = self._preset if self._preset in PRESETS else DEFAULT_PRESET
+        base = draft_of_preset(preset)
         replace = msgspec.structs.replace
-        inner, outer = adapted(base.inner, base.outer, self._values[""].get("sync", base.sync))
-        base = replace(base, inner=inner, outer=outer)
+        chosen = adapted(PRESETS[preset], self._values[""].get("sync", base.sync))
+        base = replace(base, inner=chosen.inner, outer=chosen.outer)
         tokenizer = self._section("tokenizer", base.tokenizer)
         if tokenizer.kind != base.tokenizer.kind and "tokenizer.vocabulary" not in self._named:
             if tokenizer.kind == "bpe":

@@ -41,8 +41,8 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "name": "What people call this run.",
         "seed": "Of the initial weights and of the order of the documents.",
         "sync": 'What peers share: "diloco" (whole pseudo-gradients, an outer Nesterov step), '
-        '"sparse" (the largest values only, two bits each; no outer momentum), or "distro" (every '
-        "step, and of it the signs of its strongest frequencies).",
+        '"sparse" (only the largest values of them, two bits each), or "distro" (every step, and '
+        "of it the signs of its strongest frequencies).",
         "admission": 'Who may join: "open" (everybody) or "allow" (the founder and those allowed).',
         "allowed": 'Peer ids that may join when admission is "allow"; see "gossamer status".',
     },

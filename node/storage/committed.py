@@ -52,7 +52,7 @@ from gossamer.protocol.state import (
     encode_state_index,
     index_of,
 )
-from gossamer.trainer.outer import descend, nesterov
+from gossamer.trainer.outer import nesterov
 
 _WAY_PIN = "way to a head"
 
@@ -189,20 +189,15 @@ class CommittedState:
 
     def _step(self, part: slice, average: FloatVector, rate: float, mu: float) -> None:
         """The outer step on a range of the parameters, into the next buffers."""
-        if self._manifest.sync == "sparse":
-            # What is left out comes again from its peer's error feedback: that is the momentum.
-            descend(self.parameters[part], average, rate, self._next_parameters[part])
-            np.copyto(self._next_momentum[part], self.momentum[part])
-        else:
-            nesterov(
-                self.parameters[part],
-                self.momentum[part],
-                average,
-                rate,
-                mu,
-                self._next_parameters[part],
-                self._next_momentum[part],
-            )
+        nesterov(
+            self.parameters[part],
+            self.momentum[part],
+            average,
+            rate,
+            mu,
+            self._next_parameters[part],
+            self._next_momentum[part],
+        )
 
     def _index_of_next(self, exchange: Exchange) -> StateIndex:
         """Only blocks in which something is new are digested."""

@@ -32,6 +32,8 @@ class Setting:
     model: ModelConfig
     inner: InnerConfig
     outer: OuterConfig
+    sparse_rates: tuple[float, float]
+    """Outer learning rate and momentum of `sparse`."""
     seed: int
     deal: Deal
     points: int

@@ -16,7 +16,6 @@ from gossamer.protocol.manifest import OuterConfig
 from gossamer.protocol.payloads import SetPayloads, SumPayloads, payloads_named
 from gossamer.protocol.sparse_codec import SparseCodec
 from gossamer.trainer.outer import nesterov
-from gossamer.trainer.presets import SPARSE_RATE
 
 
 def train_sparse(setting: Setting, arm: Arm) -> Curve:
@@ -41,13 +40,13 @@ def train_sparse(setting: Setting, arm: Arm) -> Curve:
 
 
 def sparse_outer_of(setting: Setting, arm: Arm) -> OuterConfig:
-    """The preset's with the mode's rates and what the arm changes."""
+    """The preset's for this mode, with what the arm changes."""
     outer = outer_of(setting, arm)
-    rate, momentum = arm.rates or (SPARSE_RATE, 0.0)
+    rates = arm.rates or setting.sparse_rates
     return msgspec.structs.replace(
         outer,
-        learning_rate=rate,
-        momentum=momentum,
+        learning_rate=rates[0],
+        momentum=rates[1],
         top_k=arm.top_k or outer.top_k,
         error_decay=outer.error_decay if arm.error_decay is None else arm.error_decay,
     )

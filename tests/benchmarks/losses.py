@@ -57,6 +57,7 @@ from _results import Result, Results, Settings, load_results
 from rich.console import Console
 
 from gossamer.node.runs.draft import Draft, draft_of_preset
+from gossamer.trainer.presets import PRESETS
 
 DEFAULT_ARMS = ("codecs", "overlap", "sparse", "distro")
 DEFAULT_OUTPUT = Path(__file__).parent / "results" / "losses.json"
@@ -74,6 +75,7 @@ class Experiment:
 
     def __init__(self, options: argparse.Namespace, seed: int, folder: Path) -> None:
         self._draft = msgspec.structs.replace(draft_of(options), seed=seed)
+        self._sparse_rates = PRESETS[options.preset].sparse_rates
         self._folder = folder
         self._made: dict[tuple[bool, int], Dealt] = {}
 
@@ -119,6 +121,7 @@ class Experiment:
             draft.model,
             inner,
             draft.outer,
+            self._sparse_rates,
             draft.seed,
             dealt.shards.__getitem__,
             CURVE_POINTS,
@@ -172,11 +175,17 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def settings_of(options: argparse.Namespace) -> Settings:
     draft = draft_of(options)
+    sparse_rate, sparse_momentum = PRESETS[options.preset].sparse_rates
     return Settings(
         model=draft.model,
         inner=draft.inner,
         outer=draft.outer,
-        options={"sync_rate": SYNC_RATE, "alone_rate": ALONE_RATE},
+        options={
+            "sync_rate": SYNC_RATE,
+            "alone_rate": ALONE_RATE,
+            "sparse_rate": sparse_rate,
+            "sparse_momentum": sparse_momentum,
+        },
     )
 
 

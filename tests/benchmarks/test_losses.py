@@ -119,6 +119,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
         draft.model,
         draft.inner,
         draft.outer,
+        (1.0, 0.8),
         draft.seed,
         dealt.shards.__getitem__,
         1,

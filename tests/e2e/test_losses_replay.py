@@ -18,6 +18,7 @@ from daemons import OPTIONS, chain_of, head_of, wait_for_round
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from _losses_diloco import Setting, Swarm
+from _losses_sparse import take_round as take_sparse_round
 from _parity_training import Text
 
 from gossamer.node.interface.config import DEFAULT_CACHE_BYTES
@@ -29,6 +30,8 @@ from gossamer.protocol.chain import Header
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest, ShardIndex, decode_index
+from gossamer.protocol.payloads import SPARSE, SetPayloads
+from gossamer.protocol.sparse_codec import SparseCodec
 from gossamer.protocol.state import index_of
 
 pytestmark = pytest.mark.e2e
@@ -37,6 +40,7 @@ ROUNDS = 6
 MANIFEST = """\
 preset = "tiny"
 name = "replay"
+sync = "{sync}"
 [tokenizer]
 kind = "bytes"
 [model]
@@ -68,10 +72,11 @@ gather_fraction = 600.0
 do not name their members, say who trained on what."""
 
 
-def run_swarm(root: Path, corpus: Path, codec: str, num_peers: int, fragments: int) -> LocalNode:
+def run_swarm(root: Path, corpus: Path, mode: str, num_peers: int, fragments: int) -> LocalNode:
     """The founder of a run that has ended after `ROUNDS` rounds or a few more."""
     path = root / "run.toml"
-    path.write_text(MANIFEST.format(codec=codec, fragments=fragments))
+    sync, codec = (SPARSE, "fp32") if mode == SPARSE else ("diloco", mode)
+    path.write_text(MANIFEST.format(sync=sync, codec=codec, fragments=fragments))
     options = (*OPTIONS, "--device", "cpu", "--wait-for-peers", str(num_peers - 1))
     with LocalSwarm(root / "swarm", options) as swarm:
         founder = swarm.found("--manifest", str(path), "--corpus", str(corpus))
@@ -103,10 +108,12 @@ def text_of(node: LocalNode, manifest: Manifest, folder: Path) -> Text:
 
 def replay(manifest: Manifest, text: Text, headers: list[Header], shard_of: dict[str, int]) -> int:
     """Rounds whose state is that of the header, from the first one on."""
+    outer = manifest.outer
+    rates = (outer.learning_rate, outer.momentum)
     setting = Setting(
-        text, manifest.model, manifest.inner, manifest.outer, manifest.seed, lambda _: (), 1
+        text, manifest.model, manifest.inner, outer, rates, manifest.seed, lambda _: (), 1
     )
-    outer, plan = manifest.outer, ChunkPlan(manifest.model.num_parameters, 2048)
+    plan = ChunkPlan(manifest.model.num_parameters, 2048)
     swarm = Swarm(setting, len(shard_of))
     worker_of = dict(zip(shard_of, swarm.workers, strict=True))
     assert index_of(swarm.theta, swarm.momentum, plan).digest == manifest.genesis_digest
@@ -121,17 +128,23 @@ def replay(manifest: Manifest, text: Text, headers: list[Header], shard_of: dict
             worker.deal_spans(spans)
         tokens = swarm.train_round(header.round, first, steps, 0, members)
         assert tokens == [member.tokens for member in header.members]
-        swarm.take_round(header.round, members, tokens, outer)
+        if manifest.sync == SPARSE:
+            payloads = SetPayloads(SparseCodec(outer.top_k))
+            take_sparse_round(swarm, header.round, members, tokens, outer, payloads)
+        else:
+            swarm.take_round(header.round, members, tokens, outer)
         if index_of(swarm.theta, swarm.momentum, plan).digest != header.state_digest:
             return header.round - 1
     return len(headers)
 
 
-@pytest.mark.parametrize(("codec", "num_peers", "fragments"), [("int8", 2, 1), ("int4", 2, 2)])
+@pytest.mark.parametrize(
+    ("mode", "num_peers", "fragments"), [("int8", 2, 1), ("int4", 2, 2), (SPARSE, 2, 1)]
+)
 def test_the_driver_reaches_the_states_of_a_real_swarm(
-    tmp_path: Path, corpus: Path, codec: str, num_peers: int, fragments: int
+    tmp_path: Path, corpus: Path, mode: str, num_peers: int, fragments: int
 ) -> None:
-    founder = run_swarm(tmp_path, corpus, codec, num_peers, fragments)
+    founder = run_swarm(tmp_path, corpus, mode, num_peers, fragments)
     signed = StateDir(founder.root).read_manifest()
     assert signed is not None
     manifest = open_signed_manifest(signed)

@@ -21,7 +21,7 @@ from gossamer.node.runs.manifest_keys import EXPLANATIONS, HINTS
 from gossamer.protocol.chunks import default_chunk_elements
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import peer_id_from_public_key
-from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.presets import DISTRO_RATE, DISTRO_TOP_K, PRESETS
 
 PEER = peer_id_from_public_key(bytes(range(32)))
 replace = msgspec.structs.replace
@@ -120,6 +120,28 @@ def test_a_short_file_names_a_preset_and_what_differs() -> None:
 def test_the_chunks_of_a_streaming_run_are_those_of_a_fragment() -> None:
     draft = parse('preset = "150m"\n[outer]\ninner_steps = 400\nfragments = 4')
     assert draft.outer.chunk_elements == default_chunk_elements(draft.model.num_parameters // 4)
+
+
+@pytest.mark.parametrize("preset", ["tiny", "1.1b"])
+def test_a_sparse_run_has_outer_rates_of_its_own(preset: str) -> None:
+    of_preset = PRESETS[preset]
+    top = f'preset = "{preset}"\nname = "mine"\n'
+    outer = parse(top + 'sync = "sparse"').outer
+    assert (outer.learning_rate, outer.momentum) == of_preset.sparse_rates
+    assert outer.top_k == of_preset.outer.top_k
+    assert parse(top).outer == of_preset.outer
+    named = parse(top + 'sync = "sparse"\n[outer]\nmomentum = 0.25\n').outer
+    assert (named.learning_rate, named.momentum) == (of_preset.sparse_rates[0], 0.25)
+
+
+def test_a_run_of_shared_steps_has_what_they_need() -> None:
+    draft = parse('name = "mine"\nsync = "distro"')
+    assert (draft.outer.warmup_rounds, draft.outer.overlap) == (0, False)
+    assert draft.inner.learning_rate == DISTRO_RATE
+    assert draft.outer.top_k == DISTRO_TOP_K
+    for line in ("warmup_rounds = 3", "overlap = true"):
+        with pytest.raises(ManifestError, match=line.split()[0]):
+            parse(f'name = "mine"\nsync = "distro"\n[outer]\n{line}')
 
 
 def test_the_tokenizer_sets_the_models_vocabulary() -> None:

@@ -9,7 +9,7 @@ import blake3
 import numpy as np
 import pytest
 
-from gossamer.trainer.outer import descend, nesterov
+from gossamer.trainer.outer import nesterov
 
 LENGTH = 70_001  # more than two passes, and no whole one at the end
 
@@ -83,15 +83,3 @@ def test_refuses_other_types_and_lengths() -> None:
         nesterov(theta, momentum, gradient.astype(np.float64), 0.7, 0.9, theta, momentum)
     with pytest.raises(ValueError, match="flat fp32"):
         nesterov(theta, momentum, gradient[:-1], 0.7, 0.9, theta, momentum)
-
-
-def test_the_step_without_momentum() -> None:
-    theta, _, gradient = vectors()
-    out = np.empty_like(theta)
-    descend(theta, gradient, 0.65, out)
-    for i in [*range(200), LENGTH - 1]:
-        assert float(out[i]) == fp32(float(theta[i]) - fp32(fp32(0.65) * float(gradient[i])))
-    descend(theta, gradient, 0.65, theta)
-    assert theta.tobytes() == out.tobytes()
-    with pytest.raises(ValueError, match="flat fp32"):
-        descend(theta, gradient[:-1], 0.65, theta)
