@@ -24,9 +24,6 @@ import torch
 from gossamer.protocol.sign_codec import SignUpdate
 from gossamer.trainer.dct import ModelDct
 
-MOMENTUM_DECAY = 0.999
-"""DeMo's beta."""
-
 
 class Momentum:
     """One peer's decoupled momentum. Vectors are (num_parameters,) on one device."""
@@ -37,7 +34,7 @@ class Momentum:
         device: torch.device | None = None,
         *,
         top_k: int,
-        decay: float = MOMENTUM_DECAY,
+        decay: float,
     ) -> None:
         self._dct, self._top_k, self._decay = dct, top_k, decay
         self.values = torch.zeros(dct.num_parameters, device=device)

@@ -5,8 +5,8 @@ to the decoupled momentum (`demo`), and leaves what is to be sent in `offer`. Th
 everybody's (`shared_step`) and comes with `base`. So a round has no work that could be carried:
 what the swarm did not take stays in the momentum.
 
-The momentum is not kept over restarts: it is what the last thousand steps left over (its decay is
-0.999), and DeMo does without it as well when a peer is new.
+The momentum is not kept over restarts: it is what some steps left over, and a peer that is
+new does without it as well.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SharedTrainer(LocalTrainer):
         super().__init__(model, inner, **others)
         device = self.device.torch_device
         dct = ModelDct(model, device)
-        self._momentum = Momentum(dct, device, top_k=steps.top_k)
+        self._momentum = Momentum(dct, device, top_k=steps.top_k, decay=inner.beta1)
         self._codec = SignCodec(shapes_of(dct.grids), steps.top_k)
         self._has_lookahead = steps.lookahead
         self._last_rate = 0.0

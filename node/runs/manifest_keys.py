@@ -72,7 +72,7 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "warmup_steps": "Inner steps of linear warm-up.",
         "total_steps": "Inner steps of the whole run on one peer; here the cosine ends.",
         "final_fraction": "Learning rate from there on, as a part of learning_rate.",
-        "beta1": "AdamW's decay of the gradient's mean.",
+        "beta1": "AdamW's decay of the gradient's mean; of the momentum with sync = \"distro\".",
         "beta2": "AdamW's decay of the gradient's mean square.",
         "epsilon": "AdamW's.",
         "weight_decay": "Of matrices; gains have none.",

@@ -108,20 +108,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("diloco-4-h20-fp16-f4-o50", "diloco-4-h20-int4-f4-o50"),
     ),
     "sparse": ("sparse-4-h20", "sparse-4-h20-o50"),
-    "distro": ("distro-4", "distro-4-look"),
-    "distro-rates": tuple(
-        f"distro-4-k{k}-lr{rate}" for k in (4, 32) for rate in ("0.0005", "0.001", "0.002", "0.004")
-    ),
+    "distro": ("distro-4", "distro-4-k128"),
     "sizes": (
-        *("sync-2", "diloco-2-h20-fp32", "diloco-2-h20-int8", "sparse-2-h20", "distro-2"),
-        *("sync-8", "diloco-8-h20-fp32", "diloco-8-h20-int8", "sparse-8-h20", "distro-8"),
+        *("sync-2", "diloco-2-h20-fp32", "diloco-2-h20-int4", "sparse-2-h20"),
+        *("sync-8", "diloco-8-h20-fp32", "diloco-8-h20-int4", "sparse-8-h20"),
     ),
-    "h50": ("diloco-4-h50-fp32", "diloco-4-h50-int8", "diloco-4-h50-int4", "sparse-4-h50"),
-    "topics": (
-        *("diloco-4-h20-fp16-topics", "diloco-8-h20-fp16", "diloco-8-h20-fp16-topics"),
-        *("sparse-4-h20-topics",),
-    ),
-    "peers": ("diloco-8-h20-fp16-grow", "diloco-8-h20-fp16-shrink", "diloco-4-h20-fp16"),
+    "h50": ("diloco-4-h50-fp32", "diloco-4-h50-int4"),
+    "topics": ("diloco-4-h20-fp16-topics", "diloco-8-h20-fp16-topics"),
+    "peers": ("diloco-8-h20-fp16-grow", "diloco-8-h20-fp16-shrink"),
     "tuning": tuple(
         f"diloco-4-h{steps}-fp32{start}{rates}"
         for steps in (5, 20, 50, 100, 200)

@@ -11,23 +11,25 @@ from _parity_training import Curve
 
 from gossamer.trainer.data import DataQueue
 from gossamer.trainer.dct import ModelDct
-from gossamer.trainer.demo import MOMENTUM_DECAY, Momentum
+from gossamer.trainer.demo import Momentum
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.presets import DISTRO_RATE, DISTRO_TOP_K
+from gossamer.trainer.presets import SMALL_DISTRO
 from gossamer.trainer.shared_step import shared_rate_at, shared_step
 
 
 def train_distro(setting: Setting, arm: Arm) -> Curve:
     """One batch of each peer a step, as `synchronous` with as many peers."""
     model, inner = setting.model, setting.inner
-    inner = msgspec.structs.replace(inner, learning_rate=arm.learning_rate or DISTRO_RATE)
+    inner = msgspec.structs.replace(
+        inner, learning_rate=arm.learning_rate or SMALL_DISTRO.learning_rate
+    )
     decoder, progress = Decoder(model), Progress(setting)
     decoder.initialise(setting.seed)
     theta = decoder.flat.numpy().copy()
     parameters = list(decoder.parameters())
     dct = ModelDct(model)
-    top_k = arm.top_k or DISTRO_TOP_K
-    decay = MOMENTUM_DECAY if arm.decay is None else arm.decay
+    top_k = arm.top_k or SMALL_DISTRO.top_k
+    decay = SMALL_DISTRO.decay if arm.decay is None else arm.decay
     peers = [Momentum(dct, top_k=top_k, decay=decay) for _ in range(arm.num_peers)]
     queues = [_queue(setting, worker) for worker in range(arm.num_peers)]
     num_targets = inner.sequences_per_step * model.context

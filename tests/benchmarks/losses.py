@@ -28,7 +28,7 @@ An arm is named by what it does, e.g. `diloco-4-h20-int4-o50-topics`:
     eX, dense       sparse: part of what was not sent that is carried; dense rounds as warm-up
     bX, look        distro: decay of the momentum; gradients with lookahead
     lrX             inner learning rate
-Groups for --arms: codecs, overlap, sparse, distro, distro-rates, sizes, h50, topics, peers, tuning.
+Groups for --arms: codecs, overlap, sparse, distro, sizes, h50, topics, peers, tuning.
 
 Results are kept in --output (JSON, beside it a picture) as they come; arms that are in it are not
 run again, unless --fresh is given.

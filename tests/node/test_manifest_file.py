@@ -21,7 +21,7 @@ from gossamer.node.runs.manifest_keys import EXPLANATIONS, HINTS
 from gossamer.protocol.chunks import default_chunk_elements
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import peer_id_from_public_key
-from gossamer.trainer.presets import DISTRO_RATE, DISTRO_TOP_K, PRESETS
+from gossamer.trainer.presets import PRESETS, SMALL_DISTRO
 
 PEER = peer_id_from_public_key(bytes(range(32)))
 replace = msgspec.structs.replace
@@ -135,13 +135,14 @@ def test_a_sparse_run_has_outer_rates_of_its_own(preset: str) -> None:
 
 
 def test_a_run_of_shared_steps_has_what_they_need() -> None:
-    draft = parse('name = "mine"\nsync = "distro"')
+    draft = parse('preset = "tiny"\nsync = "distro"')
     assert (draft.outer.warmup_rounds, draft.outer.overlap) == (0, False)
-    assert draft.inner.learning_rate == DISTRO_RATE
-    assert draft.outer.top_k == DISTRO_TOP_K
+    assert draft.inner.learning_rate == SMALL_DISTRO.learning_rate
+    assert (draft.inner.beta1, draft.outer.top_k) == (SMALL_DISTRO.decay, SMALL_DISTRO.top_k)
+    assert parse('preset = "150m"\nsync = "distro"').inner.beta1 == 0.999
     for line in ("warmup_rounds = 3", "overlap = true"):
         with pytest.raises(ManifestError, match=line.split()[0]):
-            parse(f'name = "mine"\nsync = "distro"\n[outer]\n{line}')
+            parse(f'preset = "tiny"\nsync = "distro"\n[outer]\n{line}')
 
 
 def test_the_tokenizer_sets_the_models_vocabulary() -> None:

@@ -31,7 +31,7 @@ def fp32(value: float) -> float:
 
 
 def test_the_strongest_coefficients_are_offered_and_leave_the_momentum(dct: ModelDct) -> None:
-    momentum = Momentum(dct, top_k=3)
+    momentum = Momentum(dct, top_k=3, decay=0.999)
     momentum.add(gradient_of(1, dct))
     before = dct.forward(momentum.values)
     update = momentum.offer()
@@ -71,7 +71,7 @@ def test_a_late_part_stays_in_its_senders_momentum(dct: ModelDct) -> None:
 
 
 def test_the_lookahead_goes_against_the_momentum(dct: ModelDct) -> None:
-    momentum = Momentum(dct, top_k=32)
+    momentum = Momentum(dct, top_k=32, decay=0.999)
     momentum.add(gradient_of(1, dct))
     theta = gradient_of(2, dct)
     ahead = momentum.lookahead(theta, 0.25)

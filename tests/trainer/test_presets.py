@@ -63,6 +63,18 @@ def test_every_run_starts_warm_and_then_averages_at_least_forty_times(preset: Pr
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_a_sparse_run_sends_every_value_seven_times(preset: Preset) -> None:
+    outer, inner = preset.outer, preset.inner
+    warm_steps = outer.warmup_rounds * outer.warmup_inner_steps
+    rounds_later = (inner.total_steps - warm_steps) / outer.inner_steps
+    if preset.model.num_parameters < 20e6:
+        assert 7 <= rounds_later * outer.top_k / 4096 <= 10
+    else:  # as published
+        assert (outer.top_k, outer.error_decay) == (64, 0.95)
+        assert preset.sparse_rates == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_small_models_are_cut_into_some_32_chunks(preset: Preset) -> None:
     plan = ChunkPlan(preset.model.num_parameters, preset.outer.chunk_elements)
     assert 24 <= plan.num_chunks <= CHUNKS_MAX
