@@ -201,8 +201,9 @@ steps and one seed (`losses.py --small`, losses_tuning.json) the held-out loss w
 1.521 at 4e-3. With 128 values of a chunk instead of DeMo's 32 (0.99, 2e-3) it was 1.774: four times
 the bytes for 4 %."""
 
-_LARGE_DISTRO = _Distro(4e-4, 0.999, 32)
-"""DeMo's (arXiv 2411.19870), and DisTrO's rate for 1.2 B parameters; not tried here."""
+_LARGE_DISTRO = _Distro(4e-4, 0.999, 4)
+"""DeMo's decay (arXiv 2411.19870), and rate and number of values of DisTrO's report on 1.2 B
+parameters; not tried here."""
 
 _LARGE_PARAMETERS = 40e6
 
