@@ -14,47 +14,61 @@ sys.path.insert(0, str(Path(__file__).parent))  # the modules beside this one
 
 from lab import Lab, Machine
 from netns import NamespacesUnavailable
-from runs import OPTIONS, SLOW_RINGS
+from runs import MODES, OPTIONS, PEERS, SLOW_RINGS, Run
 from watch import Watch
 
-NUM_PEERS = 4
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--mode", choices=MODES, default="fp32", help="of averaging, in tests/chaos")
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def run(pytestconfig: pytest.Config) -> Run:
+    """What is trained, in the mode that was asked for."""
+    # Not known where these tests are run together with others.
+    return SLOW_RINGS.averaging(pytestconfig.getoption("--mode", "fp32"))
+
+
+@pytest.fixture(scope="module")
+def num_peers() -> int:
+    return PEERS
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory, run: Run, num_peers: int) -> Iterator[Lab]:
     """A machine more than peers. Who of them is in the run later is the tests' affair."""
     with contextlib.ExitStack() as stack:
-        rates = [SLOW_RINGS.mbit] * (NUM_PEERS + 1)
+        rates = [run.mbit] * (num_peers + 1)
         try:
             lab = stack.enter_context(Lab(tmp_path_factory.mktemp("chaos"), rates, OPTIONS))
         except NamespacesUnavailable as reason:
             pytest.skip(str(reason))
-        SLOW_RINGS.found(lab, NUM_PEERS)
+        run.found(lab, num_peers)
         yield lab
 
 
 @pytest.fixture(scope="module")
-def watch(lab: Lab) -> Iterator[Watch]:
-    with Watch(lab, SLOW_RINGS.model_bytes) as watch:
+def watch(lab: Lab, run: Run, num_peers: int) -> Iterator[Watch]:
+    with Watch(lab, run.ring_bytes(num_peers)) as watch:
         yield watch
 
 
 @pytest.fixture(scope="module")
-def undisturbed(lab: Lab, watch: Watch) -> float:
+def undisturbed(lab: Lab, watch: Watch, num_peers: int) -> float:
     """Seconds of a round of the first peers that nothing happens to."""
-    machines = lab.machines[:NUM_PEERS]
+    machines = lab.machines[:num_peers]
     watch.together(machines)
     return watch.together(machines, after=watch.newest_round(machines))
 
 
 @pytest.fixture
-def machines(lab: Lab, undisturbed: float) -> list[Machine]:
+def machines(lab: Lab, run: Run, undisturbed: float) -> list[Machine]:
     """Whose daemons are in the run, all running and on good lines, whatever a test before did."""
     members = [machine for machine in lab.machines if machine.is_member]
     lab.unite()
     for machine in members:
         machine.mend()
-        machine.set_rate(SLOW_RINGS.mbit)
+        machine.set_rate(run.mbit)
         machine.thaw()
         if not machine.is_running:
             machine.again()

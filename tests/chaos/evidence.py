@@ -5,12 +5,14 @@ Read with the project's own decoders, while the daemon may be running.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from daemons import chain_of, head_of
 from lab import Machine, wait_until
+from watch import Watch
 
 from gossamer.node.interface.status import WorkStatus
 from gossamer.node.local.local_swarm import LocalNode
@@ -143,3 +145,25 @@ def check_account(machine: Machine) -> None:
         return committed == sum(one.tokens.get(machine.peer_id, 0) for one in rounds)
 
     wait_until(is_right, f"account of {machine.name} that is what its chain says", SETTLE_SECONDS)
+
+
+def check_round(
+    watch: Watch,
+    survivors: Sequence[Machine],
+    number: int,
+    seconds_max: float,
+    undisturbed: float,
+) -> None:
+    """The same round committed on all survivors, in time, with all of them in every chunk."""
+    ended = watch.outcome(survivors, number)
+    worst = max(one.duration_seconds for one in ended.values())
+    print(
+        f"round {number}: {worst:.1f} s, bound {seconds_max:.1f} s; contributors "
+        f"{[len(one.contributors) for one in ended.values()]}; load {os.getloadavg()[0]:.1f}"
+    )
+    assert {one.outcome for one in ended.values()} == {"committed"}
+    rounds = [history_of(machine)[number] for machine in survivors]
+    assert len({(one.head, one.header.state_digest) for one in rounds}) == 1
+    ids = {machine.peer_id for machine in survivors}
+    assert all(ids <= chunk for chunk in rounds[0].contributors_of_chunks())
+    assert worst <= seconds_max + undisturbed

@@ -7,19 +7,30 @@ machine that is cut off would do more alone than the others together, and its ch
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lab import Lab
 
 from gossamer.protocol.manifest import ModelConfig
 from gossamer.protocol.payloads import SPARSE, payloads_named
+from gossamer.protocol.tensor_codecs import codec_names
 
 ATTEMPT_SECONDS = 2.0
 """Without a roster for so long, the next organiser is asked."""
 
 OPTIONS = ("--threads", "1")
 """Of every daemon."""
+
+MODES = tuple(name + overlap for name in (*codec_names(), SPARSE) for overlap in ("", "+overlap"))
+"""Ways of averaging."""
+
+PEERS = 4
+"""For whose rings the lines are made."""
+
+SLOW_TOP_K = 512
+"""Of 4096: so a sparse ring takes the bytes of an `int4` one. With the default of 64 the lines on
+which it would last as long would take minutes to bring a newcomer the state."""
 
 _MANIFEST = """\
 preset = "tiny"
@@ -45,6 +56,7 @@ warmup_rounds = 1
 warmup_inner_steps = {inner_steps}
 codec = "{codec}"
 overlap = {overlap}
+top_k = {top_k}
 chunk_elements = {chunk_elements}
 [rounds]
 gather_seconds = {gather_seconds}
@@ -75,10 +87,29 @@ class Run:
     sync: str = "diloco"
     codec: str = "fp32"
     overlap: bool = False
+    top_k: int = 64
+
+    def averaging(self, mode: str) -> Run:
+        """The same run in one of `MODES`, on lines on which its rings last as long."""
+        name, _, overlap = mode.partition("+")
+        changed = replace(
+            self,
+            sync=SPARSE if name == SPARSE else "diloco",
+            codec="fp32" if name == SPARSE else name,
+            overlap=bool(overlap),
+            top_k=SLOW_TOP_K,
+        )
+        part = changed.ring_bytes(PEERS) / self.ring_bytes(PEERS)
+        return replace(changed, mbit=part * self.mbit)
+
+    def ring_bytes(self, num_peers: int) -> int:
+        """Of all chunks on their way, the mean over the links of a ring."""
+        payloads = payloads_named(SPARSE if self.sync == SPARSE else self.codec, self.top_k)
+        return payloads.mean_bytes(self.num_elements, num_peers)
 
     @property
-    def model_bytes(self) -> int:
-        """Of a pseudo-gradient on its way."""
+    def num_elements(self) -> int:
+        """Of the model."""
         model = ModelConfig(
             num_layers=1,
             width=self.width,
@@ -89,8 +120,7 @@ class Run:
             context=32,
             tied_embeddings=True,
         )
-        elements = model.num_parameters
-        return payloads_named(SPARSE if self.sync == SPARSE else self.codec).part_bytes(elements)
+        return model.num_parameters
 
     def write(self, folder: Path) -> tuple[Path, Path]:
         """Manifest file, and a corpus that a small model learns from."""

@@ -372,7 +372,9 @@ def main() -> int:
             lab = stack.enter_context(Lab(root, rates, OPTIONS))
         except NamespacesUnavailable as error:
             raise SystemExit(str(error)) from error
-        watch = stack.enter_context(Watch(lab, run_of(options).model_bytes, WATCH_SECONDS))
+        watch = stack.enter_context(
+            Watch(lab, run_of(options).ring_bytes(options.peers), WATCH_SECONDS)
+        )
         report = Soak(options, lab, watch, console).run()
     console.print(report.table())
     for problem in report.problems:

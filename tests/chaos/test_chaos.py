@@ -4,18 +4,18 @@ One swarm for all tests, each of which hits it in the middle of a round. `machin
 take part; every test leaves a swarm that the next one can go on with. The bounds are over the
 duration of an undisturbed round. Another such duration is added to each (`check_round`), because
 many daemons share two cores here; `tests/benchmarks/faults.py` measures without that.
+
+In every way of averaging: ``pytest tests/chaos --mode sparse+overlap``.
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Sequence
 
 import pytest
-from evidence import Effort, history_of
+from evidence import Effort, check_round, history_of
 from lab import Lab, Machine
-from runs import ATTEMPT_SECONDS, SLOW_RINGS
+from runs import ATTEMPT_SECONDS, Run
 from watch import Watch
 
 from gossamer.node.interface.status import Status
@@ -35,40 +35,18 @@ QUICK_LINES = 4
 """How much faster the lines are while a swarm that was split comes together."""
 
 
-def check_round(
-    watch: Watch,
-    survivors: Sequence[Machine],
-    number: int,
-    seconds_max: float,
-    undisturbed: float,
-) -> None:
-    """The same round committed on all survivors, in time, with all of them in every chunk."""
-    ended = watch.outcome(survivors, number)
-    worst = max(one.duration_seconds for one in ended.values())
-    print(
-        f"round {number}: {worst:.1f} s, bound {seconds_max:.1f} s; contributors "
-        f"{[len(one.contributors) for one in ended.values()]}; load {os.getloadavg()[0]:.1f}"
-    )
-    assert {one.outcome for one in ended.values()} == {"committed"}
-    rounds = [history_of(machine)[number] for machine in survivors]
-    assert len({(one.head, one.header.state_digest) for one in rounds}) == 1
-    ids = {machine.peer_id for machine in survivors}
-    assert all(ids <= chunk for chunk in rounds[0].contributors_of_chunks())
-    assert worst <= seconds_max + undisturbed
-
-
 def test_a_slow_line_and_a_slow_processor_set_nobody_elses_pace(
-    machines: list[Machine], watch: Watch, undisturbed: float
+    run: Run, machines: list[Machine], watch: Watch, undisturbed: float
 ) -> None:
     watch.together(machines)
     slow_line, slow_processor, *others = machines
     efforts = [Effort(slow_line), Effort(slow_processor)]
-    slow_line.set_rate(SLOW_PART * SLOW_RINGS.mbit)
+    slow_line.set_rate(SLOW_PART * run.mbit)
     with slow_processor.slowed_down(SLOW_PART):
         first = watch.newest_round(machines) + 2  # the first that is all slow
         for number in (first, first + 1):
             check_round(watch, others, number, SLOW_FACTOR * undisturbed, undisturbed)
-    slow_line.set_rate(SLOW_RINGS.mbit)
+    slow_line.set_rate(run.mbit)
     watch.together(machines)
     for effort in efforts:
         effort.check_kept()
@@ -165,7 +143,7 @@ def test_a_newcomer_joins_by_anybodys_address_while_a_ring_is_at_work(
 
 
 def test_two_halves_go_on_and_become_one_again(
-    lab: Lab, machines: list[Machine], watch: Watch, undisturbed: float
+    lab: Lab, run: Run, machines: list[Machine], watch: Watch, undisturbed: float
 ) -> None:
     watch.together(machines)
     left, right = machines[: len(machines) // 2], machines[len(machines) // 2 :]
@@ -182,7 +160,7 @@ def test_two_halves_go_on_and_become_one_again(
     # Whose head lost fetches what it missed, some times a round's bytes. On these lines that takes
     # as long as the rounds themselves, which a round of a real run outlasts many times.
     for machine in machines:
-        machine.set_rate(QUICK_LINES * SLOW_RINGS.mbit)
+        machine.set_rate(QUICK_LINES * run.mbit)
     united_seconds = time.monotonic()
     watch.mesh(machines)
     reunion_seconds = time.monotonic() - united_seconds

@@ -14,7 +14,7 @@ from gossamer.node.interface.status import Status
 @pytest.fixture
 def watch(tmp_path: Path) -> Watch:
     """Of three machines that do not exist; it asks nobody."""
-    return Watch(Lab(tmp_path, [1.0, 1.0, 1.0]), model_bytes=1)
+    return Watch(Lab(tmp_path, [1.0, 1.0, 1.0]), ring_bytes=1)
 
 
 def status(head: str, state_digest: str) -> Status:

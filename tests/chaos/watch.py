@@ -71,10 +71,10 @@ class NextRing:
 class Watch:
     """Use as a context; asks until its end. The waits raise AssertionError with what they saw."""
 
-    def __init__(self, lab: Lab, model_bytes: int, every_seconds: float = 0.2) -> None:
-        """`model_bytes`: what the run's codec makes of a pseudo-gradient."""
+    def __init__(self, lab: Lab, ring_bytes: int, every_seconds: float = 0.2) -> None:
+        """`ring_bytes`: of all chunks on their way (`Run.ring_bytes`)."""
         self.lab = lab
-        self._model_bytes = model_bytes
+        self._ring_bytes = ring_bytes
         self._every_seconds = every_seconds
         self._ended = threading.Event()
         self._seen = {machine.name: Seen() for machine in lab.machines}
@@ -203,7 +203,7 @@ class Watch:
 
     def mid_ring(self, machines: Collection[Machine], part: float = 0.3) -> NextRing:
         """Waits until a ring of these has sent that part of its bytes."""
-        goal_bytes = part * 2 * (len(machines) - 1) * self._model_bytes
+        goal_bytes = part * 2 * (len(machines) - 1) * self._ring_bytes
 
         def at_work() -> NextRing | None:
             ring = self._next_ring(machines)
