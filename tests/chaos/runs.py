@@ -6,6 +6,7 @@ machine that is cut off would do more alone than the others together, and its ch
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,11 +27,11 @@ MODES = tuple(name + overlap for name in (*codec_names(), SPARSE) for overlap in
 """Ways of averaging."""
 
 PEERS = 4
-"""For whose rings the lines are made."""
+"""Whose rings last as long in every mode."""
 
 SLOW_TOP_K = 512
-"""Of 4096: so a sparse ring takes the bytes of an `int4` one. With the default of 64 the lines on
-which it would last as long would take minutes to bring a newcomer the state."""
+"""Of 4096: so a sparse ring takes about as many bytes as an `int4` one. With the default the model
+would have to be forty times larger."""
 
 _MANIFEST = """\
 preset = "tiny"
@@ -90,7 +91,10 @@ class Run:
     top_k: int = 64
 
     def averaging(self, mode: str) -> Run:
-        """The same run in one of `MODES`, on lines on which its rings last as long."""
+        """The same run in one of `MODES`, with a model so much larger that rings last as long.
+
+        Slower lines would not do: a twentieth of them would not carry the gossip.
+        """
         name, _, overlap = mode.partition("+")
         changed = replace(
             self,
@@ -99,8 +103,14 @@ class Run:
             overlap=bool(overlap),
             top_k=SLOW_TOP_K,
         )
-        part = changed.ring_bytes(PEERS) / self.ring_bytes(PEERS)
-        return replace(changed, mbit=part * self.mbit)
+        factor = self.ring_bytes(PEERS) / changed.ring_bytes(PEERS)
+        return replace(
+            changed,
+            width=8 * round(math.sqrt(factor) * self.width / 8),
+            hidden_width=8 * round(math.sqrt(factor) * self.hidden_width / 8),
+            sequences_per_step=max(1, round(self.sequences_per_step / factor)),
+            chunk_elements=1024 * round(factor * self.chunk_elements / 1024),
+        )
 
     def ring_bytes(self, num_peers: int) -> int:
         """Of all chunks on their way, the mean over the links of a ring."""
