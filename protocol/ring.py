@@ -18,12 +18,21 @@ Rules
 - Finals walk the ring again. Whoever receives one that is better than what it has takes it and
   passes it on; otherwise it stops there. Better means: more contributors, then the lower digest. It
   is not passed to the finisher, nor back to where it came from.
+- A final that lacks a member that I believe living is early: either I have yet to hear that this
+  one is out, or the finisher is out itself, and whom it held to be out does not count. Until I
+  know, the final is kept aside and the chunk walks on.
 - A removed member is out of this ring for good. At every removal each member goes through the
-  chunks again: a kept copy that now covers all the living is finished; one whose receiver is gone
-  goes to the new successor; a chunk that it should now start is started; to a new successor every
-  final that it has is sent again. A member that hears of its own removal only listens.
+  chunks again: an early final that is early no more is taken; a kept copy that now covers all the
+  living is finished; one whose receiver is gone goes to the new successor; a chunk that it should
+  now start is started; to a new successor every final that it has is sent again. A member that
+  hears of its own removal only listens: it takes what finals come, early or not.
 - Who becomes a member's predecessor in the middle of a ring is told first what that member holds
   (`inventory`), and sends only what is of use to it.
+
+So in the end the members that hold each other to be in have the same finals, and each final holds
+all of them. For they come to hold the same members out (`accusations`). A final that one of them
+took lacks none of those that it held to be in then, so none of those that are left; so none of
+these keeps it aside in the end, and by the lattice rule the best one goes round to them all.
 
 Events are methods, and what is to be done comes back as a list of actions. Arithmetic is done
 outside: `Contribute` and `Finalise` are answered by `contributed` and `finalised`. Payloads are
@@ -108,6 +117,8 @@ class _Chunk:
     copy: Payload | None = None
     copy_receiver: PeerId | None = None
     final: Final | None = None
+    early: dict[PeerId, Final] = field(default_factory=dict)
+    """Of each sender the last early final: what a member sends later is better."""
 
 
 class RingReduce:
@@ -296,16 +307,16 @@ class RingReduce:
         old_successor = self.successor
         self._removed.add(peer)
         if self._me in self._removed:
-            for state in self._chunks:
+            for chunk, state in enumerate(self._chunks):
                 state.copy = None
+                self._take_early(chunk)  # passes nothing on
             return []
         actions: list[Action] = []
-        for chunk in range(len(self._chunks)):
-            actions += self._advance(chunk)
-        actions += self._start_chunks()
         if self.successor is not None and self.successor != old_successor:
             actions += self._finals_for(self.successor)
-        return actions
+        for chunk in range(len(self._chunks)):
+            actions += self._take_early(chunk) + self._advance(chunk)
+        return actions + self._start_chunks()
 
     def finals_for(self, peer: PeerId) -> list[Action]:
         """All finals that I have, for a member whose finals differ from mine."""
@@ -390,6 +401,9 @@ class RingReduce:
         state = self._chunks[chunk]
         if not final.is_better_than(state.final):
             return []
+        if sender is not None and self._is_early(final.mask):
+            state.early[sender] = final
+            return []
         if state.final is None:
             self._num_finals += 1
         state.final = final
@@ -399,6 +413,19 @@ class RingReduce:
         if self._me in self._removed or successor is None or successor == sender:
             return []
         return self._pass_on(successor, chunk, final)
+
+    def _is_early(self, mask: int) -> bool:
+        """Whether a final lacks a member that I hold to be in. Who is out does not ask."""
+        return self._me not in self._removed and not self._covers_living(mask)
+
+    def _take_early(self, chunk: int) -> list[Action]:
+        """Takes those of the early finals that are not early any more."""
+        state = self._chunks[chunk]
+        early, state.early = state.early, {}
+        actions: list[Action] = []
+        for sender, final in early.items():
+            actions += self._take(chunk, final, sender)
+        return actions
 
     def _pass_on(self, peer: PeerId, chunk: int, final: Final) -> list[Action]:
         if self.members[final.finisher] == peer:

@@ -91,13 +91,14 @@ def test_one_member_alone_does_it_all() -> None:
 
 def test_a_final_is_taken_and_passed_on_if_it_is_better() -> None:
     ring = member(1)
+    ring.member_removed(D)
     low, high = sorted([b"x", b"y"], key=digest_of)
-    assert final(ring, 0, 0, 0b0011, high) == [passed_on(C, 0, 0b0011, high)]
-    assert final(ring, 0, 0, 0b0011, high) == []
-    assert final(ring, 0, 0, 0b0011, low) == [passed_on(C, 0, 0b0011, low)]
-    assert final(ring, 0, 0, 0b0011, high) == []
     assert final(ring, 0, 0, 0b0111, high) == [passed_on(C, 0, 0b0111, high)]
-    assert final(ring, 0, 0, 0b0011, low) == []
+    assert final(ring, 0, 0, 0b0111, high) == []
+    assert final(ring, 0, 0, 0b0111, low) == [passed_on(C, 0, 0b0111, low)]
+    assert final(ring, 0, 0, 0b0111, high) == []
+    assert final(ring, 0, 0, 0b1111, high) == [passed_on(C, 0, 0b1111, high)]
+    assert final(ring, 0, 0, 0b0111, low) == []
 
 
 def test_a_final_goes_neither_to_its_finisher_nor_back_to_its_sender() -> None:
@@ -116,8 +117,49 @@ def test_after_the_final_a_token_is_of_no_use() -> None:
 def test_a_final_that_comes_while_i_add_ends_the_walk() -> None:
     ring = member(1)
     ring.token_received(A, 0, 0b0001, b"sum")
-    final(ring, 0, 0, 0b1101)
+    final(ring, 0, 0, 0b1111)
     assert ring.contributed(0, b"sum+") == []
+
+
+def test_a_final_that_lacks_a_living_member_is_kept_aside_and_the_chunk_walks_on() -> None:
+    ring = member(1, 1)
+    assert final(ring, 0, 0, 0b1011) == []
+    assert ring.num_finals == 0
+    assert take_token(ring, 0, 0, 0b0001) == [Send(C, 0, 0b0011, None, b"sum+")]
+    assert ring.inventory().chunks[0] == Held(copy_mask=0b0011)
+    assert ring.member_removed(C) == [passed_on(D, 0, 0b1011, b"f")]  # and the copy is of no use
+    assert ring.num_finals == 1
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_final_of_who_is_out_does_not_cost_a_living_member_its_part(order: int) -> None:
+    """C gave up D, A gave up B, B gave up C. D heard B first: it held C to be in no more."""
+    low, high = sorted([b"x", b"y"], key=digest_of)[::order]
+    ring = member(0, 1)
+    ring.member_removed(B)
+    assert final(ring, 3, 0, 0b1011, low, finisher=3) == []
+    assert final(ring, 2, 0, 0b0111, high, finisher=2) == []
+    assert ring.member_removed(D) == []  # C made what A takes
+    assert [(final.mask, final.payload) for final in ring.finals] == [(0b0111, high)]
+
+
+def test_of_each_sender_the_last_early_final_is_kept_and_of_all_the_best_one_taken() -> None:
+    first, low, high = b"0", *sorted([b"x", b"y"], key=digest_of)
+    ring = member(1, 1)
+    for sender, payload in ((0, first), (0, low), (3, high)):
+        assert final(ring, sender, 0, 0b1011, payload) == []
+    ring.member_removed(C)
+    assert [final.payload for final in ring.finals] == [low]
+
+
+def test_who_is_out_takes_finals_whatever_they_lack() -> None:
+    ring = member(1)
+    assert final(ring, 0, 0, 0b1000) == []
+    assert ring.num_finals == 0
+    assert ring.member_removed(B) == []
+    assert ring.num_finals == 1
+    assert final(ring, 0, 1, 0b1000) == []
+    assert ring.num_finals == 2
 
 
 def test_when_the_receiver_of_a_copy_is_removed_the_next_one_gets_it() -> None:

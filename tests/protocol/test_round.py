@@ -315,8 +315,9 @@ def test_whose_link_breaks_while_i_wait_for_its_vote_is_not_waited_for() -> None
 
 def test_a_better_final_is_computed_and_voted_for_again() -> None:
     round_, ring_id = in_ring()
-    partial = (0b011, 1, b"p", digest_of(b"p"))
-    (first,) = of(Compute, round_.final_received(1.0, ring_id, LAST, 0, *partial))
+    worse = (0b111, 1, b"worst", digest_of(b"worst"))
+    assert worse[3] > digest_of(b"f")
+    (first,) = of(Compute, round_.final_received(1.0, ring_id, LAST, 0, *worse))
     assert isinstance(first, Compute)
     vote = voting(round_, ring_id)
     assert vote.sequence == 1
