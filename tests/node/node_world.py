@@ -460,11 +460,15 @@ class World:
         assert path is not None
         return path
 
-    def assert_one_chain(self, *names: str) -> None:
-        """All are on one chain, and whoever is at the same round has the same state."""
+    def is_one_chain(self, *names: str) -> bool:
+        """Whether none has a head that another has not, or has yet to get."""
         paths = [self.path(name) for name in names]
         shortest = min(len(path) for path in paths)
-        assert len({tuple(path[:shortest]) for path in paths}) == 1
+        return len({tuple(path[:shortest]) for path in paths}) == 1
+
+    def assert_one_chain(self, *names: str) -> None:
+        """All are on one chain, and whoever is at the same round has the same state."""
+        assert self.is_one_chain(*names)
         states: dict[Digest, bytes] = {}
         for name in names:
             committed = self.participant(name).parts.committed

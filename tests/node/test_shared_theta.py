@@ -44,7 +44,7 @@ def final_of(payloads: SignPayloads, seed: int, positions: tuple[int, ...]) -> b
 def test_steps_as_they_come_and_all_at_once_lead_to_the_same(
     manifest: Manifest, payloads: SignPayloads
 ) -> None:
-    start = initial_weights(1)
+    start = initial_weights(1, MODEL.num_parameters)
     finals = [final_of(payloads, step, (0, 2)) for step in range(STEPS)]
     at_once = np.empty_like(start)
     SharedTheta(manifest, payloads, np.zeros_like(start)).lead(3, start, finals, at_once)
@@ -65,7 +65,7 @@ def test_steps_as_they_come_and_all_at_once_lead_to_the_same(
 def test_a_step_of_which_a_better_final_came_later_is_taken_again(
     manifest: Manifest, payloads: SignPayloads
 ) -> None:
-    start = initial_weights(1)
+    start = initial_weights(1, MODEL.num_parameters)
     finals = [final_of(payloads, step, (0, 2)) for step in range(STEPS)]
     wanted, found_ = np.empty_like(start), np.empty_like(start)
     SharedTheta(manifest, payloads, np.zeros_like(start)).lead(3, start, finals, wanted)
@@ -95,7 +95,7 @@ def test_the_place_in_the_schedule_is_the_rounds(
 
 def test_what_is_no_step_is_not_taken(manifest: Manifest, payloads: SignPayloads) -> None:
     theta = SharedTheta(manifest, payloads, np.zeros(MODEL.num_parameters, np.float32))
-    start = initial_weights(1)
+    start = initial_weights(1, MODEL.num_parameters)
     theta.begin(1, start)
     with pytest.raises(MalformedError):
         theta.take(1, 0, b"rubbish")
