@@ -7,11 +7,13 @@ Rules
 - Nobody is in a sum twice: a member adds itself to a token only if the mask lacks it. A token for a
   chunk whose final it has is ignored.
 - A token for a chunk that it has added to is ignored too, unless it holds more than the kept copy:
-  more of the members that are in, then more of all, then the higher mask. Then it takes the copy's
-  place, with my part added if it is not in it, and walks on. Without this two sums of one chunk,
-  begun by members who held different members out, could each hold a part of the living, and neither
-  would ever be finished; with it the best one walks until it has found everybody. As long as nobody
-  falls there is one sum of each chunk, and nothing of this happens.
+  more members, or as many and the higher mask. Then it takes the copy's place, with my part added
+  if it is not in it, and walks on. Without this two sums of one chunk, begun by members who held
+  different members out, could each hold a part of the living, and neither would ever be finished;
+  with it the best one walks until it has found everybody. Who is out counts like anybody: if each
+  weighed with its own view, two could turn down each other's sums for the sake of members that both
+  then hear are out, and neither sum would go on. As long as nobody falls there is one sum of each
+  chunk, and nothing of this happens.
 - After adding: do the contributors cover all members it believes living? Then it finishes (divides
   and encodes). Else it passes the token to its next living member and keeps a copy until it has
   the final.
@@ -223,12 +225,10 @@ class RingReduce:
         if state.final is not None or state.finalising or self._me in self._removed:
             return []
         if state.contributing_mask is not None:
-            if state.waiting is None or self._worth(mask | bit) > self._worth(
-                state.waiting[1] | bit
-            ):
+            if state.waiting is None or _worth(mask | bit) > _worth(state.waiting[1] | bit):
                 state.waiting = (sender, mask, payload)
             return []
-        if state.added and self._worth(mask | bit) <= self._worth(state.copy_mask):
+        if state.added and _worth(mask | bit) <= _worth(state.copy_mask):
             return []
         if not mask & bit:
             return [self._contribute(chunk, mask, payload, sender)]
@@ -342,15 +342,6 @@ class RingReduce:
                 return member
         return None
 
-    def _worth(self, mask: int) -> tuple[int, int, int]:
-        """Of two sums of a chunk the one with the higher worth is kept."""
-        living = sum(
-            mask >> position & 1
-            for position, member in enumerate(self.members)
-            if member not in self._removed
-        )
-        return (living, mask.bit_count(), mask)
-
     def _covers_living(self, mask: int) -> bool:
         return all(
             mask & (1 << position) or member in self._removed
@@ -438,3 +429,8 @@ class RingReduce:
             if state.final is not None:
                 actions += self._pass_on(peer, chunk, state.final)
         return actions
+
+
+def _worth(mask: int) -> tuple[int, int]:
+    """Of two sums of a chunk the one with the higher worth is kept."""
+    return mask.bit_count(), mask

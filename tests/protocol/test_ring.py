@@ -222,7 +222,7 @@ def test_a_removal_while_i_add_or_finish_passes_nothing_on() -> None:
     assert finisher.num_finals == 0
 
 
-def test_of_two_sums_of_a_chunk_the_one_with_more_of_the_living_walks_on() -> None:
+def test_of_two_sums_of_a_chunk_the_one_with_more_members_walks_on() -> None:
     """Member 0 began anew; a sum of the others, which went past it, comes round to it."""
     ring = RingReduce(RING[:3], A, 1)
     ring.start()
@@ -247,11 +247,19 @@ def test_a_sum_that_holds_me_and_more_than_mine_walks_on_as_it_is() -> None:
     assert ring.token_received(A, 1, 0b1111, b"abcd") == [Finalise(1, b"abcd", 0b1111)]
 
 
-def test_members_that_are_out_make_a_sum_no_better() -> None:
-    ring = member(1)
-    take_token(ring, 0, 0, 0b0001)
-    ring.member_removed(D)
-    assert ring.token_received(A, 0, 0b1000, b"d") == []  # one living and one that is out
+def test_two_that_hold_different_members_out_do_not_turn_down_each_others_sums() -> None:
+    """In the end all four are out, and neither sends its sum again."""
+    names = peers(6)
+    third, last = RingReduce(names, names[2], 4), RingReduce(names, names[5], 4)
+    for ring, removed in ((third, (3, 4)), (last, (0, 1))):
+        for position in removed:
+            ring.member_removed(names[position])
+    assert third.token_received(names[1], 3, 0b000011, b"ab")
+    assert third.contributed(3, b"abc") == [Send(names[5], 3, 0b000111, None, b"abc")]
+    assert last.token_received(names[4], 3, 0b011000, b"de")
+    assert last.contributed(3, b"def") == [Send(names[2], 3, 0b111000, None, b"def")]
+    assert third.token_received(names[5], 3, 0b111000, b"def") == [Contribute(3, b"def", names[5])]
+    assert last.token_received(names[2], 3, 0b000111, b"abc") == [Contribute(3, b"abc", names[2])]
 
 
 def test_what_comes_while_i_add_is_weighed_afterwards() -> None:
