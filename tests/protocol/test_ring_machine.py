@@ -23,7 +23,7 @@ from gossamer.protocol.inventory import Inventory
 from gossamer.protocol.ring import Action, Contribute, Finalise, Payload, RingReduce, Send
 
 STEPS_MAX = 20_000
-"""Until everything has come to rest: some hundred are enough for five members and five chunks."""
+"""Until everything has come to rest: some hundred are enough for six members and four chunks."""
 
 Choice: TypeAlias = st.SearchStrategy[int]
 choices: Choice = st.integers(0, 10_000)
@@ -67,9 +67,9 @@ class RingMachine(RuleBasedStateMachine):
     """All members of one ring."""
 
     @initialize(
-        num_members=st.integers(2, 5),
+        num_members=st.integers(2, 6),
         num_chunks=st.integers(1, 4),
-        num_faults=st.integers(0, 4),
+        num_faults=st.integers(0, 6),
         order=st.integers(0, 2**32),
     )
     def begin(self, num_members: int, num_chunks: int, num_faults: int, order: int) -> None:
