@@ -286,13 +286,12 @@ class LocalTrainer:
             return  # the first round begins from `base`
         for part in (slice(start, stop) for start, stop in ranges):
             local, base = self._decoder.flat[part], self._base[part]
-            work = self._pseudo_gradient[
-                part
-            ]  # or, while a round runs, what it is measured against
+            # While a round runs it holds what the work is measured against.
+            work = self._pseudo_gradient[part]
             if self._newest_start == "local":
                 overlap.mix(local, base, overlap.MIXING_SHARE)
-                # Of work that has ended no value is anything else than before or after, or a worker
-                # that is killed here would leave something else behind.
+                # In one pass: a worker that is killed here leaves work of before or of after, in
+                # every element, and nothing else.
                 np.subtract(base, 0.0 if self._round else local.cpu().numpy(), out=work)
             elif self._round is None:
                 local.copy_(torch.from_numpy(base))

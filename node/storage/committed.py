@@ -201,17 +201,16 @@ class CommittedState:
 
     def _index_of_next(self, exchange: Exchange) -> StateIndex:
         """Only blocks in which something is new are digested."""
-        plan = self.plan
-        is_new = [False] * plan.num_chunks
-        for part in exchange.ranges:
-            for chunk in range(part.start // plan.chunk_elements, plan.num_chunks):
-                if chunk * plan.chunk_elements >= part.stop:
-                    break
-                is_new[chunk] = True
+        plan, size = self.plan, self.plan.chunk_elements
+        new = {
+            chunk
+            for part in exchange.ranges
+            for chunk in range(part.start // size, -(-part.stop // size))
+        }
 
         def digests(vector: FloatVector, present: Sequence[bytes]) -> tuple[bytes, ...]:
             return tuple(
-                digest_of(chunk_bytes(vector, plan, chunk)) if is_new[chunk] else present[chunk]
+                digest_of(chunk_bytes(vector, plan, chunk)) if chunk in new else present[chunk]
                 for chunk in range(plan.num_chunks)
             )
 
