@@ -13,8 +13,8 @@ Rules
   that it starts itself.
 - A link is *slow* if it is `SLOW_FACTOR` times slower than the upper median of what the other
   living members said; at least half of them must have said something.
-- A link that took nothing for a while is silent and not slow (the driver gives up whoever is silent
-  for long). Where it goes on, its pace counts when bytes have come `STEPS_MIN` times.
+- A link that takes nothing is silent and not slow (the driver gives up whoever is silent for long):
+  it is judged when bytes have come, and by the last `STEPS_MIN` times at least that they came.
 - Time in which this process did not run, seen as a gap between two looks at a link, is nobody's.
 - My link is worth giving up if it is slow, and what it still has to carry would take longer than
   `PATIENCE_SECONDS_MIN` and `PATIENCE_FRACTION` of the round so far, at its pace.
@@ -115,6 +115,8 @@ class _Link:
     waiting_bytes: int = 0
     marks: deque[_Mark] = field(default_factory=lambda: deque([_Mark(0.0, 0)]))
     """Of the window; it begins with the first."""
+    has_moved: bool = False
+    """Whether bytes have come since the look before."""
     slow_since_seconds: float | None = None
     """When it was first found to be slow, by the local clock; None if it is not."""
 
@@ -129,14 +131,17 @@ class _Link:
         """Takes what it has done so far; the window ends here."""
         self.acked_bytes, self.busy_seconds = acked_bytes, busy_seconds
         self.waiting_bytes = waiting_bytes
-        mark = _Mark(busy_seconds, acked_bytes)
+        marks, mark = self.marks, _Mark(busy_seconds, acked_bytes)
+        self.has_moved = acked_bytes > marks[-1].acked_bytes
         if now > self.looked_seconds + GAP_SECONDS:
-            self.marks = deque([mark])
-        elif acked_bytes > self.marks[-1].acked_bytes:
-            self.marks.append(mark)
+            marks.clear()
+            marks.append(mark)
+        elif self.has_moved:
+            marks.append(mark)
         self.looked_seconds = now
-        while len(self.marks) > 1 and self.marks[1].busy_seconds <= busy_seconds - window_seconds:
-            self.marks.popleft()
+        begin_seconds = busy_seconds - window_seconds
+        while len(marks) > STEPS_MIN + 1 and marks[1].busy_seconds <= begin_seconds:
+            marks.popleft()
 
     @property
     def window_seconds(self) -> float:
@@ -151,7 +156,7 @@ class _Link:
     @property
     def goes_on(self) -> bool:
         """Whether its pace is one; not if it pauses. At its beginning nothing went before."""
-        return self.marks[0].acked_bytes == 0 or len(self.marks) > STEPS_MIN
+        return self.marks[0].acked_bytes == 0 or (self.has_moved and len(self.marks) > STEPS_MIN)
 
     @property
     def lags(self) -> bool:
@@ -254,6 +259,8 @@ class RingPace:
         threshold = self._threshold(living)
         if link is None or threshold is None:
             return None
+        if not link.goes_on:
+            return None
         if not self._is_slow(link, threshold):
             link.slow_since_seconds = None
             return None
@@ -295,9 +302,9 @@ class RingPace:
             return False
         if link.acked_bytes < self._chunk_bytes and link.busy_seconds < self._patience_seconds:
             return False
-        if not (link.goes_on and link.lags):
+        if link.bytes_per_second >= threshold or not link.lags:
             return False
-        return link.bytes_per_second < threshold and not self._is_soon_done(link)
+        return not self._is_soon_done(link)
 
     def _pace_to_me(self, living: Sequence[PeerId]) -> float | None:
         """What my predecessor said, if it said it of its link to me."""

@@ -29,6 +29,10 @@ MODES = tuple(name + overlap for name in (*codec_names(), SPARSE) for overlap in
 PEERS = 4
 """Whose rings last as long in every mode."""
 
+OVERLAP_STEPS = 3
+"""Times as many inner steps with overlap. Then a round takes as long as its training or its ring, and
+no longer; and whoever is alone ahead has to take longer for one than the others for fetching it."""
+
 SLOW_TOP_K = 512
 """Of 4096: so a sparse ring takes about as many bytes as an `int4` one. With the default the model
 would have to be forty times larger."""
@@ -110,6 +114,7 @@ class Run:
             hidden_width=8 * round(math.sqrt(factor) * self.hidden_width / 8),
             sequences_per_step=max(1, round(self.sequences_per_step / factor)),
             chunk_elements=1024 * round(factor * self.chunk_elements / 1024),
+            inner_steps=(OVERLAP_STEPS if overlap else 1) * self.inner_steps,
         )
 
     def ring_bytes(self, num_peers: int) -> int:

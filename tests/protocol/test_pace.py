@@ -322,6 +322,18 @@ def test_who_stands_still_is_silent_and_not_slow() -> None:
     assert line.verdict is None
 
 
+def test_a_line_whose_bytes_come_in_large_pieces_is_found_as_well() -> None:
+    mine = pace(num_chunks=400)
+    said(mine, ALL_FAST)
+    line = Line(mine)
+    line.run(3.0, FAST)
+    seconds = 0.0
+    while line.verdict is None and seconds < 20.0:
+        seconds += line.run(1.75, 0.0) + line.run(LOOK_SECONDS, 262_144 / LOOK_SECONDS)  # 1 Mbit/s
+    assert line.verdict == SUCCESSOR
+    assert seconds < 10.0
+
+
 def test_a_pause_is_not_slow_either() -> None:
     for seconds in (1.0, 1.5, 2.0, 2.5):
         mine = pace(num_chunks=400)
