@@ -14,6 +14,9 @@ Rules
   manifest's `gather_seconds` (and where members train in their ring the time of that) I wait for it
   no longer and organise one without its members: else a peer could stop everybody with a ring of
   its own that it never commits.
+- When all that are in such a ring have left this head they have committed it, most likely, and its
+  record is on its way: I wait `attempt_seconds` for it. Else who was left behind with much work to
+  carry would commit alone against all of them, and win.
 """
 
 from __future__ import annotations
@@ -61,6 +64,8 @@ class Gatherer:
         self._not_before_seconds = float("-inf")
         self._elsewhere_since_seconds: float | None = None
         """Since when a ring without me is at work."""
+        self._commit_until_seconds = float("-inf")
+        """How long I wait for the commit of such a ring."""
         self._left_out: frozenset[PeerId] = frozenset()
         """Members of such a ring that I do not wait for any longer."""
         self._first_attempt = 0
@@ -139,6 +144,13 @@ class Gatherer:
             patience = self._elsewhere_since_seconds + self._gather_seconds_max + self._ring_seconds
             if now < patience:
                 return Decision(None, "a ring without me is at work on this head", patience)
+        elif self._elsewhere_since_seconds is not None:
+            self._elsewhere_since_seconds = None
+            if self._is_left_behind():
+                self._commit_until_seconds = now + self._attempt_seconds
+        if now < self._commit_until_seconds:
+            reason = "a ring without me may be committed"
+            return Decision(None, reason, self._commit_until_seconds)
         self._left_out = elsewhere
         return decide(now, self._gathering(), self.gather_seconds, self._attempt_seconds)
 
@@ -146,6 +158,10 @@ class Gatherer:
         """Who is in a ring without me that is at work."""
         rings = [members - accusations.out for members, accusations in self._foreign.values()]
         return frozenset().union(*(members for members in rings if members & self._expected))
+
+    def _is_left_behind(self) -> bool:
+        """Whether somebody is still in a ring without me, and not on this head any more."""
+        return any(members - accusations.out for members, accusations in self._foreign.values())
 
     def _gathering(self) -> Gathering:
         return Gathering(

@@ -247,6 +247,20 @@ def test_a_ring_without_me_may_work_as_long_as_its_members_train_in_it(ring_seco
     assert state.decision(1.1 + patience).attempt is not None
 
 
+def test_who_was_left_behind_by_a_ring_waits_for_its_commit() -> None:
+    state = gatherer()
+    state.expect(0.0, OTHERS)
+    for member in MEMBERS:
+        state.note_ready(1.0, sealed(member, ready()))
+    state.note_foreign(ring_of(OTHERS))
+    assert state.decision(1.0).attempt is None
+    state.expect(2.0, [])
+    waiting = state.decision(2.0)
+    assert waiting.attempt is None
+    assert waiting.ask_again_seconds == 2.0 + ATTEMPT
+    assert state.decision(2.0 + ATTEMPT).attempt is not None
+
+
 def test_after_a_lost_ring_a_later_attempt_is_gathered_for() -> None:
     state = gatherer()
     state.expect(0.0, [])

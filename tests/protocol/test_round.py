@@ -170,7 +170,9 @@ def test_a_ring_without_me_is_waited_for() -> None:
     for member in (NEXT, LAST):
         round_.statement(0.0, sealed(member, ready()), ready())
     assert not of(BeginRing, round_.ready(1.0, ready()))
-    assert of(BeginRing, round_.expect(2.0, []))  # both are gone
+    assert not of(BeginRing, round_.expect(2.0, []))  # both are gone: to a commit, most likely
+    assert round_.wake_seconds(2.0) == 2.0 + ATTEMPT
+    assert of(BeginRing, round_.tick(2.0 + ATTEMPT))
 
 
 def test_a_ring_that_waits_for_my_life_before_a_restart_is_not_followed() -> None:
