@@ -30,8 +30,8 @@ PEERS = 4
 """Whose rings last as long in every mode."""
 
 OVERLAP_STEPS = 3
-"""Times as many inner steps with overlap, where a round takes as long as its training or its ring and
-no longer. Whoever is alone ahead has to take longer for one than the others for fetching it."""
+"""Times as many inner steps with overlap, where a round takes as long as its training or its ring.
+Whoever is alone ahead has to take longer for one than the others take to fetch it."""
 
 SLOW_TOP_K = 512
 """Of 4096: so a sparse ring takes about as many bytes as an `int4` one. With the default the model
