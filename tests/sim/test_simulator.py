@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 
 import pytest
+from builders import peers, ring_of
 from pool import run_seeds
 from simulator.arithmetic import (
+    Sum,
     WrongSumError,
     add,
     all_units,
@@ -15,8 +18,13 @@ from simulator.arithmetic import (
     is_counted_once,
     unit_of,
 )
-from simulator.scenario import FaultKind, draw
+from simulator.modes import Mode, WrongAverageError
+from simulator.scenario import MODES, FaultKind, draw
 from simulator.world import simulate
+
+from gossamer.protocol.ids import digest_of
+from gossamer.protocol.payloads import SPARSE
+from gossamer.protocol.ring import Final
 
 NUM_WORLDS = 2000
 
@@ -61,6 +69,8 @@ CASES = (
     "suspect: restarted",
     "suspect: slow",
     "suspect: timeout",
+    "trained ahead",
+    "trained ahead in vain",
     "two headers of one ring",
     "work dropped",
     "work reclaimed",
@@ -87,6 +97,12 @@ def test_worlds_are_of_all_sizes() -> None:
     assert sum(count for size, count in sizes.items() if size >= 16) > 20
 
 
+def test_every_way_of_averaging_meets_every_fault() -> None:
+    worlds = [draw(seed) for seed in range(NUM_WORLDS)]
+    met = {(w.mode, w.overlap, fault.kind) for w in worlds for fault in w.faults}
+    assert met == set(product(MODES, (False, True), FAULTS))
+
+
 def test_a_seed_decides_everything() -> None:
     for seed in (1, 3):
         first, second = simulate(seed), simulate(seed)
@@ -98,13 +114,40 @@ def test_a_seed_decides_everything() -> None:
 
 
 def test_the_arithmetic_notices_who_counts_twice_or_is_missing() -> None:
-    once = add(add(None, 0, unit_of(3)), 1, unit_of(0))
+    once = add(add(None, 0, unit_of(3), b""), 1, unit_of(0), b"")
     check(once, 0b011, chunk=0)
     with pytest.raises(WrongSumError):
         check(once, 0b111, chunk=0)
     with pytest.raises(WrongSumError):
-        check(add(once, 0, unit_of(3)), 0b011, chunk=0)
-    assert once.digest != add(add(None, 1, unit_of(0)), 0, unit_of(3)).digest
+        check(add(once, 0, unit_of(3), b""), 0b011, chunk=0)
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_the_bytes_of_a_final_are_those_of_the_members_in_its_mask(name: str) -> None:
+    mode, ring = Mode(name, num_chunks=1), ring_of(peers(3))
+    pendings = [mode.pending(n, [unit_of(n)], mode.genesis.parameters) for n in range(3)]
+    parts = [
+        mode.contribution(pending, ring, member)
+        for pending, member in zip(pendings, ring.members, strict=True)
+    ]
+
+    def final(*positions: int) -> Final:
+        encoded = None
+        for position in positions:
+            encoded = parts[position].add(0, encoded)
+        mask = sum({1 << position for position in positions})
+        assert encoded is not None
+        encoded = bytes(parts[0].finalise(0, encoded, mask))
+        return Final(mask, digest_of(encoded), 0, Sum((), encoded))
+
+    weights = [ring.weights[member] for member in ring.members]
+    mode.check_average(0, final(0, 1, 2), pendings, weights)
+    mode.check_average(0, final(2, 0), [pendings[0], pendings[2]], [weights[0], weights[2]])
+    with pytest.raises(WrongAverageError):
+        mode.check_average(0, final(0, 1), [pendings[0], pendings[2]], weights[:2])
+    if name != SPARSE:  # a record that comes twice is malformed
+        with pytest.raises(WrongAverageError):
+            mode.check_average(0, final(0, 1, 2, 0), pendings, weights)
 
 
 def test_work_shows_what_is_in_it_twice_or_less_than_not_at_all() -> None:

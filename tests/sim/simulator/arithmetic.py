@@ -4,14 +4,14 @@ The work that a peer has in one chunk is an integer whose digit u (base 256) say
 is in it; a unit is the result of one local round of that peer. So work adds and subtracts as the
 real vectors do, and shows what is in it twice, or less than not at all.
 
-A `Sum` on its way round a ring lists who added what, in that order. Its digest depends on the
-order, as the bytes of a sum of floats do.
+A `Sum` on its way round a ring lists who added what, in that order, beside the bytes of the real
+payload (`modes`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from gossamer.protocol.ids import Digest, digest_of
 
@@ -38,6 +38,12 @@ def is_counted_once(work: int, num_units: int) -> bool:
     return work >= 0 and not work & ~_all_once(num_units)
 
 
+def units_in(work: int) -> list[int]:
+    """The units that some work contains, each as often as it does."""
+    digits = work.to_bytes((work.bit_length() + 7) // 8, "little")
+    return [unit for unit, times in enumerate(digits) for _ in range(times)]
+
+
 def describe(work: int) -> str:
     """For messages: how often it contains which units."""
     if work < 0:
@@ -46,28 +52,28 @@ def describe(work: int) -> str:
     return ", ".join(f"unit {u}" + f" x{n}" * (n != 1) for u, n in enumerate(digits) if n) or "none"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sum:
     """A partial sum of one chunk."""
 
     parts: tuple[tuple[int, int], ...]
     """(position in the ring, work) in the order of adding."""
-    digest: Digest
+    encoded: bytes
+    """What travels in this world's way of averaging."""
 
-
-_NOTHING = Sum((), digest_of(b"empty sum"))
+    @cached_property
+    def digest(self) -> Digest:
+        return digest_of(self.encoded)
 
 
 class WrongSumError(AssertionError):
     """Somebody is in a sum twice, or not at all although the mask says so."""
 
 
-def add(payload: Sum | None, position: int, work: int) -> Sum:
-    """The partial sum with one member more."""
-    before = _NOTHING if payload is None else payload
-    encoded = work.to_bytes((work.bit_length() + 15) // 8, "big", signed=True)
-    digest = digest_of(before.digest, position.to_bytes(2, "big"), encoded)
-    return Sum((*before.parts, (position, work)), digest)
+def add(payload: Sum | None, position: int, work: int, encoded: bytes) -> Sum:
+    """The partial sum with one member more; `encoded` is the real one."""
+    before = () if payload is None else payload.parts
+    return Sum((*before, (position, work)), encoded)
 
 
 def check(payload: Sum, mask: int, chunk: int) -> None:

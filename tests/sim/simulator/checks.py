@@ -3,7 +3,9 @@
 At every step
 - No machine raises: all traffic is honest.
 - Nobody counts twice, and sums hold exactly those that their masks name.
-- One head, one state: who commits a header has the same finals as everybody else who does.
+- One head, one state: who commits a header has the same finals as everybody else who does, and the
+  state that it votes for is what they lead to for whoever replays the round.
+- What the bytes of a final decode to is the average of the members that its mask names.
 - A committed header follows its parent, and its votes stand up to `open_commit`.
 - In no chain is a unit of work twice in a chunk.
 - One ring leads to two headers only if somebody living was accused in it, or all died that signed.
@@ -24,16 +26,20 @@ In the end, when everything has healed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gossamer.protocol.attempt import Committed
 from gossamer.protocol.chain import Commit, Header, check_follows, open_commit
-from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.ledger import Ledger, apply_spans
 from gossamer.protocol.messages import Suspect
 from gossamer.protocol.ring import Final
+from gossamer.protocol.roster import Ring
+from gossamer.protocol.state import FloatVector
 from simulator import arithmetic
 from simulator.arithmetic import Sum
+from simulator.modes import State
 from simulator.scenario import HOLD_SECONDS
 from simulator.signatures import verify
 
@@ -55,6 +61,10 @@ class Checks:
         self._ancestors: dict[Digest, list[Digest]] = {world.run_id: [world.run_id]}
         self._work: dict[Digest, dict[PeerId, list[int]]] = {world.run_id: {}}
         """For each head what its chain holds of each peer's work in each chunk."""
+        self._states: dict[Digest, State] = {world.run_id: world.mode.genesis}
+        self._steps: dict[tuple[object, ...], State] = {}
+        self._offers: dict[tuple[bytes, int], tuple[FloatVector, int]] = {}
+        """For each ring and position the vector that its member offered, and its tokens."""
         self._accused: dict[bytes, set[PeerId]] = {}
         self._accused_living: set[bytes] = set()
         self._goal_round = 0
@@ -85,11 +95,21 @@ class Checks:
         """Whether a head's chain has a round of this ring."""
         return any(self.headers[h].ring_id == ring_id for h in self.ancestors(head)[:-1])
 
-    def state_after(self, parent: Digest, finals: list[Final]) -> Digest:
-        """The digest of the state that an outer step leads to."""
-        return digest_of(b"state", parent, *(final.digest for final in finals))
+    def state_after(self, parent: Digest, finals: list[Final], tokens: Sequence[int]) -> State:
+        """The state that an outer step leads to; `tokens` of the members, by position."""
+        key = (parent, *((final.mask, final.digest) for final in finals), *tokens)
+        if key not in self._steps:
+            first_chunk = self._world.scenario.first_chunk_of(self.round_of(parent) + 1)
+            self._steps[key] = self._world.mode.state_after(
+                self._states[parent], first_chunk, finals, tokens
+            )
+        return self._steps[key]
 
     # Events
+
+    def note_offer(self, ring: Ring, position: int, pending: FloatVector) -> None:
+        """A member follows a ring with this vector."""
+        self._offers[ring.ring_id, position] = (pending, ring.weights[ring.members[position]])
 
     def note_head(self, peer: Peer, head: Digest) -> None:
         """A peer stands at a head now."""
@@ -114,7 +134,10 @@ class Checks:
         check_follows(header, old, self.round_of(old), self.tokens_of(old))
         assert header.update_digest == proposal.update.digest
         assert header.ledger_digest == proposal.ledger.digest
-        assert header.state_digest == self.state_after(old, committed.finals)
+        # As whoever replays the round takes the step: with the tokens that the header says.
+        tokens = [member.tokens for member in header.members]
+        state = self.state_after(old, committed.finals, tokens)
+        assert header.state_digest == state.digest
         world.count("commits")
         world.note(
             f"{peer.name} commits round {header.round}: {head.hex()[:6]} of ring "
@@ -129,6 +152,8 @@ class Checks:
         self.headers[head] = header
         self.commits[head] = committed.commit
         self.finals[head] = committed.finals
+        self._states[head] = state
+        self._check_averages(header, committed.finals)
         self.ledgers[head] = proposal.ledger
         self._ancestors[head] = [head, *self._ancestors[old]]
         self._work[head] = self._work_with(old, header, committed.finals)
@@ -171,6 +196,14 @@ class Checks:
                     f"{arithmetic.describe(work[peer_id][chunk])} in chunk {chunk}"
                 )
         return work
+
+    def _check_averages(self, header: Header, finals: list[Final]) -> None:
+        """What the bytes decode to is the average of those that the masks name."""
+        for chunk, final in enumerate(finals):
+            places = [p for p in range(len(header.members)) if final.mask >> p & 1]
+            offers = [self._offers[header.ring_id, place] for place in places]
+            pendings, weights = zip(*offers, strict=True)
+            self._world.mode.check_average(chunk, final, pendings, weights)
 
     def work_of(self, peer: PeerId, head: Digest) -> list[int]:
         """What a head's chain holds of a peer's work, for each chunk."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from gossamer.node.rounds.residual import Contribution
 from gossamer.protocol.attempt import (
     Action,
     BeginRing,
@@ -17,6 +18,7 @@ from gossamer.protocol.chain import Commit
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
 from gossamer.protocol.inventory import Held, Inventory
 from gossamer.protocol.messages import Pace, Ready, Roster, Signed, Statement, Suspect, Vote
+from gossamer.protocol.proposal import credited_tokens
 from gossamer.protocol.ring import Contribute, Final, Finalise, Send
 from gossamer.protocol.roster import Ring
 from gossamer.protocol.round import Round
@@ -60,6 +62,7 @@ class Driver:
         """Of the ring, once all are there; the newest."""
         self._envelope: Signed | None = None
         self._position = 0
+        self.contribution: Contribution | None = None
         self._links: dict[PeerId, Link] = {}
         self._ring_began_seconds = 0.0
         self._patience_seconds = 0.0
@@ -183,6 +186,9 @@ class Driver:
         self.ring, self._envelope = ring, envelope
         self._position = ring.members.index(self.peer.peer_id)
         self.finals = []
+        pending = self.peer.work.offered_vector(self.machine.number)
+        self.contribution = self._world.mode.contribution(pending, ring, self.peer.peer_id)
+        self._world.checks.note_offer(ring, self._position, pending)
         self._num_computed = 0
         self._ring_began_seconds = self._world.now
         self._patience_seconds = self._world.uniform(SILENT_SECONDS)
@@ -195,9 +201,11 @@ class Driver:
     def _contribute(self, action: Contribute) -> None:
         payload = action.payload
         assert payload is None or isinstance(payload, Sum)
+        assert self.contribution is not None
         chunk = action.chunk
-        part = self.peer.work.offered(self.machine.number, chunk)
-        total = arithmetic.add(payload, self._position, part)
+        work = self.peer.work.offered(self.machine.number, chunk)
+        encoded = self.contribution.add(chunk, None if payload is None else payload.encoded)
+        total = arithmetic.add(payload, self._position, work, bytes(encoded))
         self._answer(
             lambda ring_id: self.machine.contributed(self.peer.now, ring_id, chunk, total)  # type: ignore[arg-type]
         )
@@ -206,9 +214,16 @@ class Driver:
         payload, chunk = action.payload, action.chunk
         assert isinstance(payload, Sum)
         arithmetic.check(payload, action.mask, chunk)
+        assert self.contribution is not None
+        encoded = self.contribution.finalise(chunk, payload.encoded, action.mask)
+        final = Sum(payload.parts, bytes(encoded))
         self._answer(
             lambda ring_id: self.machine.finalised(
-                self.peer.now, ring_id, chunk, payload, payload.digest
+                self.peer.now,
+                ring_id,
+                chunk,
+                final,
+                final.digest,  # type: ignore[arg-type]
             )
         )
 
@@ -216,7 +231,9 @@ class Driver:
         self.finals = action.finals
         self._num_computed += 1
         self._world.count("computed again", self._num_computed > 1)
-        state = self._world.checks.state_after(self.machine.head, action.finals)
+        assert self.ring is not None
+        tokens = credited_tokens(self.ring, [final.mask for final in action.finals])
+        state = self._world.checks.state_after(self.machine.head, action.finals, tokens).digest
         self._answer(
             lambda ring_id: self.machine.computed(self.peer.now, ring_id, action.generation, state),
             not_before_seconds=self._world.scenario.hold_seconds,
@@ -335,10 +352,11 @@ class Driver:
             return "refused"
         now, ring_id, source = self.peer.now, link.ring.ring_id, link.source.peer_id
         chunk, mask, payload = frame.chunk, frame.mask, frame.payload
+        assert isinstance(payload, Sum)
+        self._world.mode.check(payload, mask)
         if frame.finisher is None:
             actions = self.machine.token_received(now, ring_id, source, chunk, mask, payload)
         else:
-            assert isinstance(payload, Sum)
             actions = self.machine.final_received(
                 now, ring_id, source, chunk, mask, frame.finisher, payload, payload.digest
             )

@@ -364,10 +364,15 @@ class Peer:
 
     def proceed(self) -> None:
         """Between two turns: to the best head, and on."""
+        earlier = self.turn
+        if earlier is not None and self.heads.better() is not None:
+            earlier.end_ahead(self.heads.head, self.world.checks.round_of(self.heads.head) + 1)
         if self.heads.catch_up():
             return
         line_was_slow = self.driver is not None and self.driver.machine.line_is_slow
-        self.turn = Turn(self, line_was_slow=line_was_slow)
+        training = None if earlier is None else earlier.ahead
+        self.world.count("trained ahead", training is not None)
+        self.turn = Turn(self, training=training, line_was_slow=line_was_slow)
         self._expected = []
         self.turn.begin()
         self.members_changed()

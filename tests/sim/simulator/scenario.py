@@ -71,6 +71,10 @@ class Scenario:
     """Of a round."""
     fragments: int = 1
     """Parts of what a peer carries, each of so many chunks, that rounds exchange in turn."""
+    mode: str = "fp32"
+    """The way of averaging: a codec, or sparse payloads."""
+    overlap: bool = False
+    """Whether peers train on while their ring is at work."""
     gather_seconds: float = 10.0
     gather_fraction: float = 1000.0
     attempt_seconds: float = 2.5
@@ -103,12 +107,19 @@ class Scenario:
         return (round_number - 1) % self.fragments * self.num_chunks
 
 
+MODES = ("fp32", "fp16", "int8", "int4", "sparse")
+"""Of which each world has one."""
+
+
 def draw(seed: int) -> Scenario:
     """The scenario of a seed: every third one a single ring under fire, else whole runs."""
     random = Random(seed)
     if seed % 3 == 0:
-        return _draw_ring(seed, random)
-    return replace(_draw_run(seed, random), fragments=random.choice((1, 1, 2, 3)))
+        scenario = _draw_ring(seed, random)
+    else:
+        scenario = replace(_draw_run(seed, random), fragments=random.choice((1, 1, 2, 3)))
+    number, mode = divmod(seed, len(MODES))
+    return replace(scenario, mode=MODES[mode], overlap=number % 2 == 1)
 
 
 def _faults(

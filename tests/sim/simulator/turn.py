@@ -1,15 +1,19 @@
-"""One turn of a peer's loop: train, say ready, average, commit."""
+"""One turn of a peer's loop: train, say ready, average, commit.
+
+With overlap the next round's training begins when this one's is handed to the ring. If its turn
+does not follow straight on, what was done for it is carried like the rest.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gossamer.protocol import limits
 from gossamer.protocol.attempt import Committed
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.messages import Ready
-from gossamer.protocol.payloads import SumPayloads
 from gossamer.protocol.proposal import Parent
 from gossamer.protocol.round import Round, RoundRules
-from gossamer.protocol.tensor_codecs import codec
 from simulator.driver import Driver
 from simulator.scenario import CHUNK_BYTES
 
@@ -26,15 +30,54 @@ INNER_STEPS = 200
 
 STEP_TOKENS = (1, 5)
 
-PAYLOADS, CHUNK_ELEMENTS = SumPayloads(codec("fp32")), 1024
-assert PAYLOADS.part_bytes(CHUNK_ELEMENTS) == CHUNK_BYTES
+
+class _Rules(RoundRules):
+    """A chunk takes its time on a line whatever the world's payloads are."""
+
+    def chunk_bytes(self, num_members: int) -> int:
+        """See `RoundRules`."""
+        return CHUNK_BYTES
+
+
+class Training:
+    """The inner steps of one round of one peer."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self.began_seconds = peer.world.now
+        self.num_steps = INNER_STEPS
+        self._seconds = peer.world.uniform(peer.machine.train_seconds)
+        peer.feed.prepare(INNER_STEPS * STEP_TOKENS[1] + peer.life)
+
+    @property
+    def done_seconds(self) -> float:
+        """World's time at which the last step is done."""
+        return self.began_seconds + self._seconds * self.num_steps / INNER_STEPS
+
+    def stop(self) -> None:
+        """The step under way is the last one."""
+        step_seconds = self._seconds / INNER_STEPS
+        num_steps = int((self._peer.world.now - self.began_seconds) / step_seconds) + 1
+        self.num_steps = min(self.num_steps, num_steps)
+
+    def collect(self, head: Digest, number: int) -> None:
+        """What was done is carried, as work on a head, for that round."""
+        peer = self._peer
+        # Offers of two lives on one head with alike many tokens could not be told apart: the newest
+        # that fits is taken (`WorkAccount`), which loses work rather than count it twice.
+        tokens = self.num_steps * peer.world.random.randint(*STEP_TOKENS) + peer.life
+        peer.work.trained(head, number, tokens, peer.feed.take(tokens))
 
 
 class Turn:
     """One round of one peer."""
 
-    def __init__(self, peer: Peer, *, line_was_slow: bool) -> None:
+    def __init__(self, peer: Peer, *, training: Training | None, line_was_slow: bool) -> None:
+        """`training`: this round's, if it is under way."""
         world, head = peer.world, peer.heads.head
+        self._training = training or Training(peer)
+        self.ahead: Training | None = None
+        """The next round's."""
         scenario, checks = world.scenario, world.checks
         self._peer = peer
         self._world = world
@@ -44,9 +87,9 @@ class Turn:
             parent=Parent(
                 head, checks.round_of(head), checks.tokens_of(head), checks.ledgers[head]
             ),
-            rules=RoundRules(
-                PAYLOADS,
-                CHUNK_ELEMENTS,
+            rules=_Rules(
+                world.mode.payloads,
+                limits.CHUNK_ELEMENTS_MIN,
                 scenario.num_chunks,
                 scenario.gather_seconds,
                 scenario.gather_fraction,
@@ -54,38 +97,31 @@ class Turn:
             ),
             sign=peer.sign,
             verify=checks.verify,
-            now=peer.now,
+            now=peer.now - (world.now - self._training.began_seconds),
             line_was_slow=line_was_slow,
         )
         self.driver = Driver(peer, machine, self._committed)
         self._is_over = False
         self._is_training = True
         self._is_stopping = False
-        self._num_steps = INNER_STEPS
         self._stops_seconds: float | None = None
-        self._train_seconds = world.uniform(peer.machine.train_seconds)
-        self._began_seconds = world.now
         self._offer: int | None = None
 
     def begin(self) -> None:
         peer = self._peer
         self._world.note(f"{peer.name} begins round {self.driver.machine.number}")
-        peer.feed.prepare(INNER_STEPS * STEP_TOKENS[1] + peer.life)
         peer.set_phase("training")
         self.driver.begin()
-        peer.later(self._train_seconds, self._trained)
+        peer.at(self._training.done_seconds, self._trained)
 
     # Training
 
     def _stop(self) -> None:
-        """The step under way is the last one."""
         if self._is_over or not self._is_training or self._is_stopping:
             return
         self._is_stopping = True
-        step_seconds = self._train_seconds / INNER_STEPS
-        seconds = self._world.now - self._began_seconds
-        self._num_steps = min(INNER_STEPS, int(seconds / step_seconds) + 1)
-        self._peer.later(self._num_steps * step_seconds - seconds, self._trained)
+        self._training.stop()
+        self._peer.at(self._training.done_seconds, self._trained)
 
     def _trained(self) -> None:
         """The inner steps are done, or the last one after it was told to stop."""
@@ -93,11 +129,7 @@ class Turn:
             return
         self._is_training = False
         peer, machine = self._peer, self.driver.machine
-        # Offers of two lives on one head with alike many tokens could not be told apart: the newest
-        # that fits is taken (`WorkAccount`), which loses work rather than count it twice.
-        tokens = self._num_steps * self._world.random.randint(*STEP_TOKENS) + peer.life
-        spans = peer.feed.take(tokens)
-        peer.work.trained(peer.heads.head, machine.number, tokens, spans)
+        self._training.collect(peer.heads.head, machine.number)
         if peer.heads.better() is None:
             self._say_ready()
         if not self._is_over:
@@ -110,8 +142,10 @@ class Turn:
             return
         self._offer = offer.number
         peer.set_phase("averaging")
-        steps = self._num_steps
+        steps = self._training.num_steps
         ready = Ready(machine.number, machine.head, offer.tokens, steps, 2.5, offer.spans)
+        if self._world.scenario.overlap:
+            self.ahead = Training(peer)
         self.driver.ready(ready)
 
     def _should_stop_training(self) -> bool:
@@ -165,16 +199,32 @@ class Turn:
         self.driver.leave()
         if self._offer is not None and self.driver.machine.ring is None:
             self._peer.work.withdraw(self._offer)
+        self.end_ahead(self.driver.machine.head, self.driver.machine.number)
         self._peer.work.tidy()
+
+    def end_ahead(self, head: Digest, number: int) -> None:
+        """The next round does not follow straight on: what was done for it is carried."""
+        if self.ahead is not None:
+            self._world.count("trained ahead in vain")
+            self.ahead.stop()
+            self.ahead.collect(head, number)
+            self.ahead = None
 
     def _committed(self, committed: Committed) -> None:
         self._is_over = True
         peer = self._peer
+        assert self.driver.ring is not None
+        assert self.driver.contribution is not None
         header = committed.proposal.header
         head = header.digest
         self._world.checks.note_commit(peer, committed)
         peer.heads.disk.known[head] = committed.commit
         peer.heads.disk.applied.add(head)
+        place = self.driver.ring.members.index(peer.peer_id)
+        chunks = sum(
+            1 << chunk for chunk, final in enumerate(committed.finals) if final.mask >> place & 1
+        )
+        peer.work.taken(self.driver.contribution, header.round, chunks)
         peer.heads.install(head)
         peer.work.moved([], [head])
         peer.point("settled")

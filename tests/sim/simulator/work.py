@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
+from gossamer.node.rounds.residual import Contribution
 from gossamer.protocol.chain import spans_taken
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.ledger import choose_shards, lost_claims
 from gossamer.protocol.messages import Span
+from gossamer.protocol.state import FloatVector
 from gossamer.protocol.work_account import WorkAccount
 from gossamer.protocol.work_records import AccountState, Offer
 from simulator import arithmetic
@@ -50,6 +53,8 @@ class Work:
         """Work that was lost with a process, for each chunk."""
         self._dropped = self._zeros()
         self._pending = self._zeros()
+        self._residue = np.zeros_like(self._world.mode.genesis.parameters)
+        """What encoding left out of what rounds took, in memory only."""
         self._newest: tuple[int, list[int]] | None = None
         """Number and vector of the offer to the round under way; not on disk."""
 
@@ -61,6 +66,7 @@ class Work:
     def restart(self) -> None:
         """The process starts with what is on disk."""
         disk = self.disk
+        self._residue[:] = 0.0
         if disk.account is None:
             self.account = WorkAccount(self._num_chunks, self._stale_rounds)
             self.account.state.head = self._world.run_id
@@ -151,6 +157,22 @@ class Work:
         assert self._newest is not None
         return self._newest[1][self._world.scenario.first_chunk_of(round_number) + chunk]
 
+    def offered_vector(self, round_number: int) -> FloatVector:
+        """The numbers behind it, all chunks of the round's ring."""
+        assert self._newest is not None
+        mode = self._world.mode
+        first = self._world.scenario.first_chunk_of(round_number)
+        pending = mode.pending(self._peer.index, self._newest[1], self._residue)
+        return pending[mode.elements_of_round(first)]
+
+    def taken(self, contribution: Contribution, round_number: int, chunks: int) -> None:
+        """A round took these chunks of what was offered: what its encoding left out is carried."""
+        first = self._world.scenario.first_chunk_of(round_number)
+        for chunk in _chunks(chunks):
+            error = contribution.error_of(chunk)
+            part = self._world.mode.plan.range_of(first + chunk)
+            self._residue[part] = 0.0 if error is None else error
+
     def _end_turn(self) -> None:
         """The offer's vector goes to disk before `pending` changes."""
         if self._newest is not None:
@@ -164,6 +186,9 @@ class Work:
     def moved(self, lost: Iterable[Digest], gained: Iterable[Digest]) -> None:
         """The chain has other rounds now: `lost` newest first, then `gained`, oldest first."""
         self._end_turn()
+        lost = list(lost)
+        if lost:
+            self._residue[:] = 0.0
         checks, me = self._world.checks, self._peer.peer_id
         next_round = checks.round_of(self._peer.heads.head) + 1
         for head in lost:

@@ -17,6 +17,7 @@ from gossamer.protocol.ids import PeerId, digest_of
 from simulator.checks import Checks
 from simulator.faults import Faults
 from simulator.links import Links
+from simulator.modes import Mode
 from simulator.network import Network
 from simulator.peer import Died, Peer
 from simulator.scenario import Scenario, draw
@@ -36,6 +37,7 @@ class World:
     def __init__(self, scenario: Scenario, *, verbose: bool = False) -> None:
         self.scenario = scenario
         self.random = Random(scenario.seed * 2 + 1)
+        self.mode = Mode(scenario.mode, scenario.num_chunks, scenario.num_chunks_carried)
         self.now = 0.0
         self.run_id = digest_of(b"simulated run", scenario.seed.to_bytes(8, "big"))
         self.statistics: Counter[str] = Counter()

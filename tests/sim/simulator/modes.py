@@ -1,0 +1,158 @@
+"""The payloads that travel in a world: what the run's way of averaging makes of real numbers.
+
+Beside the work that can be counted (`arithmetic`) every chunk holds `ELEMENTS` fp32 values, and the
+same code as in a node adds, finishes, checks and averages them, and takes the outer step. So what
+peers hand to each other is what the mode's codec wrote, states are real bits, and rounding errors
+(or what a sparse update left out) are carried into the next round. Only that errors outlive a
+process, or come back with an abandoned round, is left to the tests of `node/storage/work.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import numpy as np
+
+from gossamer.node.rounds.residual import Contribution, contribution_of
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.contributions import split
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.payloads import SetPayloads, SumPayloads, payloads_named
+from gossamer.protocol.ring import Final
+from gossamer.protocol.roster import Ring
+from gossamer.protocol.state import FloatVector
+from gossamer.trainer.outer import nesterov
+from simulator import arithmetic
+from simulator.arithmetic import Sum
+
+ELEMENTS = 150
+"""Of a chunk: a whole block of 128 and a part of one, for codecs that have blocks."""
+
+ERROR_DECAY = 0.95
+RATE, MU = 0.7, 0.9
+
+_TOP_K = 512
+"""Of 4096: some values of so short a block."""
+
+_ERROR_MAX = {"fp32": 2.0**-22, "fp16": 2.0**-11, "int8": 2.0**-8, "int4": 2.0**-4.5}
+"""Of one encoding: root of the mean square, as a part of the largest magnitude."""
+
+
+class WrongAverageError(AssertionError):
+    """A final is not the average of those that its mask names."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What the outer step works on, all chunks of all fragments."""
+
+    parameters: FloatVector
+    momentum: FloatVector
+
+    @cached_property
+    def digest(self) -> Digest:
+        return digest_of(self.parameters.tobytes(), self.momentum.tobytes())
+
+
+class Mode:
+    """The way of averaging of one world."""
+
+    def __init__(self, name: str, num_chunks: int, num_chunks_carried: int) -> None:
+        """
+        Args:
+            name: a codec's, or that of sparse payloads.
+            num_chunks: of a round.
+            num_chunks_carried: of all rounds that have their turn one after the other.
+        """
+        self.payloads: SumPayloads | SetPayloads = payloads_named(name, _TOP_K)
+        self.plan = ChunkPlan(num_chunks_carried * ELEMENTS, ELEMENTS)
+        self._round_plan = ChunkPlan(num_chunks * ELEMENTS, ELEMENTS)
+        zeros = np.zeros(self.plan.num_elements, np.float32)
+        self.genesis = State(zeros, zeros)
+        # The same bytes come to the same everywhere, so it is enough to look at them once.
+        self._checked: set[tuple[bytes, int]] = set()
+
+    def pending(self, peer: int, work: Sequence[int], residue: FloatVector) -> FloatVector:
+        """The vector behind some work of a peer, which is an integer for each chunk."""
+        chunks = [
+            sum(
+                (_unit_vector(peer, unit) for unit in arithmetic.units_in(each)),
+                start=np.zeros(ELEMENTS, np.float32),
+            )
+            for each in work
+        ]
+        return np.concatenate(chunks) + residue
+
+    def elements_of_round(self, first_chunk: int) -> slice:
+        """Of a round whose chunks are these and the next ones."""
+        start = first_chunk * ELEMENTS
+        return slice(start, start + self._round_plan.num_elements)
+
+    def contribution(self, pending: FloatVector, ring: Ring, me: PeerId) -> Contribution:
+        """`pending`: what the round exchanges of it."""
+        return contribution_of(pending, self._round_plan, self.payloads, ring, me, ERROR_DECAY)
+
+    def check(self, payload: Sum, mask: int) -> None:
+        """What a node does with what comes. Raises MalformedError."""
+        if (payload.encoded, mask) not in self._checked:
+            self.payloads.check(payload.encoded, ELEMENTS, mask)
+            self._checked.add((payload.encoded, mask))
+
+    def state_after(
+        self, state: State, first_chunk: int, finals: Sequence[Final], tokens: Sequence[int]
+    ) -> State:
+        """The outer step, as a node takes it."""
+        parameters, momentum = state.parameters.copy(), state.momentum.copy()
+        for chunk, final in enumerate(finals, first_chunk):
+            assert isinstance(final.payload, Sum)
+            part = self.plan.range_of(chunk)
+            average = self.payloads.average(final.payload.encoded, ELEMENTS, final.mask, tokens)
+            nesterov(
+                state.parameters[part],
+                state.momentum[part],
+                average,
+                RATE,
+                MU,
+                parameters[part],
+                momentum[part],
+            )
+        return State(parameters, momentum)
+
+    def check_average(
+        self, chunk: int, final: Final, pendings: Sequence[FloatVector], weights: Sequence[int]
+    ) -> None:
+        """Raises WrongAverageError unless a final is that of these vectors.
+
+        Args:
+            chunk: of the round.
+            pendings: what the round exchanges, of those in the mask, in ring order.
+            weights: their tokens.
+        """
+        assert isinstance(final.payload, Sum)
+        encoded, part = final.payload.encoded, self._round_plan.range_of(chunk)
+        if isinstance(self.payloads, SetPayloads):
+            coder = self.payloads.coder
+            for record, pending in zip(
+                split(encoded, final.mask, coder.encoded_bytes(ELEMENTS)), pendings, strict=True
+            ):
+                if record.block != coder.encode(pending[part]):
+                    raise WrongAverageError(f"chunk {chunk}: not what {record.position} has")
+            return
+        average = self.payloads.average(encoded, ELEMENTS, final.mask, ())
+        shares = np.array(weights, np.float64) / sum(weights)
+        vectors = np.stack([pending[part] for pending in pendings]).astype(np.float64)
+        error = np.sqrt(np.mean((shares @ vectors - average) ** 2))
+        # Each adds its own, independent of the others'. Of a sum that has a small part of the
+        # ring's tokens they are as small as the sum.
+        encodings = np.sqrt(len(pendings) + 1)
+        error_max = encodings * _ERROR_MAX[self.payloads.name] * np.abs(vectors).max()
+        if error > error_max:
+            raise WrongAverageError(f"chunk {chunk}: wrong by {error:.3g}, not {error_max:.3g}")
+
+
+@cache
+def _unit_vector(peer: int, unit: int) -> FloatVector:
+    """The pseudo-gradient of one local round of a peer, in every chunk."""
+    return np.random.default_rng((peer, unit)).standard_normal(ELEMENTS, np.float32)
