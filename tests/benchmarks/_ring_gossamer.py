@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import _ring_steps
 import numpy as np
 import trio
 from _member import Assignment, Channel, Checker, Part, Usage, Vector, sleep_until, vector_of
@@ -21,18 +22,26 @@ from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.libp2p_transport import open_libp2p_transport
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.gossip import Gossip
-from gossamer.node.rounds.residual import contribution_of
+from gossamer.node.rounds.residual import Contribution, contribution_of
 from gossamer.node.rounds.ring_link import RING_PROTOCOL, Receiver, serve_ring
 from gossamer.node.rounds.round_driver import RoundDriver
+from gossamer.protocol import limits
 from gossamer.protocol.chain import Commit
 from gossamer.protocol.chunks import ChunkPlan, default_chunk_elements
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.messages import Ready, Roster, Signed, Statement, open_signed
-from gossamer.protocol.payloads import SetPayloads, SumPayloads, payloads_named
+from gossamer.protocol.payloads import (
+    DISTRO,
+    SetPayloads,
+    SignPayloads,
+    SumPayloads,
+    payloads_named,
+)
 from gossamer.protocol.proposal import Parent
 from gossamer.protocol.ring import Payload
+from gossamer.protocol.roster import Ring
 from gossamer.protocol.round import Round, RoundRules
 from gossamer.protocol.state import chunk_bytes
 from gossamer.trainer.outer import nesterov
@@ -51,7 +60,7 @@ def head_of(repeat: int) -> Digest:
 class OuterStep:
     """The arithmetic of a commit on a state of zeros: Nesterov and the digests of every chunk."""
 
-    def __init__(self, plan: ChunkPlan, payloads: SumPayloads | SetPayloads) -> None:
+    def __init__(self, plan: ChunkPlan, payloads: SumPayloads | SetPayloads | SignPayloads) -> None:
         self._plan = plan
         self._payloads = payloads
         self._zeros = np.zeros(plan.chunk_elements, np.float32)
@@ -76,6 +85,8 @@ class OuterStep:
         self.finished_seconds = time.monotonic()
         self.cost = self.usage.so_far()
         self.finals, self._masks, self._tokens = finals, masks, tokens
+        if isinstance(self._payloads, SignPayloads):
+            return digest_of(*finals)
         digests = []
         for chunk, payload in enumerate(finals):
             size = self._plan.elements_of(chunk)
@@ -88,6 +99,7 @@ class OuterStep:
 
     def result(self) -> Vector:
         """The average."""
+        assert not isinstance(self._payloads, SignPayloads)
         vector = np.empty(self._plan.num_elements, np.float32)
         for chunk, payload in enumerate(self.finals):
             part = self._plan.range_of(chunk)
@@ -104,9 +116,15 @@ class Member:
         self._assignment = channel.assignment
         self._identity = identity
         self._transport = transport
-        self._plan = _plan_of(self._assignment)
-        self._vector = vector_of(self._assignment.rank, self._assignment.num_elements)
-        self._payloads = payloads_named(self._assignment.codec)
+        self._payloads: SumPayloads | SetPayloads | SignPayloads
+        if self._assignment.codec == DISTRO:
+            self._plan = _ring_steps.PLAN
+            self._payloads = _ring_steps.payloads_of(self._assignment.num_elements)
+            self._vector = np.zeros(0, np.float32)
+        else:
+            self._plan = _plan_of(self._assignment)
+            self._payloads = payloads_named(self._assignment.codec)
+            self._vector = vector_of(self._assignment.rank, self._assignment.num_elements)
         self._outer_step = OuterStep(self._plan, self._payloads)
         self._driver: RoundDriver | None = None
         self._ranks: dict[PeerId, int] = {}
@@ -142,7 +160,12 @@ class Member:
             checker = Checker(self._assignment)
             while (order := await self._hear()) is not None:
                 parts = await self._round(order["repeat"])
-                self._channel.say(**checker.check(self._outer_step.result(), parts))
+                if isinstance(self._payloads, SignPayloads):
+                    everybody = list(range(self._assignment.num_members))
+                    assert all(part.ranks == everybody for part in parts)
+                    self._channel.say()
+                else:
+                    self._channel.say(**checker.check(self._outer_step.result(), parts))
             nursery.cancel_scope.cancel()
 
     async def _round(self, number: int) -> list[Part]:
@@ -190,11 +213,12 @@ class Member:
 
     def _new_driver(self, parent: Parent) -> RoundDriver:
         plan, payloads = self._plan, self._payloads
+        chunk_elements = max(plan.chunk_elements, limits.CHUNK_ELEMENTS_MIN)
         machine = Round(
             me=self._me,
             run_id=RUN_ID,
             parent=parent,
-            rules=RoundRules(payloads, plan.chunk_elements, plan.num_chunks, 30.0, 100.0, 5.0),
+            rules=RoundRules(payloads, chunk_elements, plan.num_chunks, 30.0, 100.0, 5.0),
             sign=self._identity.sign,
             verify=verify,
             now=trio.current_time(),
@@ -206,9 +230,7 @@ class Member:
             gossip=self._gossip,
             plan=plan,
             payloads=payloads,
-            new_contribution=lambda ring: contribution_of(
-                self._vector, plan, payloads, ring, self._me, 1.0
-            ),
+            new_contribution=self._new_contribution,
             compute=self._outer_step,
             run_in_thread=trio.to_thread.run_sync,
             on_offence=self._offence,
@@ -216,6 +238,11 @@ class Member:
             expected=lambda: self._others,
             reach=_reach,
         )
+
+    def _new_contribution(self, ring: Ring) -> Contribution:
+        if isinstance(self._payloads, SignPayloads):
+            return _ring_steps.Signs(self._payloads, ring, self._me)
+        return contribution_of(self._vector, self._plan, self._payloads, ring, self._me, 1.0)
 
     @property
     def _me(self) -> PeerId:

@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 
+import _ring_steps
 from _member import Assignment
 from _members import Members
 from netns import LINE, NamespacesUnavailable, Network
@@ -32,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.protocol.chunks import ChunkPlan, default_chunk_elements
-from gossamer.protocol.payloads import payloads_named
+from gossamer.protocol.payloads import DISTRO, Payloads, payloads_named
 
 HERE = Path(__file__).parent
 
@@ -60,6 +61,7 @@ MODES = (
     Mode("diloco int8", "int8", 500),
     Mode("diloco int4", "int4", 500),
     Mode("sparse", "sparse", 100),
+    Mode(DISTRO, DISTRO, _ring_steps.STEPS),
 )
 
 
@@ -83,14 +85,19 @@ class Result:
 
     @property
     def times_less(self) -> float:
-        """Than an fp32 gradient at every step."""
-        return 4 * self.elements / self.payload_per_step
+        """Than an fp32 gradient at every step, or for `distro` a bf16 one."""
+        gradient_bytes = 2 if self.mode == DISTRO else 4
+        return gradient_bytes * self.elements / self.payload_per_step
 
 
 def measure(mode: Mode, elements: int, peers: int) -> Result:
     """One all-reduce, after one that warms up."""
     chunk_elements = default_chunk_elements(elements)
-    payloads, plan = payloads_named(mode.codec), ChunkPlan(elements, chunk_elements)
+    payloads: Payloads
+    if mode.codec == DISTRO:
+        payloads, plan = _ring_steps.payloads_of(elements), _ring_steps.PLAN
+    else:
+        payloads, plan = payloads_named(mode.codec), ChunkPlan(elements, chunk_elements)
     payload = sum(payloads.part_bytes(plan.elements_of(c)) for c in range(plan.num_chunks))
     members = Members()
     with (

@@ -1,0 +1,59 @@
+"""A round of shared steps (`distro`) for `_ring_gossamer`: the payloads, and a member's part.
+
+Every step is a chunk, and a member's signs are there at once: only what travels is measured, not
+how steps wait for each other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.contributions import add_record
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.payloads import SignPayloads
+from gossamer.protocol.ring import Payload
+from gossamer.protocol.roster import Ring
+from gossamer.protocol.sign_codec import CHUNK_COEFFICIENTS_MAX, SignCodec, SignUpdate
+from gossamer.protocol.state import FloatVector
+
+STEPS = 50
+"""Of a round; the default of `distro`."""
+
+TOP_K = 4
+"""Of 4096, as DisTrO was deployed."""
+
+PLAN = ChunkPlan(STEPS, 1)
+
+
+def payloads_of(num_elements: int) -> SignPayloads:
+    """For a model whose tensors are all cut into whole chunks."""
+    num_chunks = max(1, num_elements // CHUNK_COEFFICIENTS_MAX)
+    return SignPayloads(SignCodec([(num_chunks, CHUNK_COEFFICIENTS_MAX)], TOP_K))
+
+
+class Signs:
+    """One member's parts of all steps (a `Contribution`): any coefficients, any signs."""
+
+    def __init__(self, payloads: SignPayloads, ring: Ring, me: PeerId) -> None:
+        self._position = ring.members.index(me)
+        coder = payloads.coder
+        firsts = np.arange(0, coder.num_coefficients, CHUNK_COEFFICIENTS_MAX)
+        places = (firsts[:, np.newaxis] + 7 * np.arange(TOP_K)).reshape(-1)
+        draw = np.random.default_rng(self._position)
+        self._block = coder.encode(SignUpdate(places, draw.random(places.size) < 0.5))
+
+    async def due(self, chunk: int, *, is_first: bool) -> None:
+        """See `Contribution`."""
+
+    def add(self, chunk: int, payload: Payload | None) -> Payload:
+        """See `Contribution`."""
+        return add_record(payload, self._position, self._block)
+
+    def finalise(self, chunk: int, payload: Payload, mask: int) -> Payload:
+        """See `Contribution`."""
+        return payload
+
+    def error_of(self, chunk: int) -> FloatVector | None:
+        """See `Contribution`."""
+        return None
