@@ -83,7 +83,7 @@ def run_swarm(root: Path, corpus: Path, mode: str, num_peers: int, fragments: in
         address = founder.address()
         for _ in range(num_peers - 1):
             swarm.join(address)
-        wait_for_round(founder, ROUNDS)
+        wait_for_round(founder, ROUNDS + 1)  # the newest may not be on disk yet
         for node in swarm.nodes:
             node.kill()
     return founder
