@@ -98,6 +98,11 @@ class Heads:
         chain = self._parts.committed.chain
         return chain.header(self._branch_of(head)).ring_id == ring_id
 
+    def is_on_mine(self, head: Digest) -> bool:
+        """Whether a known head goes on from my own."""
+        committed = self._parts.committed
+        return not committed.chain.only_in(committed.head, head)
+
     def is_near(self, head: Digest) -> bool:
         """Whether I am so few rounds behind a head that the others may wait for me."""
         committed = self._parts.committed

@@ -280,7 +280,13 @@ class Turn:
         """Whether a head is committed elsewhere that this round's own result would not win over."""
         better = self._heads.better()
         machine = self.driver.machine
-        if better is None or better.tokens_total < machine.attainable_tokens:
+        if better is None:
+            return False
+        # A lone commit on my own head does not stop a ring of many. But of two branches that go
+        # on side by side the one that is behind now yields: if each went by what its own ring may
+        # yet commit they would overtake each other in turn, and never meet.
+        is_on_mine = self._heads.is_on_mine(better.head)
+        if is_on_mine and better.tokens_total < machine.attainable_tokens:
             return False
         # Who stayed for another ring's commit, to make one that weighs the same, would leave the
         # swarm in two halves: each is overtaken by the other in turn, whichever digest is lower.

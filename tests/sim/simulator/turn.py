@@ -178,7 +178,8 @@ class Turn:
         better = heads.better()
         if better is None:
             return False
-        if self._world.checks.tokens_of(better) < machine.attainable_tokens:
+        is_on_mine = not self._world.checks.path(better, heads.head)
+        if is_on_mine and self._world.checks.tokens_of(better) < machine.attainable_tokens:
             self._world.count("head held back")
             return False
         ring = machine.ring
