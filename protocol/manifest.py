@@ -96,7 +96,7 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     codec: Codec
     chunk_elements: int
     overlap: bool = False
-    """Whether a peer trains on while its round is averaged."""
+    """Whether a peer trains on while its round is averaged, once the warm-up is over."""
     top_k: int = 64
     """Values that are sent: of `sparse` of each 4,096 (SparseLoCo, arXiv 2508.15706), of `distro`
     of each chunk of up to 64 x 64 coefficients (DeMo, arXiv 2411.19870)."""

@@ -3,9 +3,9 @@
 A turn ends with the round's commit here, or early when there is something better to do: a heavier
 head, a pause, a leave. Whatever was trained by then is carried.
 
-With `overlap` the next round's training begins when this one's is handed to the ring, and the next
-turn takes it over. If the turn ends early it is stopped, and its work carried like the rest: there
-is overlap on the straight way only.
+With `overlap` the next round's training begins when this one's is handed to the ring (but in the
+warm-up), and the next turn takes it over. If the turn ends early it is stopped, and its work
+carried like the rest: there is overlap on the straight way only.
 
 Where a round averages one fragment of the parameters only, `pending` holds the work in the others
 until their turn comes, and the trainer goes on from its local parameters: its next round begins
@@ -195,7 +195,9 @@ class Turn:
     async def _go_on(self) -> None:
         """The work is handed to the ring."""
         self._set_phase("averaging")
-        if self._parts.manifest.outer.overlap:
+        outer = self._parts.manifest.outer
+        # Not in the warm-up, whose short rounds are to keep the peers together.
+        if outer.overlap and not outer.is_warmup(self.driver.machine.number + 1):
             await self._upkeep.evaluate()  # the device has nothing else to do
             self._ahead = self._begin(self.driver.machine.number + 1, "local")
 
@@ -305,7 +307,8 @@ class Turn:
         )
         is_whole = self._exchange is parts.committed.exchanges.whole
         new = tuple((part.start, part.stop) for part in self._exchange.ranges)
-        if parts.manifest.outer.overlap:
+        goes_on = self._ahead is not None
+        if goes_on:
             await (parts.trainer.rebase() if is_whole else parts.trainer.mix(new))
         self._upkeep.note(proposal.header, proposal.update.finals)
         await self._upkeep.settle()
@@ -314,7 +317,7 @@ class Turn:
         await self._settled()
         await self._upkeep.save()
         parts.metrics.observe_round_phase("committing", trio.current_time() - started)
-        if not parts.manifest.outer.overlap:
+        if not goes_on:
             await self._upkeep.evaluate()
             if not is_whole:
                 self._ahead = self._begin(proposal.header.round + 1, "local", new)

@@ -161,9 +161,12 @@ def outer_of(setting: Setting, arm: Arm) -> OuterConfig:
     return msgspec.structs.replace(setting.outer, **changes)
 
 
-def delay_of(arm: Arm, steps: int) -> int:
-    """Inner steps of a round after which the last round's result arrives; `Arm.overlap`."""
-    return max(1, round(arm.overlap * steps)) if arm.overlap else 0
+def delay_of(arm: Arm, outer: OuterConfig, number: int, steps: int) -> int:
+    """Inner steps of a round after which the last round's result arrives; see `Arm.overlap`. In the
+    warm-up it is waited for, as in the daemon."""
+    if not arm.overlap or outer.is_warmup(number):
+        return 0
+    return max(1, round(arm.overlap * steps))
 
 
 def train_diloco(setting: Setting, arm: Arm) -> Curve:
@@ -178,10 +181,9 @@ def train_diloco(setting: Setting, arm: Arm) -> Curve:
         first = outer.first_inner_step_of(number)
         steps = min(outer.inner_steps_of(number), total - first)
         active = swarm.workers[: arm.num_peers_at(first / total)]
-        tokens = swarm.train_round(number, first, steps, delay_of(arm, steps), active)
+        delay = delay_of(arm, outer, number, steps)
+        tokens = swarm.train_round(number, first, steps, delay, active)
         swarm.take_round(number, active, tokens, outer)
-        if not arm.overlap:
-            swarm.publish()
         progress.curve.tokens += sum(tokens)
         progress.note(first + steps, swarm.theta)
     progress.curve.agreements, progress.curve.gains = swarm.agreements, swarm.gains

@@ -29,11 +29,10 @@ def train_sparse(setting: Setting, arm: Arm) -> Curve:
         first = outer.first_inner_step_of(number)
         steps = min(outer.inner_steps_of(number), total - first)
         active = swarm.workers[: arm.num_peers_at(first / total)]
-        tokens = swarm.train_round(number, first, steps, delay_of(arm, steps), active)
+        delay = delay_of(arm, outer, number, steps)
+        tokens = swarm.train_round(number, first, steps, delay, active)
         payloads = warmup if outer.is_warmup(number) else sparse
         take_round(swarm, number, active, tokens, outer, payloads)
-        if not arm.overlap:
-            swarm.publish()
         progress.curve.tokens += sum(tokens)
         progress.note(first + steps, swarm.theta)
     return progress.end(swarm.theta, num_rounds)
