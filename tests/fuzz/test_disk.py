@@ -146,6 +146,8 @@ def test_a_node_starts_again_on_whatever_is_left(tmp_path: Path, seed: int) -> N
             _damage(draw, world.root / "a")
             await nursery.start(world.run, "a", ["b"])
         await world.reach(world.round("b") + 2, "a", "b", seconds=600.0)
+        # Each may have been alone for a round; the head rule joins them.
+        await world.until(lambda: world.is_one_chain("a", "b"))
         world.assert_one_chain("a", "b")
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
