@@ -24,6 +24,8 @@ class Arm:
     codec: str = "fp32"
     overlap: float = 0.0
     """The new state arrives after this part of the next round's inner steps; 0: at once."""
+    overlap_warmup: bool = False
+    """In the rounds of the warm-up as well."""
     fragments: int = 1
     topics: bool = False
     """Each peer has text of its own kind, instead of all having the same mixture."""
@@ -80,7 +82,10 @@ _PARTS: tuple[tuple[str, _Change], ...] = (
     (r"(\d+)", lambda arm, found: replace(arm, num_peers=int(found[1]))),
     (r"h(\d+)", lambda arm, found: replace(arm, inner_steps=int(found[1]))),
     (r"(fp32|fp16|int8|int4)", lambda arm, found: replace(arm, codec=found[1])),
-    (r"o(\d+)", lambda arm, found: replace(arm, overlap=int(found[1]) / 100)),
+    (
+        r"o(\d+)(w?)",
+        lambda arm, found: replace(arm, overlap=int(found[1]) / 100, overlap_warmup=bool(found[2])),
+    ),
     (r"f(\d+)", lambda arm, found: replace(arm, fragments=int(found[1]))),
     (r"k(\d+)", lambda arm, found: replace(arm, top_k=int(found[1]))),
     (r"e([\d.]+)", lambda arm, found: replace(arm, error_decay=float(found[1]))),

@@ -87,7 +87,8 @@ class Swarm:
             start: Start = "local" if delay or not is_whole else "base"
             worker.begin(number, first, steps, start, () if delay else new)
             worker.train(delay)
-        self.publish()
+        if delay:
+            self.publish()
         for worker in members:
             if delay and not is_whole:
                 worker.trainer.mix(new)
@@ -162,9 +163,8 @@ def outer_of(setting: Setting, arm: Arm) -> OuterConfig:
 
 
 def delay_of(arm: Arm, outer: OuterConfig, number: int, steps: int) -> int:
-    """Inner steps of a round after which the last round's result arrives; see `Arm.overlap`. In the
-    warm-up it is waited for, as in the daemon."""
-    if not arm.overlap or outer.is_warmup(number):
+    """Inner steps of round `number` after which the last round's result arrives; `Arm.overlap`."""
+    if not arm.overlap or (outer.is_warmup(number) and not arm.overlap_warmup):
         return 0
     return max(1, round(arm.overlap * steps))
 

@@ -19,7 +19,8 @@ An arm is named by what it does, e.g. `diloco-4-h20-int4-o50-topics`:
     distro-K        K peers, decoupled momentum and signs at every step (DeMo, DisTrO)
     hH              H inner steps a round; a warm-up of short rounds comes before, unless `cold`
     fp32 ... int4   the ring's codec
-    oP              overlap: the new state arrives after P % of the next round's steps
+    oP, oPw         overlap: the new state arrives after P % of the next round's steps; w: in the
+                    warm-up as well
     fN              streaming in N fragments
     topics          each peer has text of its own kind
     grow, shrink    from 1 to K peers, from K to 1
