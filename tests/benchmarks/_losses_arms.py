@@ -109,7 +109,8 @@ CODECS = ("fp32", "fp16", "int8", "int4")
 GROUPS: dict[str, tuple[str, ...]] = {
     "codecs": ("sync-4", "alone", *(f"diloco-4-h20-{codec}" for codec in CODECS)),
     "overlap": (
-        *(f"diloco-4-h20-{codec}-o50" for codec in CODECS),
+        *("diloco-4-h20-fp16-o20", "diloco-4-h20-fp16-o50", "diloco-4-h20-fp16-o50w"),
+        *("diloco-4-h20-int8-o50", "diloco-4-h20-int4-o50"),
         *("diloco-4-h20-fp16-f4-o50", "diloco-4-h20-int4-f4-o50"),
     ),
     "sparse": ("sparse-4-h20", "sparse-4-h20-o50"),

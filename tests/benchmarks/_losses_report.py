@@ -83,7 +83,7 @@ def draw(results: Results, seeds: Sequence[int], arms: Sequence[str], path: Path
     found = [name for name in arms if results.of(name, seeds)]
     panels = panels_of(found)
     heights = [len(names) + PANEL_HEAD_ROWS for names in panels.values()]
-    figure = plt.figure(figsize=(15, max(5.0, ROW_INCHES * sum(heights))), constrained_layout=True)
+    figure = plt.figure(figsize=(15, max(6.0, ROW_INCHES * sum(heights))), constrained_layout=True)
     left, right = figure.subfigures(1, 2, width_ratios=(2, 3))
     draw_curves(results, seeds, found, left.subplots())
     ends = right.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)
@@ -119,8 +119,9 @@ def draw_curves(results: Results, seeds: Sequence[int], arms: Sequence[str], axe
             label=name,
         )
     axes.set_xlabel("inner steps of each peer")
-    axes.set_ylabel("held-out loss on a part of the text, nats per token (mean of the seeds)")
+    axes.set_ylabel("held-out loss on a part of the text, nats per token")
     axes.grid(alpha=0.3)
+    axes.set_title("Means of the seeds", fontsize="medium", loc="left")
     axes.legend()
 
 
@@ -142,5 +143,5 @@ def draw_ends(results: Results, seeds: Sequence[int], arms: Sequence[str], axes:
         )
     axes.set_yticks(range(len(arms)), list(arms), fontsize="small")
     axes.set_ylim(len(arms) - 0.4, -0.6)
-    axes.margins(x=0.12)
+    axes.margins(x=0.15)
     axes.grid(alpha=0.3)
