@@ -108,7 +108,7 @@ class Swarm:
         exchange.add(self.momentum, momentum)
         rate, mu = outer.rates_of(number, len(members))
         self.agreements.append(agreement(average, momentum))
-        if self.tuning is not None:
+        if self.tuning is not None and not outer.is_warmup(number):
             steps, last_momentum = outer.inner_steps_of(number), self.tuning.rates[1]
             expected = expected_agreement(steps, self._beta1, last_momentum)
             if number > 1:
