@@ -7,7 +7,7 @@ far. `agreement` is the cosine between it and the momentum, the direction of the
 high when the swarm wants to go on the same way (the steps were too short), and low when it wants to
 go back. The rule turns one knob, the *gain*, the factor by which a lasting direction is amplified:
 
-    gain' = gain * (1 + SPEED * (agreement - expected))        within 1 to GAIN_MAX
+    gain' = gain * (1 + SPEED * (agreement - NOISE_SHARE * expected))        within 1 to GAIN_MAX
     learning rate = 1,  momentum = 1 - 1 / gain
 
 With gain 1 this is plain averaging, with which every run begins. The rounds of a warm-up, which are
@@ -48,6 +48,13 @@ GAIN_MAX = 10.0
 SPEED = 1.0
 """How fast the gain follows: at most twofold a round. Not tuned."""
 
+NOISE_SHARE = 0.5
+"""Of the expected agreement that is asked for. All of it would be right if each round were to lower
+the loss at once as far as it can; what pays in the long run is to go further than that (the
+short-horizon bias of such rules: Wu et al., arXiv 1803.02021). In the setting above, warm start,
+H=20 (one seed): 1.627 nats with all of it, 1.578 with half, where the gain finds its way to 5; the
+best constant step that was tried, 1.0/0.8 with the gain 5, had 1.584."""
+
 _NEGLIGIBLE = 1e-12
 """Powers of beta1 below this do not matter, and there may be 100,000 of them."""
 
@@ -67,7 +74,7 @@ class OuterTuning(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
     def after(self, agreement: float, expected: float) -> OuterTuning:
         """The tuning of the round whose average agrees so with the momentum before it."""
-        gain = self.gain * (1.0 + SPEED * (agreement - expected))
+        gain = self.gain * (1.0 + SPEED * (agreement - NOISE_SHARE * expected))
         return OuterTuning(min(max(gain, 1.0), GAIN_MAX))
 
 
