@@ -154,8 +154,9 @@ def head_of(node: LocalNode) -> Digest:
 
 def digests_on_disk(node: LocalNode) -> dict[int, str]:
     """Round to state digest, along the chain of the head that the node wrote last."""
+    head = head_of(node)  # first: what is committed meanwhile is in no chain that was read before
     chain = chain_of(node)
-    path = chain.path_between(chain.genesis, head_of(node))
+    path = chain.path_between(chain.genesis, head)
     assert path is not None, "the chain on disk has a hole"
     return {chain.entry(one).round: chain.entry(one).state_digest.hex() for one in path}
 
