@@ -79,6 +79,7 @@ CASES = (
 """What some world has to meet: a simulator that never comes to a rule says nothing about it."""
 
 
+@pytest.mark.timeout(900)  # two or three minutes of two free cores, but nobody says that they are
 def test_swarms_commit_what_the_living_hold_and_end_on_one_head() -> None:
     statistics: Counter[str] = Counter()
     failures = []
