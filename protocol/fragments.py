@@ -9,10 +9,10 @@ peak: it is a tenth of a model with 150 million parameters, and most of a small 
 
 An *exchange* is what one round averages: in the warm-up, and where there is one fragment only, all
 parameters, else the fragment whose turn it is. (With `sync = "distro"` it is the round's shared
-steps.) *Exchange order* is fragment by fragment, each with
-its elements in the order of the flat vector. No chunk has elements of two fragments. So the chunks
-of a fragment are the same in every round, and what a peer carries in exchange order is cut for a
-fragment's round as it is for one of all.
+steps.) *Exchange order* is fragment by fragment, each with its elements in the order of the flat
+vector. No chunk has elements of two fragments. So the chunks of a fragment are the same in every
+round, and what a peer carries in exchange order is cut for a fragment's round as it is for one of
+all.
 
 A function of the manifest alone, so all peers agree.
 """

@@ -51,22 +51,6 @@ class Payloads(Protocol):
         """Which of the members in `mask` have a part in a final, as a mask."""
 
 
-class Averages(Payloads, Protocol):
-    """A kind whose finals stand for averages."""
-
-    def average(
-        self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
-    ) -> Float32Array:
-        """The average that a final stands for, the same bits everywhere: (num_elements,).
-
-        Args:
-            tokens: by ring position, as the round's header will have them.
-
-        Raises:
-            MalformedError: it is no final of these members.
-        """
-
-
 class SumPayloads:
     """Sums in the encoding of a dense codec."""
 
@@ -98,6 +82,14 @@ class SumPayloads:
     def average(
         self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
     ) -> Float32Array:
+        """The average that a final stands for, the same bits everywhere: (num_elements,).
+
+        Args:
+            tokens: by ring position, as the round's header will have them.
+
+        Raises:
+            MalformedError: it is no final of these members.
+        """
         return self.coder.decode(payload, num_elements)
 
 
@@ -131,6 +123,7 @@ class SetPayloads:
     def average(
         self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
     ) -> Float32Array:
+        """See `SumPayloads`."""
         records = split(payload, mask, self.coder.encoded_bytes(num_elements))
         if records and records[-1].position >= len(tokens):
             raise MalformedError("a contribution of somebody who is not in the ring")

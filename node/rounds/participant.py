@@ -66,10 +66,14 @@ class Participant:
         self._heads = Heads(parts)
         self._scout = Scout(parts, self._orders.ring)
         self._upkeep = Upkeep(parts, self.progress)
-        self._driver: RoundDriver | None = None
         self._turn: Turn | None = None
         """The newest one."""
         self._pace = StepPace()
+
+    @property
+    def _driver(self) -> RoundDriver | None:
+        """Of the newest turn; it outlives that a little."""
+        return None if self._turn is None else self._turn.driver
 
     # Orders
 
@@ -199,7 +203,6 @@ class Participant:
                     line_was_slow = earlier is not None and earlier.machine.line_is_slow
                     del earlier
                     self._turn = turn = self._new_turn(rounds, training, line_was_slow)
-                    self._driver = turn.driver
                     # Outlives the turn a little: others may need the finals that it still sends.
                     rounds.start_soon(turn.driver.run)
                     self._orders.ring()

@@ -10,9 +10,9 @@ Rules
 -----
 - A member's part in a step is what its trainer offered last. An offer that was late for its step is
   good for the next one: a sign is hardly less right a step later.
-- Who has nothing yet when the token of a step comes keeps it as long as the others took until then,
-  and half of that again (`StepPace`). Then it abstains: an empty part. Its trainer's work stays in
-  its momentum, and nobody waits.
+- Who has nothing yet when the token of a step comes keeps it half as long as the others took until
+  then (`StepPace`). Then it abstains: an empty part. Its trainer's work stays in its momentum, and
+  nobody waits.
 - Who begins a step has no token to compare with, and waits as long from the step before.
 - What the final of a step contains of mine is taken out of my momentum; what it does not, stays.
 """

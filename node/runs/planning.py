@@ -13,7 +13,7 @@ Bytes are exact but for framing. Times follow from them, the lines, and how fast
     fragments       each round averages one, after its share of the inner steps; what is said of a
                     round is the mean over all of them, but where the largest is meant
 
-All peers are taken to be alike. `tests/benchmarks/plan.py` compares this with real daemons.
+All peers are taken to be alike. `tests/benchmarks/utilisation.py` compares this with real daemons.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ AGREE_SECONDS = 0.4
 
 HOP_SECONDS = 0.01
 """With shared steps each waits for its token to go once round and its final once more: so long a
-link on one machine. A line's own delay comes on top, and is not known here."""
+link on one machine, estimated and not yet measured apart. A line's own delay comes on top, and is
+not known here."""
 
 BITS_PER_BYTE = 8
 MEGA = 1e6

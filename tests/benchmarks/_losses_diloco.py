@@ -15,7 +15,7 @@ from _parity_training import CURVE_TOKENS, Curve, Heldout, Text, rounds_of
 from gossamer.protocol.fragments import Exchanges
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
 from gossamer.protocol.outer_tuning import OuterTuning, agreement, expected_agreement
-from gossamer.protocol.payloads import payloads_named
+from gossamer.protocol.payloads import SetPayloads, SumPayloads, payloads_named
 from gossamer.protocol.state import FloatVector
 from gossamer.trainer.messages import Start
 from gossamer.trainer.outer import nesterov
@@ -98,12 +98,17 @@ class Swarm:
         return [worker.finish().tokens for worker in members]
 
     def take_round(
-        self, number: int, members: Sequence[Worker], tokens: Sequence[int], outer: OuterConfig
+        self,
+        number: int,
+        members: Sequence[Worker],
+        tokens: Sequence[int],
+        outer: OuterConfig,
+        payloads: SumPayloads | SetPayloads,
     ) -> None:
         """The ring of these members, in this order, and the outer step."""
         exchange = self.exchanges.of_round(number)
         carried = [worker.pending[exchange.within] for worker in members]
-        average = ring_average(carried, tokens, exchange.plan, payloads_named(outer.codec)).values
+        average = ring_average(carried, tokens, exchange.plan, payloads, outer.error_decay).values
         momentum = np.zeros_like(average)
         exchange.add(self.momentum, momentum)
         rate, mu = outer.rates_of(number, len(members))
@@ -171,8 +176,16 @@ def delay_of(arm: Arm, outer: OuterConfig, number: int, steps: int) -> int:
 
 def train_diloco(setting: Setting, arm: Arm) -> Curve:
     """All parameters at once, or in fragments that have their turn one after the other."""
-    outer, total = outer_of(setting, arm), setting.inner.total_steps
-    setting = replace(setting, outer=outer)
+    outer = outer_of(setting, arm)
+    payloads = payloads_named(outer.codec)
+    return train_rounds(replace(setting, outer=outer), arm, lambda _number: payloads)
+
+
+def train_rounds(
+    setting: Setting, arm: Arm, payloads_of: Callable[[int], SumPayloads | SetPayloads]
+) -> Curve:
+    """All rounds, with the setting's outer step; `payloads_of` a round's number."""
+    outer, total = setting.outer, setting.inner.total_steps
     swarm, progress = Swarm(setting, arm.num_peers), Progress(setting)
     if arm.tuned:
         swarm.tuning = OuterTuning()
@@ -183,7 +196,7 @@ def train_diloco(setting: Setting, arm: Arm) -> Curve:
         active = swarm.workers[: arm.num_peers_at(first / total)]
         delay = delay_of(arm, outer, number, steps)
         tokens = swarm.train_round(number, first, steps, delay, active)
-        swarm.take_round(number, active, tokens, outer)
+        swarm.take_round(number, active, tokens, outer, payloads_of(number))
         progress.curve.tokens += sum(tokens)
         progress.note(first + steps, swarm.theta)
     progress.curve.agreements, progress.curve.gains = swarm.agreements, swarm.gains

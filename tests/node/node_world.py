@@ -478,6 +478,52 @@ class World:
             assert states.setdefault(committed.head, content) == content
 
 
+async def start(world: World, nursery: trio.Nursery, names: str) -> None:
+    """The first one, and the others by its address."""
+    first, *others = names
+    await nursery.start(world.run, first)
+    for name in others:
+        await nursery.start(world.run, name, [first])
+
+
+def headers_of(world: World, name: str) -> list[Header]:
+    """Of a node's own chain, oldest first."""
+    chain = world.participant(name).parts.committed.chain
+    return [chain.header(head) for head in world.path(name)]
+
+
+def credited(world: World, name: str) -> int:
+    """Tokens that the headers of this node's own chain credit to it."""
+    return sum(tokens_of(world, header, name) for header in headers_of(world, name))
+
+
+def tokens_of(world: World, header: Header, name: str) -> int:
+    """Tokens that one header credits to a node."""
+    me = world.identity(name).peer_id
+    return sum(member.tokens for member in header.members if member.peer_id == me)
+
+
+def assert_account_is_true(world: World, name: str) -> None:
+    """It balances, and committed is what the chain says."""
+    work = world.participant(name).parts.work
+    assert work.account.is_balanced
+    assert work.head == world.path(name)[-1]
+    assert work.account.committed == credited(world, name)
+    status = work.status
+    fates = (status.committed_on_time, status.committed_late, status.dropped, status.lost)
+    assert status.trained == sum(fates) + status.carried
+    assert min(*fates, status.carried) >= 0
+
+
+async def settled(world: World, *names: str) -> None:
+    """Between two rounds: the accounts are at the heads."""
+
+    def is_settled(name: str) -> bool:
+        return world.participant(name).parts.work.head == world.path(name)[-1]
+
+    await world.until(lambda: all(is_settled(name) for name in names))
+
+
 def simulate(world: World, story: Callable[[trio.Nursery], object]) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:

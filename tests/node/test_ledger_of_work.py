@@ -7,43 +7,17 @@ from pathlib import Path
 
 import pytest
 import trio
-from node_world import SHARD_TOKENS, World, simulate
+from node_world import (
+    SHARD_TOKENS,
+    World,
+    assert_account_is_true,
+    credited,
+    settled,
+    simulate,
+)
 
 from gossamer.node.storage.committed import CannotRebuildError
 from gossamer.protocol.chain import ChunkFinal, Header
-
-
-def credited(world: World, name: str) -> int:
-    """Tokens that the headers of this node's own chain credit to it."""
-    chain = world.participant(name).parts.committed.chain
-    me = world.identity(name).peer_id
-    return sum(
-        member.tokens
-        for head in world.path(name)
-        for member in chain.header(head).members
-        if member.peer_id == me
-    )
-
-
-def assert_account_is_true(world: World, name: str) -> None:
-    """It balances, and committed is what the chain says."""
-    work = world.participant(name).parts.work
-    assert work.account.is_balanced
-    assert work.head == world.path(name)[-1]
-    assert work.account.committed == credited(world, name)
-    status = work.status
-    fates = (status.committed_on_time, status.committed_late, status.dropped, status.lost)
-    assert status.trained == sum(fates) + status.carried
-    assert min(*fates, status.carried) >= 0
-
-
-async def settled(world: World, *names: str) -> None:
-    """Between two rounds: the accounts are at the heads."""
-
-    def is_settled(name: str) -> bool:
-        return world.participant(name).parts.work.head == world.path(name)[-1]
-
-    await world.until(lambda: all(is_settled(name) for name in names))
 
 
 @pytest.mark.parametrize(

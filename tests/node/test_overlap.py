@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 import trio
-from node_world import STEP_SECONDS, World, assert_every_token_counted_once, simulate
+from node_world import (
+    STEP_SECONDS,
+    World,
+    assert_every_token_counted_once,
+    headers_of,
+    simulate,
+    start,
+)
 
 from gossamer.protocol.ids import PeerId
 
@@ -34,9 +41,7 @@ async def seconds_of_rounds(world: World, names: str, number: int) -> float:
 
 async def begin(world: World, nursery: trio.Nursery, names: str) -> None:
     first, *others = names
-    await nursery.start(world.run, first)
-    for name in others:
-        await nursery.start(world.run, name, [first])
+    await start(world, nursery, names)
     await world.reach(5, *names)
     await world.until(lambda: world.all_shards_are_with(*others))
     slow_lines(world, names)
@@ -51,8 +56,7 @@ def round_seconds(folder: Path, *, overlap: bool) -> float:
         await begin(world, nursery, "abc")
         seconds.append(await seconds_of_rounds(world, "abc", 8))
         world.assert_one_chain(*"abc")
-        chain = world.participant("a").parts.committed.chain
-        headers = [chain.header(head) for head in world.path("a")]
+        headers = headers_of(world, "a")
         assert len(headers[-1].members) == 3
         assert_every_token_counted_once(headers)
         for name in "abc":

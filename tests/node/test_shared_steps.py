@@ -7,9 +7,20 @@ from pathlib import Path
 
 import pytest
 import trio
-from node_world import MODEL, STEP_SECONDS, NumbersTrainer, SlowTrainer, World, simulate
-
-from gossamer.protocol.chain import Header
+from node_world import (
+    MODEL,
+    STEP_SECONDS,
+    NumbersTrainer,
+    SlowTrainer,
+    World,
+    assert_account_is_true,
+    credited,
+    headers_of,
+    settled,
+    simulate,
+    start,
+    tokens_of,
+)
 
 STEPS = 4
 """Of a round in this world."""
@@ -17,40 +28,11 @@ STEPS = 4
 STEP_TOKENS = 2 * MODEL.context
 
 
-def headers_of(world: World, name: str) -> list[Header]:
-    chain = world.participant(name).parts.committed.chain
-    return [chain.header(head) for head in world.path(name)]
-
-
-def tokens_of(world: World, header: Header, name: str) -> int:
-    me = world.identity(name).peer_id
-    return next((member.tokens for member in header.members if member.peer_id == me), 0)
-
-
-def committed(world: World, name: str) -> int:
-    return sum(tokens_of(world, header, name) for header in headers_of(world, name))
-
-
-async def settled(world: World, *names: str) -> None:
-    def is_settled(name: str) -> bool:
-        return world.participant(name).parts.work.head == world.path(name)[-1]
-
-    await world.until(lambda: all(is_settled(name) for name in names))
-
-
-def assert_account_is_true(world: World, name: str) -> None:
-    account = world.participant(name).parts.work.account
-    assert account.is_balanced
-    assert account.committed == committed(world, name)
-
-
 def test_three_take_every_step_together(tmp_path: Path) -> None:
     world = World(tmp_path, seed=1, codec="distro", wait_for_peers=2)
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a")
-        for name in "bc":
-            await nursery.start(world.run, name, ["a"])
+        await start(world, nursery, "abc")
         await world.reach(6, *"abc")
         await settled(world, *"abc")
         world.assert_one_chain(*"abc")
@@ -72,9 +54,7 @@ def test_what_it_learns_is_what_a_lone_peer_would_not(tmp_path: Path) -> None:
     world = World(tmp_path, seed=2, codec="distro", wait_for_peers=2)
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a")
-        for name in "bc":
-            await nursery.start(world.run, name, ["a"])
+        await start(world, nursery, "abc")
         await world.reach(1, *"abc")
         before = world.participant("a").parts.committed.parameters.copy()
         await world.reach(4, *"abc")
@@ -118,9 +98,7 @@ def test_who_vanishes_costs_its_part_and_never_the_step(tmp_path: Path, seed: in
     draw = random.Random(seed)
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a")
-        for name in "bcd":
-            await nursery.start(world.run, name, ["a"])
+        await start(world, nursery, "abcd")
         await world.reach(3, *"abcd")
         await trio.sleep(draw.uniform(0.0, 1.0))
         began = world.round("a")
@@ -148,7 +126,7 @@ def test_a_newcomer_takes_the_state_and_enters_at_the_next_boundary(tmp_path: Pa
         await world.reach(5, *"ab")
         await nursery.start(world.run, "c", ["b"])
         await world.until(lambda: "c" in world.nodes and world.nodes["c"].participant is not None)
-        await world.until(lambda: committed(world, "c") > 0)
+        await world.until(lambda: credited(world, "c") > 0)
         await world.reach(world.round("a") + 3, *"abc")
         await settled(world, *"abc")
         world.assert_one_chain(*"abc")
@@ -167,9 +145,7 @@ def test_states_and_accounts_under_churn(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a")
-        for name in "bcd":
-            await nursery.start(world.run, name, ["a"])
+        await start(world, nursery, "abcd")
         await world.reach(4, *"abcd")
         await world.until(lambda: world.all_shards_are_with(*"bcd"))
         for _ in range(6):
@@ -193,9 +169,7 @@ def test_all_are_killed_and_go_on_from_their_disks(tmp_path: Path) -> None:
     world = World(tmp_path, seed=50, codec="distro", wait_for_peers=2)
 
     async def story(nursery: trio.Nursery) -> None:
-        await nursery.start(world.run, "a")
-        for name in "bc":
-            await nursery.start(world.run, name, ["a"])
+        await start(world, nursery, "abc")
         await world.reach(5, *"abc")
         await world.until(lambda: world.all_shards_are_with(*"abc"))
         await trio.sleep(0.3)  # in the middle of a round
@@ -203,9 +177,7 @@ def test_all_are_killed_and_go_on_from_their_disks(tmp_path: Path) -> None:
         for name in "abc":
             world.crash(name)
         await trio.sleep(1.0)
-        await nursery.start(world.run, "c")
-        for name in "ab":
-            await nursery.start(world.run, name, ["c"])
+        await start(world, nursery, "cab")
         await world.reach(reached + 4, *"abc")
         await settled(world, *"abc")
         world.assert_one_chain(*"abc")

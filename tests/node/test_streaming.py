@@ -7,11 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
-from node_world import World, assert_every_token_counted_once, initial_weights, simulate
+from node_world import (
+    World,
+    assert_every_token_counted_once,
+    headers_of,
+    initial_weights,
+    simulate,
+    start,
+)
 
 from gossamer.node.rounds.ring_link import RING_PROTOCOL
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.chain import Header
 from gossamer.protocol.ids import digest_of
 
 WARMUP_ROUNDS, WARMUP_STEPS, INNER_STEPS = 1, 2, 4
@@ -21,16 +27,9 @@ AROUND_BYTES = 2000
 """Of a round, beside the chunks."""
 
 
-def headers_of(world: World, name: str) -> list[Header]:
-    chain = world.participant(name).parts.committed.chain
-    return [chain.header(head) for head in world.path(name)]
-
-
 async def begin(world: World, nursery: trio.Nursery, names: str) -> None:
     first, *others = names
-    await nursery.start(world.run, first)
-    for name in others:
-        await nursery.start(world.run, name, [first])
+    await start(world, nursery, names)
     await world.reach(5, *names)
     await world.until(lambda: world.all_shards_are_with(*others))
     await world.until(lambda: len(headers_of(world, first)[-1].members) == len(names))
