@@ -24,6 +24,7 @@ from gossamer.node.peers.exchange import BlockService, FetchError
 from gossamer.node.rounds.round_driver import RunInThread
 from gossamer.node.storage.committed import CannotRebuildError, CommittedState, Replayed
 from gossamer.node.storage.disk import DiskError
+from gossamer.node.storage.restoring import rebuild
 from gossamer.protocol import limits
 from gossamer.protocol.chain import Commit, Header, decode_commit
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
@@ -275,7 +276,7 @@ class ChainSync:
                 log.info("round taken over", round=replayed.header.round, head=short(step))
         except CannotRebuildError:
             if present is not None and present != base:
-                await self._run_in_thread(lambda: committed.rebuild(present))
+                await self._run_in_thread(lambda: rebuild(committed, present))
             raise
 
     async def _fetch_checkpoint(

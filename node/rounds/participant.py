@@ -30,6 +30,7 @@ from gossamer.node.rounds.turn import POLL_SECONDS, Turn
 from gossamer.node.rounds.upkeep import Upkeep
 from gossamer.node.storage.committed import Replayed
 from gossamer.node.storage.disk import DiskError
+from gossamer.node.storage.restoring import restore
 from gossamer.protocol.chain import Commit, Header
 from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short
@@ -260,7 +261,7 @@ class Participant:
         parts = self.parts
         self._set_phase("joining")
         await parts.run_in_thread(parts.work.load)
-        if await parts.run_in_thread(parts.committed.restore):
+        if await parts.run_in_thread(lambda: restore(parts.committed)):
             await self._upkeep.settle()
             entry = parts.committed.entry
             log.info("state found on disk", round=entry.round, head=short(entry.head))

@@ -16,6 +16,7 @@ from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.storage.blocks import BlockError, BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.restoring import restore
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
@@ -66,7 +67,7 @@ def _read_state(
         parameters = np.zeros(manifest.model.num_parameters, dtype=np.float32)
         committed = CommittedState(manifest, parameters, store, chain, state_dir, read_only=True)
         try:
-            if not committed.restore():
+            if not restore(committed):
                 continue
             digest = manifest.data.tokenizer_digest
             return committed, store.get(Digest(digest)) if digest else None

@@ -24,8 +24,9 @@ import structlog
 from gossamer.node.storage.blocks import BlockError, BlockStore, CorruptBlockError
 from gossamer.node.storage.chain_store import ChainStore, Entry
 from gossamer.node.storage.disk import DiskError, write_atomically
+from gossamer.node.storage.next_state import NextState, StateVectors
 from gossamer.node.storage.retention import Retention
-from gossamer.node.storage.shared_theta import SharedTheta, sign_payloads
+from gossamer.node.storage.shared_theta import SharedTheta
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.chain import (
     ChunkFinal,
@@ -37,11 +38,11 @@ from gossamer.protocol.chain import (
 )
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
-from gossamer.protocol.fragments import Exchange, Exchanges
+from gossamer.protocol.fragments import Exchanges
 from gossamer.protocol.ids import Digest, digest_of, short
 from gossamer.protocol.ledger import Ledger, apply_spans, decode_ledger, encode_ledger
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads import SetPayloads, SignPayloads, SumPayloads, payloads_of
+from gossamer.protocol.payloads import SetPayloads, SignPayloads, SumPayloads
 from gossamer.protocol.proposal import Parent, Proposal
 from gossamer.protocol.ring import Payload
 from gossamer.protocol.state import (
@@ -52,7 +53,6 @@ from gossamer.protocol.state import (
     encode_state_index,
     index_of,
 )
-from gossamer.trainer.outer import nesterov
 
 _WAY_PIN = "way to a head"
 
@@ -98,21 +98,11 @@ class CommittedState:
         self._state_dir = state_dir
         self.plan = ChunkPlan(manifest.model.num_parameters, manifest.outer.chunk_elements)
         """Of the state's blocks."""
-        self.exchanges = Exchanges(manifest.model, manifest.outer, manifest.sync)
-        self.payloads: SumPayloads | SetPayloads | SignPayloads
+        self._next = NextState(manifest, self.plan, base)
         self.parameters = base
-        self.shared_theta: SharedTheta | None = None
-        if manifest.sync == "distro":
-            self.payloads = sign_payloads(manifest.model, manifest.outer)
+        if self._next.shared_theta is not None:
             self.parameters = np.zeros_like(base)
-            self.shared_theta = SharedTheta(manifest, self.payloads, base)
-        else:
-            self.payloads = payloads_of(manifest.sync, manifest.outer)
         self.momentum: FloatVector = np.zeros_like(base)
-        # The state that the round under way would lead to; becomes the state at its commit.
-        self._next_parameters: FloatVector = np.empty_like(base)
-        self._next_momentum: FloatVector = np.empty_like(base)
-        self._next_index: StateIndex | None = None
         self.index: StateIndex | None = None
         self.head = chain.genesis
         self.ledger = Ledger()
@@ -120,6 +110,19 @@ class CommittedState:
         self._held: list[Digest] = []
         self.is_loaded = False
         self._is_on_disk = True
+
+    @property
+    def exchanges(self) -> Exchanges:
+        return self._next.exchanges
+
+    @property
+    def payloads(self) -> SumPayloads | SetPayloads | SignPayloads:
+        return self._next.payloads
+
+    @property
+    def shared_theta(self) -> SharedTheta | None:
+        """With shared steps: the parameters between two commits."""
+        return self._next.shared_theta
 
     @property
     def entry(self) -> Entry:
@@ -159,66 +162,8 @@ class CommittedState:
         Raises:
             MalformedError: a final that is not one.
         """
-        if self.shared_theta is not None:
-            np.copyto(self._next_momentum, self.momentum)  # the peers' own, and zero here
-            self.shared_theta.lead(round_number, self.parameters, finals, self._next_parameters)
-            self._next_index = index_of(self._next_parameters, self._next_momentum, self.plan)
-        else:
-            self._next_index = self._take_averages(round_number, finals, masks, tokens)
-        return self._next_index.digest
-
-    def _take_averages(
-        self,
-        round_number: int,
-        finals: Sequence[Payload],
-        masks: Sequence[int],
-        tokens: Sequence[int],
-    ) -> StateIndex:
-        outer, payloads = self._manifest.outer, self.payloads
-        assert not isinstance(payloads, SignPayloads)
-        exchange = self.exchanges.of_round(round_number)
-        if exchange is not self.exchanges.whole:
-            np.copyto(self._next_parameters, self.parameters)
-            np.copyto(self._next_momentum, self.momentum)
-        for chunk, (payload, mask) in enumerate(zip(finals, masks, strict=True)):
-            rate, mu = outer.rates_of(round_number, mask.bit_count())
-            average = payloads.average(payload, exchange.plan.elements_of(chunk), mask, tokens)
-            for part, of_chunk in exchange.pieces_of(chunk):
-                self._step(part, average[of_chunk], rate, mu)
-        return self._index_of_next(exchange)
-
-    def _step(self, part: slice, average: FloatVector, rate: float, mu: float) -> None:
-        """The outer step on a range of the parameters, into the next buffers."""
-        nesterov(
-            self.parameters[part],
-            self.momentum[part],
-            average,
-            rate,
-            mu,
-            self._next_parameters[part],
-            self._next_momentum[part],
-        )
-
-    def _index_of_next(self, exchange: Exchange) -> StateIndex:
-        """Only blocks in which something is new are digested."""
-        plan, size = self.plan, self.plan.chunk_elements
-        new = {
-            chunk
-            for part in exchange.ranges
-            for chunk in range(part.start // size, -(-part.stop // size))
-        }
-
-        def digests(vector: FloatVector, present: Sequence[bytes]) -> tuple[bytes, ...]:
-            return tuple(
-                digest_of(chunk_bytes(vector, plan, chunk)) if chunk in new else present[chunk]
-                for chunk in range(plan.num_chunks)
-            )
-
-        present = self.index or StateIndex((), ())
-        return StateIndex(
-            digests(self._next_parameters, present.parameters),
-            digests(self._next_momentum, present.momentum),
-        )
+        present = StateVectors(self.parameters, self.momentum, self.index)
+        return self._next.compute(present, round_number, finals, masks, tokens).digest
 
     def install(self, commit: Commit, proposal: Proposal, finals: Sequence[Payload]) -> None:
         """Makes the computed state the committed one, in memory and on disk.
@@ -240,8 +185,9 @@ class CommittedState:
 
         `finals` are the averaged chunks that are not in the store yet.
         """
-        assert self._next_index is not None
-        assert self._next_index.digest == header.state_digest
+        index = self._next.vectors.index
+        assert index is not None
+        assert index.digest == header.state_digest
         head = digest_of(commit.header)
         if self._read_only:
             self._become_next(head, ledger)
@@ -279,9 +225,10 @@ class CommittedState:
         self._state_dir.health.failed("state", error)
 
     def _become_next(self, head: Digest, ledger: Ledger) -> None:
-        np.copyto(self.parameters, self._next_parameters)
-        self.momentum, self._next_momentum = self._next_momentum, self.momentum
-        self.index, self._next_index = self._next_index, None
+        new = self._next.vectors
+        np.copyto(self.parameters, new.parameters)
+        self.momentum, new.momentum = new.momentum, self.momentum
+        self.index, new.index = new.index, None
         self.ledger = ledger
         self.head = head
 
@@ -363,20 +310,20 @@ class CommittedState:
         """
         entry = self.chain.entry(head)
         index = self._state_index(entry)
-        ledger = Ledger()
+        ledger, new = Ledger(), self._next.vectors
         try:
             if (ledger_digest := self._ledger_digest(entry)) is not None:
                 ledger = decode_ledger(self._store.get(ledger_digest))
             for vector, digests in (
-                (self._next_parameters, index.parameters),
-                (self._next_momentum, index.momentum),
+                (new.parameters, index.parameters),
+                (new.momentum, index.momentum),
             ):
                 for chunk, digest in enumerate(digests):
                     values = np.frombuffer(self._store.get(Digest(digest)), dtype="<f4")
                     vector[self.plan.range_of(chunk)] = values
         except (BlockError, RemoteProtocolError, ValueError) as error:
             raise CannotRebuildError(f"state of round {entry.round}: {error}") from error
-        self._become(entry, self._next_parameters, self._next_momentum, index, ledger)
+        self._become(entry, new.parameters, new.momentum, index, ledger)
         self._retention.hold_checkpoint(entry, _state_digests(entry, index, ledger))
         self._retention.add_checkpoint(entry)
 
@@ -422,48 +369,6 @@ class CommittedState:
         self._apply(commit, header, update, ledger, ())
         return Replayed(header, update)
 
-    def restore(self, on_replayed: Callable[[Replayed], None] = lambda _: None) -> bool:
-        """Rebuilds the newest state that the disk holds; False if there is none at all."""
-        newest = self._head_on_disk()
-        heads = self.chain.heads_by_weight()
-        if newest is not None and newest in self.chain:
-            heads.insert(0, newest)
-        found = any(self.rebuild(head, on_replayed) for head in heads)
-        if newest is not None and self.head != newest:
-            log.warning(
-                "the disk does not hold all of the newest committed state any more: peers are "
-                "asked for it, and without any it goes on from what is left",
-                wanted=short(newest),
-                found_round=self.entry.round,
-            )
-        return found
-
-    def rebuild(
-        self, head: Digest, on_replayed: Callable[[Replayed], None] = lambda _: None
-    ) -> bool:
-        """Becomes the state of a head, or of the newest round before it that the disk can give.
-
-        False if no checkpoint on its way is whole; then the present state is as it was.
-        """
-        path = self.chain.path_between(self.chain.genesis, head)
-        if path is None:
-            return False
-        for base in [*reversed(path), self.chain.genesis]:
-            if not self.has_checkpoint(base):
-                continue
-            is_loaded = False
-            try:
-                self.load_checkpoint(base)
-                is_loaded = True
-                self._pin_older_checkpoint(path, base)
-                for step in self.chain.path_between(base, head) or []:
-                    on_replayed(self.replay(step))
-            except CannotRebuildError as error:
-                log.warning("the newest state on disk is not complete", problem=str(error))
-            if is_loaded:
-                return True
-        return False
-
     def hold(self, digests: Sequence[Digest]) -> None:
         """Keeps what was fetched for a state that is being taken over, until `release`."""
         self._held += digests
@@ -474,7 +379,7 @@ class CommittedState:
         self._held = []
         self._store.unpin(_WAY_PIN)
 
-    def _head_on_disk(self) -> Digest | None:
+    def head_on_disk(self) -> Digest | None:
         """The head that was written last; None if there is none, or a damaged one."""
         try:
             written = bytes.fromhex(self._state_dir.head_path.read_text().strip())
@@ -485,9 +390,10 @@ class CommittedState:
             return None
         return Digest(written)
 
-    def _pin_older_checkpoint(self, path: list[Digest], base: Digest) -> None:
-        """After a restart: the checkpoint before the one that was loaded, and what lies between."""
-        for head in reversed(path[: path.index(base)] if base in path else []):
+    def keep_older(self, heads: Sequence[Digest]) -> None:
+        """After a restart: of these heads, the newest first, all up to one that has a checkpoint
+        here are held for those who are behind."""
+        for head in heads:
             try:
                 header = self.header(head)
                 update = self._update_index(header)

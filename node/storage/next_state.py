@@ -1,0 +1,128 @@
+"""The state that the round under way leads to: the outer step, into vectors of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gossamer.node.storage.shared_theta import SharedTheta, sign_payloads
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.fragments import Exchange, Exchanges
+from gossamer.protocol.ids import digest_of
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.payloads import SetPayloads, SignPayloads, SumPayloads, payloads_of
+from gossamer.protocol.ring import Payload
+from gossamer.protocol.state import FloatVector, StateIndex, chunk_bytes, index_of
+from gossamer.trainer.outer import nesterov
+
+
+@dataclass
+class StateVectors:
+    """Parameters and outer momentum, each (num_parameters,), and the digests of their blocks."""
+
+    parameters: FloatVector
+    momentum: FloatVector
+    index: StateIndex | None = None
+    """None: of no state yet."""
+
+
+class NextState:
+    """What a round's finals make of a state, as the manifest says."""
+
+    def __init__(self, manifest: Manifest, plan: ChunkPlan, base: FloatVector) -> None:
+        """
+        Args:
+            plan: of the state's blocks.
+            base: (num_parameters,), what the trainer works from; with shared steps those write it.
+        """
+        self._outer, self._plan = manifest.outer, plan
+        self.exchanges = Exchanges(manifest.model, manifest.outer, manifest.sync)
+        self.payloads: SumPayloads | SetPayloads | SignPayloads
+        self.shared_theta: SharedTheta | None = None
+        if manifest.sync == "distro":
+            self.payloads = sign_payloads(manifest.model, manifest.outer)
+            self.shared_theta = SharedTheta(manifest, self.payloads, base)
+        else:
+            self.payloads = payloads_of(manifest.sync, manifest.outer)
+        self.vectors = StateVectors(np.empty_like(base), np.empty_like(base))
+        """Without an index they hold nothing that means something."""
+
+    def compute(
+        self,
+        present: StateVectors,
+        round_number: int,
+        finals: Sequence[Payload],
+        masks: Sequence[int],
+        tokens: Sequence[int],
+    ) -> StateIndex:
+        """Takes the outer step from `present` to `vectors`.
+
+        Args:
+            finals: of all chunks of the round's exchange.
+            masks: who is in each, bit i for ring position i.
+            tokens: of the members by ring position, as the round's header has them.
+
+        Raises:
+            MalformedError: a final that is not one.
+        """
+        if self.shared_theta is not None:
+            np.copyto(self.vectors.momentum, present.momentum)  # the peers' own, and zero here
+            parameters = self.vectors.parameters
+            self.shared_theta.lead(round_number, present.parameters, finals, parameters)
+            self.vectors.index = index_of(parameters, self.vectors.momentum, self._plan)
+        else:
+            exchange = self.exchanges.of_round(round_number)
+            self._take_averages(present, exchange, round_number, finals, masks, tokens)
+            self.vectors.index = self._index_after(present, exchange)
+        return self.vectors.index
+
+    def _take_averages(
+        self,
+        present: StateVectors,
+        exchange: Exchange,
+        round_number: int,
+        finals: Sequence[Payload],
+        masks: Sequence[int],
+        tokens: Sequence[int],
+    ) -> None:
+        payloads, new = self.payloads, self.vectors
+        assert not isinstance(payloads, SignPayloads)
+        if exchange is not self.exchanges.whole:
+            np.copyto(new.parameters, present.parameters)
+            np.copyto(new.momentum, present.momentum)
+        for chunk, (payload, mask) in enumerate(zip(finals, masks, strict=True)):
+            rate, mu = self._outer.rates_of(round_number, mask.bit_count())
+            average = payloads.average(payload, exchange.plan.elements_of(chunk), mask, tokens)
+            for part, of_chunk in exchange.pieces_of(chunk):
+                nesterov(
+                    present.parameters[part],
+                    present.momentum[part],
+                    average[of_chunk],
+                    rate,
+                    mu,
+                    new.parameters[part],
+                    new.momentum[part],
+                )
+
+    def _index_after(self, present: StateVectors, exchange: Exchange) -> StateIndex:
+        """Only blocks in which something is new are digested."""
+        plan, size = self._plan, self._plan.chunk_elements
+        new = {
+            chunk
+            for part in exchange.ranges
+            for chunk in range(part.start // size, -(-part.stop // size))
+        }
+
+        def digests(vector: FloatVector, present: Sequence[bytes]) -> tuple[bytes, ...]:
+            return tuple(
+                digest_of(chunk_bytes(vector, plan, chunk)) if chunk in new else present[chunk]
+                for chunk in range(plan.num_chunks)
+            )
+
+        before = present.index or StateIndex((), ())
+        return StateIndex(
+            digests(self.vectors.parameters, before.parameters),
+            digests(self.vectors.momentum, before.momentum),
+        )
