@@ -27,6 +27,7 @@ from gossamer.protocol.messages import (
     Span,
     Verify,
     Vote,
+    check_norm,
     check_spans,
     open_signed,
 )
@@ -62,6 +63,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     peer_id: str
     tokens: int
+    norm: float
+    """Of its `Ready`."""
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -191,6 +194,7 @@ def decode_header(data: bytes) -> Header:
         public_key_of(PeerId(member.peer_id))
         if not 0 <= member.tokens <= limits.TOKENS_MAX:
             raise MalformedError("header with tokens out of range")
+        check_norm(member.norm)
     if not 0 < header.tokens <= header.tokens_total <= limits.TOKENS_TOTAL_MAX:
         raise MalformedError("header without tokens, or whose total is below its own")
     check_header_spans(header)

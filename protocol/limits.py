@@ -46,6 +46,8 @@ TEXT_CHARACTERS_MAX = 256
 
 # Numbers that peers say of themselves. 2**48 tokens a round is beyond any machine.
 TOKENS_MAX = 2**48
+# Of a pseudo-gradient: its square, and the sum of two such, are finite in float64.
+NORM_MAX = 1e150
 # Tokens of a whole chain.
 TOKENS_TOTAL_MAX = TOKENS_MAX * RING_MEMBERS_MAX
 ROUNDS_MAX = 2**31

@@ -91,12 +91,16 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     inner_steps: int
     learning_rate: float
     momentum: float
+    """With `displacement` the most that it may be."""
     warmup_rounds: int
     warmup_inner_steps: int
     codec: Codec
     chunk_elements: int
     overlap: bool = False
     """Whether a peer trains on while its round is averaged, once the warm-up is over."""
+    displacement: float = 0.0
+    """Length of an outer step, as a multiple of what a peer did by itself: each round has the
+    momentum that leads so far (`protocol.outer_tuning`). 0: momentum is a constant."""
     top_k: int = 64
     """Values that are sent: of `sparse` of each 4,096 (SparseLoCo, arXiv 2508.15706), of `distro`
     of each chunk of up to 64 x 64 coefficients (DeMo, arXiv 2411.19870)."""
@@ -378,6 +382,7 @@ def problems_of(manifest: Manifest) -> list[str]:
     check("outer.inner_steps", outer.inner_steps, 1, 100_000)
     check("outer.learning_rate", outer.learning_rate, 1e-4, 10.0)
     check("outer.momentum", outer.momentum, 0.0, 0.9999)
+    check("outer.displacement", outer.displacement, 0.0, 10.0)
     check("outer.top_k", outer.top_k, 1, 4096)
     check("outer.error_decay", outer.error_decay, 0.0, 1.0)
     check("outer.fragments", outer.fragments, 1, LAYERS_MAX)
@@ -408,6 +413,12 @@ def problems_of(manifest: Manifest) -> list[str]:
             problems.append('outer.warmup_rounds is not 0: every step of "distro" is shared')
         if outer.overlap:
             problems.append('outer.overlap is true: a step of "distro" needs the one before it')
+
+    if outer.displacement and (manifest.sync != "diloco" or not outer.learning_rate):
+        problems.append(
+            'outer.displacement is not 0: only sync = "diloco" with an outer.learning_rate chooses '
+            "its momentum"
+        )
 
     rounds = manifest.rounds
     check("rounds.round_seconds", rounds.round_seconds, 0.1, 86_400.0)

@@ -84,6 +84,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     steps: int
     loss: float
     """Mean training loss of the round's inner steps, nats per token."""
+    norm: float
+    """Euclidean norm of the pseudo-gradient, residual included; 0 where nothing is averaged."""
     spans: tuple[Span, ...]
 
 
@@ -259,6 +261,11 @@ def _check_peers(peers: Iterable[str], what: str) -> None:
         public_key_of(PeerId(peer))
 
 
+def check_norm(norm: float) -> None:
+    """Raises MalformedError for a Euclidean norm that no fp32 vector in use has."""
+    _require(0 <= norm < limits.NORM_MAX, "norm out of range")  # NaN fails both
+
+
 def check_spans(spans: tuple[Span, ...]) -> None:
     """Raises MalformedError if a list of spans is too long or a span is empty or out of range."""
     _require(len(spans) <= limits.SPANS_MAX, f"{len(spans)} spans; at most {limits.SPANS_MAX}")
@@ -279,6 +286,7 @@ def _check(statement: Statement) -> None:
             _require(0 < statement.tokens <= limits.TOKENS_MAX, "tokens out of range")
             _check_count(statement.steps, limits.TOKENS_MAX, "steps")
             _require(-1e9 < statement.loss < 1e9, "loss out of range")  # NaN fails both
+            check_norm(statement.norm)
             check_spans(statement.spans)
         case Roster():
             _check_count(statement.round, limits.ROUNDS_MAX, "round")

@@ -1,112 +1,109 @@
-"""Outer learning rate and momentum that a run sets itself.
+"""The outer momentum of a round, chosen by the round itself.
 
-The published 0.7/0.9 is right for a run that is under way and wrong for a cold start, and the best
-momentum differs with H, with the number of peers and over the run. What an outer step should do is
-visible in the run: the averaged pseudo-gradient of a round says whether the last steps went too
-far. `agreement` is the cosine between it and the momentum, the direction of the last steps. It is
-high when the swarm wants to go on the same way (the steps were too short), and low when it wants to
-go back. The rule turns one knob, the *gain*, the factor by which a lasting direction is amplified:
+The published momentum of 0.9 is right for long rounds of a run that is under way. The best constant
+differs with H, and at the beginning there is none: whatever the momentum, a run that has it from
+the first round ends worse than with plain averaging (measured: tests/benchmarks/losses.py, the
+arms of `tuning`). What the best constants have in common is how far they go: averaging takes out
+what the peers do not agree on, so the average is shorter than what each of them did by itself (0.6
+to 0.75 of it with 4 peers), and the best outer steps are longer than that by about as much. So
+momentum is set in each round to the value with which the outer step
 
-    gain' = gain * (1 + SPEED * (agreement - NOISE_SHARE * expected))        within 1 to GAIN_MAX
-    learning rate = 1,  momentum = 1 - 1 / gain
+    theta - theta' = (1 + mu) * g + mu**2 * m        (`trainer.outer`, with learning rate 1)
 
-With gain 1 this is plain averaging, with which every run begins. The rounds of a warm-up, which are
-short, are plain averages too, and the rule begins after them: let loose on them (H=4, held-out loss
-of tests/benchmarks/losses.py --small, one seed) it went to a gain of 3.9 within ten rounds, and the
-run ended at 1.928 nats, where plain averaging there and momentum 0.8 later had 1.584.
+is `displacement` times as long as the members' own work of the round, where g is the average of
+that work and m the momentum vector before it. The members say how long theirs was; the median
+counts, so that one of them who lies changes little. In the first `PLAIN_SHARE` of the run's inner
+steps the outer step is plain averaging.
 
-(This is hypergradient descent, Baydin et al., arXiv 1703.04782, in its multiplicative form, on the
-outer step. With learning rate 1, Nesterov's method removes what the peers have fully worked off in
-a round, whatever its momentum.)
-
-*Expected* is the agreement that says nothing: AdamW's own momentum lasts over the end of a round,
-so neighbouring pseudo-gradients would be alike even if all gradients were noise, by 0.76 with H=4
-and by 0.31 with H=20 (measured in a warm-up with H=4, from the 20th round on: 0.65 to 0.8). With
-white noise through a first moment of decay b, whose values are b**k alike k steps apart, rounds of
-H steps that follow each other have the correlation
-
-    r = b * ((1 - b**H) / (1 - b))**2  /  (H + 2 * sum of (H - k) * b**k over k from 1 to H - 1)
-
-and b**H times less with every round between. `expected_agreement` sums that up for a momentum.
-
-All peers get the same numbers: the inputs are the averaged chunks and the momentum of the committed
-state, and everything is a fixed sequence of IEEE 754 operations in float64.
+All peers get the same numbers: everything is a fixed sequence of IEEE 754 operations in float64.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
+from gossamer.protocol.manifest import OuterConfig
 from gossamer.protocol.state import FloatVector
 
-GAIN_MAX = 10.0
-"""Momentum 0.9: the largest that is in use anywhere."""
+PLAIN_SHARE = 0.25
+"""Of the run's inner steps, without momentum. The presets' warm-up rounds are as long."""
 
-SPEED = 1.0
-"""How fast the gain follows: at most twofold a round. Not tuned."""
-
-NOISE_SHARE = 0.5
-"""Of the expected agreement that is asked for. All of it would be right if each round were to lower
-the loss at once as far as it can; what pays in the long run is to go further than that (the
-short-horizon bias of such rules: Wu et al., arXiv 1803.02021). In the setting above, warm start,
-H=20 (one seed): 1.627 nats with all of it, 1.578 with half, where the gain finds its way to 5; the
-best constant step that was tried, 1.0/0.8 with the gain 5, had 1.584. From a cold start it is the
-other way round: 1.667 with all, 1.730 with half. So it is no default for cold starts yet."""
-
-_NEGLIGIBLE = 1e-12
-"""Powers of beta1 below this do not matter, and there may be 100,000 of them."""
+_HALVINGS = 30
+"""Of the interval in which momentum is sought: down to 1e-9, finer than fp32 near 0.9."""
 
 _LANES = 4096
 """Running sums of an inner product: element i goes to lane i mod `_LANES`."""
 
 
-class OuterTuning(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What the rule carries from round to round, beside the committed vectors."""
+class Products(NamedTuple):
+    """Inner products of what a round averaged (g) and the momentum vector before it (m)."""
 
-    gain: float = 1.0
+    gg: float = 0.0
+    gm: float = 0.0
+    mm: float = 0.0
 
-    @property
-    def rates(self) -> tuple[float, float]:
-        """(outer learning rate, momentum)"""
-        return (1.0, 1.0 - 1.0 / self.gain)
+    def with_part(self, average: FloatVector, momentum: FloatVector) -> Products:
+        """With some more elements of both, each (num_elements,)."""
+        return Products(
+            self.gg + inner_product(average, average),
+            self.gm + inner_product(average, momentum),
+            self.mm + inner_product(momentum, momentum),
+        )
 
-    def after(self, agreement: float, expected: float) -> OuterTuning:
-        """The tuning of the round whose average agrees so with the momentum before it."""
-        gain = self.gain * (1.0 + SPEED * (agreement - NOISE_SHARE * expected))
-        return OuterTuning(min(max(gain, 1.0), GAIN_MAX))
-
-
-def agreement(average: FloatVector, momentum: FloatVector) -> float:
-    """Cosine between two vectors, both (num_elements,); 0 if one of them is zero."""
-    squares = inner_product(average, average) * inner_product(momentum, momentum)
-    if not 0.0 < squares < math.inf:
-        return 0.0
-    return inner_product(average, momentum) / math.sqrt(squares)
+    def square_of_step(self, mu: float) -> float:
+        """The squared length of an outer step with this momentum and learning rate 1."""
+        return (
+            (1.0 + mu) * (1.0 + mu) * self.gg
+            + 2.0 * (1.0 + mu) * mu * mu * self.gm
+            + mu * mu * mu * mu * self.mm
+        )
 
 
-def expected_agreement(inner_steps: int, beta1: float, momentum: float) -> float:
-    """`agreement` of rounds of noise.
+def tuned_rates(
+    outer: OuterConfig,
+    total_steps: int,
+    round_number: int,
+    products: Products,
+    norms: Sequence[float],
+) -> tuple[float, float]:
+    """(learning rate, momentum) of a round of several peers, as `outer.displacement` has it.
 
     Args:
-        inner_steps: H, 1 or more.
-        beta1: decay of AdamW's first moment.
-        momentum: of the outer step, below 1.
+        total_steps: inner steps of the whole run.
+        norms: see `momentum_for`.
     """
-    power, variance = 1.0, float(inner_steps)
-    for k in range(1, inner_steps):  # not `**`, whose last bit is the machine's
-        power *= beta1
-        if power < _NEGLIGIBLE:
-            break
-        variance += 2.0 * (inner_steps - k) * power
-    across = power * beta1 if power >= _NEGLIGIBLE else 0.0
-    reach = (1.0 - across) / (1.0 - beta1)
-    neighbours = beta1 * reach * reach / variance
-    with_all = neighbours / (1.0 - momentum * across)
-    of_momentum = (1.0 + 2.0 * momentum * with_all) / (1.0 - momentum * momentum)
-    return with_all / math.sqrt(of_momentum)
+    is_early = outer.first_inner_step_of(round_number) < PLAIN_SHARE * total_steps
+    if is_early or outer.is_warmup(round_number):
+        return (1.0, 0.0)
+    displacement = outer.displacement / outer.learning_rate
+    return (outer.learning_rate, momentum_for(products, norms, displacement, outer.momentum))
+
+
+def momentum_for(
+    products: Products, norms: Sequence[float], displacement: float, momentum_max: float
+) -> float:
+    """The momentum, 0 to `momentum_max`, whose outer step is `displacement` times as long as the
+    median of `norms`; 0 where plain averaging goes as far, `momentum_max` where nothing does.
+
+    Args:
+        norms: Euclidean norms of what the members averaged; one at least.
+    """
+    wanted = displacement * statistics.median(norms)
+    low, high = 0.0, momentum_max
+    if not math.isfinite(wanted) or products.square_of_step(high) <= wanted * wanted:
+        return high
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        if products.square_of_step(middle) <= wanted * wanted:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def inner_product(a: FloatVector, b: FloatVector) -> float:
@@ -121,3 +118,8 @@ def inner_product(a: FloatVector, b: FloatVector) -> float:
         left *= b[start : start + _LANES]
         lanes[: len(left)] += left
     return math.fsum(lanes)
+
+
+def norm_of(vector: FloatVector) -> float:
+    """Euclidean norm of (num_elements,)."""
+    return math.sqrt(inner_product(vector, vector))

@@ -41,16 +41,17 @@ class Proposal:
     ledger: Ledger
 
 
-def credited_tokens(ring: Ring, contributors: Sequence[int]) -> list[int]:
+def members_of(ring: Ring, contributors: Sequence[int]) -> tuple[Member, ...]:
     """What the round's header will say of each member, by ring position.
 
     Args:
         contributors: mask of who has a part in each chunk.
     """
-    return [
-        tokens_taken(ready.tokens, count, len(contributors))
-        for ready, count in zip(ring.ready, _counts(ring, contributors), strict=True)
-    ]
+    counts = _counts(ring, contributors)
+    return tuple(
+        Member(peer, tokens_taken(ready.tokens, count, len(contributors)), ready.norm)
+        for peer, ready, count in zip(ring.members, ring.ready, counts, strict=True)
+    )
 
 
 def _counts(ring: Ring, contributors: Sequence[int]) -> list[int]:
@@ -72,7 +73,7 @@ def propose(
         contributors: mask of who has a part in each final.
     """
     num_members, num_chunks = len(ring.members), len(finals)
-    members = tuple(map(Member, ring.members, credited_tokens(ring, contributors)))
+    members = members_of(ring, contributors)
     spans: set[Span] = set()
     for ready, count in zip(ring.ready, _counts(ring, contributors), strict=True):
         if spans_taken(count, num_chunks):

@@ -25,14 +25,14 @@ from gossamer.protocol.attempt import (
     Publish,
     Removed,
 )
-from gossamer.protocol.chain import Commit
+from gossamer.protocol.chain import Commit, Member
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.inventory import Inventory
 from gossamer.protocol.messages import Ready, Signed, Statement
 from gossamer.protocol.payloads import Payloads
-from gossamer.protocol.proposal import credited_tokens
+from gossamer.protocol.proposal import members_of
 from gossamer.protocol.ring import Contribute, Finalise, Payload, Send
 from gossamer.protocol.roster import Ring
 from gossamer.protocol.round import Round
@@ -55,9 +55,9 @@ log = structlog.get_logger("round")
 
 _T = TypeVar("_T")
 
-OuterStep: TypeAlias = Callable[[int, Sequence[Payload], Sequence[int], Sequence[int]], Digest]
-"""(round, finals of all chunks, mask of each, tokens of the members) -> state digest; runs in a
-thread, one at a time."""
+OuterStep: TypeAlias = Callable[[int, Sequence[Payload], Sequence[int], Sequence[Member]], Digest]
+"""(round, finals of all chunks, mask of each, the members) -> state digest; runs in a thread, one
+at a time."""
 
 
 class RunInThread(Protocol):
@@ -445,10 +445,10 @@ class RoundDriver:
         ring = self.machine.ring
         assert ring is not None
         contributors = self._payloads.contributors
-        tokens = credited_tokens(ring, list(map(contributors, payloads, masks)))
+        members = members_of(ring, list(map(contributors, payloads, masks)))
         compute, number = self._compute_state, self.machine.number
         async with self._computing:
-            digest = await self._run_in_thread(lambda: compute(number, payloads, masks, tokens))
+            digest = await self._run_in_thread(lambda: compute(number, payloads, masks, members))
         now = trio.current_time()
         self._apply(self.machine.computed(now, ring_id, action.generation, digest))
 

@@ -65,7 +65,7 @@ class SharedTurn(Turn):
     def _has_work(self) -> bool:
         return self._shared.has_offer
 
-    def _ready(self) -> Ready:
+    async def _ready(self) -> Ready:
         manifest, machine = self._parts.manifest, self.driver.machine
         self._told_spans = tuple(self._parts.work.account.state.spans[: limits.SPANS_MAX])
         steps = manifest.outer.inner_steps
@@ -76,6 +76,7 @@ class SharedTurn(Turn):
             tokens=steps * manifest.inner.sequences_per_step * manifest.model.context,
             steps=steps,
             loss=loss if loss is not None else 0.0,
+            norm=0.0,
             spans=self._told_spans,
         )
 

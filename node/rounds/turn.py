@@ -32,6 +32,7 @@ from gossamer.node.rounds.upkeep import Upkeep
 from gossamer.protocol.attempt import Committed
 from gossamer.protocol.ids import short
 from gossamer.protocol.messages import Phase, Ready
+from gossamer.protocol.outer_tuning import norm_of
 from gossamer.protocol.payloads import SignPayloads
 from gossamer.protocol.roster import Ring
 from gossamer.protocol.round import Round, RoundRules
@@ -165,7 +166,7 @@ class Turn:
             trained = trio.current_time()
             metrics.observe_round_phase("training", trained - self._started_seconds)
             if self._has_work and self._heads.better() is None:
-                driver.ready(self._ready())
+                driver.ready(await self._ready())
                 await self._go_on()
             outcome = await self._outcome()
         except BaseException:
@@ -235,8 +236,9 @@ class Turn:
 
     # Averaging
 
-    def _ready(self) -> Ready:
-        machine = self.driver.machine
+    async def _ready(self) -> Ready:
+        machine, pending = self.driver.machine, self._parts.trainer.pending[self._exchange.within]
+        norm = await self._parts.run_in_thread(lambda: norm_of(pending))
         offer = self._parts.work.offer(machine.head, machine.number)
         loss = self._progress.loss
         return Ready(
@@ -245,6 +247,7 @@ class Turn:
             tokens=offer.tokens,
             steps=self._progress.inner_step,
             loss=loss if loss is not None else 0.0,
+            norm=norm,
             spans=offer.spans,
         )
 

@@ -83,7 +83,10 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "inner_steps": "H: inner steps of a round, once the warm-up is over. With "
         'sync = "distro" the shared steps for which one ring holds.',
         "learning_rate": "Of the Nesterov step.",
-        "momentum": "Of the Nesterov step.",
+        "momentum": "Of the Nesterov step; with displacement the most that it may be.",
+        "displacement": "Each round has the momentum with which its outer step is so many times "
+        "as long as what a peer did by itself; none in the first quarter of the run. 0: always "
+        "the momentum above.",
         "warmup_rounds": "Rounds at the start with plain averaging and few inner steps; "
         "a warm start pays below 10 million parameters.",
         "warmup_inner_steps": "Inner steps of such a round.",

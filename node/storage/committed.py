@@ -32,6 +32,7 @@ from gossamer.protocol.chain import (
     ChunkFinal,
     Commit,
     Header,
+    Member,
     UpdateIndex,
     decode_update_index,
     encode_update_index,
@@ -150,20 +151,20 @@ class CommittedState:
         round_number: int,
         finals: Sequence[Payload],
         masks: Sequence[int],
-        tokens: Sequence[int],
+        members: Sequence[Member],
     ) -> Digest:
         """Takes the outer step into the next buffers; returns the state digest.
 
         Args:
             finals: of all chunks of the round's exchange.
             masks: who is in each, bit i for ring position i.
-            tokens: of the members by ring position, as the round's header has them.
+            members: by ring position, as the round's header has them.
 
         Raises:
             MalformedError: a final that is not one.
         """
         present = StateVectors(self.parameters, self.momentum, self.index)
-        return self._next.compute(present, round_number, finals, masks, tokens).digest
+        return self._next.compute(present, round_number, finals, masks, members).digest
 
     def install(self, commit: Commit, proposal: Proposal, finals: Sequence[Payload]) -> None:
         """Makes the computed state the committed one, in memory and on disk.
@@ -356,8 +357,7 @@ class CommittedState:
         try:
             finals = [self._store.get(Digest(final.digest)) for final in update.finals]
             masks = [final.mask() for final in update.finals]
-            tokens = [member.tokens for member in header.members]
-            state_digest = self.compute(header.round, finals, masks, tokens)
+            state_digest = self.compute(header.round, finals, masks, header.members)
         except (BlockError, RemoteProtocolError) as error:
             raise CannotRebuildError(f"round {header.round}: {error}") from error
         ledger = apply_spans(self.ledger, header.spans)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from gossamer.node.storage.shared_theta import SharedTheta, sign_payloads
+from gossamer.protocol.chain import Member
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.fragments import Exchange, Exchanges
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.outer_tuning import Products, tuned_rates
 from gossamer.protocol.payloads import SetPayloads, SignPayloads, SumPayloads, payloads_of
 from gossamer.protocol.ring import Payload
 from gossamer.protocol.state import FloatVector, StateIndex, chunk_bytes, index_of
@@ -37,7 +39,7 @@ class NextState:
             plan: of the state's blocks.
             base: (num_parameters,), what the trainer works from; with shared steps those write it.
         """
-        self._outer, self._plan = manifest.outer, plan
+        self._manifest, self._plan = manifest, plan
         self.exchanges = Exchanges(manifest.model, manifest.outer, manifest.sync)
         self.payloads: SumPayloads | SetPayloads | SignPayloads
         self.shared_theta: SharedTheta | None = None
@@ -55,14 +57,14 @@ class NextState:
         round_number: int,
         finals: Sequence[Payload],
         masks: Sequence[int],
-        tokens: Sequence[int],
+        members: Sequence[Member],
     ) -> StateIndex:
         """Takes the outer step from `present` to `vectors`.
 
         Args:
             finals: of all chunks of the round's exchange.
             masks: who is in each, bit i for ring position i.
-            tokens: of the members by ring position, as the round's header has them.
+            members: by ring position, as the round's header has them.
 
         Raises:
             MalformedError: a final that is not one.
@@ -74,7 +76,7 @@ class NextState:
             self.vectors.index = index_of(parameters, self.vectors.momentum, self._plan)
         else:
             exchange = self.exchanges.of_round(round_number)
-            self._take_averages(present, exchange, round_number, finals, masks, tokens)
+            self._take_averages(present, exchange, round_number, finals, masks, members)
             self.vectors.index = self._index_after(present, exchange)
         return self.vectors.index
 
@@ -85,26 +87,49 @@ class NextState:
         round_number: int,
         finals: Sequence[Payload],
         masks: Sequence[int],
-        tokens: Sequence[int],
+        members: Sequence[Member],
     ) -> None:
-        payloads, new = self.payloads, self.vectors
-        assert not isinstance(payloads, SignPayloads)
+        new, outer = self.vectors, self._manifest.outer
         if exchange is not self.exchanges.whole:
             np.copyto(new.parameters, present.parameters)
             np.copyto(new.momentum, present.momentum)
+        tuned: tuple[float, float] | None = None
+        if outer.displacement:
+            products = Products()
+            for part, average, _ in self._averages(exchange, finals, masks, members):
+                products = products.with_part(average, present.momentum[part])
+            norms = [member.norm for member in members if member.tokens]
+            total_steps = self._manifest.inner.total_steps
+            tuned = tuned_rates(outer, total_steps, round_number, products, norms)
+        for part, average, mask in self._averages(exchange, finals, masks, members):
+            rate, mu = outer.rates_of(round_number, mask.bit_count())
+            if tuned is not None and mask.bit_count() > 1:
+                rate, mu = tuned
+            nesterov(
+                present.parameters[part],
+                present.momentum[part],
+                average,
+                rate,
+                mu,
+                new.parameters[part],
+                new.momentum[part],
+            )
+
+    def _averages(
+        self,
+        exchange: Exchange,
+        finals: Sequence[Payload],
+        masks: Sequence[int],
+        members: Sequence[Member],
+    ) -> Iterator[tuple[slice, FloatVector, int]]:
+        """Piece by piece: where it is in the flat vectors, the average there, and whose it is."""
+        assert not isinstance(self.payloads, SignPayloads)
+        tokens = [member.tokens for member in members]
         for chunk, (payload, mask) in enumerate(zip(finals, masks, strict=True)):
-            rate, mu = self._outer.rates_of(round_number, mask.bit_count())
-            average = payloads.average(payload, exchange.plan.elements_of(chunk), mask, tokens)
+            num_elements = exchange.plan.elements_of(chunk)
+            average = self.payloads.average(payload, num_elements, mask, tokens)
             for part, of_chunk in exchange.pieces_of(chunk):
-                nesterov(
-                    present.parameters[part],
-                    present.momentum[part],
-                    average[of_chunk],
-                    rate,
-                    mu,
-                    new.parameters[part],
-                    new.momentum[part],
-                )
+                yield part, average[of_chunk], mask
 
     def _index_after(self, present: StateVectors, exchange: Exchange) -> StateIndex:
         """Only blocks in which something is new are digested."""

@@ -34,8 +34,8 @@ class Arm:
     peers: Peers = "constant"
     rates: tuple[float, float] | None = None
     """Outer learning rate and momentum; None: the preset's."""
-    tuned: bool = False
-    """Rates that the run sets itself (`protocol.outer_tuning`)."""
+    displacement: float = 0.0
+    """Each round chooses the momentum that leads so far (`protocol.outer_tuning`); 0: constant."""
     top_k: int = 0
     """Values that are kept of a block or chunk; 0: the mode's default."""
     error_decay: float | None = None
@@ -94,7 +94,7 @@ _PARTS: tuple[tuple[str, _Change], ...] = (
     (r"lr([\d.]+)", lambda arm, found: replace(arm, learning_rate=float(found[1]))),
     (r"topics", lambda arm, _: replace(arm, topics=True)),
     (r"cold", lambda arm, _: replace(arm, cold=True)),
-    (r"tuned", lambda arm, _: replace(arm, tuned=True)),
+    (r"d([\d.]+)", lambda arm, found: replace(arm, displacement=float(found[1]))),
     (r"look", lambda arm, _: replace(arm, lookahead=True)),
     (r"grow", lambda arm, _: replace(arm, peers="grow")),
     (r"shrink", lambda arm, _: replace(arm, peers="shrink")),
@@ -124,9 +124,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "peers": ("diloco-8-h20-fp16-grow", "diloco-8-h20-fp16-shrink"),
     "tuning": tuple(
         f"diloco-4-h{steps}-fp32{start}{rates}"
-        for steps in (5, 20, 50, 100, 200)
+        for steps in (5, 20, 50, 200)
         for start in ("", "-cold")
-        for rates in ("-tuned", "-1.0/0.0", "-1.0/0.5", "-1.0/0.8", "-0.7/0.9")
+        for rates in ("-d1.4", "-1.0/0.0", "-1.0/0.5", "-1.0/0.8", "-0.7/0.9")
     ),
 }
 """Names for `--arms` that stand for several arms."""

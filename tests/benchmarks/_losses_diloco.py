@@ -14,11 +14,14 @@ from _parity_training import CURVE_TOKENS, Curve, Heldout, Text, rounds_of
 
 from gossamer.protocol.fragments import Exchanges
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
-from gossamer.protocol.outer_tuning import OuterTuning, agreement, expected_agreement
+from gossamer.protocol.outer_tuning import Products, norm_of, tuned_rates
 from gossamer.protocol.payloads import SetPayloads, SumPayloads, payloads_named
 from gossamer.protocol.state import FloatVector
 from gossamer.trainer.messages import Start
 from gossamer.trainer.outer import nesterov
+
+MOMENTUM_MAX = 0.9
+"""Of rounds that choose their own: the largest that is in use anywhere."""
 
 Deal = Callable[[int], Sequence[int]]
 """Worker to the shards that it trains on."""
@@ -63,11 +66,8 @@ class Swarm:
         ]
         for number, worker in enumerate(self.workers):
             worker.deal(setting.deal(number))
-        self._beta1 = setting.inner.beta1
-        self.tuning: OuterTuning | None = None
-        """None: the rates are the manifest's."""
-        self.agreements: list[float] = []
-        self.gains: list[float] = []
+        self._total_steps = setting.inner.total_steps
+        self.momenta: list[float] = []
         """See `Curve`."""
         self.workers[0].trainer.genesis()
         np.copyto(self.theta, self.base)
@@ -108,18 +108,19 @@ class Swarm:
         """The ring of these members, in this order, and the outer step."""
         exchange = self.exchanges.of_round(number)
         carried = [worker.pending[exchange.within] for worker in members]
+        norms = [norm_of(values) for values in carried]
         average = ring_average(carried, tokens, exchange.plan, payloads, outer.error_decay).values
         momentum = np.zeros_like(average)
         exchange.add(self.momentum, momentum)
         rate, mu = outer.rates_of(number, len(members))
-        self.agreements.append(agreement(average, momentum))
-        if self.tuning is not None and not outer.is_warmup(number):
-            steps, last_momentum = outer.inner_steps_of(number), self.tuning.rates[1]
-            expected = expected_agreement(steps, self._beta1, last_momentum)
-            if number > 1:
-                self.tuning = self.tuning.after(self.agreements[-1], expected)
-            rate, mu = self.tuning.rates
-            self.gains.append(self.tuning.gain)
+        if outer.displacement and len(members) > 1:
+            products = Products()
+            for chunk in range(exchange.plan.num_chunks):  # in pieces, as the daemon adds them up
+                for part, of_chunk in exchange.pieces_of(chunk):
+                    piece = average[exchange.plan.range_of(chunk)][of_chunk]
+                    products = products.with_part(piece, self.momentum[part])
+            rate, mu = tuned_rates(outer, self._total_steps, number, products, norms)
+        self.momenta.append(mu)
         start = 0
         for part in exchange.ranges:
             theta, momentum = self.theta[part], self.momentum[part]
@@ -162,6 +163,8 @@ def outer_of(setting: Setting, arm: Arm) -> OuterConfig:
     }
     if arm.cold:
         changes["warmup_rounds"] = 0
+    if arm.displacement:
+        changes.update(displacement=arm.displacement, learning_rate=1.0, momentum=MOMENTUM_MAX)
     if arm.rates is not None:
         changes["learning_rate"], changes["momentum"] = arm.rates
     return msgspec.structs.replace(setting.outer, **changes)
@@ -187,8 +190,6 @@ def train_rounds(
     """All rounds, with the setting's outer step; `payloads_of` a round's number."""
     outer, total = setting.outer, setting.inner.total_steps
     swarm, progress = Swarm(setting, arm.num_peers), Progress(setting)
-    if arm.tuned:
-        swarm.tuning = OuterTuning()
     num_rounds = rounds_of(outer, total)
     for number in range(1, num_rounds + 1):
         first = outer.first_inner_step_of(number)
@@ -199,5 +200,5 @@ def train_rounds(
         swarm.take_round(number, active, tokens, outer, payloads_of(number))
         progress.curve.tokens += sum(tokens)
         progress.note(first + steps, swarm.theta)
-    progress.curve.agreements, progress.curve.gains = swarm.agreements, swarm.gains
+    progress.curve.momenta = swarm.momenta
     return progress.end(swarm.theta, num_rounds)

@@ -50,10 +50,8 @@ class Curve:
     """Trained by all workers together."""
     rounds: int = 0
     """Outer rounds; 0 where there are none."""
-    agreements: list[float] = field(default_factory=list)
-    """Where it is noted: cosine of each round's average with the momentum before it."""
-    gains: list[float] = field(default_factory=list)
-    """Where the run sets them: 1 / (1 - momentum) of each round."""
+    momenta: list[float] = field(default_factory=list)
+    """Where it is noted: of each round's outer step."""
 
     def add(self, step: int, loss: float) -> None:
         self.steps.append(step)

@@ -39,8 +39,7 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
     seconds: float
     steps: list[int]
     losses: list[float]
-    agreements: list[float] = []
-    gains: list[float] = []
+    momenta: list[float] = []
     """See `_parity_training.Curve`."""
 
 

@@ -181,7 +181,7 @@ class Member:
             self._outer_step.begin()
             sent_before = self._bytes_sent()
             await trio.to_thread.run_sync(sleep_until, start_seconds)
-            driver.ready(Ready(number + 1, head, TOKENS, 1, 0.0, ()))
+            driver.ready(Ready(number + 1, head, TOKENS, 1, 0.0, 1.0, ()))
             while driver.machine.ring is None:
                 await driver.changed.wait()
             ring_seconds = time.monotonic()

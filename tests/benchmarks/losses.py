@@ -24,7 +24,9 @@ An arm is named by what it does, e.g. `diloco-4-h20-int4-o50-topics`:
     fN              streaming in N fragments
     topics          each peer has text of its own kind
     grow, shrink    from 1 to K peers, from K to 1
-    R/M             outer learning rate and momentum; `tuned`: the run sets them itself
+    R/M             outer learning rate and momentum
+    dD              each round chooses its momentum, so that the outer step has D times the length
+                    of what a peer did
     kN              sparse, distro: values kept of a block or chunk
     eX, dense       sparse: part of what was not sent that is carried; dense rounds as warm-up
     bX, look        distro: decay of the momentum; gradients with lookahead
@@ -102,8 +104,7 @@ class Experiment:
             seconds=time.monotonic() - started,
             steps=curve.steps,
             losses=curve.losses,
-            agreements=[round(value, 4) for value in curve.agreements],
-            gains=[round(value, 3) for value in curve.gains],
+            momenta=[round(value, 3) for value in curve.momenta],
         )
 
     def _train(self, arm: Arm, dealt: Dealt) -> Curve:

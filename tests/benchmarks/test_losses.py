@@ -30,7 +30,7 @@ def test_a_name_says_what_an_arm_does() -> None:
     assert (arm.overlap, arm.fragments, arm.rates) == (0.5, 2, (0.7, 0.9))
     assert arm.topics
     assert arm.peers == "grow"
-    assert not arm.tuned
+    assert not arm.displacement
 
 
 @pytest.mark.parametrize("name", ["adam-4", "diloco-4-int5", "diloco-4-o", "diloco-4--h20"])
@@ -163,7 +163,7 @@ def test_one_peer_does_not_notice_overlap(setting: Setting) -> None:
 
 
 def test_rates_codecs_and_overlap_make_a_difference(setting: Setting) -> None:
-    names = ("fp32", "int4", "fp32-o50", "fp32-1.0/0.0", "fp32-cold", "fp32-tuned", "fp32-grow")
+    names = ("fp32", "int4", "fp32-o50", "fp32-1.0/0.0", "fp32-cold", "fp32-d1.4", "fp32-grow")
     finals = [train_diloco(setting, arm_of(f"diloco-2-h6-{name}")).final for name in names]
     assert len(set(finals)) == len(names)
 

@@ -53,7 +53,7 @@ context = 32
 [inner]
 learning_rate = 2e-3
 warmup_steps = 4
-total_steps = 100
+total_steps = 40
 sequences_per_step = 2
 [outer]
 inner_steps = 8
@@ -61,6 +61,7 @@ warmup_rounds = 2
 warmup_inner_steps = 4
 codec = "{codec}"
 overlap = false
+displacement = {displacement}
 fragments = {fragments}
 chunk_elements = 2048
 [rounds]
@@ -72,11 +73,14 @@ gather_fraction = 600.0
 The headers' spans do not name their members: `deals` finds out who trained on what."""
 
 
-def run_swarm(root: Path, corpus: Path, mode: str, num_peers: int, fragments: int) -> LocalNode:
+def run_swarm(
+    root: Path, corpus: Path, mode: str, num_peers: int, fragments: int, displacement: float
+) -> LocalNode:
     """The founder of a run that has ended after `ROUNDS` rounds or a few more."""
     path = root / "run.toml"
     sync, codec = (SPARSE, "fp32") if mode == SPARSE else ("diloco", mode)
-    path.write_text(MANIFEST.format(sync=sync, codec=codec, fragments=fragments))
+    text = MANIFEST.format(sync=sync, codec=codec, fragments=fragments, displacement=displacement)
+    path.write_text(text)
     options = (*OPTIONS, "--device", "cpu", "--wait-for-peers", str(num_peers - 1))
     with LocalSwarm(root / "swarm", options) as swarm:
         founder = swarm.found("--manifest", str(path), "--corpus", str(corpus))
@@ -168,12 +172,18 @@ def replay(
 
 
 @pytest.mark.parametrize(
-    ("mode", "num_peers", "fragments"), [("int8", 2, 1), ("int4", 2, 2), (SPARSE, 2, 1)]
+    ("mode", "num_peers", "fragments", "displacement"),
+    [("int8", 2, 1, 1.4), ("int4", 2, 2, 0.0), (SPARSE, 2, 1, 0.0)],
 )
 def test_the_driver_reaches_the_states_of_a_real_swarm(
-    tmp_path: Path, corpus: Path, mode: str, num_peers: int, fragments: int
+    tmp_path: Path,
+    corpus: Path,
+    mode: str,
+    num_peers: int,
+    fragments: int,
+    displacement: float,
 ) -> None:
-    founder = run_swarm(tmp_path, corpus, mode, num_peers, fragments)
+    founder = run_swarm(tmp_path, corpus, mode, num_peers, fragments, displacement)
     signed = StateDir(founder.root).read_manifest()
     assert signed is not None
     manifest = open_signed_manifest(signed)

@@ -28,7 +28,7 @@ def chain_of(peer_id: PeerId, num_rounds: int) -> list[tuple[Commit, Header]]:
             round=number,
             parent=parent,
             ring_id=bytes(32),
-            members=(Member(peer_id, 10),),
+            members=(Member(peer_id, 10, 1.0),),
             tokens_total=10 * number,
             update_digest=bytes(32),
             state_digest=bytes(32),

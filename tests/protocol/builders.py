@@ -83,6 +83,7 @@ def ready(**changes: object) -> Ready:
         "tokens": 8192,
         "steps": 16,
         "loss": 2.5,
+        "norm": 1.5,
         "spans": (Span(1, 0, 8192),),
     }
     return Ready(**{**fields, **changes})  # type: ignore[arg-type]
@@ -112,7 +113,7 @@ def header(signers: Iterable[PeerId], **changes: object) -> Header:
         "round": 5,
         "parent": HEAD,
         "ring_id": RING_ID,
-        "members": tuple(Member(member, 100) for member in signers),
+        "members": tuple(Member(member, 100, 1.0) for member in signers),
         "tokens_total": 10_000,
         "update_digest": digest_of(b"update"),
         "state_digest": digest_of(b"state"),

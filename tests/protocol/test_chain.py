@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from builders import HEAD, header, peers
 from hypothesis import given
@@ -48,11 +50,14 @@ def test_a_header_comes_back_from_its_bytes() -> None:
         {"round": 0},
         {"round": limits.ROUNDS_MAX + 1},
         {"members": ()},
-        {"members": (Member(MEMBERS[0], 1), Member(MEMBERS[0], 1))},
-        {"members": (Member("nobody", 1),)},
-        {"members": (Member(MEMBERS[0], -1), Member(MEMBERS[1], 5))},
-        {"members": (Member(MEMBERS[0], limits.TOKENS_MAX + 1),)},
-        {"members": (Member(MEMBERS[0], 0),)},
+        {"members": (Member(MEMBERS[0], 1, 1.0), Member(MEMBERS[0], 1, 1.0))},
+        {"members": (Member("nobody", 1, 1.0),)},
+        {"members": (Member(MEMBERS[0], -1, 1.0), Member(MEMBERS[1], 5, 1.0))},
+        {"members": (Member(MEMBERS[0], limits.TOKENS_MAX + 1, 1.0),)},
+        {"members": (Member(MEMBERS[0], 0, 1.0),)},
+        {"members": (Member(MEMBERS[0], 1, -1.0), Member(MEMBERS[1], 1, 1.0))},
+        {"members": (Member(MEMBERS[0], 1, math.nan), Member(MEMBERS[1], 1, 1.0))},
+        {"members": (Member(MEMBERS[0], 1, math.inf), Member(MEMBERS[1], 1, 1.0))},
         {"tokens_total": 299},
         {"tokens_total": limits.TOKENS_TOTAL_MAX + 1},
         {"spans": (Span(0, 5, 5),)},

@@ -197,6 +197,6 @@ def test_who_stands_by_another_header_is_accused_in_the_end() -> None:
 
 
 def test_a_header_names_its_members_once() -> None:
-    twice = encode_header(header(MEMBERS, members=(Member(A, 1), Member(A, 1))))
+    twice = encode_header(header(MEMBERS, members=(Member(A, 1, 1.0), Member(A, 1, 1.0))))
     with pytest.raises(MalformedError):
         open_commit(record(A, content=twice), RUN_ID, verify)

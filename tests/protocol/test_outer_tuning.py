@@ -1,4 +1,4 @@
-"""The outer step that a run tunes itself."""
+"""The outer momentum that a round chooses itself."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from gossamer.protocol import limits
+from gossamer.protocol.manifest import OuterConfig
 from gossamer.protocol.outer_tuning import (
-    GAIN_MAX,
-    OuterTuning,
-    agreement,
-    expected_agreement,
+    PLAIN_SHARE,
+    Products,
     inner_product,
+    momentum_for,
+    norm_of,
+    tuned_rates,
 )
+from gossamer.trainer.outer import nesterov
 
 
 def vector(seed: int, length: int = 10_001) -> np.ndarray:
@@ -36,65 +40,75 @@ def test_an_inner_product_is_the_same_wherever_it_is_computed() -> None:
     assert inner_product(doubled, shifted) == inner_product(vector(1), vector(2))
 
 
-def test_agreement_is_a_cosine() -> None:
-    a = vector(1)
-    assert agreement(a, a * np.float32(2)) == pytest.approx(1.0)
-    assert agreement(a, -a) == pytest.approx(-1.0)
-    assert agreement(a, np.zeros_like(a)) == 0.0
-    assert agreement(a * np.float32(1e20), a * np.float32(1e20)) == pytest.approx(1.0)
+def step_of(average: np.ndarray, momentum: np.ndarray, mu: float) -> np.ndarray:
+    theta, new = np.zeros_like(average), np.zeros_like(average)
+    nesterov(theta, momentum, average, 1.0, mu, theta, new)
+    return theta
 
 
-def test_a_run_begins_with_plain_averaging_and_goes_further_while_peers_agree() -> None:
-    tuning = OuterTuning()
-    assert tuning.rates == (1.0, 0.0)
-    gains = []
-    for _ in range(30):
-        tuning = tuning.after(0.4, 0.1)
-        gains.append(tuning.gain)
-    assert gains == sorted(gains)
-    assert gains[-1] == GAIN_MAX
-    assert tuning.rates == (1.0, pytest.approx(0.9))
-    for _ in range(30):
-        tuning = tuning.after(-0.2, 0.1)
-    assert tuning == OuterTuning(1.0)
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("mu", [0.0, 0.3, 0.9])
+def test_products_know_the_length_of_an_outer_step(mu: float, sign: int) -> None:
+    average, momentum = vector(1), vector(1) + np.float32(sign) * vector(2)
+    products = Products()
+    for part in (slice(0, 5000), slice(5000, None)):
+        products = products.with_part(average[part], momentum[part])
+    length = norm_of(step_of(average, momentum, mu))
+    assert math.sqrt(products.square_of_step(mu)) == pytest.approx(length, rel=1e-5)
 
 
-def test_it_finds_the_gain_of_a_slow_direction() -> None:
-    """Rounds that each work off a twentieth of what is left: the tuned run needs far fewer."""
-
-    def left_after(num_rounds: int, tuned: bool) -> float:
-        theta, momentum, tuning = 1.0, 0.0, OuterTuning()
-        for _ in range(num_rounds):
-            average = 0.05 * theta
-            if tuned:
-                sign = math.copysign(1.0, average * momentum) if momentum else 0.0
-                tuning = tuning.after(sign, 0.0)
-            rate, mu = tuning.rates
-            momentum = mu * momentum + average
-            theta -= rate * (average + mu * momentum)
-        return abs(theta)
-
-    assert left_after(40, tuned=True) < 0.2 * left_after(40, tuned=False)
+@pytest.mark.parametrize("displacement", [1.1, 1.4, 1.9])
+def test_the_step_is_as_long_as_is_wanted(displacement: float) -> None:
+    """Two members whose work has a common part and parts of their own."""
+    works = [vector(1) + vector(n) for n in (2, 3)]
+    average, momentum = (works[0] + works[1]) / np.float32(2), vector(1) + vector(4)
+    norms = [norm_of(work) for work in works]
+    mu = momentum_for(Products().with_part(average, momentum), norms, displacement, 0.9)
+    assert 0.0 < mu < 0.9
+    length = norm_of(step_of(average, momentum, mu))
+    assert length == pytest.approx(displacement * np.median(norms), rel=1e-4)
 
 
-@pytest.mark.parametrize(("steps", "momentum"), [(1, 0.0), (4, 0.0), (20, 0.0), (20, 0.8)])
-def test_what_noise_alone_looks_like(steps: int, momentum: float) -> None:
-    """Rounds of AdamW's first moment over white noise, with many independent elements."""
-    random = np.random.default_rng(1)
-    moment, outer = np.zeros(20_000), np.zeros(20_000)
-    seen = []
-    for number in range(60):
-        work = np.zeros_like(moment)
-        for _ in range(steps):
-            moment = 0.9 * moment + random.standard_normal(len(moment))
-            work += moment
-        if number >= 40:
-            seen.append(agreement(work.astype(np.float32), outer.astype(np.float32)))
-        outer = momentum * outer + work
-    assert expected_agreement(steps, 0.9, momentum) == pytest.approx(np.mean(seen), abs=0.01)
+def test_the_momentum_has_bounds() -> None:
+    work = vector(1)
+    alike = Products().with_part(work, np.zeros_like(work))
+    assert momentum_for(alike, [norm_of(work)], 1.0, 0.9) == pytest.approx(0.0, abs=1e-6)
+    assert momentum_for(alike, [norm_of(work)], 0.5, 0.9) == 0.0
+    assert momentum_for(alike, [norm_of(work)], 5.0, 0.9) == 0.9
+    assert momentum_for(Products(), [0.0], 1.4, 0.9) == 0.9  # nothing was done: any will do
 
 
-def test_long_rounds_expect_nothing() -> None:
-    assert 0.0 < expected_agreement(500, 0.9, 0.9) < expected_agreement(200, 0.9, 0.0) < 0.03
-    assert expected_agreement(100_000, 0.9, 0.0) < 1e-4
-    assert expected_agreement(20, 0.0, 0.0) == 0.0
+def test_one_of_three_who_lies_about_its_work_changes_little() -> None:
+    works = [vector(1) + vector(n) for n in (2, 3, 4)]
+    average = (works[0] + works[1] + works[2]) / np.float32(3)
+    products = Products().with_part(average, vector(1))
+    norms = [norm_of(work) for work in works]
+    honest = momentum_for(products, norms, 1.4, 0.9)
+    for lie in (0.0, math.nextafter(limits.NORM_MAX, 0)):
+        assert momentum_for(products, [lie, *norms[1:]], 1.4, 0.9) == pytest.approx(honest, abs=0.1)
+
+
+def test_two_who_lie_do_not_break_it() -> None:
+    products = Products().with_part(vector(1), vector(2))
+    biggest = math.nextafter(limits.NORM_MAX, 0)
+    assert momentum_for(products, [biggest, biggest], 10.0, 0.9) == 0.9
+    assert momentum_for(products, [0.0, 0.0], 10.0, 0.9) == 0.0
+
+
+def test_the_first_quarter_of_a_run_is_plain_averaging() -> None:
+    outer = OuterConfig(
+        inner_steps=20,
+        learning_rate=1.0,
+        momentum=0.9,
+        warmup_rounds=0,
+        warmup_inner_steps=1,
+        codec="fp32",
+        chunk_elements=1024,
+        displacement=1.4,
+    )
+    work = vector(1)
+    products = Products().with_part(work, np.zeros_like(work))
+    rates = [tuned_rates(outer, 800, number, products, [norm_of(work)]) for number in (1, 10, 11)]
+    assert PLAIN_SHARE * 800 == 10 * 20
+    assert rates[:2] == [(1.0, 0.0)] * 2
+    assert rates[2] == (1.0, pytest.approx(0.4, abs=1e-6))

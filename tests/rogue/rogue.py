@@ -172,6 +172,7 @@ class Rogue:
             "tokens": 64,
             "steps": 1,
             "loss": 2.0,
+            "norm": 1.0,
             "spans": (),
         }
         return Ready(**{**fields, **changes})  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from gossamer.protocol.chain import Commit
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
 from gossamer.protocol.inventory import Held, Inventory
 from gossamer.protocol.messages import Pace, Ready, Roster, Signed, Statement, Suspect, Vote
-from gossamer.protocol.proposal import credited_tokens
+from gossamer.protocol.proposal import members_of
 from gossamer.protocol.ring import Contribute, Final, Finalise, Send
 from gossamer.protocol.roster import Ring
 from gossamer.protocol.round import Round
@@ -232,7 +232,8 @@ class Driver:
         self._num_computed += 1
         self._world.count("computed again", self._num_computed > 1)
         assert self.ring is not None
-        tokens = credited_tokens(self.ring, [final.mask for final in action.finals])
+        members = members_of(self.ring, [final.mask for final in action.finals])
+        tokens = [member.tokens for member in members]
         state = self._world.checks.state_after(self.machine.head, action.finals, tokens).digest
         self._answer(
             lambda ring_id: self.machine.computed(self.peer.now, ring_id, action.generation, state),

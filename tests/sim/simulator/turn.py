@@ -143,7 +143,7 @@ class Turn:
         self._offer = offer.number
         peer.set_phase("averaging")
         steps = self._training.num_steps
-        ready = Ready(machine.number, machine.head, offer.tokens, steps, 2.5, offer.spans)
+        ready = Ready(machine.number, machine.head, offer.tokens, steps, 2.5, 1.0, offer.spans)
         if self._world.scenario.overlap:
             self.ahead = Training(peer)
         self.driver.ready(ready)

@@ -1,0 +1,100 @@
+"""The outer step of a round that chooses its momentum: as far as the manifest says."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from node_world import found, initial_weights
+
+from gossamer.node.network.identity import Identity
+from gossamer.node.storage.next_state import NextState, StateVectors
+from gossamer.protocol.chain import Member
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.manifest import Manifest, decode_manifest
+from gossamer.protocol.outer_tuning import norm_of
+from gossamer.protocol.payloads import SumPayloads
+from gossamer.protocol.state import FloatVector, index_of
+
+DISPLACEMENT = 1.4
+EARLY, LATE = 5, 6
+"""Rounds of 10 steps, the last one in the first quarter of the run and the first one after it."""
+
+
+def manifest_with(fragments: int) -> Manifest:
+    signed, _ = found(Identity.from_seed(bytes(32)))
+    manifest = decode_manifest(signed.manifest)
+    change = msgspec.structs.replace
+    return change(
+        manifest,
+        model=change(manifest.model, num_layers=2),
+        inner=change(manifest.inner, total_steps=200),
+        outer=change(
+            manifest.outer,
+            inner_steps=10 * fragments,
+            learning_rate=0.8,
+            momentum=0.95,
+            warmup_rounds=0,
+            codec="fp32",
+            displacement=DISPLACEMENT,
+            fragments=fragments,
+        ),
+    )
+
+
+class Setting:
+    """Two members, whose work has a common part and parts of their own, and a state before."""
+
+    def __init__(self, fragments: int, round_number: int) -> None:
+        manifest = manifest_with(fragments)
+        self.round_number = round_number
+        size = manifest.model.num_parameters
+        self.plan = ChunkPlan(size, manifest.outer.chunk_elements)
+        self.next = NextState(manifest, self.plan, np.zeros(size, np.float32))
+        draws = [initial_weights(seed, size) for seed in range(5)]
+        parameters, momentum = draws[0], draws[1] + draws[2]
+        index = index_of(parameters, momentum, self.plan)
+        self.present = StateVectors(parameters, momentum, index)
+        self.exchange = self.next.exchanges.of_round(round_number)
+        self.works: list[FloatVector] = []
+        for own in draws[3:]:
+            work = np.zeros(self.exchange.plan.num_elements, np.float32)
+            self.exchange.add(draws[1] + own, work)
+            self.works.append(work)
+
+    def take(self, masks: list[int]) -> FloatVector:
+        """The outer step, (num_elements,) in exchange order."""
+        payloads, plan = self.next.payloads, self.exchange.plan
+        assert isinstance(payloads, SumPayloads)
+        finals = []
+        for chunk, mask in enumerate(masks):
+            of_members = [self.works[i][plan.range_of(chunk)] for i in range(2) if mask >> i & 1]
+            finals.append(payloads.coder.encode(np.mean(of_members, axis=0, dtype=np.float32)))
+        members = [Member("", 100, norm_of(work)) for work in self.works]
+        self.next.compute(self.present, self.round_number, finals, masks, members)
+        step = np.zeros(plan.num_elements, np.float32)
+        self.exchange.add(self.present.parameters - self.next.vectors.parameters, step)
+        return step
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_the_outer_step_is_as_long_as_the_manifest_says(fragments: int) -> None:
+    setting = Setting(fragments, LATE)
+    step = setting.take([0b11] * setting.exchange.plan.num_chunks)
+    own = np.median([norm_of(work) for work in setting.works])
+    assert norm_of(step) == pytest.approx(DISPLACEMENT * own, rel=1e-3)
+
+
+def test_the_first_quarter_of_the_run_averages_only() -> None:
+    setting = Setting(1, EARLY)
+    step = setting.take([0b11] * setting.exchange.plan.num_chunks)
+    np.testing.assert_allclose(step, np.mean(setting.works, axis=0), atol=1e-6)
+
+
+def test_what_a_single_member_did_is_taken_as_it_is() -> None:
+    setting = Setting(1, LATE)
+    plan = setting.exchange.plan
+    step = setting.take([0b01, *[0b11] * (plan.num_chunks - 1)])
+    alone = plan.range_of(0)
+    np.testing.assert_allclose(step[alone], setting.works[0][alone], atol=1e-6)
+    assert norm_of(step) > 1.1 * norm_of(np.mean(setting.works, axis=0))
