@@ -92,15 +92,15 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     learning_rate: float
     momentum: float
     """With `displacement` the most that it may be."""
+    displacement: float = 0.0
+    """Length of an outer step, as a multiple of what a peer did by itself: each round has the
+    momentum that leads so far (`protocol.outer_tuning`). 0: momentum is a constant."""
     warmup_rounds: int
     warmup_inner_steps: int
     codec: Codec
     chunk_elements: int
     overlap: bool = False
     """Whether a peer trains on while its round is averaged, once the warm-up is over."""
-    displacement: float = 0.0
-    """Length of an outer step, as a multiple of what a peer did by itself: each round has the
-    momentum that leads so far (`protocol.outer_tuning`). 0: momentum is a constant."""
     top_k: int = 64
     """Values that are sent: of `sparse` of each 4,096 (SparseLoCo, arXiv 2508.15706), of `distro`
     of each chunk of up to 64 x 64 coefficients (DeMo, arXiv 2411.19870)."""

@@ -37,6 +37,7 @@ from rich.table import Table
 
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.planning import Line, plan_round
+from gossamer.protocol.payloads import DISTRO, SPARSE
 
 STEPS = "gossamer_step_duration_seconds_sum"
 TOKENS = "gossamer_tokens_total"
@@ -100,14 +101,14 @@ def measure(options: argparse.Namespace, mode: str, *, overlap: bool, console: C
     with tempfile.TemporaryDirectory(prefix="gossamer-utilisation-") as folder:
         root = Path(folder)
         manifest = root / "run.toml"
-        sparse = mode == "sparse"
+        is_dense = mode not in (SPARSE, DISTRO)
         manifest.write_text(
             _MANIFEST.format(
                 preset=options.preset,
-                top='sync = "sparse"' if sparse else "",
+                top="" if is_dense else f'sync = "{mode}"',
                 inner_steps=options.inner_steps,
                 overlap="true" if overlap else "false",
-                outer="" if sparse else f'codec = "{mode}"',
+                outer=f'codec = "{mode}"' if is_dense else "",
             )
         )
         draft = read_manifest_file(manifest)
@@ -210,7 +211,7 @@ def main() -> int:
     parser.add_argument("--mbit", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--inner-steps", type=int, default=20)
-    parser.add_argument("--modes", nargs="+", default=["fp16"], help="codecs, and sparse")
+    parser.add_argument("--modes", nargs="+", default=["fp16"], help="codecs, sparse and distro")
     parser.add_argument("--apart", action="store_true", help="also without overlap")
     parser.add_argument("--output", type=Path, help="for the results as JSON")
     options = parser.parse_args()
@@ -218,7 +219,8 @@ def main() -> int:
     results = []
     try:
         for mode in options.modes:
-            for overlap in (True, False) if options.apart else (True,):
+            # Each of distro's steps needs the one before it.
+            for overlap in (False,) if mode == DISTRO else (True, False)[: 1 + options.apart]:
                 results.append(measure(options, mode, overlap=overlap, console=console))
                 if options.output is not None:
                     found = [asdict(result) for result in results]
