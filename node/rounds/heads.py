@@ -35,6 +35,9 @@ alone. Where rounds are quick the first ones may have gone before they were fetc
 BRANCH_AVOID_SECONDS_MAX = 300.0
 """From `AVOID_SECONDS` on, twice as long at each further failure."""
 
+OVERTAKEN_SECONDS = 5.0
+"""A ring member that hears of its ring's commit by others finishes within this, or fetches."""
+
 SIDE_ROUNDS_MAX = 4096
 """Committed rounds that are kept although they are not on the way to a head that anybody has: a
 split swarm makes a few hundred, and each costs some 2 KiB of disk and memory."""
@@ -102,6 +105,30 @@ class Heads:
         """Whether a known head goes on from my own."""
         committed = self._parts.committed
         return not committed.chain.only_in(committed.head, head)
+
+    def is_overtaken(
+        self, ring_id: Digest | None, attainable_tokens: int, *, is_at_work: bool
+    ) -> bool:
+        """Whether a better head makes a round of mine not worth waiting for.
+
+        Args:
+            ring_id: of the ring that is followed; None without one.
+            attainable_tokens: of the chain, if that ring commits with all that are still in it.
+            is_at_work: whether I still pass its chunks on.
+        """
+        better = self.better()
+        if better is None:
+            return False
+        # A lone commit on my own head does not stop a ring of many. But of two branches that go
+        # on side by side the one that is behind now yields: if each went by what its own ring may
+        # yet commit they would overtake each other in turn, and never meet.
+        if self.is_on_mine(better.head) and better.tokens_total < attainable_tokens:
+            return False
+        # Who stayed for another ring's commit, to make one that weighs the same, would leave the
+        # swarm in two halves: each is overtaken by the other in turn, whichever digest is lower.
+        by_my_ring = self.is_by_way_of(ring_id, better.head)
+        patience_seconds = OVERTAKEN_SECONDS if is_at_work and by_my_ring else 0.0
+        return trio.current_time() >= better.since_seconds + patience_seconds
 
     def is_near(self, head: Digest) -> bool:
         """Whether I am so few rounds behind a head that the others may wait for me."""

@@ -38,9 +38,6 @@ from gossamer.protocol.roster import Ring
 from gossamer.protocol.round import Round, RoundRules
 from gossamer.trainer.messages import Ranges, Shared, Start
 
-OVERTAKEN_SECONDS = 5.0
-"""A ring member that hears of its ring's commit by others finishes within this, or fetches."""
-
 LEAVE_SECONDS = 20.0
 """An orderly leave gives its last round this long; then the work stays on disk as residual."""
 
@@ -283,21 +280,12 @@ class Turn:
 
     def _is_overtaken(self) -> bool:
         """Whether a head is committed elsewhere that this round's own result would not win over."""
-        better = self._heads.better()
         machine = self.driver.machine
-        if better is None:
-            return False
-        # A lone commit on my own head does not stop a ring of many. But of two branches that go
-        # on side by side the one that is behind now yields: if each went by what its own ring may
-        # yet commit they would overtake each other in turn, and never meet.
-        is_on_mine = self._heads.is_on_mine(better.head)
-        if is_on_mine and better.tokens_total < machine.attainable_tokens:
-            return False
-        # Who stayed for another ring's commit, to make one that weighs the same, would leave the
-        # swarm in two halves: each is overtaken by the other in turn, whichever digest is lower.
-        by_my_ring = self._heads.is_by_way_of(self.driver.ring_id, better.head)
-        patience = OVERTAKEN_SECONDS if machine.successor is not None and by_my_ring else 0.0
-        return trio.current_time() >= better.since_seconds + patience
+        return self._heads.is_overtaken(
+            self.driver.ring_id,
+            machine.attainable_tokens,
+            is_at_work=machine.successor is not None,
+        )
 
     async def _commit(self, committed: Committed) -> None:
         parts = self._parts

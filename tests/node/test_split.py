@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import trio
-from node_world import World, simulate
+from node_world import World, simulate, start
 
 
 def test_a_branch_that_wins_need_not_be_longer(tmp_path: Path) -> None:
@@ -35,5 +35,48 @@ def test_a_branch_that_wins_need_not_be_longer(tmp_path: Path) -> None:
         world.network.heal(*link)
         await world.until(lambda: world.path("a") == world.path("b"))
         assert world.path("a")[-1] in heads
+
+    simulate(world, story)
+
+
+async def split_and_heal(world: World, nursery: trio.Nursery) -> tuple[int, int]:
+    """Two halves go on for three rounds; the newest rounds at the healing and with one head."""
+    names = ("a", "b", "c", "d")
+    pairs = [
+        (world.identity(one).peer_id, world.identity(other).peer_id)
+        for one in names[:2]
+        for other in names[2:]
+    ]
+    await start(world, nursery, "abcd")
+    await world.reach(3, *names)
+    for pair in pairs:
+        world.network.cut(*pair)
+    await world.reach(max(map(world.round, names)) + 3, *names, seconds=600.0)
+    assert not world.is_one_chain("a", "c")
+    for pair in pairs:
+        world.network.heal(*pair)
+    healed = max(map(world.round, names))
+    await world.until(lambda: len({world.path(name)[-1] for name in names}) == 1)
+    return healed, max(map(world.round, names))
+
+
+def test_two_halves_have_one_head_within_two_rounds_of_healing(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=31, inner_steps=100)
+
+    async def story(nursery: trio.Nursery) -> None:
+        healed, together = await split_and_heal(world, nursery)
+        assert together <= healed + 2
+
+    simulate(world, story)
+
+
+def test_the_half_that_is_behind_yields_in_the_middle_of_its_ring(tmp_path: Path) -> None:
+    """With shared steps each half is in a ring all the time, which would make it the heavier one:
+    if it waited for that, they would be together a round later at best."""
+    world = World(tmp_path, seed=31, inner_steps=50, codec="distro")
+
+    async def story(nursery: trio.Nursery) -> None:
+        healed, together = await split_and_heal(world, nursery)
+        assert together == healed
 
     simulate(world, story)
