@@ -30,34 +30,30 @@ class Accusations:
         self._members = frozenset(members)
         self._me = me
         self._accusers: dict[PeerId, set[PeerId]] = {}
-        self._out: set[PeerId] = set()
+        self.out: frozenset[PeerId] = frozenset()
         self._unaware: set[PeerId] = set()
-
-    @property
-    def out(self) -> frozenset[PeerId]:
-        return frozenset(self._out)
 
     def accuse(self, author: PeerId, accused: PeerId) -> bool:
         """Takes an accusation, in the order of hearing; says whether the accused is newly out."""
         if author not in self._members or accused not in self._members:
             return False
-        if author in self._out and author != accused:
+        if author in self.out and author != accused:
             self._unaware.add(author)
             return False
         self._accusers.setdefault(accused, set()).add(author)
-        if accused in self._out:
+        if accused in self.out:
             return False
-        self._out.add(accused)
+        self.out |= {accused}
         return True
 
     def to_repeat(self) -> list[PeerId]:
         """Members that are out and that I have to accuse once in my own name."""
-        if self._me in self._out:
+        if self._me in self.out:
             return []
         return [
             accused
             for accused, accusers in sorted(self._accusers.items())
             if accused not in accusers
             and self._me not in accusers
-            and (accusers <= self._out or accused in self._unaware)
+            and (accusers <= self.out or accused in self._unaware)
         ]

@@ -30,6 +30,7 @@ from gossamer.protocol.chunk_values import (
     check_length,
     check_to_encode,
     check_vector,
+    padded,
 )
 from gossamer.protocol.errors import MalformedError
 
@@ -239,10 +240,7 @@ def _num_blocks(num_elements: int) -> int:
 
 def _blocks_of(values: Float32Array) -> Float32Array:
     """`values` (elements,) as (blocks, BLOCK_ELEMENTS), the last one filled with zeros."""
-    num_missing = -len(values) % BLOCK_ELEMENTS
-    if num_missing:
-        values = np.pad(values, (0, num_missing))
-    return values.reshape(-1, BLOCK_ELEMENTS)
+    return padded(values, BLOCK_ELEMENTS).reshape(-1, BLOCK_ELEMENTS)
 
 
 def _scale_bits(extremes: Float32Array) -> Uint16Array:

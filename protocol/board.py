@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest
@@ -47,11 +47,9 @@ _OVERHEAD_BYTES = 200
 """Author, signature and the reply's msgpack, for every statement."""
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     statement: Statement
     signed: Signed
-    digest: Digest
     num_bytes: int
 
 
@@ -74,9 +72,9 @@ class Board:
         known = self._entries.get(key)
         if known is not None:
             old, new = version_of(known.statement), version_of(statement)
-            if old > new or (old == new and known.digest <= signed.digest):
+            if old > new or (old == new and known.signed.digest <= signed.digest):
                 return False
-        entry = _Entry(statement, signed, signed.digest, len(signed.payload) + _OVERHEAD_BYTES)
+        entry = _Entry(statement, signed, len(signed.payload) + _OVERHEAD_BYTES)
         if not self._may_say_more(entry, known):
             return False
         if known is not None:
@@ -119,7 +117,7 @@ class Board:
         )
 
     def digests(self) -> list[Digest]:
-        return [entry.digest for entry in self._entries.values()]
+        return [entry.signed.digest for entry in self._entries.values()]
 
     def missing_from(self, held: Collection[bytes]) -> list[Signed]:
         """Statements whose digest is not among `held`, up to `REPLY_BYTES_MAX`."""
@@ -127,7 +125,7 @@ class Board:
         missing: list[Signed] = []
         num_bytes = 0
         for entry in self._entries.values():
-            if entry.digest in known or num_bytes + entry.num_bytes > REPLY_BYTES_MAX:
+            if entry.signed.digest in known or num_bytes + entry.num_bytes > REPLY_BYTES_MAX:
                 continue
             num_bytes += entry.num_bytes
             missing.append(entry.signed)
@@ -175,14 +173,14 @@ class Board:
         return next(key for key, old in self._entries.items() if old.signed.author == heaviest)
 
     def _remember(self, entry: _Entry) -> None:
-        self._digests.add(entry.digest)
+        self._digests.add(entry.signed.digest)
         self._count_of[entry.signed.author] += 1
         self._bytes_of[entry.signed.author] += entry.num_bytes
         self._num_bytes += entry.num_bytes
 
     def _forget(self, key: tuple[str, ...]) -> None:
         entry = self._entries.pop(key)
-        self._digests.discard(entry.digest)
+        self._digests.discard(entry.signed.digest)
         self._count_of[entry.signed.author] -= 1
         self._bytes_of[entry.signed.author] -= entry.num_bytes
         self._num_bytes -= entry.num_bytes

@@ -21,7 +21,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from gossamer.protocol import limits
 from gossamer.protocol.accusations import Accusations
@@ -76,9 +76,11 @@ class Gatherer:
         return self._expected
 
     @property
-    def ready(self) -> dict[PeerId, Signed]:
+    def ready(self) -> Mapping[PeerId, Signed]:
         """Ready peers that a roster would name."""
         left_out = self._gone | self._left_out
+        if not left_out:
+            return self._ready
         return {peer: signed for peer, signed in self._ready.items() if peer not in left_out}
 
     @property
@@ -156,6 +158,8 @@ class Gatherer:
 
     def _at_work_elsewhere(self) -> frozenset[PeerId]:
         """Who is in a ring without me that is at work."""
+        if not self._foreign:
+            return frozenset()
         rings = [members - accusations.out for members, accusations in self._foreign.values()]
         return frozenset().union(*(members for members in rings if members & self._expected))
 

@@ -6,10 +6,12 @@ itself (an "identity" multihash), so a signature can be checked with nothing but
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NewType
 
 from blake3 import blake3
 
+from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 
 PeerId = NewType("PeerId", str)
@@ -26,6 +28,9 @@ _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_INDEX = {character: index for index, character in enumerate(_BASE58)}
 # 38 bytes in base58 are 52 characters; anything longer is refused before it is decoded.
 _PEER_ID_CHARACTERS_MAX = 60
+# Every statement names its author, and base58 is slow: as many as there are members, and as many
+# strangers, at 200 bytes each.
+_KEYS_REMEMBERED = 2 * limits.MEMBERS_MAX
 
 
 def digest_of(*parts: bytes | bytearray | memoryview) -> Digest:
@@ -50,6 +55,7 @@ def peer_id_from_public_key(public_key: bytes) -> PeerId:
     return PeerId("1" * leading_zeros + "".join(reversed(characters)))
 
 
+@lru_cache(_KEYS_REMEMBERED)
 def public_key_of(peer_id: PeerId) -> bytes:
     """The Ed25519 public key inside a peer id.
 

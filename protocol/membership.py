@@ -95,6 +95,7 @@ class Membership:
     def __init__(self, me: PeerId) -> None:
         self._me = me
         self._peers: dict[PeerId, Seen] = {}
+        """Sorted by peer id."""
         self._now: float | None = None
         self._stopped_seconds = 0.0
 
@@ -118,6 +119,8 @@ class Membership:
         elif len(self._peers) >= limits.MEMBERS_MAX and not self._make_room(now, author, connected):
             return False
         self._peers[author] = Seen(announce, awake_seconds, True)
+        if known is None:
+            self._peers = dict(sorted(self._peers.items()))
         return True
 
     def disconnected(self, peer: PeerId) -> None:
@@ -135,7 +138,7 @@ class Membership:
         awake_seconds = self._awake(now)
         return {
             peer: seen.announce
-            for peer, seen in sorted(self._peers.items())
+            for peer, seen in self._peers.items()
             if seen.is_living(awake_seconds)
         }
 
@@ -145,7 +148,7 @@ class Membership:
 
     def known(self) -> dict[PeerId, Announce]:
         """Everybody heard of, the dead too, sorted by peer id."""
-        return {peer: self._peers[peer].announce for peer in sorted(self._peers)}
+        return {peer: seen.announce for peer, seen in self._peers.items()}
 
     def _awake(self, now: float) -> float:
         """The local clock without the time in which this process was stopped."""
@@ -155,9 +158,9 @@ class Membership:
         return now - self._stopped_seconds
 
     def _make_room(self, now: float, author: PeerId, connected: Collection[PeerId]) -> bool:
-        spare = [peer for peer in sorted(self._peers) if not self.is_living(now, peer)]
+        spare = [peer for peer in self._peers if not self.is_living(now, peer)]
         if not spare and author in connected:
-            spare = [peer for peer in sorted(self._peers) if peer not in connected]
+            spare = [peer for peer in self._peers if peer not in connected]
         if not spare:
             return False
         del self._peers[min(spare, key=lambda peer: self._peers[peer].seen_seconds)]

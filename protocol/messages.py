@@ -13,6 +13,7 @@ beyond hashing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -138,14 +139,14 @@ RingStatement: TypeAlias = Suspect | Vote | Pace
 Statement: TypeAlias = Announce | Ready | Roster | RingStatement
 
 
-class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
     """An envelope: who says it, the statement's bytes, and the signature."""
 
     author: str
     payload: bytes
     signature: bytes
 
-    @property
+    @cached_property
     def digest(self) -> Digest:
         return digest_of(self.author.encode(), self.payload)
 

@@ -256,10 +256,10 @@ class RingPace:
         `living` are the members that I hold to be in, in ring order, and I am one of them.
         """
         link = self._links.get(successor)
-        threshold = self._threshold(living)
-        if link is None or threshold is None:
+        if link is None or not link.goes_on:
             return None
-        if not link.goes_on:
+        threshold = self._threshold(living)
+        if threshold is None:
             return None
         if not self._is_slow(link, threshold):
             link.slow_since_seconds = None

@@ -135,17 +135,17 @@ class RingReduce:
         self._chunks = [_Chunk() for _ in range(num_chunks)]
         self._removed: set[PeerId] = set()
         self._num_finals = 0
+        self.living = self.members
+        """Members believed living, in ring order."""
+        self._living_mask = (1 << len(self.members)) - 1
+        self.successor = self._next_living()
+        """The next living member after me; None if I am the last one."""
 
     # What is known
 
     @property
     def removed(self) -> frozenset[PeerId]:
         return frozenset(self._removed)
-
-    @property
-    def living(self) -> list[PeerId]:
-        """Members believed living, in ring order."""
-        return [member for member in self.members if member not in self._removed]
 
     @property
     def is_complete(self) -> bool:
@@ -169,23 +169,16 @@ class RingReduce:
         final = self._chunks[chunk].final
         return None if final is None else final.payload
 
-    @property
-    def successor(self) -> PeerId | None:
-        """The next living member after me; None if I am the last one."""
-        return self._next_living(self._position + 1)
-
     def fewest_missing(self) -> int | None:
         """Of the sums that my successor has of me and that no final came of: how many living
         members the fullest one lacks. None if it has none."""
-        successor = self.successor
-        living = [i for i, member in enumerate(self.members) if member not in self._removed]
         return min(
             (
-                sum(not chunk.copy_mask >> position & 1 for position in living)
+                (self._living_mask & ~chunk.copy_mask).bit_count()
                 for chunk in self._chunks
                 if chunk.final is None
                 and chunk.copy is not None
-                and chunk.copy_receiver == successor
+                and chunk.copy_receiver == self.successor
             ),
             default=None,
         )
@@ -306,6 +299,9 @@ class RingReduce:
             return []
         old_successor = self.successor
         self._removed.add(peer)
+        self.living = tuple(member for member in self.living if member != peer)
+        self._living_mask &= ~(1 << self.members.index(peer))
+        self.successor = self._next_living()
         if self._me in self._removed:
             for chunk, state in enumerate(self._chunks):
                 state.copy = None
@@ -333,20 +329,12 @@ class RingReduce:
             raise MalformedError(f"contributors of chunk {chunk} out of range")
         return self._chunks[chunk]
 
-    def _next_living(self, position: int) -> PeerId | None:
-        """The first living member from a position on, other than me; None if there is none."""
-        num_members = len(self.members)
-        for offset in range(num_members):
-            member = self.members[(position + offset) % num_members]
-            if member not in self._removed and member != self._me:
-                return member
-        return None
+    def _next_living(self) -> PeerId | None:
+        after_me = (*self.members[self._position + 1 :], *self.members[: self._position])
+        return next((member for member in after_me if member not in self._removed), None)
 
     def _covers_living(self, mask: int) -> bool:
-        return all(
-            mask & (1 << position) or member in self._removed
-            for position, member in enumerate(self.members)
-        )
+        return not self._living_mask & ~mask
 
     def _is_starter(self, chunk: int) -> bool:
         num_members = len(self.members)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
@@ -41,8 +42,7 @@ def ring_order(head: bytes, attempt: int, peers: Iterable[PeerId]) -> list[PeerI
     return sorted(peers, key=lambda peer: rank(head, attempt, peer))
 
 
-@dataclass(frozen=True)
-class Gathering:
+class Gathering(NamedTuple):
     """What a peer knows of the round that it wants to take part in. Times: local clock, seconds."""
 
     me: PeerId

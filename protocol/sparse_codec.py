@@ -32,6 +32,7 @@ from gossamer.protocol.chunk_values import (
     check_to_encode,
     check_vector,
     magnitude_of,
+    padded,
 )
 from gossamer.protocol.errors import MalformedError
 
@@ -213,7 +214,7 @@ def _place_bytes(num_kept: int) -> int:
 
 
 def _pack_codes(codes: Uint8Array) -> bytes:
-    quads = np.pad(codes, (0, -len(codes) % 4)).reshape(-1, 4)
+    quads = padded(codes, 4).reshape(-1, 4)
     packed: Uint8Array = np.bitwise_or.reduce(quads << _CODE_SHIFTS, axis=1)
     return packed.tobytes()
 
@@ -226,14 +227,14 @@ def _unpack_codes(data: Uint8Array, num_kept: int) -> Uint8Array:
 
 
 def _pack_places(places: Uint16Array) -> bytes:
-    pairs = np.pad(places, (0, len(places) % 2)).reshape(-1, 2).astype(np.uint32)
+    pairs = padded(places, 2).reshape(-1, 2).astype(np.uint32)
     joined = pairs[:, 0] | pairs[:, 1] << 12
     packed = joined.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
     return packed[: _place_bytes(len(places))]
 
 
 def _unpack_places(data: Uint8Array, num_kept: int) -> PlaceArray:
-    triples = np.pad(data, (0, -len(data) % 3)).reshape(-1, 3).astype(np.intp)
+    triples = padded(data, 3).reshape(-1, 3).astype(np.intp)
     joined = triples[:, 0] | triples[:, 1] << 8 | triples[:, 2] << 16
     places = np.stack((joined & 0xFFF, joined >> 12), axis=1).reshape(-1)
     if places[num_kept:].any():

@@ -168,7 +168,7 @@ def test_when_the_receiver_of_a_copy_is_removed_the_next_one_gets_it() -> None:
     take_token(ring, 0, 0, 0b0001)
     assert ring.member_removed(C) == [Send(D, 0, 0b0011, None, b"sum+")]
     assert ring.member_removed(C) == []
-    assert ring.living == [A, B, D]
+    assert ring.living == (A, B, D)
 
 
 def test_a_copy_that_covers_the_living_is_finished() -> None:
@@ -260,6 +260,16 @@ def test_two_that_hold_different_members_out_do_not_turn_down_each_others_sums()
     assert last.contributed(3, b"def") == [Send(names[2], 3, 0b111000, None, b"def")]
     assert third.token_received(names[5], 3, 0b111000, b"def") == [Contribute(3, b"def", names[5])]
     assert last.token_received(names[2], 3, 0b000111, b"abc") == [Contribute(3, b"abc", names[2])]
+
+
+def test_of_two_sums_with_as_many_members_everybody_keeps_the_same_one() -> None:
+    low, high = 0b0110, 0b1010
+    first_low, first_high = member(1, 1), member(1, 1)
+    for ring in (first_low, first_high):
+        ring.start()
+        take_token(ring, 0, 0, 0b0100 if ring is first_low else 0b1000)
+    assert first_low.token_received(D, 0, high, b"high") == [Send(C, 0, high, None, b"high")]
+    assert first_high.token_received(A, 0, low, b"low") == []
 
 
 def test_what_comes_while_i_add_is_weighed_afterwards() -> None:

@@ -175,6 +175,18 @@ def test_a_ring_without_me_is_waited_for() -> None:
     assert of(BeginRing, round_.tick(2.0 + ATTEMPT))
 
 
+def test_a_ring_without_me_that_its_members_left_has_no_commit_to_wait_for() -> None:
+    round_ = machine()
+    round_.expect(0.0, [NEXT, LAST])
+    round_.statement(0.0, *roster([NEXT, LAST]))
+    for member in (NEXT, LAST):
+        round_.statement(0.0, sealed(member, ready()), ready())
+    round_.ready(1.0, ready())
+    ring_id = ring_of([NEXT, LAST]).ring_id
+    round_.statement(1.0, *suspect(ring_id, LAST)(NEXT))
+    assert of(BeginRing, round_.statement(1.0, *suspect(ring_id, NEXT)(NEXT)))
+
+
 def test_a_ring_that_waits_for_my_life_before_a_restart_is_not_followed() -> None:
     round_ = machine()
     actions = round_.statement(0.0, *roster(MEMBERS))
