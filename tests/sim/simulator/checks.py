@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gossamer.protocol.attempt import Committed
-from gossamer.protocol.chain import Commit, Header, check_follows, open_commit
+from gossamer.protocol.chain import Commit, Header, check_follows, is_heavier, open_commit
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.ledger import Ledger, apply_spans
 from gossamer.protocol.messages import Suspect
@@ -58,6 +58,8 @@ class Checks:
         self.commits: dict[Digest, Commit] = {}
         self.finals: dict[Digest, list[Final]] = {}
         self.ledgers: dict[Digest, Ledger] = {world.run_id: Ledger()}
+        self.heaviest = world.run_id
+        """Of all heads that anybody committed."""
         self._ancestors: dict[Digest, list[Digest]] = {world.run_id: [world.run_id]}
         self._work: dict[Digest, dict[PeerId, list[int]]] = {world.run_id: {}}
         """For each head what its chain holds of each peer's work in each chunk."""
@@ -153,6 +155,9 @@ class Checks:
         self.commits[head] = committed.commit
         self.finals[head] = committed.finals
         self._states[head] = state
+        heaviest = self.heaviest
+        if is_heavier(header.tokens_total, head, self.tokens_of(heaviest), heaviest):
+            self.heaviest = head
         self._check_averages(header, committed.finals)
         self.ledgers[head] = proposal.ledger
         self._ancestors[head] = [head, *self._ancestors[old]]

@@ -281,12 +281,13 @@ class Driver:
         for peer, link in list(self._links.items()):
             acked_bytes, busy_seconds, waiting_bytes = link.measured()
             if busy_seconds and self.is_running:
-                now, ring_id = self.peer.now, ring.ring_id
-                self._do(
-                    self.machine.link_measured(
-                        now, ring_id, peer, acked_bytes, busy_seconds, waiting_bytes
-                    )
+                actions = self.machine.link_measured(
+                    self.peer.now, ring.ring_id, peer, acked_bytes, busy_seconds, waiting_bytes
                 )
+                if actions:
+                    self._do(actions)
+                else:
+                    self.peer.consider()
         while self.is_running:
             successor = self.machine.successor
             if successor is None or not self._is_silent(successor):

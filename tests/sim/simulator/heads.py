@@ -83,6 +83,9 @@ class Heads:
     def _find_better(self) -> Digest | None:
         checks, now = self._world.checks, self._world.now
         best = self.head
+        if best == checks.heaviest:
+            self._better_since_seconds = None
+            return None
         announced = [Digest(announce.head) for announce in self._peer.living().values()]
         for head in (*announced, *self.disk.known):
             if self._avoided.get(head, (0.0, 0))[0] <= now and is_heavier(

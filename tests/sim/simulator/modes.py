@@ -16,12 +16,14 @@ from functools import cache, cached_property
 import numpy as np
 
 from gossamer.node.rounds.residual import Contribution, contribution_of
+from gossamer.protocol.chunk_values import Buffer, Float32Array
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.contributions import split
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.payloads import SetPayloads, SumPayloads, payloads_named
+from gossamer.protocol.payloads import SPARSE, SetPayloads, SumPayloads, payloads_named
 from gossamer.protocol.ring import Final
 from gossamer.protocol.roster import Ring
+from gossamer.protocol.sparse_codec import SparseCodec, SparseVector
 from gossamer.protocol.state import FloatVector
 from gossamer.trainer.outer import nesterov
 from simulator import arithmetic
@@ -56,6 +58,29 @@ class State:
         return digest_of(self.parameters.tobytes(), self.momentum.tobytes())
 
 
+class _SparseCodec(SparseCodec):
+    """Remembers what it wrote and read: a block is looked at by everybody it comes to."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__(k)
+        self._written: dict[bytes, bytes] = {}
+        self._read: dict[tuple[bytes, int], SparseVector] = {}
+
+    def encode(self, values: Float32Array) -> bytes:
+        """See `SparseCodec`."""
+        key = values.tobytes()
+        if key not in self._written:
+            self._written[key] = super().encode(values)
+        return self._written[key]
+
+    def decode(self, data: Buffer, num_elements: int) -> SparseVector:
+        """See `SparseCodec`."""
+        key = (bytes(data), num_elements)
+        if key not in self._read:
+            self._read[key] = super().decode(data, num_elements)
+        return self._read[key]
+
+
 class Mode:
     """The way of averaging of one world."""
 
@@ -66,7 +91,11 @@ class Mode:
             num_chunks: of a round.
             num_chunks_carried: of all rounds that have their turn one after the other.
         """
-        self.payloads: SumPayloads | SetPayloads = payloads_named(name, _TOP_K)
+        self.payloads: SumPayloads | SetPayloads
+        if name == SPARSE:
+            self.payloads = SetPayloads(_SparseCodec(_TOP_K))
+        else:
+            self.payloads = payloads_named(name)
         self.plan = ChunkPlan(num_chunks_carried * ELEMENTS, ELEMENTS)
         self._round_plan = ChunkPlan(num_chunks * ELEMENTS, ELEMENTS)
         zeros = np.zeros(self.plan.num_elements, np.float32)

@@ -269,20 +269,28 @@ class Peer:
 
     def gossip(self, signed: Signed, statement: Statement) -> None:
         self.board.post(signed, statement)
-        self._spread(lambda other: other.heard(signed, statement))
+        for other in self._neighbours():
+            self.tell(other, signed, statement)
 
     def gossip_commit(self, commit: Commit, head: Digest) -> None:
-        self._spread(lambda other: other.commit_received(commit, head))
+        for other in self._neighbours():
+            self._send(other, partial(other.commit_received, commit, head))
 
-    def _spread(self, deliver: Callable[[Peer], None]) -> None:
-        world = self.world
-        for peer_id in self.connections:
-            for delay_seconds in world.network.gossip_delays():
-                world.later(delay_seconds, partial(self._arrive, world.peers[peer_id], deliver))
+    def tell(self, other: Peer, signed: Signed, statement: Statement) -> None:
+        """To one peer, of what may be the last that it hears of this one."""
+        self._send(other, partial(other.heard, signed, statement))
 
-    def _arrive(self, other: Peer, deliver: Callable[[Peer], None]) -> None:
+    def _neighbours(self) -> list[Peer]:
+        return [self.world.peers[peer_id] for peer_id in self.connections]
+
+    def _send(self, other: Peer, event: Callable[[], None]) -> None:
+        """By gossip."""
+        for delay_seconds in self.world.network.gossip_delays():
+            self.world.later(delay_seconds, partial(self._arrive, other, event))
+
+    def _arrive(self, other: Peer, event: Callable[[], None]) -> None:
         if self.world.network.reach(self.peer_id, other.peer_id):
-            other.receive(lambda: deliver(other))
+            other.receive(event)
 
     def heard(self, signed: Signed, statement: Statement) -> None:
         """By gossip or in an exchange, checked."""
@@ -299,14 +307,6 @@ class Peer:
                         self._begin()
         elif self.driver is not None:
             self.driver.heard(signed, statement)
-
-    def tell(self, other: Peer, signed: Signed, statement: Statement) -> None:
-        """To one peer, of what may be the last that it hears of this one."""
-        for delay_seconds in self.world.network.gossip_delays():
-            self.world.later(
-                delay_seconds,
-                partial(self._arrive, other, lambda other: other.heard(signed, statement)),
-            )
 
     def commit_received(self, commit: Commit, head: Digest) -> None:
         """A commit record, by gossip."""
@@ -331,18 +331,16 @@ class Peer:
         held = self.board.digests()
 
         def answer() -> None:
-            missing = other.board.missing_from(held)
-            statements = dict(zip(other.board.digests(), other.board.statements(), strict=True))
-            found = [statements[signed.digest] for signed in missing]
+            missing = {signed.digest for signed in other.board.missing_from(held)}
+            found = [each for each in other.board.statements() if each[0].digest in missing]
             if found:
                 latency_seconds = self.world.uniform(self.world.scenario.latency_seconds)
-                self.world.later(
-                    latency_seconds, partial(other._arrive, self, lambda me: me.take(found))
-                )
+                take = partial(self.take, found)
+                self.world.later(latency_seconds, partial(other._arrive, self, take))
 
         self.world.later(
             self.world.uniform(self.world.scenario.latency_seconds),
-            partial(self._arrive, other, lambda _: answer()),
+            partial(self._arrive, other, answer),
         )
 
     def take(self, statements: list[tuple[Signed, Statement]]) -> None:
@@ -411,6 +409,8 @@ class Peer:
 
     def answer_greetings(self) -> None:
         """Accepts those whose ring is followed here, and refuses those that wait too long."""
+        if not self._greetings:
+            return
         waiting, self._greetings = self._greetings, []
         for link, deadline_seconds in waiting:
             if not link.is_open:

@@ -59,14 +59,15 @@ class World:
     def at(self, seconds: float, event: Callable[[], None]) -> None:
         """Times are rounded up to fractions that the sum of two clocks holds exactly."""
         self.num_events += 1
-        ticks = math.ceil(max(seconds, self.now) * _TICKS_PER_SECOND)
+        ticks = math.ceil((seconds if seconds > self.now else self.now) * _TICKS_PER_SECOND)
         heapq.heappush(self._events, (ticks / _TICKS_PER_SECOND, self.num_events, event))
 
     def later(self, delay_seconds: float, event: Callable[[], None]) -> None:
         self.at(self.now + delay_seconds, event)
 
     def uniform(self, bounds: tuple[float, float]) -> float:
-        return self.random.uniform(*bounds)
+        low, high = bounds
+        return low + (high - low) * self.random.random()
 
     def run(self) -> None:
         self.faults.begin()
