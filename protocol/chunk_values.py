@@ -55,7 +55,7 @@ def check_length(name: str, data: Buffer, num_elements: int, expected_bytes: int
 def padded(values: npt.NDArray[_Values], multiple: int) -> npt.NDArray[_Values]:
     """`values` (one dimension) with zeros up to a multiple of so many elements.
 
-    `np.pad` does the same and takes ten times as long for a short vector.
+    `np.pad` does the same, and spends far longer on its options than on a short vector.
     """
     num_missing = -len(values) % multiple
     if not num_missing:
