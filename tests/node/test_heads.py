@@ -46,7 +46,7 @@ class Chain:
             round=before.round + 1,
             parent=parent,
             ring_id=ring_id,
-            members=(Member(PEER, tokens),),
+            members=(Member(PEER, tokens, 1.0),),
             tokens_total=before.tokens_total + tokens,
             update_digest=bytes(32),
             state_digest=bytes(32),
