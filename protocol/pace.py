@@ -13,6 +13,9 @@ Rules
   that it starts itself.
 - A link is *slow* if it is `SLOW_FACTOR` times slower than the upper median of what the other
   living members said; at least half of them must have said something.
+- Where each chunk waits for the one before (shared steps) nothing ever waits for a link, and a chunk
+  is handed on whole: what a link's pace is then is its own, and all the time that it is busy the
+  round waits for it. It is judged when that is more than `PATIENCE_FRACTION` of the rest of the time.
 - A link that takes nothing is silent and not slow (the driver gives up whoever is silent for long):
   it is judged when bytes have come, and by the last `STEPS_MIN` times at least that they came.
 - Time in which this process did not run, seen as a gap between two looks at a link, is nobody's.
@@ -37,7 +40,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from gossamer.protocol import limits
@@ -100,6 +103,8 @@ class _Word(NamedTuple):
 class _Mark(NamedTuple):
     """What a link had done when some more bytes had come."""
 
+    seconds: float
+    """Local clock."""
     busy_seconds: float
     acked_bytes: int
 
@@ -110,11 +115,13 @@ class _Link:
 
     looked_seconds: float
     """When it was looked at last, by the local clock."""
+    marks: deque[_Mark]
+    """Of the window; it begins with the first."""
+    is_waited_for: bool
+    """Whether the round waits for it whenever it is busy."""
     busy_seconds: float = 0.0
     acked_bytes: int = 0
     waiting_bytes: int = 0
-    marks: deque[_Mark] = field(default_factory=lambda: deque([_Mark(0.0, 0)]))
-    """Of the window; it begins with the first."""
     has_moved: bool = False
     """Whether bytes have come since the look before."""
     slow_since_seconds: float | None = None
@@ -131,7 +138,7 @@ class _Link:
         """Takes what it has done so far; the window ends here."""
         self.acked_bytes, self.busy_seconds = acked_bytes, busy_seconds
         self.waiting_bytes = waiting_bytes
-        marks, mark = self.marks, _Mark(busy_seconds, acked_bytes)
+        marks, mark = self.marks, _Mark(now, busy_seconds, acked_bytes)
         self.has_moved = acked_bytes > marks[-1].acked_bytes
         if now > self.looked_seconds + GAP_SECONDS:
             marks.clear()
@@ -161,6 +168,9 @@ class _Link:
     @property
     def lags(self) -> bool:
         """Whether more waits for it than for a line that is not full."""
+        if self.is_waited_for:
+            others_seconds = self.looked_seconds - self.marks[0].seconds - self.window_seconds
+            return self.window_seconds > PATIENCE_FRACTION * others_seconds
         return self.waiting_bytes > LAG_SECONDS * self.bytes_per_second
 
 
@@ -177,12 +187,14 @@ class RingPace:
         num_chunks: int,
         round_seconds: float,
         line_was_slow: bool,
+        is_in_steps: bool = False,
     ) -> None:
         """
         Args:
             chunk_bytes: size of an encoded chunk.
             round_seconds: what the round took until its ring began.
             line_was_slow: whether I found in the ring before that my own line is the slow one.
+            is_in_steps: whether each chunk waits for the one before.
         """
         self._members = tuple(members)
         self._me = me
@@ -192,6 +204,7 @@ class RingPace:
         # Every chunk comes by as token and as final, except where it ends.
         self._bytes_to_send = 2 * (num_members - 1) * num_chunks * chunk_bytes // num_members
         self._round_seconds = round_seconds
+        self._is_in_steps = is_in_steps
         self._patience_seconds = max(PATIENCE_SECONDS_MIN, PATIENCE_FRACTION * round_seconds)
         self._words: dict[PeerId, _Word] = {}
         self._links: dict[PeerId, _Link] = {}
@@ -221,7 +234,10 @@ class RingPace:
     ) -> None:
         """My link to a member: bytes received there, seconds in which it had some to send, and
         bytes that it has to send now and that were not received."""
-        link = self._links.setdefault(peer, _Link(now))
+        if peer not in self._links:
+            marks = deque([_Mark(now - busy_seconds, 0.0, 0)])
+            self._links[peer] = _Link(now, marks, self._is_in_steps)
+        link = self._links[peer]
         link.look(now, acked_bytes, busy_seconds, waiting_bytes, self._window_seconds(now))
 
     def to_say(self, now: float, successor: PeerId) -> tuple[int, float] | None:

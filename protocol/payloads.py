@@ -32,6 +32,10 @@ class Payloads(Protocol):
     def name(self) -> str:
         """In rosters and update indices."""
 
+    @property
+    def are_steps(self) -> bool:
+        """Whether each chunk waits for the one before."""
+
     def part_bytes(self, num_elements: int) -> int:
         """Of what one member contributes to a chunk."""
 
@@ -53,6 +57,8 @@ class Payloads(Protocol):
 
 class SumPayloads:
     """Sums in the encoding of a dense codec."""
+
+    are_steps = False
 
     def __init__(self, coder: TensorCodec) -> None:
         self.coder = coder
@@ -97,6 +103,7 @@ class SetPayloads:
     """Lists of sparse contributions."""
 
     name = SPARSE
+    are_steps = False
 
     def __init__(self, coder: SparseCodec) -> None:
         self.coder = coder
@@ -136,6 +143,7 @@ class SignPayloads:
     """Lists of sign updates, a list a shared step. Chunks are steps, and have no elements."""
 
     name = DISTRO
+    are_steps = True
 
     def __init__(self, coder: SignCodec) -> None:
         self.coder = coder

@@ -437,6 +437,7 @@ class Round:
             num_chunks=rules.num_chunks,
             round_seconds=now - self._began_seconds,
             line_was_slow=self._line_was_slow,
+            is_in_steps=rules.payloads.are_steps,
         )
         reduce = RingReduce(ring.members, self._me, rules.num_chunks)
         return Attempt(self._self, self._parent, ring, rules.payloads, reduce, pace, now)

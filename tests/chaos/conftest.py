@@ -49,7 +49,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory, run: Run, num_peers: int) -> I
 
 @pytest.fixture(scope="module")
 def watch(lab: Lab, run: Run, num_peers: int) -> Iterator[Watch]:
-    with Watch(lab, run.ring_bytes(num_peers)) as watch:
+    ring_bytes = run.ring_bytes(num_peers)
+    with Watch(lab, ring_bytes, trains_in_ring=run.trains_in_ring) as watch:
         yield watch
 
 

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from daemons import chain_of, head_of
 from lab import Machine, wait_until
+from runs import Run
 from watch import Watch
 
 from gossamer.node.interface.status import WorkStatus
@@ -20,7 +21,7 @@ from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.chain import Header, decode_update_index
-from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.fragments import Exchanges
 from gossamer.protocol.ids import Digest, PeerId
 
 SETTLE_SECONDS = 5.0
@@ -52,7 +53,8 @@ class CommittedRound:
         signed = self.state_dir.read_manifest()
         assert signed is not None
         manifest = open_signed_manifest(signed)
-        plan = ChunkPlan(manifest.model.num_parameters, manifest.outer.chunk_elements)
+        exchanges = Exchanges(manifest.model, manifest.outer, manifest.sync)
+        plan = exchanges.of_round(self.header.round).plan
         store = BlockStore(self.state_dir.blocks_path, 0, read_only=True)
         update = store.get(Digest(self.header.update_digest))
         members = list(self.tokens)
@@ -108,16 +110,38 @@ def check_data(history: dict[int, CommittedRound]) -> None:
 class Effort:
     """A machine's work from now on, or from when its daemon answers for the first time."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, run: Run) -> None:
         self._machine = machine
+        self._run = run
         self._before = work_of(machine)
+        self._before_round = self._round()
 
     def check_kept(self) -> None:
-        """AssertionError unless all of it is committed or carried, and the chain says the same."""
+        """AssertionError unless all of it is committed or carried, and the chain says the same.
+
+        With shared steps nothing is carried from round to round but the trainer's momentum: what a
+        round that went on without the machine did not take of it is dropped, and no more than that.
+        """
         work = work_of(self._machine)
-        assert work.dropped == self._before.dropped
+        dropped = work.dropped - self._before.dropped
+        if self._run.trains_in_ring:
+            assert dropped <= self._tokens_not_taken(), f"{dropped} tokens were dropped"
+        else:
+            assert dropped == 0
         assert work.lost == self._before.lost
         check_account(self._machine)
+
+    def _tokens_not_taken(self) -> int:
+        """What the rounds since then could have had of this machine, and have not."""
+        most = self._run.round_tokens
+        history = history_of(self._machine)
+        since = [one for number, one in history.items() if number > self._before_round]
+        return sum(most - one.tokens.get(self._machine.peer_id, 0) for one in since)
+
+    def _round(self) -> int:
+        status = self._machine.status()
+        assert status is not None
+        return status.round
 
 
 def work_of(machine: Machine) -> WorkStatus:

@@ -14,8 +14,11 @@ from pathlib import Path
 from lab import Lab
 
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.protocol.payloads import SPARSE, payloads_named
+from gossamer.protocol.payloads import DISTRO, SPARSE, SignPayloads, payloads_named
+from gossamer.protocol.sign_codec import SignCodec
 from gossamer.protocol.tensor_codecs import codec_names
+from gossamer.trainer.dct_exact import grids_of
+from gossamer.trainer.shared_step import shapes_of
 
 ATTEMPT_SECONDS = 2.0
 """Without a roster for so long, the next organiser is asked."""
@@ -23,8 +26,21 @@ ATTEMPT_SECONDS = 2.0
 OPTIONS = ("--threads", "1")
 """Of every daemon."""
 
-MODES = tuple(name + overlap for name in (*codec_names(), SPARSE) for overlap in ("", "+overlap"))
+STREAMING = "fragments"
+"""A round averages one of `FRAGMENTS` parts of the model, in fp32."""
+
+MODES = (
+    *(
+        name + overlap
+        for name in (*codec_names(), SPARSE, STREAMING)
+        for overlap in ("", "+overlap")
+    ),
+    DISTRO,
+)
 """Ways of averaging."""
+
+FRAGMENTS = 2
+"""With a layer for each."""
 
 PEERS = 4
 """Whose rings last as long in every mode."""
@@ -37,6 +53,13 @@ SLOW_TOP_K = 512
 """Of 4096: so a sparse ring takes about as many bytes as an `int4` one. With the default the model
 would have to be forty times larger."""
 
+SHARED_TOP_K = 64
+"""Of a chunk's coefficients with `distro`: so the lines, and not the processors, set the pace of
+its steps, as they do for a large model."""
+
+CONTEXT = 32
+"""Tokens of a sequence."""
+
 _MANIFEST = """\
 preset = "tiny"
 name = "{name}"
@@ -44,12 +67,12 @@ sync = "{sync}"
 [tokenizer]
 kind = "bytes"
 [model]
-num_layers = 1
+num_layers = {num_layers}
 width = {width}
 num_heads = 4
 num_kv_heads = 2
 hidden_width = {hidden_width}
-context = 32
+context = {context}
 [inner]
 learning_rate = 1e-3
 warmup_steps = 10
@@ -57,11 +80,12 @@ total_steps = 100_000
 sequences_per_step = {sequences_per_step}
 [outer]
 inner_steps = {inner_steps}
-warmup_rounds = 1
+warmup_rounds = {warmup_rounds}
 warmup_inner_steps = {inner_steps}
 codec = "{codec}"
 overlap = {overlap}
 top_k = {top_k}
+fragments = {fragments}
 chunk_elements = {chunk_elements}
 [rounds]
 gather_seconds = {gather_seconds}
@@ -93,6 +117,8 @@ class Run:
     codec: str = "fp32"
     overlap: bool = False
     top_k: int = 64
+    fragments: int = 1
+    warmup_rounds: int = 1
 
     def averaging(self, mode: str) -> Run:
         """The same run in one of `MODES`, with a model so much larger that rings last as long.
@@ -100,48 +126,69 @@ class Run:
         Slower lines would not do: a twentieth of them would not carry the gossip.
         """
         name, _, overlap = mode.partition("+")
+        if name == DISTRO:  # its rings last as long as its training does
+            return replace(self, sync=DISTRO, top_k=SHARED_TOP_K, warmup_rounds=0)
+        fragments = FRAGMENTS if name == STREAMING else 1
         changed = replace(
             self,
             sync=SPARSE if name == SPARSE else "diloco",
-            codec="fp32" if name == SPARSE else name,
+            codec="fp32" if name in (SPARSE, STREAMING) else name,
             overlap=bool(overlap),
             top_k=SLOW_TOP_K,
+            fragments=fragments,
         )
         factor = self.ring_bytes(PEERS) / changed.ring_bytes(PEERS)
         return replace(
             changed,
             width=8 * round(math.sqrt(factor) * self.width / 8),
             hidden_width=8 * round(math.sqrt(factor) * self.hidden_width / 8),
-            sequences_per_step=max(1, round(self.sequences_per_step / factor)),
+            sequences_per_step=max(1, round(self.sequences_per_step / (factor * fragments))),
             chunk_elements=1024 * round(factor * self.chunk_elements / 1024),
-            inner_steps=(OVERLAP_STEPS if overlap else 1) * self.inner_steps,
+            inner_steps=(OVERLAP_STEPS if overlap else 1) * fragments * self.inner_steps,
         )
 
     def ring_bytes(self, num_peers: int) -> int:
         """Of all chunks on their way, the mean over the links of a ring."""
+        if self.sync == DISTRO:
+            step = SignPayloads(SignCodec(shapes_of(grids_of(self.model)), self.top_k))
+            return self.inner_steps * step.mean_bytes(1, num_peers)
         payloads = payloads_named(SPARSE if self.sync == SPARSE else self.codec, self.top_k)
-        return payloads.mean_bytes(self.num_elements, num_peers)
+        return payloads.mean_bytes(self.num_elements, num_peers) // self.fragments
+
+    @property
+    def trains_in_ring(self) -> bool:
+        """Whether a ring is at work while its members train."""
+        return self.sync == DISTRO
 
     @property
     def num_elements(self) -> int:
         """Of the model."""
-        model = ModelConfig(
-            num_layers=1,
+        return self.model.num_parameters
+
+    @property
+    def model(self) -> ModelConfig:
+        return ModelConfig(
+            num_layers=self.fragments,
             width=self.width,
             num_heads=4,
             num_kv_heads=2,
             hidden_width=self.hidden_width,
             vocabulary=256,
-            context=32,
+            context=CONTEXT,
             tied_embeddings=True,
         )
-        return model.num_parameters
+
+    @property
+    def round_tokens(self) -> int:
+        """Of one member, at most."""
+        return self.inner_steps // self.fragments * self.sequences_per_step * CONTEXT
 
     def write(self, folder: Path) -> tuple[Path, Path]:
         """Manifest file, and a corpus that a small model learns from."""
         manifest, corpus = folder / "run.toml", folder / "corpus"
         values = {key: getattr(self, key) for key in self.__dataclass_fields__}
         values["overlap"] = "true" if self.overlap else "false"
+        values |= {"num_layers": self.model.num_layers, "context": CONTEXT}
         manifest.write_text(_MANIFEST.format(**values, attempt_seconds=ATTEMPT_SECONDS))
         corpus.mkdir()
         randomness = random.Random(1)

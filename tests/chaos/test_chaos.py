@@ -40,7 +40,7 @@ def test_a_slow_line_and_a_slow_processor_set_nobody_elses_pace(
 ) -> None:
     watch.together(machines)
     slow_line, slow_processor, *others = machines
-    efforts = [Effort(slow_line), Effort(slow_processor)]
+    efforts = [Effort(slow_line, run), Effort(slow_processor, run)]
     slow_line.set_rate(SLOW_PART * run.mbit)
     with slow_processor.slowed_down(SLOW_PART):
         first = watch.newest_round(machines) + 2  # the first that is all slow
@@ -53,12 +53,12 @@ def test_a_slow_line_and_a_slow_processor_set_nobody_elses_pace(
 
 
 def test_a_frozen_machine_is_left_out_and_comes_back(
-    machines: list[Machine], watch: Watch, undisturbed: float
+    run: Run, machines: list[Machine], watch: Watch, undisturbed: float
 ) -> None:
     watch.together(machines)
     ring = watch.mid_ring(machines)
     frozen, *others = ring.members
-    effort = Effort(frozen)
+    effort = Effort(frozen, run)
     frozen.freeze()
     check_round(watch, others, ring.number, undisturbed + SILENCE_SECONDS, undisturbed)
     frozen.thaw()
@@ -67,12 +67,12 @@ def test_a_frozen_machine_is_left_out_and_comes_back(
 
 
 def test_a_silent_line_is_left_out_and_comes_back(
-    machines: list[Machine], watch: Watch, undisturbed: float
+    run: Run, machines: list[Machine], watch: Watch, undisturbed: float
 ) -> None:
     watch.together(machines)
     ring = watch.mid_ring(machines)
     silent, *others = ring.members
-    effort = Effort(silent)
+    effort = Effort(silent, run)
     silent.cut()
     check_round(watch, others, ring.number, undisturbed + SILENCE_SECONDS, undisturbed)
     silent.mend()
@@ -147,7 +147,7 @@ def test_two_halves_go_on_and_become_one_again(
 ) -> None:
     watch.together(machines)
     left, right = machines[: len(machines) // 2], machines[len(machines) // 2 :]
-    efforts = [Effort(machine) for machine in machines]
+    efforts = [Effort(machine, run) for machine in machines]
     lab.split(left, right)
     for half in (left, right):
         watch.together(half)

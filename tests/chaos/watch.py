@@ -41,14 +41,15 @@ class Seen:
     """The first of this life of the daemon that knew its work."""
     _process_id: int = 0
 
-    def note(self, process_id: int, status: Status) -> None:
+    def note(self, process_id: int, status: Status, *, is_in_ring: bool) -> None:
         """A daemon answered."""
+        begins = self.status is None or self.status.round != status.round
         self.status = status
         if process_id != self._process_id:
             self._process_id, self.first = process_id, None
         if self.first is None and status.work is not None:
             self.first = status
-        if status.phase != "averaging":
+        if begins or not is_in_ring:
             self.sent_before_ring = status.bytes_sent_total
         self.committed_seconds.setdefault(status.round, time.monotonic())
         if (last := status.last_round) is not None:
@@ -71,9 +72,21 @@ class NextRing:
 class Watch:
     """Use as a context; asks until its end. The waits raise AssertionError with what they saw."""
 
-    def __init__(self, lab: Lab, ring_bytes: int, every_seconds: float = 0.2) -> None:
-        """`ring_bytes`: of all chunks on their way (`Run.ring_bytes`)."""
+    def __init__(
+        self,
+        lab: Lab,
+        ring_bytes: int,
+        every_seconds: float = 0.2,
+        *,
+        trains_in_ring: bool = False,
+    ) -> None:
+        """
+        Args:
+            ring_bytes: of all chunks on their way (`Run.ring_bytes`).
+            trains_in_ring: whether members train while their ring is at work.
+        """
         self.lab = lab
+        self._trains_in_ring = trains_in_ring
         self._ring_bytes = ring_bytes
         self._every_seconds = every_seconds
         self._ended = threading.Event()
@@ -237,7 +250,7 @@ class Watch:
             if status is None or status.head is None:
                 return None
             standing.add((status.round, status.head))
-            if status.phase == "averaging":
+            if self._is_in_ring(status):
                 ready.append(machine)
                 sent_bytes += status.bytes_sent_total - seen.sent_before_ring
         if len(standing) > 1:
@@ -246,6 +259,12 @@ class Watch:
         by_id = {machine.peer_id: machine for machine in machines}
         order = ring_order(bytes.fromhex(head), 0, by_id)
         return NextRing(number + 1, [by_id[peer] for peer in order], ready, sent_bytes)
+
+    def _is_in_ring(self, status: Status) -> bool:
+        """Whether its ring is at work, or is agreed on: it has all that it needs for that."""
+        if self._trains_in_ring:
+            return status.phase == "training" and status.inner_step > 0
+        return status.phase == "averaging"
 
     def mesh(self, machines: Collection[Machine]) -> None:
         """Waits until all these are connected to each other."""
@@ -282,7 +301,7 @@ class Watch:
             if status is None or process is None or process is not machine.process:
                 seen.status = None
                 continue
-            seen.note(process.pid, status)
+            seen.note(process.pid, status, is_in_ring=self._is_in_ring(status))
             self.note_state(machine.name, status)
 
 

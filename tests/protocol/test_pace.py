@@ -11,6 +11,7 @@ from gossamer.protocol.pace import (
     CHANGE_FACTOR,
     GAP_SECONDS,
     LAG_SECONDS,
+    PATIENCE_FRACTION,
     PATIENCE_SECONDS_MIN,
     PREDECESSOR_SECONDS,
     SAMPLE_SECONDS,
@@ -36,6 +37,7 @@ def pace(
     round_seconds: float = 0.0,
     line_was_slow: bool = False,
     num_chunks: int = 40,
+    is_in_steps: bool = False,
 ) -> RingPace:
     """Mine, of a ring that began at second 10."""
     return RingPace(
@@ -46,6 +48,7 @@ def pace(
         num_chunks=num_chunks,
         round_seconds=round_seconds,
         line_was_slow=line_was_slow,
+        is_in_steps=is_in_steps,
     )
 
 
@@ -87,6 +90,18 @@ class Line:
             self._acked_bytes += rate * LOOK_SECONDS
             self.stand_still(LOOK_SECONDS, waiting)
         return self.now - began_seconds
+
+    def send(self, num_bytes: int, seconds: float) -> None:
+        """One chunk, behind which nothing waits."""
+        self._acked_bytes += num_bytes
+        self.stand_still(seconds, waiting=0)
+
+    def idle(self, seconds: float) -> None:
+        """Nothing is to be sent."""
+        end_seconds = self.now + seconds
+        while self.now < end_seconds and self.verdict is None:
+            self._busy_seconds -= LOOK_SECONDS  # `stand_still` counts it
+            self.stand_still(LOOK_SECONDS, waiting=0)
 
     def stand_still(self, seconds: float, waiting: int = MUCH) -> None:
         """Until one look after so many busy seconds in which nobody looked and nothing came."""
@@ -310,6 +325,38 @@ def test_a_link_that_waits_for_what_comes_before_it_is_not_slow() -> None:
     assert line.verdict is None
     assert len(line.said) == 1
     line.run(1.0, SLOW)
+    assert line.verdict == SUCCESSOR
+
+
+STEP_BYTES = 200_000
+"""Nothing waits behind them."""
+
+
+def step_by_step(line: Line, seconds: float, rate: float, idle_seconds: float) -> float:
+    """Steps of `STEP_BYTES` over my link with such pauses between them; the time they took."""
+    began_seconds = line.now
+    while line.now < began_seconds + seconds and line.verdict is None:
+        line.send(STEP_BYTES, STEP_BYTES / rate)
+        line.idle(idle_seconds)
+    return line.now - began_seconds
+
+
+def test_who_makes_every_step_wait_is_slow_although_nothing_waits_for_its_link() -> None:
+    mine = pace(num_chunks=400, is_in_steps=True)
+    said(mine, ALL_FAST)
+    line = Line(mine)
+    step_by_step(line, 3.0, FAST, 1.0)
+    assert step_by_step(line, 20.0, SLOW, 1.0) < 10.0
+    assert line.verdict == SUCCESSOR
+
+
+def test_a_slow_link_that_adds_little_to_a_step_is_none() -> None:
+    mine = pace(num_chunks=400, is_in_steps=True)
+    said(mine, ALL_FAST)
+    line = Line(mine)
+    step_by_step(line, 100.0, SLOW, 1.5 * STEP_BYTES / SLOW / PATIENCE_FRACTION)
+    assert line.verdict is None
+    step_by_step(line, 40.0, SLOW, 0.5 * STEP_BYTES / SLOW / PATIENCE_FRACTION)
     assert line.verdict == SUCCESSOR
 
 
