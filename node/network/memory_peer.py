@@ -116,7 +116,7 @@ class MemoryPeer:
             await trio.sleep(0.01)
             raise ConnectError(f"cannot connect to {address}: connection refused")
         to, back = self.network.links(self._peer_id, other.peer_id)
-        if to.silent or back.silent:
+        if to.silent or back.silent or self.network.stopped_at(other.peer_id) is not None:
             await trio.sleep(CONNECT_SECONDS_MAX)
             raise ConnectError(
                 f"cannot connect to {address}: no answer in {CONNECT_SECONDS_MAX:.0f} s; "
@@ -183,7 +183,11 @@ class MemoryPeer:
         if peer_id not in self.connections:
             return None
         link = self.network.link(peer_id, self._peer_id)
-        return link.silent_at if link.silent else trio.current_time()
+        now = trio.current_time()
+        stopped_at = self.network.stopped_at(peer_id)
+        return min(
+            link.silent_at if link.silent else now, now if stopped_at is None else stopped_at
+        )
 
     # -- streams
 

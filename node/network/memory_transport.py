@@ -10,6 +10,8 @@ run under trio's MockClock takes no real time and, with `run_simulated`, is the 
   and everything held arrives, as TCP's retransmissions do.
 - `reset` breaks a pair's connection at once; `kill` ends a peer like SIGKILL: the block that
   holds its transport is cancelled and the others' connections to it break.
+- `stopped` says of a peer that its process stands still (SIGSTOP): it is not heard, and no new
+  connection to it comes about. That its tasks do not run is the caller's affair.
 - Gossip walks from subscriber to subscriber along connections; each hop may be lost, doubled or
   delayed (and so reordered).
 """
@@ -67,6 +69,7 @@ class MemoryNetwork:
         self._transports: dict[PeerId, MemoryPeer] = {}
         self._addresses: dict[str, PeerId] = {}
         self._numbers = itertools.count()
+        self._stopped_at: dict[PeerId, float] = {}
 
     @asynccontextmanager
     async def transport(self, identity: Identity) -> AsyncIterator[MemoryPeer]:
@@ -201,6 +204,18 @@ class MemoryNetwork:
         if transport is not None:
             self._forget(transport)
             transport.scope.cancel()
+
+    def stopped(self, peer_id: PeerId) -> None:
+        """A peer's process stands still from now on, until `goes_on`."""
+        self._stopped_at[peer_id] = trio.current_time()
+
+    def goes_on(self, peer_id: PeerId) -> None:
+        """Undo `stopped`."""
+        self._stopped_at.pop(peer_id, None)
+
+    def stopped_at(self, peer_id: PeerId) -> float | None:
+        """Since when a peer's process stands still; None if it runs."""
+        return self._stopped_at.get(peer_id)
 
     def _connection(self, first: PeerId, second: PeerId) -> MemoryConnection | None:
         transport = self._transports.get(first)

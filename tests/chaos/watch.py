@@ -174,15 +174,19 @@ class Watch:
     def together(
         self, machines: Collection[Machine], *, after: int = 0, seconds: float = PATIENCE_SECONDS
     ) -> float:
-        """Waits for a round of exactly these; returns its seconds, the median of theirs.
+        """Waits for a round of exactly these, on one head; returns its seconds, their median.
 
-        It is one after round `after`.
+        It is one after round `after`. Who is cut off in the middle of a ring of shared steps commits
+        it as well, alone, with what all others did before: the same contributors, and another head.
         """
         wanted = {machine.peer_id for machine in machines}
 
         def common() -> list[LastRound] | None:
             newest = [list(self.seen(machine).rounds.values())[-1:] for machine in machines]
             rounds = [one for last in newest for one in last]
+            statuses = [self.seen(machine).status for machine in machines]
+            if len({status.head if status is not None else None for status in statuses}) > 1:
+                return None
             if len(rounds) < len(machines) or len({one.round for one in rounds}) > 1:
                 return None
             is_wanted = all(set(one.contributors) == wanted for one in rounds)

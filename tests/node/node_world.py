@@ -365,10 +365,12 @@ class World:
     overlap: bool = False
     inner_steps: int = 4
     fragments: int = 1
+    latency_seconds: float = 0.01
+    """Of every link, one way."""
     nodes: dict[str, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.network = MemoryNetwork(self.seed)
+        self.network = MemoryNetwork(self.seed, self.latency_seconds)
         self.signed, self._blocks = found(
             self.identity("a"),
             codec=self.codec,
@@ -378,6 +380,8 @@ class World:
             fragments=self.fragments,
         )
         self._scopes: dict[str, trio.CancelScope] = {}
+        self.tasks: dict[str, trio.lowlevel.Task] = {}
+        """Of each node's newest life: all that it does is done by this task and its children."""
 
     def identity(self, name: str) -> Identity:
         return Identity.from_seed(digest_of(f"{name} {self.seed}".encode()))
@@ -394,6 +398,7 @@ class World:
         state_dir = StateDir(self.root / name)
         with trio.CancelScope() as scope, state_dir.locked():
             self._scopes[name] = scope
+            self.tasks[name] = trio.lowlevel.current_task()
             store = BlockStore(state_dir.blocks_path, 2**30)
             if name == "a":
                 for block in self._blocks:
@@ -430,6 +435,10 @@ class World:
         participant = self.nodes[name].participant
         assert participant is not None
         return participant
+
+    def participant_or_none(self, name: str) -> Participant | None:
+        """None while a node has not got so far."""
+        return self.nodes[name].participant if name in self.nodes else None
 
     def round(self, name: str) -> int:
         node = self.nodes[name].participant

@@ -27,6 +27,9 @@ STEPS = 4
 
 STEP_TOKENS = 2 * MODEL.context
 
+SLOW_LINK_SECONDS = 0.5
+"""One way: fifty times as long as over the others."""
+
 
 def test_three_take_every_step_together(tmp_path: Path) -> None:
     world = World(tmp_path, seed=1, codec="distro", wait_for_peers=2)
@@ -86,6 +89,35 @@ def test_a_slow_one_has_a_part_in_some_steps_and_stops_none(tmp_path: Path) -> N
         by_quick = sum(tokens_of(world, header, "a") for header in later)
         assert 0 < by_slow < by_quick / 2
         assert by_quick == 4 * steps * STEP_TOKENS
+        for name in "abc":
+            assert_account_is_true(world, name)
+
+    simulate(world, story)
+
+
+def test_a_slow_line_stops_no_step_after_the_first_ones(tmp_path: Path) -> None:
+    steps = 30
+    world = World(tmp_path, seed=4, codec="distro", wait_for_peers=3, inner_steps=steps)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abcd")
+        await world.reach(1, *"abcd")
+        began = trio.current_time()
+        await world.reach(2, *"abcd")
+        usual_seconds = trio.current_time() - began
+        slow = world.identity("d").peer_id
+        for name in "abc":
+            for link in world.network.links(slow, world.identity(name).peer_id):
+                link.latency_seconds = SLOW_LINK_SECONDS
+        await world.reach(3, *"abc")
+        began = trio.current_time()
+        await world.reach(4, *"abc")
+        # Every step waits for two of its links, until they are found to be slow.
+        assert 2 * steps * SLOW_LINK_SECONDS > 5 * usual_seconds
+        assert trio.current_time() - began < 2 * usual_seconds + 2.0
+        assert 0 < tokens_of(world, headers_of(world, "a")[3], "d") < steps * STEP_TOKENS
+        await settled(world, *"abc")
+        world.assert_one_chain(*"abc")
         for name in "abc":
             assert_account_is_true(world, name)
 

@@ -1,0 +1,192 @@
+"""What goes wrong in a swarm of whole nodes, and how everything heals in the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from random import Random
+
+import trio
+from node_world import NumbersTrainer, World
+from standstill import Standstill
+from swarm_story import CRASHES_MAX, Fault, SwarmStory
+
+LOOK_SECONDS = 0.1
+"""How often it is looked at what is waited for."""
+
+FOUND_SECONDS = 120.0
+"""For the first rounds, and copies of all data."""
+
+RESTART_SECONDS = (0.2, 6.0)
+SLOW_LINE = 3_000.0
+"""Bytes a second: gossip gets through, and some hundred bytes take a tenth of a second."""
+
+SLOW_STEPS = 10.0
+"""Times as long takes a step of a slow trainer."""
+
+
+async def until(condition: Callable[[], bool], seconds: float) -> None:
+    """Waits in virtual time. TooSlowError."""
+    with trio.fail_after(seconds):
+        while not condition():  # noqa: ASYNC110 - what is watched has no event to wait for
+            await trio.sleep(LOOK_SECONDS)
+
+
+class SwarmFaults:
+    """Does to a world what its story says. `run` returns when all has healed."""
+
+    def __init__(
+        self, world: World, story: SwarmStory, nursery: trio.Nursery, note: Callable[[str], None]
+    ) -> None:
+        self._world = world
+        self._story = story
+        self._nursery = nursery
+        self._note = note
+        self._random = Random(f"faults {story.mode} {story.seed}")
+        self._standstill = Standstill.install()
+        self._returning: set[str] = set()
+        self._undo: list[Callable[[], None]] = []
+        """What would end by itself later."""
+        self._num_crashes = 0
+        self.living: set[str] = set()
+        self.frozen: set[str] = set()
+        self.counts: Counter[str] = Counter()
+
+    async def found(self) -> None:
+        """All that are there from the beginning have begun, and the corpus is not with one only."""
+        world, names = self._world, self._story.first_names
+        for name in names:
+            await self._start(name)
+        await until(lambda: min(map(world.round, names)) >= 2, FOUND_SECONDS)
+        await until(lambda: world.all_shards_are_with(*names[1:]), FOUND_SECONDS)
+
+    async def run(self) -> None:
+        began = trio.current_time()
+        self._world.network.gossip_faults.loss = self._story.gossip_loss
+        async with trio.open_nursery() as nursery:
+            for fault in self._story.faults:
+                await trio.sleep_until(began + fault.at_seconds)
+                nursery.start_soon(self._inject, fault)
+        self._world.network.gossip_faults.loss = 0.0
+        self._note("all has healed")
+
+    # Processes
+
+    async def _start(self, name: str) -> None:
+        place = self._story.names.index(name)
+        kind = type(
+            "PacedTrainer", (NumbersTrainer,), {"step_seconds": self._story.step_seconds[place]}
+        )
+        self._note(f"{name} starts")
+        # Addresses of those that run: a newcomer knows somebody, and who comes back all of them.
+        await self._nursery.start(self._world.run, name, sorted(self.living), kind)
+        self.living.add(name)
+
+    def _kill(self, name: str) -> None:
+        self._note(f"{name} dies")
+        self.living.discard(name)
+        self._world.crash(name)
+        self._thaw(name)
+
+    def _thaw(self, name: str) -> None:
+        if name in self.frozen:
+            self.frozen.discard(name)
+            self._world.network.goes_on(self._world.identity(name).peer_id)
+            self._standstill.go_on(self._world.tasks[name])
+
+    async def _restart(self, names: Sequence[str]) -> None:
+        self._returning.update(names)
+        for name in names:
+            self._kill(name)
+        for name in self._random.sample(names, len(names)):
+            await trio.sleep(self._random.uniform(*RESTART_SECONDS) / len(names))
+            await self._start(name)
+            self._returning.discard(name)
+
+    # Faults
+
+    async def _inject(self, fault: Fault) -> None:
+        living = sorted(self.living)
+        if len(living) < 2:
+            return
+        name, other = self._random.sample(living, 2)
+        self.counts[fault.kind] += 1
+        self._note(f"{fault.kind} for {fault.for_seconds:.1f} s: {name}, {other}")
+        match fault.kind:
+            case "crash":
+                if self._num_crashes < CRASHES_MAX and len(living) > 2:
+                    self._num_crashes += 1
+                    self._kill(name)
+            case "restart":
+                await self._restart([name])
+            case "several":
+                await self._restart(
+                    self._random.sample(living, self._random.randint(2, len(living)))
+                )
+            case "blackout":
+                await self._restart(living)
+            case "freeze":
+                await self._freeze(name, fault.for_seconds)
+            case "silence":
+                others = [each for each in self._story.names if each != name]
+                await self._cut([name], others, fault.for_seconds)
+            case "break":
+                self._world.network.reset(*self._ids(name, other))
+            case "split":
+                size = self._random.randint(1, len(living) - 1)
+                group = self._random.sample(living, size)
+                rest = [each for each in self._story.names if each not in group]
+                await self._cut(group, rest, fault.for_seconds)
+            case "slow line":
+                await self._slow_line(name, fault.for_seconds)
+            case "slow trainer":
+                trainer = self._world.participant_or_none(name)
+                if trainer is not None:
+                    numbers = trainer.parts.trainer
+                    assert isinstance(numbers, NumbersTrainer)
+                    usual, numbers.step_seconds = (
+                        numbers.step_seconds,
+                        SLOW_STEPS * numbers.step_seconds,
+                    )
+                    await trio.sleep(fault.for_seconds)
+                    numbers.step_seconds = usual
+            case "join":
+                absent = [each for each in self._story.names if each not in self._world.nodes]
+                if absent:
+                    await self._start(absent[0])
+
+    def _ids(self, *names: str):
+        return [self._world.identity(name).peer_id for name in names]
+
+    async def _freeze(self, name: str, seconds: float) -> None:
+        if name in self.frozen:
+            return
+        life = self._world.tasks[name]
+        self.frozen.add(name)
+        self._world.network.stopped(self._world.identity(name).peer_id)
+        self._standstill.stop(life)
+        await trio.sleep(seconds)
+        if self._world.tasks[name] is life:
+            self._thaw(name)
+
+    async def _cut(self, group: Sequence[str], others: Sequence[str], seconds: float) -> None:
+        pairs = [self._ids(one, two) for one in group for two in others]
+        for pair in pairs:
+            self._world.network.cut(*pair)
+        await trio.sleep(seconds)
+        for pair in pairs:
+            self._world.network.heal(*pair)
+
+    async def _slow_line(self, name: str, seconds: float) -> None:
+        links = [
+            link
+            for one, two in combinations(self._story.names, 2)
+            if name in (one, two)
+            for link in self._world.network.links(*self._ids(one, two))
+        ]
+        for link in links:
+            link.bytes_per_second = SLOW_LINE
+        await trio.sleep(seconds)
+        for link in links:
+            link.bytes_per_second = float("inf")

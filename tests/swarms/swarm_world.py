@@ -1,0 +1,179 @@
+"""Runs a swarm of whole nodes through the faults of one seed, in virtual time, and checks it.
+
+The nodes are those of the daemon, with all that it does but libp2p, HTTP and torch (`node_world`).
+
+At any time
+- Whoever has a head has the same bits of parameters and momentum, those that the header says.
+- Nobody moves to a lighter head while it lives.
+- Nothing is logged as an error, and nothing raises.
+
+In the end, when everything has healed
+- All that live are soon in one ring again, and commit some rounds on one head.
+- Along its chain every piece of data is told once, without a gap, and no member has more tokens
+  than a round has.
+- Each account balances, and says what the chain says.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import trio
+from node_world import (
+    MODEL,
+    World,
+    assert_account_is_true,
+    assert_every_token_counted_once,
+    headers_of,
+    settled,
+    simulate,
+)
+from swarm_faults import LOOK_SECONDS, SwarmFaults, until
+from swarm_story import SwarmStory, draw
+
+from gossamer.protocol.chain import Header
+from gossamer.protocol.ids import Digest, digest_of
+
+LIVENESS_SECONDS = 90.0
+"""From the healing to the new rounds of all: the reunion of those who were cut off, at most a
+newcomer's way to the head, and two rounds that nobody may be kept waiting in."""
+
+ROUNDS_AFTER = 3
+"""Rounds that all that live commit on one head, after the healing."""
+
+
+class Observer:
+    """Compares the states of all nodes while they run."""
+
+    def __init__(self, world: World, faults: SwarmFaults) -> None:
+        self._world = world
+        self._faults = faults
+        self._states: dict[Digest, tuple[Digest, str]] = {}
+        self._tokens: dict[trio.lowlevel.Task, int] = {}
+
+    async def run(self) -> None:
+        while True:
+            for name in sorted(self._faults.living - self._faults.frozen):
+                self._look_at(name)
+            await trio.sleep(LOOK_SECONDS)
+
+    def _look_at(self, name: str) -> None:
+        participant = self._world.participant_or_none(name)
+        if participant is None or not participant.parts.committed.is_loaded:
+            return
+        committed = participant.parts.committed
+        life, tokens = self._world.tasks[name], committed.entry.tokens_total
+        assert tokens >= self._tokens.get(life, 0), f"{name} moved to a lighter head"
+        self._tokens[life] = tokens
+        digest = digest_of(committed.parameters.tobytes() + committed.momentum.tobytes())
+        known, other = self._states.setdefault(committed.head, (digest, name))
+        assert digest == known, f"{name} and {other} have one head and two states"
+        assert committed.index is not None
+        assert committed.index.digest == committed.entry.state_digest
+
+
+class Errors(logging.Handler):
+    """What is logged as an error: a bug, in a world where no disk fails."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(self.format(record))
+
+
+def replay(seed: int, mode: str) -> str:
+    """The command that shows what happened."""
+    return f"python tests/swarms/run.py --mode {mode} --start {seed} --seeds 1 --verbose"
+
+
+def run_seed(seed: int, mode: str = "distro", *, verbose: bool = False) -> Counter[str]:
+    """Runs one seed's swarm to its end; what happened in it. Raises where something is wrong."""
+    with tempfile.TemporaryDirectory(prefix="swarm-") as folder:
+        return _run(draw(seed, mode), Path(folder), verbose)
+
+
+def _run(story: SwarmStory, folder: Path, verbose: bool) -> Counter[str]:
+    world = World(
+        folder,
+        seed=story.seed,
+        codec="fp32" if story.mode == "fragments" else story.mode,
+        fragments=2 if story.mode == "fragments" else 1,
+        overlap=story.overlap,
+        inner_steps=story.inner_steps,
+        latency_seconds=story.latency_seconds,
+        wait_for_peers=len(story.first_names) - 1 if story.is_founded_together else 0,
+    )
+    counts: Counter[str] = Counter()
+
+    def note(text: str) -> None:
+        if verbose:
+            print(f"{trio.current_time():8.2f}  {text}")
+
+    async def tell(nursery: trio.Nursery) -> None:
+        faults = SwarmFaults(world, story, nursery, note)
+        observer = Observer(world, faults)
+        nursery.start_soon(observer.run)
+        await faults.found()
+        await faults.run()
+        counts.update(faults.counts)
+        names = sorted(faults.living)
+        goal = max(map(world.round, names)) + ROUNDS_AFTER
+        healed = trio.current_time()
+
+        def is_well() -> bool:
+            nodes = [world.participant_or_none(name) for name in names]
+            heads = {node.parts.committed.head if node is not None else None for node in nodes}
+            first = nodes[0]
+            if len(heads) > 1 or first is None or world.round(names[0]) < goal:
+                return False
+            newest = first.parts.committed.chain.header(first.parts.committed.head)
+            members = {member.peer_id for member in newest.members}
+            return members == {world.identity(name).peer_id for name in names}
+
+        try:
+            await until(is_well, LIVENESS_SECONDS)
+        except trio.TooSlowError:
+            where = {name: world.round(name) for name in names}
+            raise AssertionError(
+                f"no round {goal} of all {LIVENESS_SECONDS:g} s after the healing: {where}"
+            ) from None
+        note(f"one ring again after {trio.current_time() - healed:.1f} s")
+        counts["seconds to one ring"] += round(trio.current_time() - healed)
+        await settled(world, *names)
+        world.assert_one_chain(*names)
+        check_chain(story, headers_of(world, names[0]))
+        for name in names:
+            assert_account_is_true(world, name)
+        counts["rounds"] += world.round(names[0])
+
+    errors = Errors()
+    logging.getLogger().addHandler(errors)
+    try:
+        simulate(world, tell)
+    finally:
+        logging.getLogger().removeHandler(errors)
+    assert not errors.texts, "\n".join(errors.texts)
+    return counts
+
+
+def check_chain(story: SwarmStory, headers: list[Header]) -> None:
+    """AssertionError unless every piece of data is told once, and tokens are those of steps."""
+    if story.mode != "distro":
+        assert_every_token_counted_once(headers)
+        return
+    # The data of a round of shared steps is told one round later, if its peer lives.
+    told: dict[int, int] = {}
+    step_tokens = 2 * MODEL.context
+    for header in headers:
+        for span in header.spans:
+            assert span.start == told.get(span.shard, 0), "gap or overlap in a shard"
+            told[span.shard] = span.stop
+        for member in header.members:
+            assert member.tokens % step_tokens == 0
+            assert member.tokens <= story.inner_steps * step_tokens
+    assert sum(header.tokens for header in headers) == headers[-1].tokens_total

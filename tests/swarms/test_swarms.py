@@ -1,0 +1,38 @@
+"""Some swarms of whole nodes under faults. `run.py` runs any number of them."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from swarm_story import FAULTS, MODES, draw
+from swarm_world import replay, run_seed
+
+SEEDS = {"distro": range(6), "fp32": (0,), "sparse": (1,), "fragments": (2,)}
+"""Some seconds of a processor."""
+
+NUM_STORIES = 1000
+
+
+@pytest.mark.parametrize(
+    ("mode", "seed"), [(mode, seed) for mode, seeds in SEEDS.items() for seed in seeds]
+)
+def test_a_swarm_agrees_at_any_time_and_is_one_again_when_all_has_healed(
+    mode: str, seed: int
+) -> None:
+    print(f"replay: {replay(seed, mode)}")
+    run_seed(seed, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_fault_meets_swarms_of_every_size(mode: str) -> None:
+    stories = [draw(seed, mode) for seed in range(NUM_STORIES)]
+    met = {(fault.kind, len(story.names)) for story in stories for fault in story.faults}
+    assert met == set(product(FAULTS, (3, 4, 5, 6)))
+    assert len({fault.at_seconds for story in stories for fault in story.faults}) > NUM_STORIES
+
+
+def test_a_seed_decides_everything() -> None:
+    assert draw(3) == draw(3)
+    assert draw(3) != draw(4)
+    assert run_seed(3) == run_seed(3)
