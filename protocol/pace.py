@@ -13,9 +13,9 @@ Rules
   that it starts itself.
 - A link is *slow* if it is `SLOW_FACTOR` times slower than the upper median of what the other
   living members said; at least half of them must have said something.
-- Where each chunk waits for the one before (shared steps) nothing ever waits for a link, and a chunk
-  is handed on whole: what a link's pace is then is its own, and all the time that it is busy the
-  round waits for it. It is judged when that is more than `PATIENCE_FRACTION` of the rest of the time.
+- Where each chunk waits for the one before (shared steps) nothing ever waits for a link, and a
+  chunk is handed on whole: the pace of a link is its own then, and all the time that it is busy the
+  round waits for it. It is judged when that is over `PATIENCE_FRACTION` of the rest of the time.
 - A link that takes nothing is silent and not slow (the driver gives up whoever is silent for long):
   it is judged when bytes have come, and by the last `STEPS_MIN` times at least that they came.
 - Time in which this process did not run, seen as a gap between two looks at a link, is nobody's.

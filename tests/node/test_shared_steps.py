@@ -109,13 +109,14 @@ def test_a_slow_line_stops_no_step_after_the_first_ones(tmp_path: Path) -> None:
         for name in "abc":
             for link in world.network.links(slow, world.identity(name).peer_id):
                 link.latency_seconds = SLOW_LINK_SECONDS
-        await world.reach(3, *"abc")
         began = trio.current_time()
-        await world.reach(4, *"abc")
+        await world.reach(3, *"abc")
+        slow_seconds = trio.current_time() - began
+        print(f"{usual_seconds:.1f} s a round, {slow_seconds:.1f} s with a slow line")
         # Every step waits for two of its links, until they are found to be slow.
         assert 2 * steps * SLOW_LINK_SECONDS > 5 * usual_seconds
-        assert trio.current_time() - began < 2 * usual_seconds + 2.0
-        assert 0 < tokens_of(world, headers_of(world, "a")[3], "d") < steps * STEP_TOKENS
+        assert slow_seconds < 2 * usual_seconds
+        assert 0 < tokens_of(world, headers_of(world, "a")[2], "d") < steps * STEP_TOKENS
         await settled(world, *"abc")
         world.assert_one_chain(*"abc")
         for name in "abc":

@@ -12,6 +12,8 @@ from node_world import NumbersTrainer, World
 from standstill import Standstill
 from swarm_story import CRASHES_MAX, Fault, SwarmStory
 
+from gossamer.protocol.ids import PeerId
+
 LOOK_SECONDS = 0.1
 """How often it is looked at what is waited for."""
 
@@ -45,9 +47,6 @@ class SwarmFaults:
         self._note = note
         self._random = Random(f"faults {story.mode} {story.seed}")
         self._standstill = Standstill.install()
-        self._returning: set[str] = set()
-        self._undo: list[Callable[[], None]] = []
-        """What would end by itself later."""
         self._num_crashes = 0
         self.living: set[str] = set()
         self.frozen: set[str] = set()
@@ -96,13 +95,11 @@ class SwarmFaults:
             self._standstill.go_on(self._world.tasks[name])
 
     async def _restart(self, names: Sequence[str]) -> None:
-        self._returning.update(names)
         for name in names:
             self._kill(name)
         for name in self._random.sample(names, len(names)):
             await trio.sleep(self._random.uniform(*RESTART_SECONDS) / len(names))
             await self._start(name)
-            self._returning.discard(name)
 
     # Faults
 
@@ -141,23 +138,25 @@ class SwarmFaults:
             case "slow line":
                 await self._slow_line(name, fault.for_seconds)
             case "slow trainer":
-                trainer = self._world.participant_or_none(name)
-                if trainer is not None:
-                    numbers = trainer.parts.trainer
-                    assert isinstance(numbers, NumbersTrainer)
-                    usual, numbers.step_seconds = (
-                        numbers.step_seconds,
-                        SLOW_STEPS * numbers.step_seconds,
-                    )
-                    await trio.sleep(fault.for_seconds)
-                    numbers.step_seconds = usual
+                await self._slow_trainer(name, fault.for_seconds)
             case "join":
                 absent = [each for each in self._story.names if each not in self._world.nodes]
                 if absent:
                     await self._start(absent[0])
 
-    def _ids(self, *names: str):
-        return [self._world.identity(name).peer_id for name in names]
+    async def _slow_trainer(self, name: str, seconds: float) -> None:
+        node = self._world.participant_or_none(name)
+        if node is None:  # its trainer has not begun
+            return
+        trainer = node.parts.trainer
+        assert isinstance(trainer, NumbersTrainer)
+        usual = trainer.step_seconds
+        trainer.step_seconds = SLOW_STEPS * usual
+        await trio.sleep(seconds)
+        trainer.step_seconds = usual
+
+    def _ids(self, one: str, other: str) -> tuple[PeerId, PeerId]:
+        return self._world.identity(one).peer_id, self._world.identity(other).peer_id
 
     async def _freeze(self, name: str, seconds: float) -> None:
         if name in self.frozen:
