@@ -32,21 +32,23 @@ def main() -> int:
     level = logging.DEBUG if arguments.verbose else logging.CRITICAL
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
     counts: Counter[str] = Counter()
-    num_failures, started = 0, time.process_time()
+    num_swarms = num_failures = 0
+    started = time.process_time()
     for seed in range(arguments.start, arguments.start + arguments.seeds):
         try:
             counts.update(run_seed(seed, arguments.mode, verbose=arguments.verbose))
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
+        except KeyboardInterrupt:
+            break  # what was found until now is said
+        except Exception as error:
             num_failures += 1
-            text = str(error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error)
+            text = str(error.exceptions[0] if isinstance(error, ExceptionGroup) else error)
             print(f"seed {seed}: {type(error).__name__}: {text}")
             print(f"  replay: {replay(seed, arguments.mode)}", flush=True)
             if arguments.verbose:
                 traceback.print_exc()
+        num_swarms += 1
     seconds = time.process_time() - started
-    print(f"{arguments.seeds} swarms, {num_failures} failures, {seconds:.0f} s of CPU")
+    print(f"{num_swarms} swarms, {num_failures} failures, {seconds:.0f} s of CPU")
     for what, count in sorted(counts.items()):
         print(f"{count:9}  {what}")
     return 1 if num_failures else 0

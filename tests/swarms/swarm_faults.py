@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from random import Random
+from typing import Any
 
 import trio
-from node_world import NumbersTrainer, World
+from node_world import NumbersTrainer, World, initial_weights
 from standstill import Standstill
 from swarm_story import CRASHES_MAX, Fault, SwarmStory
 
@@ -33,6 +34,19 @@ async def until(condition: Callable[[], bool], seconds: float) -> None:
     with trio.fail_after(seconds):
         while not condition():  # noqa: ASYNC110 - what is watched has no event to wait for
             await trio.sleep(LOOK_SECONDS)
+
+
+def trainer_of(place: int, seconds: float) -> type[NumbersTrainer]:
+    """Of one peer. Its target is not drawn from the path of a folder, as in worlds without seed."""
+
+    class PacedTrainer(NumbersTrainer):
+        step_seconds = seconds
+
+        def __init__(self, *arguments: Any, **others: Any) -> None:
+            super().__init__(*arguments, **others)
+            self._target = initial_weights(place, self.base.size)
+
+    return PacedTrainer
 
 
 class SwarmFaults:
@@ -74,9 +88,7 @@ class SwarmFaults:
 
     async def _start(self, name: str) -> None:
         place = self._story.names.index(name)
-        kind = type(
-            "PacedTrainer", (NumbersTrainer,), {"step_seconds": self._story.step_seconds[place]}
-        )
+        kind = trainer_of(place, self._story.step_seconds[place])
         self._note(f"{name} starts")
         # Addresses of those that run: a newcomer knows somebody, and who comes back all of them.
         await self._nursery.start(self._world.run, name, sorted(self.living), kind)

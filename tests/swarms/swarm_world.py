@@ -20,6 +20,7 @@ import logging
 import tempfile
 from collections import Counter
 from pathlib import Path
+from unittest.mock import patch
 
 import trio
 from node_world import (
@@ -33,12 +34,18 @@ from node_world import (
 from swarm_faults import LOOK_SECONDS, SwarmFaults, until
 from swarm_story import SwarmStory, draw
 
+from gossamer.node import assembly
+from gossamer.node.storage.incarnation import Incarnation
+from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.chain import Header
 from gossamer.protocol.ids import Digest, digest_of
 
 LIVENESS_SECONDS = 90.0
 """From the healing to the new rounds of all: the reunion of those who were cut off, at most a
 newcomer's way to the head, and two rounds that nobody may be kept waiting in."""
+
+FIRST_NANOSECONDS = 10**18
+"""The time of day when a world begins."""
 
 ROUNDS_AFTER = 3
 """Rounds that all that live commit on one head, after the healing."""
@@ -150,10 +157,15 @@ def _run(story: SwarmStory, folder: Path, verbose: bool) -> Counter[str]:
             assert_account_is_true(world, name)
         counts["rounds"] += world.round(names[0])
 
+    def incarnation(state_dir: StateDir) -> Incarnation:
+        return Incarnation(state_dir, lambda: FIRST_NANOSECONDS + int(1e9 * trio.current_time()))
+
     errors = Errors()
     logging.getLogger().addHandler(errors)
     try:
-        simulate(world, tell)
+        # What is signed names it: with the time of day no two runs would have the same rings.
+        with patch.object(assembly, "Incarnation", incarnation):
+            simulate(world, tell)
     finally:
         logging.getLogger().removeHandler(errors)
     assert not errors.texts, "\n".join(errors.texts)
