@@ -60,6 +60,11 @@ its steps, as they do for a large model."""
 CONTEXT = 32
 """Tokens of a sequence."""
 
+SHARED_STEPS = 3
+"""Times as many steps a round with `distro`. A line that became slow is found when both links of
+its member were busy for `pace.VERDICT_SECONDS`; one after the other, where in other rings all are
+busy at once. That takes some 5 s of a round, more than one of 32 steps lasts."""
+
 _MANIFEST = """\
 preset = "tiny"
 name = "{name}"
@@ -127,7 +132,13 @@ class Run:
         """
         name, _, overlap = mode.partition("+")
         if name == DISTRO:  # its rings last as long as its training does
-            return replace(self, sync=DISTRO, top_k=SHARED_TOP_K, warmup_rounds=0)
+            return replace(
+                self,
+                sync=DISTRO,
+                top_k=SHARED_TOP_K,
+                warmup_rounds=0,
+                inner_steps=SHARED_STEPS * self.inner_steps,
+            )
         fragments = FRAGMENTS if name == STREAMING else 1
         changed = replace(
             self,
