@@ -86,7 +86,7 @@ class Watch:
             trains_in_ring: whether members train while their ring is at work.
         """
         self.lab = lab
-        self._trains_in_ring = trains_in_ring
+        self.trains_in_ring = trains_in_ring
         self._ring_bytes = ring_bytes
         self._every_seconds = every_seconds
         self._ended = threading.Event()
@@ -266,7 +266,7 @@ class Watch:
 
     def _is_in_ring(self, status: Status) -> bool:
         """Whether its ring is at work, or is agreed on: it has all that it needs for that."""
-        if self._trains_in_ring:
+        if self.trains_in_ring:
             return status.phase == "training" and status.inner_step > 0
         return status.phase == "averaging"
 
