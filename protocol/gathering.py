@@ -45,8 +45,13 @@ class Gatherer:
         gather_fraction: float,
         attempt_seconds: float,
         ring_seconds: float = 0.0,
+        steps_seconds: float = 0.0,
     ) -> None:
-        """`ring_seconds`: how long a ring without me may be at work beyond the gathering."""
+        """
+        Args:
+            ring_seconds: how long a ring without me may be at work beyond the gathering.
+            steps_seconds: what members train in their ring, which is of the round as well.
+        """
         self._me = me
         self._head = head
         self._born_seconds = now
@@ -54,6 +59,7 @@ class Gatherer:
         self._gather_fraction = gather_fraction
         self._attempt_seconds = attempt_seconds
         self._ring_seconds = ring_seconds
+        self._steps_seconds = steps_seconds
         self._ready: dict[PeerId, Signed] = {}
         self._expected: frozenset[PeerId] = frozenset()
         self._gone: frozenset[PeerId] = frozenset()
@@ -93,7 +99,7 @@ class Gatherer:
         """How long after the first `Ready` the others are waited for."""
         if self.first_ready_seconds is None:
             return self._gather_seconds_max
-        took = self.first_ready_seconds - self._born_seconds
+        took = self.first_ready_seconds - self._born_seconds + self._steps_seconds
         return min(self._gather_seconds_max, max(GATHER_SECONDS_MIN, self._gather_fraction * took))
 
     def note_ready(self, now: float, signed: Signed) -> None:

@@ -85,6 +85,8 @@ class RoundRules:
     ring_seconds: float = 0.0
     """How long a ring is at work by the manifest, beside its transfers: with shared steps its
     members train in it."""
+    steps_seconds: float = 0.0
+    """What the shared steps of the round before took."""
 
     @property
     def members_max(self) -> int:
@@ -131,6 +133,7 @@ class Round:
             rules.gather_fraction,
             rules.attempt_seconds,
             rules.ring_seconds,
+            rules.steps_seconds,
         )
         self._attempt: Attempt | None = None
         """The ring that I follow, or followed last."""

@@ -65,6 +65,11 @@ class StepPace:
         self._seconds.append(seconds)
 
     @property
+    def step_seconds(self) -> float:
+        """The median; 0 if nothing is known."""
+        return statistics.median(self._seconds) if self._seconds else 0.0
+
+    @property
     def token_patience(self) -> float:
         """How long a token is kept for a part of mine."""
         if not self._seconds:

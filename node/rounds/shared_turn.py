@@ -30,11 +30,18 @@ class SharedTurn(Turn):
 
     def __init__(self, *arguments: object, pace: StepPace, **others: object) -> None:
         """`pace` outlives the turn; all else as for `Turn`."""
+        self._pace = pace
         super().__init__(*arguments, **others)  # type: ignore[arg-type]
         self._shared = SharedRound(self._parts, self.driver.machine, pace)
         self._local: LocalRound | None = None
         self._told_spans: tuple[Span, ...] = ()
         """Data that my `Ready` named: of rounds before."""
+
+    @property
+    def _steps_seconds(self) -> float:
+        """Else nobody would wait for longer than a part of one gradient: who takes longer to follow
+        a commit would find the next ring at work each time, one round behind for ever."""
+        return self._pace.step_seconds * self._parts.manifest.outer.inner_steps
 
     def shared(self, shared: Shared) -> None:
         if shared.round == self.driver.machine.number:

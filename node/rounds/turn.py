@@ -108,6 +108,7 @@ class Turn:
                 rounds.gather_fraction,
                 rounds.attempt_seconds,
                 rounds.round_seconds if parts.manifest.sync == "distro" else 0.0,
+                self._steps_seconds,
             ),
             sign=parts.identity.sign,
             verify=verify,
@@ -132,6 +133,11 @@ class Turn:
             on_transfer=parts.speed.transfer,
             on_changed=self._on_changed,
         )
+
+    @property
+    def _steps_seconds(self) -> float:
+        """What the members of a ring train in it, as the last one had it."""
+        return 0.0
 
     def _new_contribution(self, ring: Ring) -> Contribution:
         """A ring begins."""
