@@ -230,6 +230,9 @@ class Step(_FromWorker, frozen=True, kw_only=True):
     learning_rate: float
     skipped: bool
     """Loss or gradient was not finite: nothing was updated, the data counts as consumed."""
+    waited_seconds: float = 0.0
+    """Since the step before: in which the worker had nothing to do until the daemon would say
+    something. Time for taking over a state or evaluating one is not of it."""
 
 
 class Shared(_FromWorker, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from functools import partial
 from types import FrameType
 from typing import BinaryIO
 
+import msgspec
 import torch
 
 from gossamer.trainer import memory, messages
@@ -60,6 +61,8 @@ class Worker:
         self._sending = threading.Lock()
         self._busy_since: float | None = time.monotonic()
         """When the piece of work began that the main thread is at; None while it waits."""
+        self._waited_seconds = 0.0
+        """For messages, since the newest step."""
 
     def show_life(self) -> None:
         """Sends Alive until the daemon is gone. For a thread of its own."""
@@ -136,7 +139,8 @@ class Worker:
         self._got_on()
         done = trainer.step()
         if done is not None:
-            self._send(done)
+            self._send(msgspec.structs.replace(done, waited_seconds=self._waited_seconds))
+            self._waited_seconds = 0.0
             if isinstance(trainer, SharedTrainer):
                 self._send(trainer.offer())
         if not trainer.is_round_over and (shortage := trainer.need_data()) is not None:
@@ -153,8 +157,12 @@ class Worker:
         self._handle(message)
 
     def _next(self, timeout_seconds: float | None) -> messages.ToWorker:
-        with self._waiting():
-            message = self._inbox.get(timeout=timeout_seconds)
+        started = time.monotonic()
+        try:
+            with self._waiting():
+                message = self._inbox.get(timeout=timeout_seconds)
+        finally:
+            self._waited_seconds += time.monotonic() - started
         if isinstance(message, messages.MessageError):
             raise message
         return message

@@ -179,6 +179,10 @@ class Metrics:
         self.step_duration_seconds = histogram(
             "step_duration_seconds", "Time of an inner step.", _STEP_BUCKETS
         )
+        self.trainer_waiting_seconds = counter(
+            "trainer_waiting_seconds_total",
+            "Time in which the trainer had nothing to do until its daemon would go on.",
+        )
         self.loss = gauge("loss", "Training loss of the newest inner step, nats per token.")
         self.heldout_loss = gauge(
             "heldout_loss", "Loss of the newest evaluated state on held-out text, nats per token."

@@ -29,6 +29,7 @@ class SpeedMeter:
         metrics.inner_steps.inc()
         metrics.tokens.inc(step.tokens)
         metrics.step_duration_seconds.observe(step.seconds)
+        metrics.trainer_waiting_seconds.inc(step.waited_seconds)
         metrics.last_step_timestamp_seconds.set_to_current_time()
         if step.skipped:
             metrics.nonfinite_steps.inc()

@@ -7,8 +7,10 @@ Each peer is a daemon in a network namespace behind a line of `--mbit` in each d
 this machine's processors, so a step takes longer than it would on a machine of its own; that is
 time in which the trainer is at work.
 
-    at work    time in which the trainer did inner steps, by its own clock, as a part of the wall
-               time of so many rounds: the mean of the peers, and the least
+    at work    time in which the trainer did not wait for its daemon, by its own clock, as a part of
+               the wall time of so many rounds: the mean of the peers, and the least
+    in steps   the part of inner steps alone; the rest of the work is taking over states, evaluating
+               one now and then, and what lies between two steps
     round      mean seconds of a round, of the median peer
     sent       bytes that a peer's ring sent in a round
     planned    what `gossamer plan` says for the tokens a second that were measured, and how far the
@@ -40,6 +42,7 @@ from gossamer.node.runs.planning import Line, plan_round
 from gossamer.protocol.payloads import DISTRO, SPARSE
 
 STEPS = "gossamer_step_duration_seconds_sum"
+WAITING = "gossamer_trainer_waiting_seconds_total"
 TOKENS = "gossamer_tokens_total"
 
 PATIENCE_SECONDS = 900.0
@@ -73,6 +76,7 @@ class Result:
     rounds: int
     at_work_mean: float
     at_work_least: float
+    in_steps_mean: float
     round_seconds: float
     sent_bytes: float
     tokens_per_second: float
@@ -93,6 +97,7 @@ class Reading:
     seconds: float
     round: int
     steps_seconds: float
+    waiting_seconds: float
     tokens: float
 
 
@@ -126,6 +131,10 @@ def measure(options: argparse.Namespace, mode: str, *, overlap: bool, console: C
             after = [read(machine) for machine in lab.machines]
             rounds = [status.last_round for m in lab.machines if (status := m.status()) is not None]
     shares = [
+        1.0 - (b.waiting_seconds - a.waiting_seconds) / (b.seconds - a.seconds)
+        for a, b in zip(before, after, strict=True)
+    ]
+    in_steps = [
         (b.steps_seconds - a.steps_seconds) / (b.seconds - a.seconds)
         for a, b in zip(before, after, strict=True)
     ]
@@ -146,6 +155,7 @@ def measure(options: argparse.Namespace, mode: str, *, overlap: bool, console: C
         options.rounds,
         statistics.mean(shares),
         min(shares),
+        statistics.mean(in_steps),
         statistics.median(seconds),
         statistics.mean(one.bytes_sent for one in rounds if one is not None),
         speed,
@@ -158,7 +168,9 @@ def measure(options: argparse.Namespace, mode: str, *, overlap: bool, console: C
 def read(machine: Machine) -> Reading:
     samples, status = machine.metrics(), machine.status()
     assert status is not None
-    return Reading(time.monotonic(), status.round, samples[STEPS], samples[TOKENS])
+    return Reading(
+        time.monotonic(), status.round, samples[STEPS], samples[WAITING], samples[TOKENS]
+    )
 
 
 def wait_for_round(machines: Sequence[Machine], number: int) -> None:
@@ -186,13 +198,14 @@ def table_of(options: argparse.Namespace, results: Sequence[Result]) -> Table:
         f"H = {options.inner_steps}, {options.rounds} rounds"
     )
     table.add_column("mode")
-    for header in ("at work", "least", "round", "planned", "off", "sent", "planned"):
+    for header in ("at work", "least", "in steps", "round", "planned", "off", "sent", "planned"):
         table.add_column(header, justify="right")
     for one in results:
         table.add_row(
             one.mode + (", overlap" if one.overlap else ""),
             f"{one.at_work_mean:.1%}",
             f"{one.at_work_least:.1%}",
+            f"{one.in_steps_mean:.1%}",
             f"{one.round_seconds:.1f} s",
             f"{one.planned_round_seconds:.1f} s",
             f"{one.off:+.0%}",

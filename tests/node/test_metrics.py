@@ -39,6 +39,7 @@ def test_the_set_of_metrics() -> None:
         "data_shards",
         "data_shards_consumed",
         "step_duration_seconds",
+        "trainer_waiting_seconds",
         "loss",
         "nonfinite_steps",
         "last_step_timestamp_seconds",

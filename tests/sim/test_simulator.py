@@ -127,7 +127,7 @@ def test_the_arithmetic_notices_who_counts_twice_or_is_missing() -> None:
 
 @pytest.mark.parametrize("name", MODES)
 def test_the_bytes_of_a_final_are_those_of_the_members_in_its_mask(name: str) -> None:
-    mode, ring = Mode(name, num_chunks=1), ring_of(peers(3))
+    mode, ring = Mode(name, num_chunks=1, num_chunks_carried=1), ring_of(peers(3))
     pendings = [mode.pending(n, [unit_of(n)], mode.genesis.parameters) for n in range(3)]
     parts = [
         mode.contribution(pending, ring, member)

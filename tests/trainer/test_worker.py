@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -167,6 +168,33 @@ def test_memory_that_does_not_suffice_for_the_model(configure: m.Configure) -> N
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def test_a_step_says_how_long_the_worker_had_nothing_to_do_before_it(
+    worker: Worker, shard: str
+) -> None:
+    say(worker, m.Genesis())
+    assert isinstance(hear(worker), m.GenesisDone)
+    say(worker, m.Data(shard=0, path=shard, start=0, stop=4400))
+
+    def steps_of_round(number: int) -> list[m.Step]:
+        say(worker, m.Begin(round=number, first_step=0, steps_max=2, seconds_max=600.0))
+        answers = iter(lambda: hear(worker), None)
+        steps = []
+        for answer in answers:
+            if isinstance(answer, m.Finished):
+                break
+            if isinstance(answer, m.Step):
+                steps.append(answer)
+        return steps
+
+    steps_of_round(1)
+    pause_seconds = 0.5
+    started = time.monotonic()
+    time.sleep(pause_seconds)  # what is measured, not a wait for something
+    first, second = steps_of_round(2)
+    assert 0.9 * pause_seconds < first.waited_seconds < time.monotonic() - started
+    assert second.waited_seconds < 0.5 * pause_seconds
 
 
 def test_a_round_of_shared_steps_waits_for_the_others(configure: m.Configure, shard: str) -> None:
