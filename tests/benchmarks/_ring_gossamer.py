@@ -26,7 +26,7 @@ from gossamer.node.rounds.residual import Contribution, contribution_of
 from gossamer.node.rounds.ring_link import RING_PROTOCOL, Receiver, serve_ring
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol import limits
-from gossamer.protocol.chain import Commit
+from gossamer.protocol.chain import Commit, Member
 from gossamer.protocol.chunks import ChunkPlan, default_chunk_elements
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
@@ -80,18 +80,23 @@ class OuterStep:
         self.usage = Usage()
 
     def __call__(
-        self, _round: int, finals: Sequence[Payload], masks: Sequence[int], tokens: Sequence[int]
+        self,
+        _round: int,
+        finals: Sequence[Payload],
+        masks: Sequence[int],
+        members: Sequence[Member],
     ) -> Digest:
         self.finished_seconds = time.monotonic()
         self.cost = self.usage.so_far()
-        self.finals, self._masks, self._tokens = finals, masks, tokens
+        self.finals, self._masks = finals, masks
+        self._tokens = [member.tokens for member in members]
         if isinstance(self._payloads, SignPayloads):
             return digest_of(*finals)
         digests = []
         for chunk, payload in enumerate(finals):
             size = self._plan.elements_of(chunk)
             zeros, parameters = self._zeros[:size], self._parameters[:size]
-            gradient = self._payloads.average(payload, size, masks[chunk], tokens)
+            gradient = self._payloads.average(payload, size, masks[chunk], self._tokens)
             nesterov(zeros, zeros, gradient, 0.7, 0.9, parameters, self._momentum[:size])
             for vector in (self._parameters, self._momentum):
                 digests.append(digest_of(chunk_bytes(vector, self._chunk, 0)))
@@ -108,8 +113,8 @@ class OuterStep:
         return vector
 
 
-class Member:
-    """One peer."""
+class Peer:
+    """One member of the rings."""
 
     def __init__(self, channel: Channel, identity: Identity, transport: Transport) -> None:
         self._channel = channel
@@ -294,7 +299,7 @@ async def main() -> None:
     identity = Identity.generate()
     listen = [f"/ip4/{channel.assignment.host}/tcp/0"]
     async with open_libp2p_transport(identity, listen) as transport:
-        await Member(channel, identity, transport).run()
+        await Peer(channel, identity, transport).run()
 
 
 if __name__ == "__main__":

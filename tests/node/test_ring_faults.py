@@ -44,7 +44,7 @@ UNDISTURBED_SECONDS = 6.5
 
 
 def state_digest(
-    _round: int, finals: Sequence[Payload], _masks: Sequence[int], _tokens: Sequence[int]
+    _round: int, finals: Sequence[Payload], _masks: Sequence[int], _members: Sequence[object]
 ) -> Digest:
     return digest_of(*finals)
 
