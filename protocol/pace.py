@@ -76,8 +76,9 @@ GAP_SECONDS = 1.0
 PREDECESSOR_SECONDS = 3.0
 """A predecessor that has not said its pace by then will not; see `SAMPLE_SECONDS`."""
 
-WORD_SECONDS = 1.5
-"""Whoever saw the same line become slow at the same time has said so by then."""
+WORD_SECONDS = 3.0
+"""Whoever saw the same line become slow at the same time has said so by then: it takes its measure
+a second later at worst, and its word comes over that line, behind what is queued there."""
 
 SLOW_FACTOR = 8.0
 """Home lines differ by five (10 to 50 Mbit/s up) and may well be in one ring."""
@@ -299,10 +300,11 @@ class RingPace:
         return min(max(WINDOW_SECONDS_MIN, WINDOW_FRACTION * so_far_seconds), WINDOW_SECONDS_MAX)
 
     def _arriving_bytes_per_second(self, now: float) -> float:
-        window_seconds = self._window_seconds(now)
-        num_chunks = sum(seconds > now - window_seconds for seconds in self._arrivals)
-        # One of them was under way when the window began.
-        return max(0, num_chunks - 1) * self._chunk_bytes / window_seconds
+        # Not the window of a link: what came at its beginning, before a line became slow, would
+        # hide for as long as that counts that nothing comes any more.
+        num_chunks = sum(seconds > now - SAMPLE_SECONDS for seconds in self._arrivals)
+        # One of them was under way when that second began.
+        return max(0, num_chunks - 1) * self._chunk_bytes / SAMPLE_SECONDS
 
     def _threshold(self, living: Sequence[PeerId]) -> float | None:
         """The pace below which a link is slow; None while too few have said theirs."""

@@ -202,7 +202,21 @@ def test_the_predecessors_word_is_waited_for() -> None:
     measured(mine, SLOW)
     said(mine, {SUCCESSOR: SLOW, NEXT: FAST, LAST: FAST})
     assert mine.too_slow(NOW, RING, SUCCESSOR) is None
+    much_arrives(mine, 10.0 + PREDECESSOR_SECONDS)
     assert mine.too_slow(10.0 + PREDECESSOR_SECONDS, RING, SUCCESSOR) == SUCCESSOR
+
+
+def test_what_came_before_the_line_became_slow_is_no_sign_that_it_is_not_mine() -> None:
+    mine = pace()
+    measured(mine, SLOW)
+    said(mine, ALL_FAST)
+    assert mine.too_slow(11.7 + SAMPLE_SECONDS, RING, SUCCESSOR) is None
+    assert mine.too_slow(11.7 + SAMPLE_SECONDS + WORD_SECONDS, RING, SUCCESSOR) == SUCCESSOR
+    still_fed = pace()
+    measured(still_fed, SLOW)
+    said(still_fed, ALL_FAST)
+    much_arrives(still_fed, 11.7 + SAMPLE_SECONDS)
+    assert still_fed.too_slow(11.7 + SAMPLE_SECONDS, RING, SUCCESSOR) == SUCCESSOR
 
 
 def test_two_have_no_rest_to_be_slower_than() -> None:
