@@ -111,11 +111,15 @@ class Round:
         verify: Verify,
         now: float,
         line_was_slow: bool = False,
+        came_late: bool = False,
     ) -> None:
         """
         Args:
             now: when the round began here: its training.
             line_was_slow: `line_is_slow` of the round before.
+            came_late: `is_too_late` of the round before: then I stop as soon as anybody is ready.
+                Who needs longer than the others for what lies between its last step and the ring
+                would miss each ring by as much.
         """
         self._self = Self(me, run_id, sign)
         self._me = me
@@ -124,6 +128,7 @@ class Round:
         self._verify = verify
         self._began_seconds = now
         self._line_was_slow = line_was_slow
+        self._came_late = came_late
         self.number = parent.round + 1
         self._gatherer = Gatherer(
             me,
@@ -187,7 +192,13 @@ class Round:
         first_ready_seconds = self._gatherer.first_ready_seconds
         if first_ready_seconds is None:
             return None
-        return first_ready_seconds + STRAGGLER_FRACTION * self._gatherer.gather_seconds
+        fraction = 0.0 if self._came_late else STRAGGLER_FRACTION
+        return first_ready_seconds + fraction * self._gatherer.gather_seconds
+
+    @property
+    def is_too_late(self) -> bool:
+        """Whether I was ready and am in no ring."""
+        return self.is_ready and self._attempt is None
 
     @property
     def attainable_tokens(self) -> int:

@@ -202,8 +202,11 @@ class Participant:
                     # Only the answer: the earlier round's vectors are to go.
                     earlier = self._driver
                     line_was_slow = earlier is not None and earlier.machine.line_is_slow
+                    came_late = earlier is not None and earlier.machine.is_too_late
                     del earlier
-                    self._turn = turn = self._new_turn(rounds, training, line_was_slow)
+                    self._turn = turn = self._new_turn(
+                        rounds, training, line_was_slow=line_was_slow, came_late=came_late
+                    )
                     # Outlives the turn a little: others may need the finals that it still sends.
                     rounds.start_soon(turn.driver.run)
                     self._orders.ring()
@@ -216,7 +219,12 @@ class Participant:
             rounds.cancel_scope.cancel()
 
     def _new_turn(
-        self, rounds: trio.Nursery, training: LocalRound | None, line_was_slow: bool
+        self,
+        rounds: trio.Nursery,
+        training: LocalRound | None,
+        *,
+        line_was_slow: bool,
+        came_late: bool,
     ) -> Turn:
         arguments = (
             self.parts,
@@ -228,10 +236,18 @@ class Participant:
         )
         if self.parts.manifest.sync == "distro":
             return SharedTurn(
-                *arguments, pace=self._pace, spawn=rounds.start_soon, line_was_slow=line_was_slow
+                *arguments,
+                pace=self._pace,
+                spawn=rounds.start_soon,
+                line_was_slow=line_was_slow,
+                came_late=came_late,
             )
         return Turn(
-            *arguments, spawn=rounds.start_soon, training=training, line_was_slow=line_was_slow
+            *arguments,
+            spawn=rounds.start_soon,
+            training=training,
+            line_was_slow=line_was_slow,
+            came_late=came_late,
         )
 
     async def _end(self, training: LocalRound) -> None:

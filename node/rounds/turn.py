@@ -66,18 +66,21 @@ class Turn:
         spawn: Callable[[Callable[[], Awaitable[None]]], None],
         training: LocalRound | None = None,
         line_was_slow: bool = False,
+        came_late: bool = False,
     ) -> None:
         """
         Args:
             spawn: runs a task that may outlive this turn.
             training: this round's, if it is under way.
             line_was_slow: whether the round before found this node's line to be the slow one.
+            came_late: whether this node was ready for the round before when its ring had begun.
         """
         self._spawn = spawn
         self._training = training
         self._ahead: LocalRound | None = None
         """The next round's."""
         self._line_was_slow = line_was_slow
+        self._came_late = came_late
         self._parts = parts
         self._heads = heads
         self._upkeep = upkeep
@@ -114,6 +117,7 @@ class Turn:
             verify=verify,
             now=self._trains_since_seconds,
             line_was_slow=self._line_was_slow,
+            came_late=self._came_late,
         )
         recent_heads = self._heads.recent()
         return RoundDriver(

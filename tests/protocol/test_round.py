@@ -38,7 +38,9 @@ ME, NEXT, LAST = MEMBERS
 SUMS = SumPayloads(codec("fp32"))
 
 
-def machine(me: PeerId = ME, began: float = -100.0, payloads: Payloads = SUMS) -> Round:
+def machine(
+    me: PeerId = ME, began: float = -100.0, payloads: Payloads = SUMS, *, came_late: bool = False
+) -> Round:
     return Round(
         me=me,
         run_id=RUN_ID,
@@ -47,6 +49,7 @@ def machine(me: PeerId = ME, began: float = -100.0, payloads: Payloads = SUMS) -
         sign=sign_as(me),
         verify=verify,
         now=began,
+        came_late=came_late,
     )
 
 
@@ -152,6 +155,21 @@ def test_at_the_deadline_it_goes_without_the_missing() -> None:
     round_.ready(0.0, ready())
     assert round_.wake_seconds(0.0) == GATHER
     assert of(BeginRing, round_.tick(GATHER))
+
+
+def test_who_was_ready_too_late_stops_next_time_when_the_first_is_ready() -> None:
+    late = machine()
+    late.expect(0.0, [NEXT, LAST])
+    late.statement(0.0, *roster([NEXT, LAST]))
+    assert not late.is_too_late
+    late.ready(1.0, ready())
+    assert late.is_too_late
+    again = machine(came_late=True)
+    assert again.stop_training_seconds is None
+    again.statement(3.0, sealed(NEXT, ready()), ready())
+    assert again.stop_training_seconds == 3.0
+    in_time, _ = in_ring()
+    assert not in_time.is_too_late
 
 
 def test_a_preferred_roster_replaces_the_ring_and_the_others_hear_that_i_left() -> None:
