@@ -414,11 +414,8 @@ def problems_of(manifest: Manifest) -> list[str]:
         if outer.overlap:
             problems.append('outer.overlap is true: a step of "distro" needs the one before it')
 
-    if outer.displacement and (manifest.sync != "diloco" or not outer.learning_rate):
-        problems.append(
-            'outer.displacement is not 0: only sync = "diloco" with an outer.learning_rate chooses '
-            "its momentum"
-        )
+    if outer.displacement and manifest.sync != "diloco":
+        problems.append('outer.displacement is not 0: only sync = "diloco" chooses its momentum')
 
     rounds = manifest.rounds
     check("rounds.round_seconds", rounds.round_seconds, 0.1, 86_400.0)

@@ -86,7 +86,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     loss: float
     """Mean training loss of the round's inner steps, nats per token."""
     norm: float
-    """Euclidean norm of the pseudo-gradient, residual included; 0 where nothing is averaged."""
+    """Euclidean norm of the pseudo-gradient, residual included; 0 in a run without `displacement`,
+    where nothing depends on it and the ring need not wait for it."""
     spans: tuple[Span, ...]
 
 

@@ -1,12 +1,11 @@
 """The outer momentum of a round, chosen by the round itself.
 
-The published momentum of 0.9 is right for long rounds of a run that is under way. The best constant
-differs with H, and at the beginning there is none: whatever the momentum, a run that has it from
-the first round ends worse than with plain averaging (measured: tests/benchmarks/losses.py, the
-arms of `tuning`). What the best constants have in common is how far they go: averaging takes out
-what the peers do not agree on, so the average is shorter than what each of them did by itself (0.6
-to 0.75 of it with 4 peers), and the best outer steps are longer than that by about as much. So
-momentum is set in each round to the value with which the outer step
+The best constant momentum differs with H, and from a cold start most runs end worse with one than
+with plain averaging (measured: tests/benchmarks/losses.py, the arms of `tuning`). Averaging takes
+out what the peers do not agree on, so the average is shorter than what each of them did by itself:
+0.6 to 0.75 of it in the rounds of 5 and 20 steps that were looked at, with 4 peers. With the best
+constant for rounds of 5 steps an outer step was 1.0 to 1.3 times as long. So momentum is set in
+each round to the value with which the outer step
 
     theta - theta' = (1 + mu) * g + mu**2 * m        (`trainer.outer`, with learning rate 1)
 
@@ -22,7 +21,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +30,8 @@ from gossamer.protocol.manifest import OuterConfig
 from gossamer.protocol.state import FloatVector
 
 PLAIN_SHARE = 0.25
-"""Of the run's inner steps, without momentum. The presets' warm-up rounds are as long."""
+"""Of the run's inner steps, without momentum. As long as the warm-up rounds of the preset `tiny`,
+with which it was tried; those of larger presets are shorter."""
 
 _HALVINGS = 30
 """Of the interval in which momentum is sought: down to 1e-9, finer than fp32 near 0.9."""
@@ -68,18 +68,23 @@ def tuned_rates(
     outer: OuterConfig,
     total_steps: int,
     round_number: int,
-    products: Products,
+    pieces: Iterable[tuple[FloatVector, FloatVector]],
     norms: Sequence[float],
 ) -> tuple[float, float]:
     """(learning rate, momentum) of a round of several peers, as `outer.displacement` has it.
 
     Args:
         total_steps: inner steps of the whole run.
+        pieces: what the round averaged and the momentum vector there, in the order of the chunks;
+            not looked at where there is no momentum to be chosen.
         norms: see `momentum_for`.
     """
     is_early = outer.first_inner_step_of(round_number) < PLAIN_SHARE * total_steps
     if is_early or outer.is_warmup(round_number):
         return (1.0, 0.0)
+    products = Products()
+    for average, momentum in pieces:
+        products = products.with_part(average, momentum)
     displacement = outer.displacement / outer.learning_rate
     return (outer.learning_rate, momentum_for(products, norms, displacement, outer.momentum))
 

@@ -244,8 +244,10 @@ class Turn:
     # Averaging
 
     async def _ready(self) -> Ready:
-        machine, pending = self.driver.machine, self._parts.trainer.pending[self._exchange.within]
-        norm = await self._parts.run_in_thread(lambda: norm_of(pending))
+        machine, norm = self.driver.machine, 0.0
+        if self._parts.manifest.outer.displacement:
+            pending = self._parts.trainer.pending[self._exchange.within]
+            norm = await self._parts.run_in_thread(lambda: norm_of(pending))
         offer = self._parts.work.offer(machine.head, machine.number)
         loss = self._progress.loss
         return Ready(

@@ -153,16 +153,7 @@ class CommittedState:
         masks: Sequence[int],
         members: Sequence[Member],
     ) -> Digest:
-        """Takes the outer step into the next buffers; returns the state digest.
-
-        Args:
-            finals: of all chunks of the round's exchange.
-            masks: who is in each, bit i for ring position i.
-            members: by ring position, as the round's header has them.
-
-        Raises:
-            MalformedError: a final that is not one.
-        """
+        """Takes the outer step into the next vectors, see `NextState.compute`; the state digest."""
         present = StateVectors(self.parameters, self.momentum, self.index)
         return self._next.compute(present, round_number, finals, masks, members).digest
 

@@ -13,7 +13,7 @@ from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.fragments import Exchange, Exchanges
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.outer_tuning import Products, tuned_rates
+from gossamer.protocol.outer_tuning import tuned_rates
 from gossamer.protocol.payloads import SetPayloads, SignPayloads, SumPayloads, payloads_of
 from gossamer.protocol.ring import Payload
 from gossamer.protocol.state import FloatVector, StateIndex, chunk_bytes, index_of
@@ -95,12 +95,11 @@ class NextState:
             np.copyto(new.momentum, present.momentum)
         tuned: tuple[float, float] | None = None
         if outer.displacement:
-            products = Products()
-            for part, average, _ in self._averages(exchange, finals, masks, members):
-                products = products.with_part(average, present.momentum[part])
+            averages = self._averages(exchange, finals, masks, members)
+            pieces = ((average, present.momentum[part]) for part, average, _ in averages)
             norms = [member.norm for member in members if member.tokens]
             total_steps = self._manifest.inner.total_steps
-            tuned = tuned_rates(outer, total_steps, round_number, products, norms)
+            tuned = tuned_rates(outer, total_steps, round_number, pieces, norms)
         for part, average, mask in self._averages(exchange, finals, masks, members):
             rate, mu = outer.rates_of(round_number, mask.bit_count())
             if tuned is not None and mask.bit_count() > 1:

@@ -14,7 +14,7 @@ from _parity_training import CURVE_TOKENS, Curve, Heldout, Text, rounds_of
 
 from gossamer.protocol.fragments import Exchanges
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
-from gossamer.protocol.outer_tuning import Products, norm_of, tuned_rates
+from gossamer.protocol.outer_tuning import norm_of, tuned_rates
 from gossamer.protocol.payloads import SetPayloads, SumPayloads, payloads_named
 from gossamer.protocol.state import FloatVector
 from gossamer.trainer.messages import Start
@@ -108,18 +108,16 @@ class Swarm:
         """The ring of these members, in this order, and the outer step."""
         exchange = self.exchanges.of_round(number)
         carried = [worker.pending[exchange.within] for worker in members]
-        norms = [norm_of(values) for values in carried]
+        norms = [norm_of(values) for values in carried] if outer.displacement else []
         average = ring_average(carried, tokens, exchange.plan, payloads, outer.error_decay).values
-        momentum = np.zeros_like(average)
-        exchange.add(self.momentum, momentum)
         rate, mu = outer.rates_of(number, len(members))
         if outer.displacement and len(members) > 1:
-            products = Products()
-            for chunk in range(exchange.plan.num_chunks):  # in pieces, as the daemon adds them up
-                for part, of_chunk in exchange.pieces_of(chunk):
-                    piece = average[exchange.plan.range_of(chunk)][of_chunk]
-                    products = products.with_part(piece, self.momentum[part])
-            rate, mu = tuned_rates(outer, self._total_steps, number, products, norms)
+            pieces = (  # as the daemon adds them up
+                (average[exchange.plan.range_of(chunk)][of_chunk], self.momentum[part])
+                for chunk in range(exchange.plan.num_chunks)
+                for part, of_chunk in exchange.pieces_of(chunk)
+            )
+            rate, mu = tuned_rates(outer, self._total_steps, number, pieces, norms)
         self.momenta.append(mu)
         start = 0
         for part in exchange.ranges:

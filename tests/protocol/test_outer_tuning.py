@@ -107,8 +107,8 @@ def test_the_first_quarter_of_a_run_is_plain_averaging() -> None:
         displacement=1.4,
     )
     work = vector(1)
-    products = Products().with_part(work, np.zeros_like(work))
-    rates = [tuned_rates(outer, 800, number, products, [norm_of(work)]) for number in (1, 10, 11)]
+    pieces = [(work, np.zeros_like(work))]
+    rates = [tuned_rates(outer, 800, number, pieces, [norm_of(work)]) for number in (1, 10, 11)]
     assert PLAIN_SHARE * 800 == 10 * 20
     assert rates[:2] == [(1.0, 0.0)] * 2
     assert rates[2] == (1.0, pytest.approx(0.4, abs=1e-6))

@@ -81,8 +81,8 @@ CASES = (
 
 @pytest.mark.timeout(600)
 def test_swarms_commit_what_the_living_hold_and_end_on_one_head() -> None:
-    """Seeds 0 to 199 took 21.1 CPU seconds in one process, so all come to some 210 CPU seconds, 106
-    seconds of two free cores. The limit is more than five times that: cores may not be free."""
+    """All took 83 and 90 seconds of two free cores. The limit is more than six times that: cores
+    may not be free."""
     statistics: Counter[str] = Counter()
     failures = []
     for outcome in run_seeds(range(NUM_WORLDS)):

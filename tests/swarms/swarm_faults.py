@@ -22,6 +22,8 @@ FOUND_SECONDS = 120.0
 """For the first rounds, and copies of all data."""
 
 RESTART_SECONDS = (0.2, 6.0)
+"""From a death to the new life, both ends of what is drawn; of several, of all together."""
+
 SLOW_LINE = 3_000.0
 """Bytes a second: gossip gets through, and some hundred bytes take a tenth of a second."""
 
