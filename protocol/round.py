@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.attempt import (
@@ -97,6 +97,18 @@ class RoundRules:
         return self.payloads.mean_bytes(self.chunk_elements, num_members)
 
 
+class Lessons(NamedTuple):
+    """What a round showed a peer about itself, for its next one."""
+
+    line_is_slow: bool = False
+    """A ring found that the peer's own line is far slower than the others'."""
+    came_late: bool = False
+    """The peer was ready when the ring had begun without it."""
+
+
+NO_LESSONS = Lessons()
+
+
 class Round:
     """The machine of one round. Raises RemoteProtocolError for what a peer did wrong."""
 
@@ -110,16 +122,12 @@ class Round:
         sign: Sign,
         verify: Verify,
         now: float,
-        line_was_slow: bool = False,
-        came_late: bool = False,
+        lessons: Lessons = NO_LESSONS,
     ) -> None:
         """
         Args:
             now: when the round began here: its training.
-            line_was_slow: `line_is_slow` of the round before.
-            came_late: `is_too_late` of the round before: then I stop as soon as anybody is ready.
-                Who needs longer than the others for what lies between its last step and the ring
-                would miss each ring by as much.
+            lessons: of the round before.
         """
         self._self = Self(me, run_id, sign)
         self._me = me
@@ -127,8 +135,7 @@ class Round:
         self._rules = rules
         self._verify = verify
         self._began_seconds = now
-        self._line_was_slow = line_was_slow
-        self._came_late = came_late
+        self._lessons = lessons
         self.number = parent.round + 1
         self._gatherer = Gatherer(
             me,
@@ -182,23 +189,25 @@ class Round:
         return frozenset() if self._attempt is None else self._attempt.removed
 
     @property
-    def line_is_slow(self) -> bool:
-        """Whether a ring found that my own line is far slower than the others'."""
-        return self._attempt is not None and self._attempt.pace.line_is_slow
+    def lessons(self) -> Lessons:
+        """For my next round."""
+        attempt = self._attempt
+        line_is_slow = attempt is not None and attempt.pace.line_is_slow
+        return Lessons(line_is_slow, came_late=self.is_ready and attempt is None)
 
     @property
     def stop_training_seconds(self) -> float | None:
-        """Local time at which a peer that still trains should stop; None: no hurry yet."""
+        """Local time at which a peer that still trains should stop; None: no hurry yet.
+
+        Who came late the last time stops as soon as anybody is ready: it needs longer than the
+        others for what lies between its last step and the ring, and would miss each ring by as
+        much.
+        """
         first_ready_seconds = self._gatherer.first_ready_seconds
         if first_ready_seconds is None:
             return None
-        fraction = 0.0 if self._came_late else STRAGGLER_FRACTION
+        fraction = 0.0 if self._lessons.came_late else STRAGGLER_FRACTION
         return first_ready_seconds + fraction * self._gatherer.gather_seconds
-
-    @property
-    def is_too_late(self) -> bool:
-        """Whether I was ready and am in no ring."""
-        return self.is_ready and self._attempt is None
 
     @property
     def attainable_tokens(self) -> int:
@@ -450,7 +459,7 @@ class Round:
             chunk_bytes=rules.chunk_bytes(len(ring.members)),
             num_chunks=rules.num_chunks,
             round_seconds=now - self._began_seconds,
-            line_was_slow=self._line_was_slow,
+            line_was_slow=self._lessons.line_is_slow,
             is_in_steps=rules.payloads.are_steps,
         )
         reduce = RingReduce(ring.members, self._me, rules.num_chunks)

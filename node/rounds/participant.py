@@ -35,6 +35,7 @@ from gossamer.protocol.chain import Commit, Header
 from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.messages import Phase, Roster, Signed, Statement, Suspect, open_signed
+from gossamer.protocol.round import NO_LESSONS, Lessons
 from gossamer.trainer.messages import Shared, Step
 
 FIRST_CONTACT_SECONDS = 3.0
@@ -200,13 +201,8 @@ class Participant:
                         await self._wait_for_disk()
                         continue
                     # Only the answer: the earlier round's vectors are to go.
-                    earlier = self._driver
-                    line_was_slow = earlier is not None and earlier.machine.line_is_slow
-                    came_late = earlier is not None and earlier.machine.is_too_late
-                    del earlier
-                    self._turn = turn = self._new_turn(
-                        rounds, training, line_was_slow=line_was_slow, came_late=came_late
-                    )
+                    lessons = NO_LESSONS if self._driver is None else self._driver.machine.lessons
+                    self._turn = turn = self._new_turn(rounds, training, lessons)
                     # Outlives the turn a little: others may need the finals that it still sends.
                     rounds.start_soon(turn.driver.run)
                     self._orders.ring()
@@ -219,12 +215,7 @@ class Participant:
             rounds.cancel_scope.cancel()
 
     def _new_turn(
-        self,
-        rounds: trio.Nursery,
-        training: LocalRound | None,
-        *,
-        line_was_slow: bool,
-        came_late: bool,
+        self, rounds: trio.Nursery, training: LocalRound | None, lessons: Lessons
     ) -> Turn:
         arguments = (
             self.parts,
@@ -235,20 +226,8 @@ class Participant:
             self._set_phase,
         )
         if self.parts.manifest.sync == "distro":
-            return SharedTurn(
-                *arguments,
-                pace=self._pace,
-                spawn=rounds.start_soon,
-                line_was_slow=line_was_slow,
-                came_late=came_late,
-            )
-        return Turn(
-            *arguments,
-            spawn=rounds.start_soon,
-            training=training,
-            line_was_slow=line_was_slow,
-            came_late=came_late,
-        )
+            return SharedTurn(*arguments, pace=self._pace, spawn=rounds.start_soon, lessons=lessons)
+        return Turn(*arguments, spawn=rounds.start_soon, training=training, lessons=lessons)
 
     async def _end(self, training: LocalRound) -> None:
         """The next round does not begin here now: what was done ahead for it is carried."""

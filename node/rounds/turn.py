@@ -35,7 +35,7 @@ from gossamer.protocol.messages import Phase, Ready
 from gossamer.protocol.outer_tuning import norm_of
 from gossamer.protocol.payloads import SignPayloads
 from gossamer.protocol.roster import Ring
-from gossamer.protocol.round import Round, RoundRules
+from gossamer.protocol.round import NO_LESSONS, Lessons, Round, RoundRules
 from gossamer.trainer.messages import Ranges, Shared, Start
 
 LEAVE_SECONDS = 20.0
@@ -65,22 +65,19 @@ class Turn:
         *,
         spawn: Callable[[Callable[[], Awaitable[None]]], None],
         training: LocalRound | None = None,
-        line_was_slow: bool = False,
-        came_late: bool = False,
+        lessons: Lessons = NO_LESSONS,
     ) -> None:
         """
         Args:
             spawn: runs a task that may outlive this turn.
             training: this round's, if it is under way.
-            line_was_slow: whether the round before found this node's line to be the slow one.
-            came_late: whether this node was ready for the round before when its ring had begun.
+            lessons: of the round before.
         """
         self._spawn = spawn
         self._training = training
         self._ahead: LocalRound | None = None
         """The next round's."""
-        self._line_was_slow = line_was_slow
-        self._came_late = came_late
+        self._lessons = lessons
         self._parts = parts
         self._heads = heads
         self._upkeep = upkeep
@@ -116,8 +113,7 @@ class Turn:
             sign=parts.identity.sign,
             verify=verify,
             now=self._trains_since_seconds,
-            line_was_slow=self._line_was_slow,
-            came_late=self._came_late,
+            lessons=self._lessons,
         )
         recent_heads = self._heads.recent()
         return RoundDriver(

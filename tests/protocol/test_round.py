@@ -28,7 +28,7 @@ from gossamer.protocol.payloads import Payloads, SignPayloads, SumPayloads
 from gossamer.protocol.proposal import Parent
 from gossamer.protocol.ring import Contribute, Finalise, Send
 from gossamer.protocol.roster import Ring, make_roster, open_roster, ring_order
-from gossamer.protocol.round import Round, RoundRules
+from gossamer.protocol.round import NO_LESSONS, Lessons, Round, RoundRules
 from gossamer.protocol.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.tensor_codecs import codec
 
@@ -39,7 +39,10 @@ SUMS = SumPayloads(codec("fp32"))
 
 
 def machine(
-    me: PeerId = ME, began: float = -100.0, payloads: Payloads = SUMS, *, came_late: bool = False
+    me: PeerId = ME,
+    began: float = -100.0,
+    payloads: Payloads = SUMS,
+    lessons: Lessons = NO_LESSONS,
 ) -> Round:
     return Round(
         me=me,
@@ -49,7 +52,7 @@ def machine(
         sign=sign_as(me),
         verify=verify,
         now=began,
-        came_late=came_late,
+        lessons=lessons,
     )
 
 
@@ -161,15 +164,15 @@ def test_who_was_ready_too_late_stops_next_time_when_the_first_is_ready() -> Non
     late = machine()
     late.expect(0.0, [NEXT, LAST])
     late.statement(0.0, *roster([NEXT, LAST]))
-    assert not late.is_too_late
+    assert late.lessons == NO_LESSONS
     late.ready(1.0, ready())
-    assert late.is_too_late
-    again = machine(came_late=True)
+    assert late.lessons == Lessons(came_late=True)
+    again = machine(lessons=late.lessons)
     assert again.stop_training_seconds is None
     again.statement(3.0, sealed(NEXT, ready()), ready())
     assert again.stop_training_seconds == 3.0
     in_time, _ = in_ring()
-    assert not in_time.is_too_late
+    assert in_time.lessons == NO_LESSONS
 
 
 def test_a_preferred_roster_replaces_the_ring_and_the_others_hear_that_i_left() -> None:

@@ -12,6 +12,7 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.membership import ANNOUNCE_SECONDS, Membership, awaited
 from gossamer.protocol.messages import Announce, Capacity, Phase, Signed, Statement, seal
 from gossamer.protocol.ring import Send
+from gossamer.protocol.round import NO_LESSONS
 from simulator.driver import HELLO_SECONDS, Driver
 from simulator.heads import Heads
 from simulator.links import Link
@@ -367,10 +368,12 @@ class Peer:
             earlier.end_ahead(self.heads.head, self.world.checks.round_of(self.heads.head) + 1)
         if self.heads.catch_up():
             return
-        line_was_slow = self.driver is not None and self.driver.machine.line_is_slow
+        lessons = NO_LESSONS if self.driver is None else self.driver.machine.lessons
+        if lessons.came_late:
+            self.world.count("came late")
         training = None if earlier is None else earlier.ahead
         self.world.count("trained ahead", training is not None)
-        self.turn = Turn(self, training=training, line_was_slow=line_was_slow)
+        self.turn = Turn(self, training=training, lessons=lessons)
         self._expected = []
         self.turn.begin()
         self.members_changed()

@@ -13,7 +13,7 @@ from gossamer.protocol.attempt import Committed
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.messages import Ready
 from gossamer.protocol.proposal import Parent
-from gossamer.protocol.round import Round, RoundRules
+from gossamer.protocol.round import Lessons, Round, RoundRules
 from simulator.driver import Driver
 from simulator.scenario import CHUNK_BYTES
 
@@ -72,7 +72,7 @@ class Training:
 class Turn:
     """One round of one peer."""
 
-    def __init__(self, peer: Peer, *, training: Training | None, line_was_slow: bool) -> None:
+    def __init__(self, peer: Peer, *, training: Training | None, lessons: Lessons) -> None:
         """`training`: this round's, if it is under way."""
         world, head = peer.world, peer.heads.head
         self._training = training or Training(peer)
@@ -98,7 +98,7 @@ class Turn:
             sign=peer.sign,
             verify=checks.verify,
             now=peer.now - (world.now - self._training.began_seconds),
-            line_was_slow=line_was_slow,
+            lessons=lessons,
         )
         self.driver = Driver(peer, machine, self._committed)
         self._is_over = False
