@@ -103,7 +103,7 @@ class Lessons(NamedTuple):
     line_is_slow: bool = False
     """A ring found that the peer's own line is far slower than the others'."""
     came_late: bool = False
-    """The peer was ready when the ring had begun without it."""
+    """The others committed without it, or it is new."""
 
 
 NO_LESSONS = Lessons()
@@ -193,15 +193,15 @@ class Round:
         """For my next round."""
         attempt = self._attempt
         line_is_slow = attempt is not None and attempt.pace.line_is_slow
-        return Lessons(line_is_slow, came_late=self.is_ready and attempt is None)
+        return Lessons(line_is_slow, came_late=self.state != "committed")
 
     @property
     def stop_training_seconds(self) -> float | None:
         """Local time at which a peer that still trains should stop; None: no hurry yet.
 
-        Who came late the last time stops as soon as anybody is ready: it needs longer than the
-        others for what lies between its last step and the ring, and would miss each ring by as
-        much.
+        Who came late the last time stops as soon as anybody is ready. It needs longer than the
+        others for what lies between its last step and the ring, or begins later because it fetches
+        each round from them, and would miss each ring by as much.
         """
         first_ready_seconds = self._gatherer.first_ready_seconds
         if first_ready_seconds is None:

@@ -35,7 +35,7 @@ from gossamer.protocol.chain import Commit, Header
 from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.messages import Phase, Roster, Signed, Statement, Suspect, open_signed
-from gossamer.protocol.round import NO_LESSONS, Lessons
+from gossamer.protocol.round import Lessons
 from gossamer.trainer.messages import Shared, Step
 
 FIRST_CONTACT_SECONDS = 3.0
@@ -201,7 +201,10 @@ class Participant:
                         await self._wait_for_disk()
                         continue
                     # Only the answer: the earlier round's vectors are to go.
-                    lessons = NO_LESSONS if self._driver is None else self._driver.machine.lessons
+                    if self._driver is None:
+                        lessons = Lessons(came_late=self.parts.committed.entry.round > 0)
+                    else:
+                        lessons = self._driver.machine.lessons
                     self._turn = turn = self._new_turn(rounds, training, lessons)
                     # Outlives the turn a little: others may need the finals that it still sends.
                     rounds.start_soon(turn.driver.run)

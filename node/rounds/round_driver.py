@@ -178,6 +178,7 @@ class RoundDriver:
 
     def ready(self, ready: Ready) -> None:
         """My own work is done."""
+        log.debug("ready", round=ready.round, tokens=ready.tokens, steps=ready.steps)
         self._apply(self.machine.ready(trio.current_time(), ready))
 
     def heard(self, signed: Signed, statement: Statement) -> None:
@@ -450,6 +451,7 @@ class RoundDriver:
         async with self._computing:
             digest = await self._run_in_thread(lambda: compute(number, payloads, masks, members))
         now = trio.current_time()
+        log.debug("state", round=number, ring=short(ring_id), state=short(digest))
         self._apply(self.machine.computed(now, ring_id, action.generation, digest))
 
     def _check_length(self, chunk: int, mask: int, payload: Payload) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from lab import Lab, Machine
 from netns import NamespacesUnavailable
 from runs import MODES, OPTIONS, PEERS, SLOW_RINGS, Run
 from watch import Watch
+
+UNDISTURBED_ROUNDS = 3
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,11 +58,15 @@ def watch(lab: Lab, run: Run, num_peers: int) -> Iterator[Watch]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(lab: Lab, watch: Watch, num_peers: int) -> float:
-    """Seconds of a round of the first peers that nothing happens to."""
+def undisturbed(lab: Lab, run: Run, watch: Watch, num_peers: int) -> float:
+    """Seconds of a round of the first peers that nothing happens to, the median of some."""
     machines = lab.machines[:num_peers]
-    watch.together(machines)
-    return watch.together(machines, after=watch.newest_round(machines))
+    # Those before are quicker than a run's usual rounds: nobody trains meanwhile.
+    newest, seconds = run.warmup_rounds + 1, []
+    for _ in range(UNDISTURBED_ROUNDS):
+        seconds.append(watch.together(machines, after=newest))
+        newest = watch.newest_round(machines)
+    return statistics.median(seconds)
 
 
 @pytest.fixture

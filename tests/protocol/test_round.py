@@ -109,6 +109,7 @@ def test_one_peer_alone_commits_alone() -> None:
     assert (header.round, header.parent, header.tokens_total) == (5, HEAD, 1000 + 8192)
     assert header.spans == ready().spans
     assert round_.state == "committed"
+    assert round_.lessons == NO_LESSONS
     assert round_.tick(99.0) == []
     assert round_.wake_seconds(99.0) is None
 
@@ -164,15 +165,12 @@ def test_who_was_ready_too_late_stops_next_time_when_the_first_is_ready() -> Non
     late = machine()
     late.expect(0.0, [NEXT, LAST])
     late.statement(0.0, *roster([NEXT, LAST]))
-    assert late.lessons == NO_LESSONS
     late.ready(1.0, ready())
     assert late.lessons == Lessons(came_late=True)
     again = machine(lessons=late.lessons)
     assert again.stop_training_seconds is None
     again.statement(3.0, sealed(NEXT, ready()), ready())
     assert again.stop_training_seconds == 3.0
-    in_time, _ = in_ring()
-    assert in_time.lessons == NO_LESSONS
 
 
 def test_a_preferred_roster_replaces_the_ring_and_the_others_hear_that_i_left() -> None:

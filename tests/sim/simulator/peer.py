@@ -12,7 +12,7 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.membership import ANNOUNCE_SECONDS, Membership, awaited
 from gossamer.protocol.messages import Announce, Capacity, Phase, Signed, Statement, seal
 from gossamer.protocol.ring import Send
-from gossamer.protocol.round import NO_LESSONS
+from gossamer.protocol.round import Lessons
 from simulator.driver import HELLO_SECONDS, Driver
 from simulator.heads import Heads
 from simulator.links import Link
@@ -128,6 +128,7 @@ class Peer:
         self._greetings: list[tuple[Link, float]] = []
         self._has_begun = False
         self.turn = None
+        self._lessons: Lessons | None = None
         self.heads.restart()
         self.work.restart()
         self.feed.restart()
@@ -364,13 +365,16 @@ class Peer:
     def proceed(self) -> None:
         """Between two turns: to the best head, and on."""
         earlier = self.turn
+        if earlier is not None:
+            self._lessons = earlier.driver.machine.lessons
         if earlier is not None and self.heads.better() is not None:
             earlier.end_ahead(self.heads.head, self.world.checks.round_of(self.heads.head) + 1)
         if self.heads.catch_up():
             return
-        lessons = NO_LESSONS if self.driver is None else self.driver.machine.lessons
-        if lessons.came_late:
-            self.world.count("came late")
+        lessons = self._lessons or Lessons(
+            came_late=self.world.checks.round_of(self.heads.head) > 0
+        )
+        self.world.count("came late", lessons.came_late)
         training = None if earlier is None else earlier.ahead
         self.world.count("trained ahead", training is not None)
         self.turn = Turn(self, training=training, lessons=lessons)
