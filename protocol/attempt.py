@@ -146,6 +146,9 @@ class Attempt:
         self._generation = 0
         self._computed_finals: list[Final] = []
         self._proposal: Proposal | None = None
+        self._began_seconds = now
+        self.reduced_seconds = 0.0
+        """How long it took until I had all averages; 0 before."""
         self._progress_seconds = now
         """When something last came of the ring, or when I was put out of it."""
 
@@ -194,6 +197,8 @@ class Attempt:
         done = [*actions, *self._after_finals()]
         if done and not self.is_out:
             self._progress_seconds = now
+        if self.state == "computing" and not self.reduced_seconds:
+            self.reduced_seconds = now - self._began_seconds
         return done
 
     def rejected(self, now: float, chunk: int, sender: PeerId) -> list[Action]:

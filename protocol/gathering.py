@@ -7,7 +7,9 @@ Rules
   out, so that a ring does not begin by finding it dead.
 - A peer that is not ready is waited for until the manifest's `gather_fraction` of the time that the
   first one took to be ready is over, for `GATHER_SECONDS_MIN` at least and the manifest's
-  `gather_seconds` at most: one slow machine costs the others a part of a round, not a round.
+  `gather_seconds` at most: one slow machine costs the others a part of a round, not a round. And
+  for as long as the last ring took to bring its averages: who fetches them from the members, as
+  everybody does who is new, takes about as long and would come too late to every ring.
 - While a ring that does not name me is at work on this head I organise none, nor while one is that
   I was put out of when I could hear nobody in it (a thawed process). It is at work as long as one
   of its members is expected here and is not out of it. Members that leave a ring say so. After the
@@ -46,11 +48,13 @@ class Gatherer:
         attempt_seconds: float,
         ring_seconds: float = 0.0,
         steps_seconds: float = 0.0,
+        replay_seconds: float = 0.0,
     ) -> None:
         """
         Args:
             ring_seconds: how long a ring without me may be at work beyond the gathering.
             steps_seconds: what members train in their ring, which is of the round as well.
+            replay_seconds: what the last ring took to bring its averages.
         """
         self._me = me
         self._head = head
@@ -60,6 +64,7 @@ class Gatherer:
         self._attempt_seconds = attempt_seconds
         self._ring_seconds = ring_seconds
         self._steps_seconds = steps_seconds
+        self._replay_seconds = replay_seconds
         self._ready: dict[PeerId, Signed] = {}
         self._expected: frozenset[PeerId] = frozenset()
         self._gone: frozenset[PeerId] = frozenset()
@@ -100,7 +105,8 @@ class Gatherer:
         if self.first_ready_seconds is None:
             return self._gather_seconds_max
         took = self.first_ready_seconds - self._born_seconds + self._steps_seconds
-        return min(self._gather_seconds_max, max(GATHER_SECONDS_MIN, self._gather_fraction * took))
+        part = self._gather_fraction * took
+        return min(self._gather_seconds_max, max(GATHER_SECONDS_MIN, part, self._replay_seconds))
 
     def note_ready(self, now: float, signed: Signed) -> None:
         self._ready[PeerId(signed.author)] = signed

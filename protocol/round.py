@@ -104,6 +104,8 @@ class Lessons(NamedTuple):
     """A ring found that the peer's own line is far slower than the others'."""
     came_late: bool = False
     """The others committed without it, or it is new."""
+    replay_seconds: float = 0.0
+    """What the last ring that it was in took to bring its averages."""
 
 
 NO_LESSONS = Lessons()
@@ -146,6 +148,7 @@ class Round:
             rules.attempt_seconds,
             rules.ring_seconds,
             rules.steps_seconds,
+            lessons.replay_seconds,
         )
         self._attempt: Attempt | None = None
         """The ring that I follow, or followed last."""
@@ -192,8 +195,15 @@ class Round:
     def lessons(self) -> Lessons:
         """For my next round."""
         attempt = self._attempt
-        line_is_slow = attempt is not None and attempt.pace.line_is_slow
-        return Lessons(line_is_slow, came_late=self.state != "committed")
+        replay_seconds = self._lessons.replay_seconds
+        # Of shared steps the averages come while the members train.
+        if attempt is not None and not self._rules.payloads.are_steps:
+            replay_seconds = attempt.reduced_seconds or replay_seconds
+        return Lessons(
+            attempt is not None and attempt.pace.line_is_slow,
+            came_late=self.state != "committed",
+            replay_seconds=replay_seconds,
+        )
 
     @property
     def stop_training_seconds(self) -> float | None:

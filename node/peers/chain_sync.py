@@ -42,6 +42,10 @@ REQUEST_BYTES_MAX = 64
 PAGES_MAX = 4096
 """Pages in one catching up: a chain of 250,000 rounds."""
 
+FETCH_AHEAD_ROUNDS = 2
+"""Whose averages are fetched before they are wanted: the line has something to do meanwhile, and
+little is fetched in vain if the way turns out to lead nowhere."""
+
 BASES_MAX = 3
 """Checkpoints that are tried, newest first, before the whole is tried again later."""
 
@@ -269,15 +273,59 @@ class ChainSync:
                 await self._fetch_averages(step, sources)
             await self._run_in_thread(lambda: committed.load_checkpoint(base))
         try:
-            for step in path:
-                await self._fetch_averages(step, sources)
-                replayed = await self._run_in_thread(lambda step=step: committed.replay(step))  # type: ignore[misc]
-                await self._on_replayed(replayed)
-                log.info("round taken over", round=replayed.header.round, head=short(step))
+            await self._replay(path, sources)
         except CannotRebuildError:
             if present is not None and present != base:
                 await self._run_in_thread(lambda: rebuild(committed, present))
             raise
+
+    async def _replay(
+        self, path: Sequence[Digest], sources: Callable[[], Sequence[PeerId]]
+    ) -> None:
+        """Round by round; the next one's averages come meanwhile."""
+        committed = self._committed
+        to_replay, fetched = trio.open_memory_channel[Digest](FETCH_AHEAD_ROUNDS - 1)
+        failure: Exception | None = None  # one that may be caught, not in a group
+
+        async def fetch() -> None:
+            nonlocal failure
+            async with to_replay:
+                for step in path:
+                    try:
+                        await self._fetch_averages(step, sources)
+                    except Exception as error:
+                        failure = error
+                        return
+                    await to_replay.send(step)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fetch)
+            async for step in fetched:
+                try:
+                    replayed = await self._run_in_thread(lambda step=step: committed.replay(step))  # type: ignore[misc]
+                    await self._on_replayed(replayed)
+                except Exception as error:
+                    failure = error
+                    break
+                log.info("round taken over", round=replayed.header.round, head=short(step))
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def fetch_ahead(self, head: Digest, sources: Callable[[], Sequence[PeerId]]) -> None:
+        """Some of what `follow` will want, while this node has something else to end first.
+
+        Raises nothing: what is missing here `follow` asks for again.
+        """
+        committed = self._committed
+        path = committed.chain.path_between(committed.head, head) or []
+        try:
+            for step in path[:FETCH_AHEAD_ROUNDS]:
+                update_digest = Digest(committed.header(step).update_digest)
+                await self._blocks.fetch([update_digest], sources, passes=1)
+                await self._blocks.fetch(committed.update_blocks(step), sources, passes=1)
+        except (FetchError, CannotRebuildError, DiskError) as error:
+            log.debug("could not fetch ahead", head=short(head), problem=str(error))
 
     async def _fetch_checkpoint(
         self, base: Digest, sources: Callable[[], Sequence[PeerId]]

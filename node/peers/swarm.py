@@ -292,6 +292,7 @@ class Swarm:
         if self._knows_head(digest_of(commit.header)):
             return False
         header = self.open_commit(commit)
+        log.debug("commit", round=header.round, head=short(digest_of(commit.header)))
         self._on_commit(commit, header)
         return True
 

@@ -162,6 +162,12 @@ class Heads:
         log.info("at the swarm's head", round=entry.round, head=short(entry.head))
         return True
 
+    async def fetch_ahead(self) -> None:
+        """What taking over the better head will want comes while a round here is still ended."""
+        better = self.better()
+        if better is not None and self._parts.committed.is_loaded:
+            await self._parts.chain_sync.fetch_ahead(better.head, self._parts.swarm.sources)
+
     def _avoid(self, head: Digest) -> None:
         """Leaves a head alone; who says to be there does not help others there."""
         now = trio.current_time()

@@ -77,6 +77,7 @@ class Turn:
         self._training = training
         self._ahead: LocalRound | None = None
         """The next round's."""
+        self._fetches_ahead = False
         self._lessons = lessons
         self._parts = parts
         self._heads = heads
@@ -228,8 +229,15 @@ class Turn:
         while not training.is_done:
             await self._orders.wait(POLL_SECONDS)
             if not training.is_done and self._should_stop_training():
+                self._fetch_ahead()
                 await training.stop()
         await training.collect(machine.head, machine.number)
+
+    def _fetch_ahead(self) -> None:
+        """If others committed this round the line need not wait until it has ended here."""
+        if self._heads.better() is not None and not self._fetches_ahead:
+            self._fetches_ahead = True
+            self._spawn(self._heads.fetch_ahead)
 
     def _should_stop_training(self) -> bool:
         if self._orders.leave or self._orders.pause or self._heads.better() is not None:
@@ -273,7 +281,10 @@ class Turn:
                 await self._make_way()
             if self._orders.leave:
                 leave_seconds = min(leave_seconds, trio.current_time() + LEAVE_SECONDS)
-            if self._is_overtaken() or trio.current_time() > leave_seconds:
+            if self._is_overtaken():
+                self._fetch_ahead()
+                return None
+            if trio.current_time() > leave_seconds:
                 return None
             if not driver.machine.is_ready and self._heads.better() is None:
                 return None  # nothing was trained: the next turn tries again

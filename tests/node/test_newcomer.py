@@ -1,7 +1,11 @@
-"""A newcomer to a run with many quick rounds behind it, and what others keep for it."""
+"""A newcomer to a run with many quick rounds behind it, how it and others who are behind get the
+rounds that they missed, and what is kept for them."""
 
 from __future__ import annotations
 
+import threading
+from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,14 +13,23 @@ import trio
 from node_world import World, simulate
 
 from gossamer.node.peers.chain_sync import ChainRequest, ChainSync
-from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.committed import CannotRebuildError, CommittedState
 from gossamer.node.storage.retention import (
     CHECKPOINT_SECONDS,
     CHECKPOINTS_KEPT,
     CHECKPOINTS_MAX,
 )
 from gossamer.protocol import limits
-from gossamer.protocol.ids import PeerId
+from gossamer.protocol.ids import Digest, PeerId
+
+PATIENCE_SECONDS = 10.0
+"""Real ones, for a task of the event loop to begin."""
+
+MISSED_ROUNDS = 4
+"""So few that they are replayed, and no newer checkpoint is fetched instead."""
+
+SLOW_STEP_SECONDS = 5.0
+"""Of one inner step: the others do not wait for it."""
 
 
 @pytest.fixture
@@ -62,6 +75,81 @@ def test_it_learns_each_page_once_and_takes_over_no_old_head(
         assert sorted(set(pages)) == sorted(pages), "a page came twice"
 
     simulate(world, story)
+
+
+def test_the_next_round_is_fetched_while_one_is_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, seed=81)
+    following: dict[Digest, Digest] = {}
+    is_fetching: dict[Digest, threading.Event] = defaultdict(threading.Event)
+    num_overlapped = 0
+    replay_all, fetch, replay = (
+        ChainSync._replay,
+        ChainSync._fetch_averages,
+        CommittedState.replay,
+    )
+
+    async def noted_replay_all(self, path, sources):  # type: ignore[no-untyped-def]
+        following.update(pairwise(path))
+        await replay_all(self, path, sources)
+
+    async def noted_fetch(self, step, sources):  # type: ignore[no-untyped-def]
+        is_fetching[step].set()
+        await fetch(self, step, sources)
+
+    def patient_replay(self, head):  # type: ignore[no-untyped-def]
+        nonlocal num_overlapped
+        if head in following:
+            assert is_fetching[following[head]].wait(PATIENCE_SECONDS)
+            num_overlapped += 1
+        return replay(self, head)
+
+    monkeypatch.setattr(ChainSync, "_replay", noted_replay_all)
+    monkeypatch.setattr(ChainSync, "_fetch_averages", noted_fetch)
+    monkeypatch.setattr(CommittedState, "replay", patient_replay)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await world.reach(2, "a", "b")
+        world.crash("b")
+        await world.reach(world.round("a") + MISSED_ROUNDS, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await world.reach(world.round("a") + 2, "a", "b")
+        world.assert_one_chain("a", "b")
+
+    simulate(world, story)
+    assert num_overlapped >= MISSED_ROUNDS - 2
+
+
+def test_a_round_of_others_is_fetched_while_my_last_step_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, seed=82)
+    here_before: list[bool] = []
+    follow = ChainSync.follow
+
+    async def noted(self, head, sources):  # type: ignore[no-untyped-def]
+        committed = self._committed
+        first, *_ = committed.chain.path_between(committed.head, head) or [head]
+        try:
+            here_before.append(not committed._store.missing(committed.update_blocks(first)))
+        except CannotRebuildError:  # what it consists of is not known
+            here_before.append(False)
+        await follow(self, head, sources)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await world.reach(2, "a", "b")
+        monkeypatch.setattr(world.participant("b").parts.trainer, "step_seconds", SLOW_STEP_SECONDS)
+        monkeypatch.setattr(ChainSync, "follow", noted)
+        await world.reach(world.round("a") + 4, "a", "b")
+
+    simulate(world, story)
+    assert here_before
+    assert all(here_before)
 
 
 class Clock:

@@ -195,9 +195,11 @@ def test_the_earlier_attempt_then_the_larger_ring_is_preferred() -> None:
 
 
 def gatherer(
-    me: PeerId = FIRST, *, born: float = -1000.0, fraction: float = 0.3, ring_seconds: float = 0.0
+    *, born: float = -1000.0, ring_seconds: float = 0.0, replay_seconds: float = 0.0
 ) -> Gatherer:
-    return Gatherer(me, HEAD, born, GATHER, fraction, ATTEMPT, ring_seconds)
+    return Gatherer(
+        FIRST, HEAD, born, GATHER, 0.3, ATTEMPT, ring_seconds, replay_seconds=replay_seconds
+    )
 
 
 def test_who_was_expected_and_is_gone_is_left_out() -> None:
@@ -245,6 +247,21 @@ def test_a_ring_without_me_may_work_as_long_as_its_members_train_in_it(ring_seco
     assert state.decision(1.0).ask_again_seconds == 1.0 + patience
     assert state.decision(0.9 + patience).attempt is None
     assert state.decision(1.1 + patience).attempt is not None
+
+
+@pytest.mark.parametrize(
+    ("took", "replay_seconds", "waits"),
+    [(1.0, 0.0, GATHER_SECONDS_MIN), (10.0, 0.0, 3.0), (10.0, 4.0, 4.0), (10.0, 1e3, GATHER)],
+)
+def test_the_unready_are_waited_for_as_long_as_fetching_the_last_round_takes(
+    took: float, replay_seconds: float, waits: float
+) -> None:
+    state = gatherer(born=0.0, replay_seconds=replay_seconds)
+    state.expect(0.0, OTHERS)
+    state.note_ready(took, sealed(FIRST, ready()))
+    assert state.gather_seconds == waits
+    assert state.decision(took + 0.9 * waits).attempt is None
+    assert state.decision(took + waits).attempt == 0
 
 
 def test_who_was_left_behind_by_a_ring_waits_for_its_commit() -> None:

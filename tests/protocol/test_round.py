@@ -109,7 +109,7 @@ def test_one_peer_alone_commits_alone() -> None:
     assert (header.round, header.parent, header.tokens_total) == (5, HEAD, 1000 + 8192)
     assert header.spans == ready().spans
     assert round_.state == "committed"
-    assert round_.lessons == NO_LESSONS
+    assert round_.lessons == Lessons(replay_seconds=2.0)
     assert round_.tick(99.0) == []
     assert round_.wake_seconds(99.0) is None
 
