@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +13,8 @@ from numpy.typing import NDArray
 from gossamer.trainer.data import DataError, Tokens
 from gossamer.trainer.device import Device
 from gossamer.trainer.model import Decoder
+
+T = TypeVar("T")
 
 
 def batches_of(
@@ -36,6 +40,17 @@ def batches_of(
         if num_targets % context:
             yield tokens[None, whole * context : num_targets + 1].astype(np.int64)
         if left <= 0:
+            return
+
+
+def in_time(
+    batches: Iterable[T], seconds_max: float, clock: Callable[[], float] = time.monotonic
+) -> Iterator[T]:
+    """The first batch, and more until the seconds are over."""
+    started = clock()
+    for batch in batches:
+        yield batch
+        if clock() - started >= seconds_max:
             return
 
 

@@ -319,7 +319,9 @@ class LocalTrainer:
             seconds=time.monotonic() - current.started,
         )
 
-    def evaluate(self, paths: tuple[str, ...], tokens_max: int) -> messages.Evaluated:
+    def evaluate(
+        self, paths: tuple[str, ...], tokens_max: int, seconds_max: float = math.inf
+    ) -> messages.Evaluated:
         """Loss of `base` over held-out shards. The local parameters stay.
 
         Raises:
@@ -330,8 +332,9 @@ class LocalTrainer:
         self._load_base()
         shards = (load_shard(path, self._token_bytes, self._config.vocabulary) for path in paths)
         batches = evaluate.batches_of(shards, self._config.context, self._micro_batch, tokens_max)
+        in_time = evaluate.in_time(self._reported(batches), seconds_max)
         try:
-            loss, tokens = evaluate.evaluate(self._decoder, self.device, self._reported(batches))
+            loss, tokens = evaluate.evaluate(self._decoder, self.device, in_time)
         finally:
             with torch.no_grad():
                 self._decoder.flat.copy_(local)

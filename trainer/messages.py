@@ -26,6 +26,7 @@ From its first breath the worker sends Alive every `ALIVE_SECONDS`, from a threa
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Literal
 
@@ -159,6 +160,8 @@ class Evaluate(_ToWorker, frozen=True, kw_only=True):
 
     paths: tuple[str, ...]
     tokens_max: int
+    seconds_max: float = math.inf
+    """After so long it ends with what it has, but for one micro-batch."""
 
 
 class Forget(_ToWorker, frozen=True, kw_only=True):

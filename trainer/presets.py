@@ -85,6 +85,8 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     summary: str
     """What it is for, in one line, for people."""
+    origin: str
+    """How its settings came about, for people: `they` are its subject."""
     tokenizer: TokenizerKind
     model: ModelConfig
     inner: InnerConfig
@@ -240,6 +242,7 @@ def _rounds(round_seconds: float, gather_seconds: float, attempt_seconds: float)
 def _preset(
     name: str,
     summary: str,
+    origin: str,
     model: ModelConfig,
     inner: InnerConfig,
     rounds: RoundConfig,
@@ -253,6 +256,7 @@ def _preset(
     return Preset(
         name=name,
         summary=summary,
+        origin=origin,
         tokenizer="bytes" if model.vocabulary == BYTES_VOCABULARY else "bpe",
         model=model,
         inner=inner,
@@ -269,10 +273,16 @@ def _preset(
     )
 
 
+_TRIED = "were tried in short runs, and nothing spoke against them"
+_PUBLISHED = (
+    "are as published, with a warm-up of our own, and were not tried: watch the first rounds"
+)
+
 _ALL = (
     _preset(
         "tiny",
         "0.47 million parameters on plain bytes: seconds a round on one CPU core",
+        "were tuned, on a quarter of its size",
         _model((4, 96, 4, 4, 256), vocabulary=BYTES_VOCABULARY, context=64),
         _inner(4e-3, sequences=8, warmup_steps=40, total_steps=800),
         _rounds(20.0, 5.0, 3.0),
@@ -285,6 +295,7 @@ _ALL = (
     _preset(
         "1m",
         "1 million parameters: a CPU core",
+        _TRIED,
         _model((4, 128, 4, 4, 352), vocabulary=2048, context=128),
         _inner(3e-3, sequences=8, warmup_steps=100, total_steps=2_000),
         _rounds(30.0, 5.0, 3.0),
@@ -297,6 +308,7 @@ _ALL = (
     _preset(
         "5m",
         "5 million parameters: a few CPU cores",
+        _TRIED,
         _model((6, 256, 8, 4, 640), vocabulary=4096, context=256),
         _inner(2e-3, sequences=8, warmup_steps=200, total_steps=5_000),
         _rounds(60.0, 10.0, 5.0),
@@ -309,6 +321,7 @@ _ALL = (
     _preset(
         "10m",
         "10 million parameters: many CPU cores or any GPU",
+        _TRIED,
         _model((5, 384, 6, 2, 896), vocabulary=8192, context=512),
         _inner(1.5e-3, sequences=8, warmup_steps=400, total_steps=10_000),
         _rounds(120.0, 15.0, 5.0),
@@ -321,6 +334,7 @@ _ALL = (
     _preset(
         "40m",
         "40 million parameters: any GPU",
+        "lie between those of its neighbours and were not tried: watch the first rounds",
         _model((12, 512, 8, 4, 1280), vocabulary=16_384, context=512),
         _inner(1e-3, sequences=32, warmup_steps=500, total_steps=20_000),
         _rounds(300.0, 30.0, 10.0),
@@ -333,6 +347,7 @@ _ALL = (
     _preset(
         "150m",
         "OpenDiLoCo's 150 million (and 66 million of embeddings): 3.2 GiB on a GPU, 5.6 beside",
+        _PUBLISHED,
         _model((12, 1024, 16, 16, 2688), vocabulary=32_000, context=1024, tied=False),
         _inner(4e-4, sequences=512, warmup_steps=1_000, total_steps=88_000),
         _rounds(3_600.0, 120.0, 30.0),
@@ -345,6 +360,7 @@ _ALL = (
     _preset(
         "1.1b",
         "TinyLlama's 1.1 billion: 16.4 GiB on a GPU, 28.7 beside",
+        _PUBLISHED,
         _model((22, 2048, 32, 4, 5632), vocabulary=32_000, context=1024, tied=False),
         _inner(4e-4, sequences=2_048, warmup_steps=1_000, total_steps=88_000),
         _rounds(7_200.0, 300.0, 60.0),

@@ -204,8 +204,9 @@ class Worker:
             case messages.Mix(ranges=ranges):
                 trainer.mix(ranges)
                 self._send(messages.Rebased())
-            case messages.Evaluate(paths=paths, tokens_max=tokens_max):
-                self._send(trainer.evaluate(paths, tokens_max))
+            case messages.Evaluate():
+                paths, tokens_max = message.paths, message.tokens_max
+                self._send(trainer.evaluate(paths, tokens_max, message.seconds_max))
             case messages.Save():
                 self._send(messages.Saved(problem=trainer.save()))
             case messages.Genesis():

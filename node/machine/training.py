@@ -103,7 +103,9 @@ class Trainer(Protocol):
     async def forget(self) -> None:
         """Empties the queue."""
 
-    async def evaluate(self, paths: Sequence[str], tokens_max: int) -> messages.Evaluated | None:
+    async def evaluate(
+        self, paths: Sequence[str], tokens_max: int, seconds_max: float
+    ) -> messages.Evaluated | None:
         """Loss of `base` on held-out shards; None if the trainer died over it."""
 
     async def suspend(self) -> None:
@@ -379,8 +381,10 @@ class ProcessTrainer:
     async def forget(self) -> None:
         await self._tell(messages.Forget())
 
-    async def evaluate(self, paths: Sequence[str], tokens_max: int) -> messages.Evaluated | None:
-        job = messages.Evaluate(paths=tuple(paths), tokens_max=tokens_max)
+    async def evaluate(
+        self, paths: Sequence[str], tokens_max: int, seconds_max: float
+    ) -> messages.Evaluated | None:
+        job = messages.Evaluate(paths=tuple(paths), tokens_max=tokens_max, seconds_max=seconds_max)
         answer = await self._ask(job, patient=False)
         return answer if isinstance(answer, messages.Evaluated) else None
 

@@ -203,7 +203,8 @@ class Turn:
         outer = self._parts.manifest.outer
         # Not in the warm-up, whose short rounds are to keep the peers together.
         if outer.overlap and not outer.is_warmup(self.driver.machine.number + 1):
-            await self._upkeep.evaluate()  # the device has nothing else to do
+            if not self._lessons.came_late:  # else there is no time to be lost
+                await self._evaluate()  # the device has nothing else to do
             self._ahead = self._begin(self.driver.machine.number + 1, "local")
 
     async def _end_work(self) -> None:
@@ -328,9 +329,12 @@ class Turn:
         await self._upkeep.save()
         parts.metrics.observe_round_phase("committing", trio.current_time() - started)
         if not goes_on:
-            await self._upkeep.evaluate()
+            await self._evaluate()
             if not is_whole:
                 self._ahead = self._begin(proposal.header.round + 1, "local", new)
+
+    async def _evaluate(self) -> None:
+        await self._upkeep.evaluate(trio.current_time() - self._trains_since_seconds)
 
     async def _settled(self) -> None:
         """What of mine the round took is known."""

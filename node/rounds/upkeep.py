@@ -20,6 +20,9 @@ SAVE_SECONDS = 30.0
 EVALUATION_SHARE = 0.02
 """Part of the wall time that evaluating on held-out text may take."""
 
+EVALUATION_ROUND_SHARE = 0.05
+"""Of a round one evaluation may take at most: the others wait for whoever is still at it."""
+
 EVALUATION_TOKENS_MAX = 16_384
 """For a curve to look at; whoever wants the exact loss evaluates the export on all of it."""
 
@@ -154,13 +157,15 @@ class Upkeep:
 
     # Held-out loss
 
-    async def evaluate(self) -> None:
-        """Loss on held-out text, if it is its turn."""
+    async def evaluate(self, round_seconds: float) -> None:
+        """Loss on held-out text, if it is its turn, in a part of the seconds that a round lasts."""
         started = trio.current_time()
         paths = self._parts.heldout_paths()
         if started < self._evaluate_seconds or not paths:
             return
-        evaluated = await self._parts.trainer.evaluate(paths, EVALUATION_TOKENS_MAX)
+        evaluated = await self._parts.trainer.evaluate(
+            paths, EVALUATION_TOKENS_MAX, EVALUATION_ROUND_SHARE * round_seconds
+        )
         now = trio.current_time()
         self._evaluate_seconds = now + (now - started) / EVALUATION_SHARE
         if evaluated is not None and math.isfinite(evaluated.loss):

@@ -95,7 +95,9 @@ def render(draft: Draft, *, preset: str | None = None) -> str:
     default = default_chunk_elements(draft.model.num_parameters)
     lines = [f"# {line}".rstrip() for line in HEADER.splitlines()]
     if preset is not None:
-        lines.append(f'# The values below are those of the preset "{preset}".')
+        chosen = PRESETS[preset]
+        lines.append(f'# The values below are those of the preset "{preset}": {chosen.summary}.')
+        lines.append(f"# They {chosen.origin}.")
     lines.append("")
     for key in HINTS[""]:
         lines += _entry("", key, getattr(draft, key))

@@ -24,7 +24,7 @@ from gossamer.node.runs.preparing import prepare_elsewhere
 from gossamer.protocol.manifest import SignedManifest
 from gossamer.protocol.state import FloatVector
 from gossamer.trainer import messages
-from gossamer.trainer.presets import DEFAULT_PRESET
+from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -44,7 +44,9 @@ async def found_here(
     if role.manifest_file is not None:
         draft = await trio.to_thread.run_sync(read_manifest_file, role.manifest_file)
     else:
-        draft = draft_of_preset(role.preset or DEFAULT_PRESET)
+        preset = role.preset or DEFAULT_PRESET
+        draft = draft_of_preset(preset)
+        log.info(f"the settings of the preset {preset} {PRESETS[preset].origin}")
     log.info(f"founding {draft.name}: {draft.model.num_parameters:,} parameters")
     with _Bars() as bars:
         data = await prepare_elsewhere(draft, role.corpus, blocks, settings.cache_bytes, bars.show)

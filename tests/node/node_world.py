@@ -239,7 +239,9 @@ class NumbersTrainer:
     async def forget(self) -> None:
         self._queue.clear()
 
-    async def evaluate(self, paths: Sequence[str], tokens_max: int) -> messages.Evaluated | None:
+    async def evaluate(
+        self, paths: Sequence[str], tokens_max: int, seconds_max: float
+    ) -> messages.Evaluated | None:
         return messages.Evaluated(loss=float(np.square(self.base).mean()), tokens=1)
 
     async def suspend(self) -> None:

@@ -122,6 +122,12 @@ def test_the_chunks_of_a_streaming_run_are_those_of_a_fragment() -> None:
     assert draft.outer.chunk_elements == default_chunk_elements(draft.model.num_parameters // 4)
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_new_file_says_where_its_settings_come_from(preset: str) -> None:
+    text = render(draft_of_preset(preset), preset=preset)
+    assert f"# They {PRESETS[preset].origin}." in text.splitlines()
+
+
 @pytest.mark.parametrize("preset", ["tiny", "1.1b"])
 def test_a_sparse_run_has_outer_rates_of_its_own(preset: str) -> None:
     of_preset = PRESETS[preset]

@@ -234,7 +234,7 @@ def test_a_worker_that_exits_at_once_is_given_up_and_tried_again_when_told(
         assert not trainer.is_up
         assert told.restarts == ["failed"] * (FAILURES_MAX - 1)
         assert not await trainer.genesis()
-        assert await trainer.evaluate(["a"], 1) is None
+        assert await trainer.evaluate(["a"], 1, 1.0) is None
         await trainer.save()
         await trainer.stop()
         assert (await train(trainer, 2)).steps == 0
@@ -272,8 +272,8 @@ def test_a_death_over_an_evaluation_does_not_hold_up_who_asked(
 ) -> None:
     async def story(trainer: ProcessTrainer, _nursery: trio.Nursery) -> None:
         assert (await train(trainer, 1)).tokens
-        assert await trainer.evaluate(["heldout"], 10) is None
-        assert await trainer.evaluate(["heldout"], 10) is None, "it waits for the next worker"
+        assert await trainer.evaluate(["heldout"], 10, 1.0) is None
+        assert await trainer.evaluate(["heldout"], 10, 1.0) is None, "it waits for the next worker"
         assert (await train(trainer, 2)).tokens
 
     told = Told()

@@ -15,6 +15,7 @@ from gossamer.protocol.manifest import InnerConfig, ModelConfig
 from gossamer.trainer import local_round
 from gossamer.trainer.data import DataError
 from gossamer.trainer.device import DeviceError, choose_device
+from gossamer.trainer.evaluate import in_time
 from gossamer.trainer.local_round import LocalTrainer, TrainerError
 from gossamer.trainer.messages import Finished, Step
 from gossamer.trainer.model import Decoder
@@ -271,6 +272,13 @@ def test_evaluate_takes_each_token_once(make_trainer: MakeTrainer, tmp_path: Pat
     assert whole.loss == pytest.approx(by_hand / 49, rel=1e-5)
     with pytest.raises(DataError, match="no token to predict"):
         trainer.evaluate((), 10)
+
+
+def test_an_evaluation_ends_in_time_with_what_it_has() -> None:
+    times = iter((0.0, 0.9, 1.8, 2.7))
+    assert list(in_time(range(10), 2.0, lambda: next(times))) == [0, 1, 2]
+    assert list(in_time(range(10), 0.0)) == [0], "one is always taken"
+    assert list(in_time(range(3), math.inf)) == [0, 1, 2]
 
 
 def test_moments_survive_a_restart(make_trainer: MakeTrainer, shard: str, tmp_path: Path) -> None:
