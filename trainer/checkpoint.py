@@ -1,21 +1,29 @@
-"""AdamW's moments on disk: one safetensors file, replaced atomically."""
+"""What a trainer keeps over restarts: one safetensors file, replaced atomically.
+
+AdamW's moments (8 bytes a parameter), or the momentum of shared steps (4 bytes a parameter) with
+its place in the chain and a digest over all of it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from gossamer.protocol.ids import digest_of
+from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import ModelConfig
+from gossamer.trainer import messages
 from gossamer.trainer.optimizer import AdamW
 
 FORMAT = "gossamer-adamw-1"
+MOMENTUM_FORMAT = "gossamer-demo-1"
 
 STEPS_MAX = 2**53
 """Beyond any training, and within what every number format here can hold."""
@@ -31,28 +39,12 @@ def save_optimizer(optimizer: AdamW, model: ModelConfig, path: Path) -> None:
     Raises:
         CheckpointError: not written (disk full, no permission ...); the old file is untouched.
     """
-    temporary = path.with_name(path.name + ".new")
     tensors = {
         "first_moment": optimizer.first_moment.cpu(),
         "second_moment": optimizer.second_moment.cpu(),
     }
     metadata = {"format": FORMAT, "model": _model_key(model), "steps": str(optimizer.num_steps)}
-    try:
-        save_file(tensors, temporary, metadata)
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise CheckpointError(
-            f"could not write the optimizer's moments to {path}: {error}"
-        ) from error
+    _write(tensors, metadata, path, "the optimizer's moments")
 
 
 def load_optimizer(optimizer: AdamW, model: ModelConfig, path: Path) -> None:
@@ -86,6 +78,98 @@ def load_optimizer(optimizer: AdamW, model: ModelConfig, path: Path) -> None:
     if not 0 <= num_steps <= STEPS_MAX or bool((second < 0).any()):
         raise CheckpointError(f"{path} is damaged: steps or second moments out of range")
     optimizer.restore(first, second, num_steps)
+
+
+class SavedMomentum(NamedTuple):
+    """The momentum of shared steps, and what was saved with it."""
+
+    values: torch.Tensor
+    """(num_parameters,) fp32."""
+    last_rate: float
+    """Learning rate of the newest gradient in it, with which the lookahead goes on."""
+    place: messages.Place
+
+
+def save_momentum(saved: SavedMomentum, model: ModelConfig, path: Path) -> None:
+    """Writes it; what was at `path` stays until the new file is on the disk.
+
+    Raises:
+        CheckpointError: not written (disk full, no permission ...); the old file is untouched.
+    """
+    saved = saved._replace(values=saved.values.cpu())
+    metadata = {
+        "format": MOMENTUM_FORMAT,
+        "model": _model_key(model),
+        "last_rate": saved.last_rate.hex(),
+        "place": msgspec.msgpack.encode(saved.place).hex(),
+        "digest": _digest(saved).hex(),
+    }
+    _write({"momentum": saved.values}, metadata, path, "the momentum")
+
+
+def load_momentum(model: ModelConfig, path: Path) -> SavedMomentum:
+    """What `save_momentum` wrote.
+
+    Raises:
+        FileNotFoundError: there is none.
+        CheckpointError: damaged, or of another model.
+    """
+    if not path.exists():
+        raise FileNotFoundError(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if (metadata.get("format"), metadata.get("model")) != (
+                MOMENTUM_FORMAT,
+                _model_key(model),
+            ):
+                raise CheckpointError(f"{path} has the momentum of another model or format")
+            saved = SavedMomentum(
+                file.get_tensor("momentum"),
+                float.fromhex(metadata["last_rate"]),
+                msgspec.msgpack.decode(bytes.fromhex(metadata["place"]), type=messages.Place),
+            )
+            digest = metadata["digest"]
+    except (OSError, SafetensorError, KeyError, ValueError, OverflowError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if (
+        saved.values.shape != (model.num_parameters,)
+        or saved.values.dtype != torch.float32
+        or not math.isfinite(saved.last_rate)
+        or _digest(saved).hex() != digest
+        or not bool(torch.isfinite(saved.values).all())
+    ):
+        raise CheckpointError(f"{path} is damaged: it does not fit its digest or its model")
+    return saved
+
+
+def _write(
+    tensors: dict[str, torch.Tensor], metadata: dict[str, str], path: Path, what: str
+) -> None:
+    """Raises CheckpointError."""
+    temporary = path.with_name(path.name + ".new")
+    try:
+        save_file(tensors, temporary, metadata)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise CheckpointError(f"could not write {what} to {path}: {error}") from error
+
+
+def _digest(saved: SavedMomentum) -> Digest:
+    values = saved.values.numpy().data.cast("B")
+    place = msgspec.msgpack.encode(saved.place)
+    return digest_of(place, saved.last_rate.hex().encode(), values)
 
 
 def _model_key(model: ModelConfig) -> str:

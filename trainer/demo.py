@@ -13,7 +13,7 @@ theta.
 
 What is taken out of the momentum is what the peer found there, not the sign that it sent, as in
 DeMo. A part that comes too late is not taken, and stays in its sender's momentum. The momentum is
-one peer's own: nobody else needs its bits.
+one peer's own: nobody else needs its bits. It is kept over restarts (`shared_round`).
 """
 
 from __future__ import annotations
@@ -67,6 +67,18 @@ class Momentum:
         if self._offered is not None:
             self.values.sub_(self._dct.inverse(self._offered))
             self._offered = None
+
+    @torch.no_grad()
+    def restore(self, values: torch.Tensor) -> None:
+        """Goes on from `values`, (num_parameters,); nothing is offered."""
+        self.values.copy_(values)
+        self._offered = None
+
+    @torch.no_grad()
+    def clear(self) -> None:
+        """Begins anew."""
+        self.values.zero_()
+        self._offered = None
 
     @torch.no_grad()
     def lookahead(self, theta: torch.Tensor, last_rate: float) -> torch.Tensor:

@@ -68,6 +68,9 @@ class LocalTrainer:
     holds the work of the newest finished round in between.
     """
 
+    loaded_momentum: messages.Place | None = None
+    """Where a momentum of shared steps that was loaded belongs."""
+
     def __init__(
         self,
         model: ModelConfig,
@@ -340,8 +343,11 @@ class LocalTrainer:
                 self._decoder.flat.copy_(local)
         return messages.Evaluated(loss=loss, tokens=tokens)
 
-    def save(self) -> str:
-        """Writes the moments to `optimizer_path`. Returns why it could not, or the empty string."""
+    def save(self, place: messages.Place | None = None) -> str:
+        """Writes the moments to `optimizer_path`. Returns why it could not, or the empty string.
+
+        `place`: see `messages.Save`.
+        """
         if self._optimizer_path is None or self._optimizer is None:
             return ""
         try:

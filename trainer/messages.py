@@ -19,7 +19,10 @@ round has ended is ignored. The end of stdin ends the worker at once.
 In a round of shared steps (`sync = "distro"`) a Step is followed by Shared, what this peer has for
 the others, and the next one waits for Share, with which the daemon says what became of it. `base`
 is then the newest state that all share. The worker reads it with each Share, and the daemon does
-not wait for that: a gradient taken between two of its states is as good as one of either.
+not wait for that: a gradient taken between two of its states is as good as one of either. What the
+others did not take stays in the momentum, which is the worker's own and is saved with its place in
+the chain. The place of a loaded one is in Configured; without KeepMomentum the first round begins
+without it.
 
 From its first breath the worker sends Alive every `ALIVE_SECONDS`, from a thread of its own.
 """
@@ -78,7 +81,8 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     token_bytes: int
     """2 or 4: little-endian unsigned tokens in the shards."""
     optimizer_path: str = ""
-    """Where AdamW's moments are kept over restarts; empty: nowhere."""
+    """Where AdamW's moments, or the momentum of shared steps, are kept over restarts; empty:
+    nowhere."""
     micro_batch: int = 0
     """Sequences of one forward pass; 0 chooses by the device and halves when memory runs out."""
     shared_steps: SharedSteps | None = None
@@ -168,8 +172,28 @@ class Forget(_ToWorker, frozen=True, kw_only=True):
     """Drop the queued data that no step has consumed."""
 
 
+class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where in the chain a momentum of shared steps belongs: what was taken of it up to there is
+    not in it any more."""
+
+    head: bytes
+    """Digest of the committed head."""
+    rings: tuple[bytes, ...] = ()
+    """Ids of rings on that head that it had parts in, and that were not committed by then."""
+
+
 class Save(_ToWorker, frozen=True, kw_only=True):
-    """Write AdamW's moments to `optimizer_path` now."""
+    """Write AdamW's moments, or the momentum of shared steps, to `optimizer_path` now."""
+
+    place: Place | None = None
+    """Of the momentum; AdamW's moments have none."""
+
+
+class KeepMomentum(_ToWorker, frozen=True, kw_only=True):
+    """Whether a momentum that was loaded is to be gone on from. Between rounds only."""
+
+    keep: bool
+    """Else it is zero from now on."""
 
 
 class Exit(_ToWorker, frozen=True, kw_only=True):
@@ -194,6 +218,8 @@ class Configured(_FromWorker, frozen=True, kw_only=True):
     """`fp32`, or `bf16` where matrix products are done in it (weights and moments stay fp32)."""
     optimizer_steps: int
     """Steps that the loaded moments have seen; 0: fresh moments."""
+    momentum: Place | None = None
+    """Of the one that was loaded."""
     problem: str = ""
     """Why the file at `optimizer_path` was not used, for people; empty if all is well."""
 
@@ -215,6 +241,8 @@ class Rebased(_FromWorker, frozen=True, kw_only=True):
 class Saved(_FromWorker, frozen=True, kw_only=True):
     problem: str = ""
     """Why nothing was written, for people; the file that was there before is untouched."""
+    seconds: float = 0.0
+    """That it took."""
 
 
 class Step(_FromWorker, frozen=True, kw_only=True):
@@ -286,6 +314,7 @@ ToWorker = (
     | Evaluate
     | Forget
     | Save
+    | KeepMomentum
     | Exit
 )
 FromWorker = (

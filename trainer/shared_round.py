@@ -5,8 +5,10 @@ to the decoupled momentum (`demo`), and leaves what is to be sent in `offer`. Th
 everybody's (`shared_step`) and comes with `base`. So a round has no work that could be carried:
 what the swarm did not take stays in the momentum.
 
-The momentum is not kept over restarts: it is what some steps left over, and a peer that is
-new does without it as well.
+The momentum is this mode's residual, and kept over restarts. It is saved with its place in the
+chain: what was taken up to there is out of it, and what later rounds took is not. Only the daemon
+knows whether they took anything, so a momentum that was loaded waits for its word
+(`keep_momentum`), without which the first round drops it: rather lost than counted twice.
 """
 
 from __future__ import annotations
@@ -18,6 +20,12 @@ import torch
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
 from gossamer.protocol.sign_codec import SignCodec
 from gossamer.trainer import messages
+from gossamer.trainer.checkpoint import (
+    CheckpointError,
+    SavedMomentum,
+    load_momentum,
+    save_momentum,
+)
 from gossamer.trainer.dct import ModelDct
 from gossamer.trainer.demo import Momentum
 from gossamer.trainer.local_round import LocalTrainer
@@ -35,7 +43,7 @@ class SharedTrainer(LocalTrainer):
         steps: messages.SharedSteps,
         **others: Any,
     ) -> None:
-        """`others` as for `LocalTrainer`."""
+        """`others` as for `LocalTrainer`; at `optimizer_path` is the momentum."""
         super().__init__(model, inner, **others)
         device = self.device.torch_device
         dct = ModelDct(model, device)
@@ -44,6 +52,9 @@ class SharedTrainer(LocalTrainer):
         self._has_lookahead = steps.lookahead
         self._last_rate = 0.0
         self._is_offered = False
+        self._is_in_doubt = False
+        """Whether the momentum was loaded, and no word of it came yet."""
+        self.optimizer_problem = self._load_momentum()
 
     @property
     def waits_for_others(self) -> bool:
@@ -52,6 +63,8 @@ class SharedTrainer(LocalTrainer):
     def begin(self, *arguments: Any) -> None:
         """See `LocalTrainer`; what was offered last and not taken stays in the momentum."""
         self._is_offered = False
+        if self._is_in_doubt:
+            self.keep_momentum(keep=False)
         super().begin(*arguments)
 
     def _make_optimizer(self) -> None:
@@ -69,6 +82,41 @@ class SharedTrainer(LocalTrainer):
         self._is_offered = False
         if taken:
             self._momentum.taken()
+
+    def keep_momentum(self, *, keep: bool) -> None:
+        """Whether to go on from the momentum that was loaded. Between rounds."""
+        self._require_between_rounds("KeepMomentum")
+        self._is_in_doubt = False
+        if not keep:
+            self._momentum.clear()
+
+    def save(self, place: messages.Place | None = None) -> str:
+        """Writes the momentum; returns why it could not, or the empty string.
+
+        One that waits for word of it is on disk already, with its place.
+        """
+        if self._optimizer_path is None or place is None or self._is_in_doubt:
+            return ""
+        saved = SavedMomentum(self._momentum.values, self._last_rate, place)
+        try:
+            save_momentum(saved, self._config, self._optimizer_path)
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    def _load_momentum(self) -> str:
+        if self._optimizer_path is None:
+            return ""
+        try:
+            saved = load_momentum(self._config, self._optimizer_path)
+        except FileNotFoundError:
+            return ""
+        except CheckpointError as error:
+            return f"{error}; the momentum starts at zero"
+        self._momentum.restore(saved.values)
+        self._last_rate, self.loaded_momentum = saved.last_rate, saved.place
+        self._is_in_doubt = True
+        return ""
 
     @torch.no_grad()
     def _take_position(self) -> None:

@@ -208,7 +208,13 @@ class Worker:
                 paths, tokens_max = message.paths, message.tokens_max
                 self._send(trainer.evaluate(paths, tokens_max, message.seconds_max))
             case messages.Save():
-                self._send(messages.Saved(problem=trainer.save()))
+                started = time.monotonic()
+                problem = trainer.save(message.place)
+                self._send(messages.Saved(problem=problem, seconds=time.monotonic() - started))
+            case messages.KeepMomentum():
+                if not isinstance(trainer, SharedTrainer):
+                    raise TrainerError("KeepMomentum without shared steps")
+                trainer.keep_momentum(keep=message.keep)
             case messages.Genesis():
                 trainer.genesis()
                 self._send(messages.GenesisDone())
@@ -245,6 +251,7 @@ class Worker:
                 num_parameters=num_parameters,
                 precision=trainer.device.precision,
                 optimizer_steps=trainer.optimizer_steps,
+                momentum=trainer.loaded_momentum,
                 problem=trainer.optimizer_problem,
             )
         )

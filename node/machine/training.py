@@ -52,6 +52,12 @@ class Trainer(Protocol):
     pending: FloatVector
     """In exchange order (`protocol.fragments`)."""
 
+    lives: int
+    """Workers so far that were ready to be asked."""
+
+    loaded_momentum: messages.Place | None
+    """Of the momentum that the newest worker found on disk (`sync = "distro"`)."""
+
     failure: str | None
     """Why there is no trainer any more, and what to do; None while it is up or will be."""
 
@@ -114,8 +120,13 @@ class Trainer(Protocol):
     def resume(self) -> None:
         """Starts it again, after `suspend` or a failure."""
 
-    async def save(self) -> None:
-        """Writes the inner optimiser's state to disk."""
+    async def keep_momentum(self, *, keep: bool) -> None:
+        """Whether a worker goes on from the momentum that it found on disk. Unless it was told so,
+        its first round begins without it."""
+
+    async def save(self, place: messages.Place) -> float:
+        """Writes the inner optimiser's state, or the momentum and its place, to disk; the seconds
+        that it took."""
 
 
 class ProcessTrainer:
@@ -137,6 +148,8 @@ class ProcessTrainer:
         self.base: FloatVector = self._process.base
         self._exchange = Exchanges(manifest.model, manifest.outer, manifest.sync).whole
         self.pending: FloatVector = np.zeros(self._exchange.plan.num_elements, np.float32)
+        self.lives = 0
+        self.loaded_momentum: messages.Place | None = None
         self.failure: str | None = None
         self._configure = messages.Configure(
             model=manifest.model,
@@ -251,6 +264,8 @@ class ProcessTrainer:
         async for event in self._process.events:
             match event:
                 case messages.Configured():
+                    self.lives += 1
+                    self.loaded_momentum = event.momentum
                     self._on_configured(event)
                     if event.problem:
                         log.warning(event.problem)
@@ -397,12 +412,17 @@ class ProcessTrainer:
             self.failure, self._backoff = None, Backoff()
         self._resumed.set()
 
-    async def save(self) -> None:
-        answer = await self._ask(messages.Save(), patient=False)
-        if isinstance(answer, messages.Saved):
-            if answer.problem and not self._save_problem:
-                log.warning(answer.problem)
-            self._save_problem = answer.problem
+    async def keep_momentum(self, *, keep: bool) -> None:
+        await self._tell(messages.KeepMomentum(keep=keep))
+
+    async def save(self, place: messages.Place) -> float:
+        answer = await self._ask(messages.Save(place=place), patient=False)
+        if not isinstance(answer, messages.Saved):
+            return 0.0
+        if answer.problem and not self._save_problem:
+            log.warning(answer.problem)
+        self._save_problem = answer.problem
+        return answer.seconds
 
 
 def _shared_steps(manifest: Manifest) -> messages.SharedSteps | None:

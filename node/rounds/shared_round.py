@@ -22,12 +22,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
 
 import structlog
 import trio
 
 from gossamer.node.rounds.parts import Parts
-from gossamer.protocol.contributions import add_record
+from gossamer.protocol.contributions import add_record, split
 from gossamer.protocol.ids import Digest, short
 from gossamer.protocol.payloads import SignPayloads
 from gossamer.protocol.ring import Payload
@@ -97,8 +98,13 @@ class SharedRound:
         self._has_trained = False
         """Whether the trainer offers nothing more."""
         self._steps: RingSteps | None = None
+        """Of the ring that is followed."""
+        self._void: list[RingSteps] = []
+        """Of rings before it."""
         self._news = trio.Event()
         self._scope = trio.CancelScope()
+        self._ended = trio.Event()
+        """Set when `run` is over."""
 
     @property
     def has_offer(self) -> bool:
@@ -129,6 +135,7 @@ class SharedRound:
         """A ring begins, perhaps in place of another one: its steps begin where the round does."""
         if self._steps is not None:
             self._steps.is_void = True
+            self._void.append(self._steps)
         self._steps = RingSteps(ring, self._parts, self)
         self.ring()
         return self._steps
@@ -142,11 +149,14 @@ class SharedRound:
 
     async def run(self) -> None:
         """Takes steps as their finals come, and tells the trainer."""
-        with self._scope:
-            while True:
-                news = self._news
-                if self._steps is None or not await self._take_next(self._steps):
-                    await news.wait()
+        try:
+            with self._scope:
+                while True:
+                    news = self._news
+                    if self._steps is None or not await self._take_next(self._steps):
+                        await news.wait()
+        finally:
+            self._ended.set()
 
     async def _take_next(self, steps: RingSteps) -> bool:
         """Says whether there was a step to be taken."""
@@ -166,13 +176,38 @@ class SharedRound:
             theta.take(number, step, final)
 
         await self._parts.run_in_thread(take)
-        steps.taken(step)
+        steps.taken(step, final)
         if self._update is not None and steps.has_part_in(step) and not steps.is_void:
             # My part went out with this step: the trainer goes on from where it led.
             self._update = None
-            await self._parts.trainer.share(taken=steps.is_in(final))
+            with trio.CancelScope(shield=True):  # the round may be over by now
+                await self._parts.trainer.share(taken=steps.is_in(final))
         self.ring()
         return True
+
+    async def settle(self, finals: Sequence[Payload] | None) -> None:
+        """After `close`, when the trainer has ended the round: tells it what became of a part whose
+        step was not taken here. `finals`: of all steps, if the round is committed.
+
+        Otherwise it may be yet, with that part: rather lost than counted twice.
+        """
+        await self._ended.wait()
+        steps = self._steps
+        if steps is None:
+            return
+        step = steps.num_taken
+        if finals is not None:
+            for later in range(step, steps.num_steps):
+                steps.taken(later, finals[later])
+        if self._update is not None and steps.has_part_in(step):
+            self._update = None
+            await self._parts.trainer.share(taken=finals is None or steps.is_in(finals[step]))
+
+    @property
+    def rings(self) -> list[Digest]:
+        """That have parts of mine, and none by an earlier life, the newest last."""
+        found = [*self._void, *([self._steps] if self._steps else [])]
+        return [steps.ring_id for steps in found if steps.is_mine]
 
     async def part(self, steps: RingSteps, step: int, token_seconds: float | None) -> bytes:
         """What I have for a step; nothing if I am late. `token_seconds`: when its token came."""
@@ -221,11 +256,26 @@ class RingSteps:
         """When the newest step was taken."""
         self.is_void = False
         """Whether another ring is followed."""
+        self._has_mine = False
+        self._has_earlier = False
+        """Whether a final has a part of mine that I did not give. Who comes back quickly may be
+        ready with the very words of its earlier life, and follow that one's ring."""
 
-    def taken(self, step: int) -> None:
+    def taken(self, step: int, final: Payload) -> None:
         """A step was taken."""
+        for record in split(final, None, self._payloads.coder.encoded_bytes):
+            if record.position == self._position and len(record.block):
+                is_mine = bytes(record.block) == self._given.get(step)
+                self._has_mine = self._has_mine or is_mine
+                self._has_earlier = self._has_earlier or not is_mine
         self.num_taken = step + 1
         self.taken_seconds = trio.current_time()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether its finals have parts that I gave, and none that I did not give. Those of an
+        earlier life are in earlier steps, so no final that was not seen could have one."""
+        return self._has_mine and not self._has_earlier
 
     def has_part_in(self, step: int) -> bool:
         """Whether I had something to give to a step."""

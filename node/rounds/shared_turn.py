@@ -5,9 +5,9 @@ So a `Ready` promises work: a round's steps. What the header credits is what is 
 finals: the tokens of the steps that have a part of mine. The data behind them is known only then,
 and is told to the ledger with the next `Ready`.
 
-Nothing is carried from one round to the next but the trainer's momentum. Tokens of parts that came
-too late for their step are accounted for as dropped ("late"), those of a round that was not
-committed as dropped ("missed").
+Nothing is carried from one round to the next but the trainer's momentum (`carried_momentum`).
+Tokens of parts that came too late for their step are accounted for as dropped ("late"), those of a
+round that was not committed as dropped ("missed").
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class SharedTurn(Turn):
         theta = parts.committed.shared_theta
         assert theta is not None
         await parts.run_in_thread(lambda: theta.begin(number, parts.committed.parameters))
+        await self._upkeep.momentum.settle()
         self._local = self._begin(number, "base")
         self._spawn(self._shared.run)
         while not (self._shared.has_offer or self._local.is_done):
@@ -106,6 +107,10 @@ class SharedTurn(Turn):
         assert local is not None
         self._shared.close()
         await local.end(machine.head, machine.number)
+        committed = self.driver.committed
+        finals = None if committed is None else [final.payload for final in committed.finals]
+        await self._shared.settle(finals)
+        self._upkeep.momentum.had_parts_in(self._shared.rings)
         if work.account.carried:
             work.offer(machine.head, machine.number, self._told_spans)
 

@@ -7,6 +7,7 @@ import math
 import structlog
 import trio
 
+from gossamer.node.rounds.carried_momentum import CarriedMomentum
 from gossamer.node.rounds.parts import Parts, Progress
 from gossamer.node.storage.committed import CannotRebuildError, chunks_with
 from gossamer.node.storage.disk import DiskError
@@ -15,7 +16,12 @@ from gossamer.protocol.ids import Digest
 from gossamer.protocol.work_account import mask_of
 
 SAVE_SECONDS = 30.0
-"""Residual that is only rounding error, and the inner optimiser, are written at most this often."""
+"""Residual that is only rounding error, and what the trainer keeps (the inner optimiser or the
+momentum of shared steps), are written at most this often."""
+
+SAVE_SHARE = 0.02
+"""Part of the wall time that the trainer may write for, and not train: one or two vectors of the
+model's size, to a slow disk."""
 
 EVALUATION_SHARE = 0.02
 """Part of the wall time that evaluating on held-out text may take."""
@@ -35,7 +41,9 @@ class Upkeep:
     def __init__(self, parts: Parts, progress: Progress) -> None:
         self._parts = parts
         self._progress = progress
-        self._saved_seconds = -math.inf
+        self.momentum = CarriedMomentum(parts)
+        self._save_seconds = -math.inf
+        """When it is time to save."""
         self._evaluate_seconds = -math.inf
         self._fresh_heldout_loss: float | None = None
         self._finals: dict[Digest, tuple[ChunkFinal, ...]] = {}
@@ -138,18 +146,19 @@ class Upkeep:
     # Files
 
     async def save(self, *, now: bool = False) -> None:
-        """Residual and inner optimiser to disk, where it is time."""
+        """Residual, and what the trainer keeps, to disk where it is time."""
         parts = self._parts
         if not parts.committed.is_loaded:
             return  # nothing is carried yet, and the disk may hold what has not been read
-        due = now or trio.current_time() - self._saved_seconds > SAVE_SECONDS
+        due = now or trio.current_time() > self._save_seconds
         if not (due or parts.work.must_save):
             return
         try:
             await parts.run_in_thread(parts.work.save)
             if due:
-                self._saved_seconds = trio.current_time()
-                await parts.trainer.save()
+                seconds = await parts.trainer.save(await self.momentum.settle())
+                pause_seconds = max(SAVE_SECONDS, seconds / SAVE_SHARE)
+                self._save_seconds = trio.current_time() + pause_seconds
         except DiskError as error:
             parts.health.failed("residual", error)
         else:

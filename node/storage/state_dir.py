@@ -8,7 +8,7 @@
     head               the newest committed header
     chain/             committed headers
     blocks/            what is addressed by its digest        (`blocks`)
-    optimizer          the trainer's local AdamW state
+    optimizer          AdamW's moments, or with shared steps the momentum: the trainer's own
 
 Files are replaced as a whole and reach the disk before the old ones go (`disk.write_atomically`),
 so that a process killed at any instant leaves either the old content or the new.

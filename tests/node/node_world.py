@@ -79,6 +79,8 @@ class NumbersTrainer:
 
     step_seconds = STEP_SECONDS
     is_up = True
+    lives = 1
+    loaded_momentum: messages.Place | None = None
     failure: str | None = None
 
     def __init__(
@@ -250,8 +252,11 @@ class NumbersTrainer:
     def resume(self) -> None:
         pass
 
-    async def save(self) -> None:
+    async def keep_momentum(self, *, keep: bool) -> None:
         pass
+
+    async def save(self, place: messages.Place) -> float:
+        return 0.0
 
 
 def every_place(codec: SignCodec) -> list[int]:

@@ -25,6 +25,7 @@ from gossamer.node.machine.training import FAILURES_MAX, ProcessTrainer
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.protocol.manifest import Manifest
 from gossamer.trainer import messages as m
+from gossamer.trainer.checkpoint import load_momentum
 from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
 
 PATIENCE_SECONDS = 60
@@ -112,19 +113,19 @@ def act(
     monkeypatch: pytest.MonkeyPatch,
     told: Told,
     behaviour: str = "",
-    code: str = WORKER,
+    code: str | None = WORKER,
+    optimizer_path: str = "unused",
 ) -> None:
-    """Runs a story with a trainer whose worker is Python code."""
-    code = code.replace("{num_parameters}", str(NUM_PARAMETERS)).replace("{behaviour}", behaviour)
-
-    def new_process(_num_parameters: int) -> TrainerProcess:
-        return TrainerProcess(NUM_PARAMETERS, command=[sys.executable, "-c", code])
-
-    monkeypatch.setattr(training, "TrainerProcess", new_process)
+    """Runs a story with a trainer whose worker is Python code, or without any the real one."""
+    if code is not None:
+        code = code.replace("{num_parameters}", str(NUM_PARAMETERS))
+        command = [sys.executable, "-c", code.replace("{behaviour}", behaviour)]
+        process = TrainerProcess(NUM_PARAMETERS, command=command)
+        monkeypatch.setattr(training, "TrainerProcess", lambda _num_parameters: process)
     trainer = ProcessTrainer(
         manifest,
         Settings(state_dir=Path("unused")),
-        "unused",
+        optimizer_path,
         on_step=lambda _step: None,
         on_shared=lambda _shared: None,
         on_need=lambda _tokens: None,
@@ -235,7 +236,7 @@ def test_a_worker_that_exits_at_once_is_given_up_and_tried_again_when_told(
         assert told.restarts == ["failed"] * (FAILURES_MAX - 1)
         assert not await trainer.genesis()
         assert await trainer.evaluate(["a"], 1, 1.0) is None
-        await trainer.save()
+        await trainer.save(m.Place(head=bytes(32)))
         await trainer.stop()
         assert (await train(trainer, 2)).steps == 0
         assert len(told.restarts) == FAILURES_MAX - 1, "it was started again by itself"
@@ -250,6 +251,31 @@ def test_a_worker_that_exits_at_once_is_given_up_and_tried_again_when_told(
 
     check = f"if os.path.exists({str(broken)!r}): sys.exit('no torch here')"
     act(story, manifest, monkeypatch, told, check)
+
+
+def test_the_next_worker_finds_the_momentum_and_waits_for_word_of_it(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    manifest.sync = "distro"  # type: ignore[misc]
+    path = tmp_path / "momentum"
+    saved, later = m.Place(head=b"h" * 32, rings=(b"r" * 32,)), m.Place(head=b"l" * 32)
+
+    async def story(trainer: ProcessTrainer, _nursery: trio.Nursery) -> None:
+        await until(lambda: trainer.is_up)
+        assert (trainer.lives, trainer.loaded_momentum) == (1, None)
+        assert await trainer.save(saved) > 0
+        content = path.read_bytes()
+        assert trainer.pid is not None
+        os.kill(trainer.pid, signal.SIGKILL)
+        await until(lambda: trainer.lives == 2 and trainer.is_up)
+        assert trainer.loaded_momentum == saved
+        await trainer.save(later)
+        assert path.read_bytes() == content
+        await trainer.keep_momentum(keep=True)
+        await trainer.save(later)
+        assert load_momentum(manifest.model, path).place == later
+
+    act(story, manifest, monkeypatch, Told(), code=None, optimizer_path=str(path))
 
 
 def test_failures_count_anew_after_a_finished_round(

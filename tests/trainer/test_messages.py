@@ -37,11 +37,21 @@ def test_every_message_comes_back(model_config: ModelConfig, inner_config: Inner
         m.Evaluate(paths=("a", "b"), tokens_max=5),
         m.Forget(),
         m.Save(),
+        m.Save(place=m.Place(head=b"h" * 32, rings=(b"r" * 32,))),
+        m.KeepMomentum(keep=True),
         m.Exit(),
     ]
     from_worker: list[m.FromWorker] = [
         m.Configured(
             device="cpu", device_name="x", num_parameters=1, precision="fp32", optimizer_steps=0
+        ),
+        m.Configured(
+            device="cpu",
+            device_name="x",
+            num_parameters=1,
+            precision="fp32",
+            optimizer_steps=0,
+            momentum=m.Place(head=b"h" * 32),
         ),
         m.Alive(busy_seconds=0.5),
         m.GenesisDone(),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+import torch
 
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
 from gossamer.protocol.sign_codec import SignCodec, SignUpdate
+from gossamer.trainer.checkpoint import CheckpointError, load_momentum, load_optimizer
 from gossamer.trainer.dct_exact import grids_of
-from gossamer.trainer.messages import SharedSteps
+from gossamer.trainer.messages import Place, SharedSteps
+from gossamer.trainer.optimizer import AdamW
 from gossamer.trainer.shared_round import SharedTrainer
 from gossamer.trainer.shared_step import shapes_of, shared_rate_at, shared_step
 
@@ -20,7 +25,7 @@ MakePeer = Callable[..., SharedTrainer]
 
 @pytest.fixture
 def make_peer(model_config: ModelConfig, inner_config: InnerConfig, shard: str) -> MakePeer:
-    def make(base: np.ndarray, *, lookahead: bool = False) -> SharedTrainer:
+    def make(base: np.ndarray, *, lookahead: bool = False, path: Path | str = "") -> SharedTrainer:
         trainer = SharedTrainer(
             model_config,
             inner_config,
@@ -30,6 +35,7 @@ def make_peer(model_config: ModelConfig, inner_config: InnerConfig, shard: str) 
             pseudo_gradient=np.ones_like(base),
             token_bytes=2,
             device="cpu",
+            optimizer_path=str(path),
         )
         trainer.push(0, shard, 0, 4400)
         return trainer
@@ -128,10 +134,133 @@ def test_it_takes_its_gradients_where_all_are(
     assert (first.is_positive == second.is_positive).all()
 
 
-def test_no_moments_are_kept(make_peer: MakePeer, base: np.ndarray) -> None:
+PLACE = Place(head=b"h" * 32, rings=(b"r" * 32,))
+
+
+@pytest.fixture
+def saved(make_peer: MakePeer, base: np.ndarray, codec: SignCodec, tmp_path: Path) -> SharedTrainer:
+    """A trainer with some steps behind it, and the last part not taken; saved in a file."""
+    peer = make_peer(base, lookahead=True, path=tmp_path / "momentum")
+    assert (peer.optimizer_problem, peer.loaded_momentum) == ("", None)
+    peer.genesis()
+    peer.begin(1, 0, 3, 600.0)
+    for is_taken in (True, True, False):
+        next_update(peer, codec)
+        peer.share(taken=is_taken)
+    peer.finish()
+    assert peer.save(PLACE) == ""
+    return peer
+
+
+def test_a_momentum_that_is_kept_goes_on_as_if_nothing_had_happened(
+    make_peer: MakePeer, base: np.ndarray, codec: SignCodec, saved: SharedTrainer, tmp_path: Path
+) -> None:
+    assert [p.name for p in tmp_path.iterdir() if "momentum" in p.name] == ["momentum"]
+    size = (tmp_path / "momentum").stat().st_size
+    assert 4 * base.size < size < 4 * base.size + 1024
+    again = make_peer(base, lookahead=True, path=tmp_path / "momentum")
+    assert (again.optimizer_problem, again.loaded_momentum) == ("", PLACE)
+    again.keep_momentum(keep=True)
+    assert torch.equal(again._momentum.values, saved._momentum.values)
+    saved.forget()
+    saved.push(0, str(tmp_path / "shard"), 0, 4400)
+    offers = []
+    for peer in (saved, again):
+        peer.begin(2, 3, 1, 600.0)
+        update = next_update(peer, codec)
+        peer.share(taken=True)
+        offers.append((update.places.tobytes(), update.is_positive.tobytes()))
+    assert offers[0] == offers[1]
+    assert torch.equal(again._momentum.values, saved._momentum.values)
+
+
+@pytest.mark.parametrize("word", [None, False])
+def test_a_momentum_without_word_of_it_is_dropped(
+    make_peer: MakePeer, base: np.ndarray, saved: SharedTrainer, tmp_path: Path, word: bool | None
+) -> None:
+    path = tmp_path / "momentum"
+    content = path.read_bytes()
+    again = make_peer(base, path=path)
+    assert again._momentum.values.any()
+    # What a round may have taken parts of is not saved as if it had been asked about.
+    assert again.save(Place(head=b"n" * 32)) == ""
+    assert path.read_bytes() == content
+    if word is not None:
+        again.keep_momentum(keep=word)
+    again.begin(2, 3, 1, 600.0)
+    assert not again._momentum.values.any()
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("damage", ["cut", "value", "place", "rate", "nan", "text", "empty"])
+def test_a_damaged_momentum_is_refused_with_one_message(
+    make_peer: MakePeer, base: np.ndarray, saved: SharedTrainer, tmp_path: Path, damage: str
+) -> None:
+    path = tmp_path / "momentum"
+    data = bytearray(path.read_bytes())
+    if damage == "cut":
+        data = data[:-100]
+    elif damage == "value":
+        data[-5] ^= 1
+    elif damage == "place":
+        at = data.index(b"place") + 40
+        data[at : at + 1] = b"0" if data[at : at + 1] != b"0" else b"1"
+    elif damage == "rate":
+        at = data.index(b"last_rate") + len('last_rate":"0x1.')
+        data[at : at + 1] = b"0" if data[at : at + 1] != b"0" else b"1"
+    elif damage == "nan":
+        values = saved._momentum.values
+        values[3] = torch.nan
+        assert saved.save(PLACE) == ""
+        data = bytearray(path.read_bytes())
+    else:
+        data = bytearray(b"no momentum" if damage == "text" else b"")
+    path.write_bytes(data)
+    again = make_peer(base, path=path)
+    assert str(path) in again.optimizer_problem
+    assert "damaged" in again.optimizer_problem
+    assert again.optimizer_problem.endswith("; the momentum starts at zero")
+    assert again.loaded_momentum is None
+    assert not again._momentum.values.any()
+    assert again.save(PLACE) == ""
+    assert make_peer(base, path=path).loaded_momentum == PLACE
+
+
+def test_a_momentum_of_another_model_or_format_is_refused(
+    make_peer: MakePeer,
+    base: np.ndarray,
+    model_config: ModelConfig,
+    saved: SharedTrainer,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "momentum"
+    other = msgspec.structs.replace(model_config, rope_theta=5.0)  # with as many parameters
+    with pytest.raises(CheckpointError, match="another model"):
+        load_momentum(other, path)
+    parameters = [torch.nn.Parameter(torch.zeros(2, 2))]
+    with pytest.raises(CheckpointError, match="another model or format"):
+        load_optimizer(AdamW(parameters, saved._inner), model_config, path)
+
+
+def test_a_full_disk_keeps_the_old_momentum(
+    base: np.ndarray, saved: SharedTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "momentum"
+    old = path.read_bytes()
+
+    def no_space(_fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gossamer.trainer.checkpoint.os.fsync", no_space)
+    assert "No space left on device" in saved.save(Place(head=b"n" * 32))
+    assert path.read_bytes() == old
+    assert [p.name for p in tmp_path.iterdir() if "momentum" in p.name] == ["momentum"]
+
+
+def test_without_a_path_nothing_is_kept(make_peer: MakePeer, base: np.ndarray) -> None:
     peer = make_peer(base)
     assert peer.optimizer_steps == 0
-    assert peer.save() == ""
+    assert peer.save(PLACE) == ""
 
 
 def test_steps_that_are_skipped_offer_what_was_there_before(

@@ -91,7 +91,9 @@ def test_the_end_of_stdin_ends_it_in_the_middle_of_a_round(worker: Worker) -> No
 def test_sigterm_ends_it_and_sigint_does_not(worker: Worker) -> None:
     worker.send_signal(signal.SIGINT)
     say(worker, m.Save())
-    assert hear(worker) == m.Saved()
+    answer = hear(worker)
+    assert isinstance(answer, m.Saved)
+    assert answer.problem == ""
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(30) == 0
 
@@ -220,8 +222,9 @@ def test_a_round_of_shared_steps_waits_for_the_others(configure: m.Configure, sh
         say(worker, m.Share(taken=True))  # of the last one; the round is over
 
 
-def test_share_is_for_workers_that_share(worker: Worker) -> None:
-    say(worker, m.Share(taken=True))
+@pytest.mark.parametrize("message", [m.Share(taken=True), m.KeepMomentum(keep=True)])
+def test_what_is_for_workers_that_share(worker: Worker, message: m.ToWorker) -> None:
+    say(worker, message)
     failed = hear(worker)
     assert isinstance(failed, m.Failed)
     assert "without shared steps" in failed.reason

@@ -1,0 +1,96 @@
+"""Whether the momentum that a trainer found on disk may be gone on from (`sync = "distro"`).
+
+What the others did not take of a gradient stays in the trainer's decoupled momentum. It is saved
+when other work is, between rounds, with its place in the chain: the head, and the rings on that
+head that it had parts in, should they be committed later. After a restart, of the trainer or of the
+whole node, rounds since may have taken parts of it. As for all work, only headers take: where each
+header on the way from that head to the present one has no tokens of ours, or is of a ring that was
+saved with it, nothing that is in the momentum was taken, and it is gone on from. Otherwise it is
+dropped whole, because which part of it was taken is not known: rather lost than counted twice. It
+is also dropped where the chain went another way, and where it is stale like other work
+(`rounds.stale_rounds`).
+
+So a node keeps its momentum that leaves in order, at whatever moment, or pauses, or falls while no
+ring has parts that are newer than its file. One that falls in the middle of a round, which the
+others finish with its parts, loses it.
+
+A ring that has parts of an earlier life may be committed after the new life began. So the question
+is asked again at every turn and before every save, until a ring is committed that has parts of the
+present trainer: the other one's round is not in this chain then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from gossamer.node.rounds.parts import Parts
+from gossamer.node.storage.committed import CannotRebuildError
+from gossamer.protocol.ids import Digest, short
+from gossamer.trainer.messages import Place
+
+RINGS_MAX = 16
+"""Rings on one head that are remembered; each attempt at a round is one, and of several the newest
+are those that may be committed."""
+
+log = structlog.get_logger("node")
+
+
+class CarriedMomentum:
+    """Lives as long as the node."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._life = 0
+        """Of the trainer that the rest is about."""
+        self._loaded: Place | None = None
+        """Of the momentum that it found on disk, while that is in question."""
+        self._head: Digest | None = None
+        self._rings: tuple[bytes, ...] = ()
+        """On that head, which it had parts in."""
+
+    def had_parts_in(self, rings: Sequence[Digest]) -> None:
+        """All of ours in these rings are of the trainer that the last `settle` was about, and what
+        they took is out of its momentum."""
+        self._rings = (*self._rings, *rings)[-RINGS_MAX:]
+
+    async def settle(self) -> Place:
+        """Tells the trainer whether to keep a momentum that it found, on the present head; the
+        place of what it has then. Between rounds."""
+        parts, head = self._parts, self._parts.committed.head
+        if self._life != parts.trainer.lives:
+            self._life, self._loaded = parts.trainer.lives, parts.trainer.loaded_momentum
+            self._rings = ()
+        loaded = self._loaded
+        if loaded is not None:
+            reason, is_over = await parts.run_in_thread(lambda: self._judge(loaded, head))
+            is_same = self._life == parts.trainer.lives  # another one's is judged next time
+            await parts.trainer.keep_momentum(keep=is_same and not reason)
+            if reason:
+                log.info("the momentum on disk is dropped", reason=reason)
+            rings = loaded.rings if loaded.head == head else ()
+            self._loaded = None if reason or is_over else Place(head, rings)
+        if self._head != head:
+            self._head, self._rings = head, ()
+        return Place(head, (*(self._loaded.rings if self._loaded else ()), *self._rings))
+
+    def _judge(self, loaded: Place, head: Digest) -> tuple[str, bool]:
+        """Why it is dropped, if it is; whether that is settled for good, by a ring of this life."""
+        parts = self._parts
+        way = parts.committed.chain.path_between(Digest(loaded.head), head)
+        if way is None:
+            return f"{short(Digest(loaded.head))} is not in the chain", False
+        if len(way) > parts.manifest.stale_rounds:
+            return f"it missed {len(way)} rounds", False
+        is_over = False
+        for one in way:
+            try:
+                header = parts.committed.header(one)
+            except CannotRebuildError as error:
+                return f"what was taken of it is not known: {error}", False
+            if any(member.peer_id == parts.me and member.tokens for member in header.members):
+                if header.ring_id not in (*loaded.rings, *self._rings):
+                    return f"round {header.round} took parts of it", False
+                is_over = is_over or header.ring_id in self._rings
+        return "", is_over
