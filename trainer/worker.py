@@ -310,7 +310,7 @@ def main() -> int:
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    # The file of moments is replaced atomically, so there is nothing to tidy up.
+    # What is kept on disk is replaced atomically, so there is nothing to tidy up.
     os._exit(0)
 
 

@@ -59,7 +59,8 @@ class CarriedMomentum:
         """Tells the trainer whether to keep a momentum that it found, on the present head; the
         place of what it has then. Between rounds."""
         parts, head = self._parts, self._parts.committed.head
-        if self._life != parts.trainer.lives:
+        is_new = self._life != parts.trainer.lives
+        if is_new:
             self._life, self._loaded = parts.trainer.lives, parts.trainer.loaded_momentum
             self._rings = ()
         loaded = self._loaded
@@ -69,6 +70,8 @@ class CarriedMomentum:
             await parts.trainer.keep_momentum(keep=is_same and not reason)
             if reason:
                 log.info("the momentum on disk is dropped", reason=reason)
+            elif is_new:
+                log.info("training goes on from the momentum on disk")
             rings = loaded.rings if loaded.head == head else ()
             self._loaded = None if reason or is_over else Place(head, rings)
         if self._head != head:

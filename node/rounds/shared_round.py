@@ -15,6 +15,7 @@ Rules
   nobody waits.
 - Who begins a step has no token to compare with, and waits as long from the step before.
 - What the final of a step contains of mine is taken out of my momentum; what it does not, stays.
+  If that is not known of a part when the round ends, it goes: rather lost than counted twice.
 """
 
 from __future__ import annotations
@@ -187,9 +188,8 @@ class SharedRound:
 
     async def settle(self, finals: Sequence[Payload] | None) -> None:
         """After `close`, when the trainer has ended the round: tells it what became of a part whose
-        step was not taken here. `finals`: of all steps, if the round is committed.
-
-        Otherwise it may be yet, with that part: rather lost than counted twice.
+        step was not taken here. `finals`: of all steps, if the round is committed. Otherwise it may
+        be yet, with that part.
         """
         await self._ended.wait()
         steps = self._steps

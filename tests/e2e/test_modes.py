@@ -12,12 +12,27 @@ from daemons import (
     PATIENCE_SECONDS,
     digests_on_disk,
     in_rounds_of,
+    poll,
+    said,
     wait_for_round,
 )
 
 from gossamer.node.local.local_swarm import LocalSwarm
+from gossamer.node.storage.state_dir import StateDir
 
 pytestmark = pytest.mark.e2e
+
+
+def write_manifest(folder: Path, top: str, outer: str) -> Path:
+    """With these lines at the top and under [outer]."""
+    manifest = folder / "run.toml"
+    text = MANIFEST.replace("[tokenizer]", f"{top}\n[tokenizer]", 1)
+    for line in outer.splitlines():  # instead of what the file has for that key
+        text = re.sub(rf"^{line.split()[0]} = .*\n", "", text, flags=re.MULTILINE)
+    if "fragments" in outer:  # a layer for each
+        text = text.replace("num_layers = 1", "num_layers = 2", 1)
+    manifest.write_text(text.replace("[outer]", f"[outer]\n{outer}", 1))
+    return manifest
 
 
 @pytest.mark.parametrize(
@@ -31,13 +46,7 @@ pytestmark = pytest.mark.e2e
     ids=["int4", "sparse", "distro", "fragments"],
 )
 def test_three_agree_and_two_go_on(tmp_path: Path, corpus: Path, top: str, outer: str) -> None:
-    manifest = tmp_path / "run.toml"
-    text = MANIFEST.replace("[tokenizer]", f"{top}\n[tokenizer]", 1)
-    for line in outer.splitlines():  # instead of what the file has for that key
-        text = re.sub(rf"^{line.split()[0]} = .*\n", "", text, flags=re.MULTILINE)
-    if "fragments" in outer:  # a layer for each
-        text = text.replace("num_layers = 1", "num_layers = 2", 1)
-    manifest.write_text(text.replace("[outer]", f"[outer]\n{outer}", 1))
+    manifest = write_manifest(tmp_path, top, outer)
     with LocalSwarm(tmp_path, OPTIONS) as swarm:
         seed = swarm.add()
         seed.start("start", "--manifest", str(manifest), "--corpus", str(corpus))
@@ -56,3 +65,26 @@ def test_three_agree_and_two_go_on(tmp_path: Path, corpus: Path, top: str, outer
             assert len({chain[number] for chain in chains if number in chain}) == 1
         assert len(chains[2]) > 0, "the one that was killed had none to compare"
         assert "Traceback" not in "".join(node.tail(10_000) for node in nodes)
+
+
+def test_a_momentum_outlives_its_daemon(tmp_path: Path, corpus: Path) -> None:
+    manifest = write_manifest(tmp_path, 'sync = "distro"', "inner_steps = 20\nwarmup_rounds = 0")
+    # Of these short rounds the seed makes many before the other is back.
+    text = manifest.read_text().replace("[rounds]", "[rounds]\nstale_rounds = 1000", 1)
+    manifest.write_text(text)
+    found = "training goes on from the momentum on disk"
+    with LocalSwarm(tmp_path, OPTIONS) as swarm:
+        seed = swarm.add()
+        seed.start("start", "--manifest", str(manifest), "--corpus", str(corpus))
+        node = swarm.join(seed.address())
+        status = node.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of two")
+        assert status.num_parameters is not None
+        assert node.leave() == 0
+        assert not said(node, found)
+        size = StateDir(node.root).optimizer_path.stat().st_size
+        assert 4 * status.num_parameters < size < 4 * status.num_parameters + 1024
+        node.start("start")
+        poll(lambda: said(node, found), "word of its momentum")
+        node.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of two after the restart")
+        assert not said(node, "momentum on disk is dropped")
+        assert "Traceback" not in node.tail(10_000)
