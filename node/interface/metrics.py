@@ -15,7 +15,14 @@ from importlib.metadata import PackageNotFoundError, version
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gossamer.node.interface.status import OUTCOMES, PHASES, DataStatus, Outcome, WorkStatus
+from gossamer.node.interface.status import (
+    OUTCOMES,
+    PHASES,
+    DataStatus,
+    Outcome,
+    OuterStep,
+    WorkStatus,
+)
 from gossamer.node.machine.capacity import GpuCollector, Gpus
 from gossamer.protocol.messages import Phase
 
@@ -209,6 +216,13 @@ class Metrics:
         self.round_group_size = gauge("round_group_size", "Members of the newest ring.")
         self.round = gauge("round", "The newest committed round.")
         self.swarm_tokens = gauge("swarm_tokens", "Tokens of all peers in the committed chain.")
+        self._outer_learning_rate = gauge(
+            "outer_learning_rate", "Chosen by the newest round, NaN if it chose none."
+        )
+        self._outer_momentum = gauge(
+            "outer_momentum", "Chosen by the newest round, NaN if it chose none."
+        )
+        self.set_outer_step(None)
         # Data.
         self._data_epochs = gauge(
             "data_epochs", "Epochs of the data that the committed chain has consumed."
@@ -266,6 +280,10 @@ class Metrics:
         self._data_epochs.set(data.epoch + data.tokens_consumed / data.num_tokens)
         self._data_shards.set(data.num_shards)
         self._data_shards_consumed.set(data.shards_consumed)
+
+    def set_outer_step(self, step: OuterStep | None) -> None:
+        self._outer_learning_rate.set(math.nan if step is None else step.learning_rate)
+        self._outer_momentum.set(math.nan if step is None else step.momentum)
 
     def observe_round_phase(self, phase: str, seconds: float) -> None:
         """`phase` is one of `ROUND_PHASES`."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import trio
 
 from gossamer.node.interface.metrics import package_version
-from gossamer.node.interface.status import CapacityStatus, DataStatus, PeerStatus, Status
+from gossamer.node.interface.status import CapacityStatus, DataStatus, OuterStep, PeerStatus, Status
 from gossamer.node.peers.exchange import BlockService
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
@@ -77,6 +77,7 @@ class Reporter:
             peers=self._peers(),
             peers_banned=node.swarm.num_banned,
             last_round=progress.last_round,
+            outer_step=self._outer_step(),
             loss_history=progress.history.points(),
         )
 
@@ -95,6 +96,10 @@ class Reporter:
             shards_consumed=progress.shards_consumed,
             num_shards=progress.num_shards,
         )
+
+    def _outer_step(self) -> OuterStep | None:
+        tuned = self._participant.parts.committed.tuned
+        return None if tuned is None else OuterStep(learning_rate=tuned[0], momentum=tuned[1])
 
     def _peers(self) -> tuple[PeerStatus, ...]:
         connected = set(self._transport.peers())
@@ -126,6 +131,7 @@ class Reporter:
             metrics.rounds_behind.set(self._rounds_behind())
             metrics.swarm_tokens.set(self._participant.parts.committed.entry.tokens_total)
             metrics.set_data(self._data())
+            metrics.set_outer_step(self._outer_step())
             for peer in self._transport.peers():
                 seconds = self._transport.round_trip_seconds(peer)
                 if seconds is not None:

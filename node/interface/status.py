@@ -77,6 +77,13 @@ class LastRound(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
 
 
+class OuterStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What a round chose its outer step with (`outer.displacement`)."""
+
+    learning_rate: float
+    momentum: float
+
+
 class LossPoint(msgspec.Struct, frozen=True, kw_only=True):
     """One round of the curve."""
 
@@ -163,6 +170,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     peers_banned: int = 0
     """Peers that broke the protocol and are refused for a while."""
     last_round: LastRound | None = None
+    outer_step: OuterStep | None = None
+    """Of the newest committed round; None where it chose nothing, or is of an earlier life."""
     loss_history: tuple[LossPoint, ...] = ()
     """The curve so far, oldest first, at most `LOSS_POINTS_MAX` points."""
 

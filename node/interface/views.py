@@ -88,6 +88,9 @@ def _render_node(status: Status) -> Table:
             f"contributed, {last.duration_seconds:.1f} s, {format_bytes(last.bytes_sent)} sent, "
             f"{format_bytes(last.bytes_received)} received",
         )
+    outer = status.outer_step
+    if outer is not None:
+        row("outer step", f"momentum {outer.momentum:.2f}, learning rate {outer.learning_rate:.2f}")
     return table
 
 

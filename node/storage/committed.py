@@ -110,6 +110,9 @@ class CommittedState:
         self._retention = Retention(store, clock)
         self._held: list[Digest] = []
         self.is_loaded = False
+        self.tuned: tuple[float, float] | None = None
+        """(learning rate, momentum) that the newest round chose, see `NextState.tuned`; None too
+        while there was none in this life."""
         self._is_on_disk = True
 
     @property
@@ -221,6 +224,7 @@ class CommittedState:
         np.copyto(self.parameters, new.parameters)
         self.momentum, new.momentum = new.momentum, self.momentum
         self.index, new.index = new.index, None
+        self.tuned = self._next.tuned
         self.ledger = ledger
         self.head = head
 
@@ -273,6 +277,7 @@ class CommittedState:
         if momentum is not self.momentum:
             np.copyto(self.momentum, momentum)
         self.index, self.ledger, self.head = index, ledger, entry.head
+        self.tuned = None
         self.is_loaded = True
 
     def has_checkpoint(self, head: Digest) -> bool:

@@ -50,6 +50,9 @@ class NextState:
             self.payloads = payloads_of(manifest.sync, manifest.outer)
         self.vectors = StateVectors(np.empty_like(base), np.empty_like(base))
         """Without an index they hold nothing that means something."""
+        self.tuned: tuple[float, float] | None = None
+        """(learning rate, momentum) that the round chose; None where it took those of the manifest,
+        or the work of a lone peer as it was."""
 
     def compute(
         self,
@@ -90,6 +93,7 @@ class NextState:
         members: Sequence[Member],
     ) -> None:
         new, outer = self.vectors, self._manifest.outer
+        self.tuned = None
         if exchange is not self.exchanges.whole:
             np.copyto(new.parameters, present.parameters)
             np.copyto(new.momentum, present.momentum)
@@ -103,7 +107,7 @@ class NextState:
         for part, average, mask in self._averages(exchange, finals, masks, members):
             rate, mu = outer.rates_of(round_number, mask.bit_count())
             if tuned is not None and mask.bit_count() > 1:
-                rate, mu = tuned
+                rate, mu = self.tuned = tuned
             nesterov(
                 present.parameters[part],
                 present.momentum[part],

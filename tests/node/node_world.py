@@ -288,6 +288,7 @@ def found(
     overlap: bool = False,
     inner_steps: int = 4,
     fragments: int = 1,
+    displacement: float = 0.0,
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     blocks: list[bytes] = []
@@ -330,6 +331,7 @@ def found(
                 top_k=4 if codec == "distro" else 64,
                 overlap=overlap,
                 fragments=fragments,
+                displacement=displacement,
             ),
             rounds=RoundConfig(
                 round_seconds=30.0,
@@ -372,6 +374,7 @@ class World:
     overlap: bool = False
     inner_steps: int = 4
     fragments: int = 1
+    displacement: float = 0.0
     latency_seconds: float = 0.01
     """Of every link, one way."""
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -385,6 +388,7 @@ class World:
             overlap=self.overlap,
             inner_steps=self.inner_steps,
             fragments=self.fragments,
+            displacement=self.displacement,
         )
         self._scopes: dict[str, trio.CancelScope] = {}
         self.tasks: dict[str, trio.lowlevel.Task] = {}

@@ -16,6 +16,7 @@ from gossamer.node.interface.status import (
     CapacityStatus,
     DataStatus,
     LastRound,
+    OuterStep,
     PeerStatus,
     Status,
     WorkStatus,
@@ -52,6 +53,7 @@ STATUS = Status(
                       device="[red]GPU\x1b[2J", connected=True),),
     last_round=LastRound(round=12, members=("a", "b"), contributors=("a",), duration_seconds=1.5,
                          bytes_sent=1500, bytes_received=0, outcome="committed"),
+    outer_step=OuterStep(learning_rate=1.0, momentum=0.456),
 )  # fmt: skip
 
 
@@ -210,6 +212,7 @@ def test_the_table_shows_what_peers_say_without_believing_it() -> None:
     assert "epoch 2, 25.0% of it: 3 of 16 shards consumed" in text
     assert "Fast GPU (cuda, 24.0 GB, 8 cores)" in text
     assert "12 committed: 1 of 2 contributed, 1.5 s, 1.5 kB sent" in text
+    assert "momentum 0.46, learning rate 1.00" in text
     assert "[red]GPU\\x1b[2J" in text
     assert "1,234" in text
     assert "\x1b" not in text

@@ -7,7 +7,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gossamer.node.interface.metrics import Metrics
-from gossamer.node.interface.status import DataStatus, WorkStatus
+from gossamer.node.interface.status import DataStatus, OuterStep, WorkStatus
 from gossamer.node.machine.capacity import Gpus
 
 
@@ -46,6 +46,8 @@ def test_the_set_of_metrics() -> None:
         "rounds",
         "round_duration_seconds",
         "round_group_size",
+        "outer_learning_rate",
+        "outer_momentum",
         "round",
         "rounds_behind",
         "last_round_success_timestamp_seconds",
@@ -138,6 +140,16 @@ def test_where_the_chain_stands_in_the_data() -> None:
     assert sample(metrics, "data_epochs") == 2.25
     assert sample(metrics, "data_shards") == 4
     assert sample(metrics, "data_shards_consumed") == 1
+
+
+def test_the_outer_step_that_a_round_chose() -> None:
+    metrics = Metrics()
+    for name in ("outer_learning_rate", "outer_momentum"):
+        assert math.isnan(sample(metrics, name) or 0.0)
+    metrics.set_outer_step(OuterStep(learning_rate=0.8, momentum=0.0))
+    assert (sample(metrics, "outer_learning_rate"), sample(metrics, "outer_momentum")) == (0.8, 0.0)
+    metrics.set_outer_step(None)
+    assert math.isnan(sample(metrics, "outer_momentum") or 0.0)
 
 
 def test_the_end_of_a_round() -> None:

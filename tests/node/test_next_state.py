@@ -83,12 +83,17 @@ def test_the_outer_step_is_as_long_as_the_manifest_says(fragments: int) -> None:
     step = setting.take([0b11] * setting.exchange.plan.num_chunks)
     own = np.median([norm_of(work) for work in setting.works])
     assert norm_of(step) == pytest.approx(DISPLACEMENT * own, rel=1e-3)
+    assert setting.next.tuned is not None
+    rate, momentum = setting.next.tuned
+    assert rate == 0.8
+    assert 0.0 < momentum < 0.95
 
 
 def test_the_first_quarter_of_the_run_averages_only() -> None:
     setting = Setting(1, EARLY)
     step = setting.take([0b11] * setting.exchange.plan.num_chunks)
     np.testing.assert_allclose(step, np.mean(setting.works, axis=0), atol=1e-6)
+    assert setting.next.tuned == (1.0, 0.0)
 
 
 def test_what_a_single_member_did_is_taken_as_it_is() -> None:
@@ -98,3 +103,10 @@ def test_what_a_single_member_did_is_taken_as_it_is() -> None:
     alone = plan.range_of(0)
     np.testing.assert_allclose(step[alone], setting.works[0][alone], atol=1e-6)
     assert norm_of(step) > 1.1 * norm_of(np.mean(setting.works, axis=0))
+
+
+def test_a_round_of_one_member_chooses_nothing() -> None:
+    setting = Setting(1, LATE)
+    for mask, is_chosen in ((0b11, True), (0b01, False)):
+        setting.take([mask] * setting.exchange.plan.num_chunks)
+        assert (setting.next.tuned is not None) is is_chosen

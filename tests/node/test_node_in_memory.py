@@ -7,6 +7,9 @@ from pathlib import Path
 import trio
 from node_world import SlowTrainer, World, assert_every_token_counted_once, simulate
 
+from gossamer.node.interface.reporting import Reporter
+from gossamer.node.interface.status import OuterStep
+
 
 def test_one_peer_commits_alone_and_a_second_joins_at_the_next_round(tmp_path: Path) -> None:
     world = World(tmp_path, seed=1)
@@ -163,5 +166,37 @@ def test_leaving_is_orderly(tmp_path: Path) -> None:
         assert account.carried == 0, "its last work was handed over"
         before = world.round("a")
         await world.reach(before + 3, "a", seconds=20)
+
+    simulate(world, story)
+
+
+def test_the_status_shows_the_outer_step_that_the_newest_round_chose(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=12, wait_for_peers=1, inner_steps=40, displacement=1.4)
+
+    def shown(name: str) -> OuterStep | None:
+        node = world.nodes[name]
+        assert node.participant is not None
+        reporter = Reporter(
+            node.participant, node._store, node._blocks, node._my_capacity, node._state_dir.health
+        )
+        return reporter.status().outer_step
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await world.until(lambda: world.participant_or_none("a") is not None)
+        assert shown("a") is None
+        await world.reach(2, "a", "b")
+        assert shown("a") == OuterStep(learning_rate=1.0, momentum=0.0)
+        # The first quarter of the run's thousand steps averages only.
+        await world.reach(9, "a", "b")
+        late = shown("a")
+        assert late is not None
+        assert late.learning_rate == 0.7
+        assert late == shown("b")
+        world.crash("b")
+        before = world.round("a")
+        await world.reach(before + 2, "a")
+        assert shown("a") is None, "a lone peer's work is taken as it is"
 
     simulate(world, story)
