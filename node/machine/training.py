@@ -124,9 +124,15 @@ class Trainer(Protocol):
         """Whether a worker goes on from the momentum that it found on disk. Unless it was told so,
         its first round begins without it."""
 
-    async def save(self, place: messages.Place) -> float:
-        """Writes the inner optimiser's state, or the momentum and its place, to disk; the seconds
-        that it took."""
+    save_seconds: float
+    """What the newest save took."""
+
+    async def save(self, place: messages.Place) -> None:
+        """Has the inner optimiser's state, or the momentum and its place, written to disk after the
+        step that the worker is at. Nothing if it has not come to the last one yet."""
+
+    async def is_saved(self) -> None:
+        """Waits until that is done, or the worker is gone."""
 
 
 class ProcessTrainer:
@@ -150,6 +156,7 @@ class ProcessTrainer:
         self.pending: FloatVector = np.zeros(self._exchange.plan.num_elements, np.float32)
         self.lives = 0
         self.loaded_momentum: messages.Place | None = None
+        self.save_seconds = 0.0
         self.failure: str | None = None
         self._configure = messages.Configure(
             model=manifest.model,
@@ -188,6 +195,9 @@ class ProcessTrainer:
         self._base_read = trio.Event()
         """Replaced at each `rebase` and `mix`."""
         self._base_read.set()
+        self._saved = trio.Event()
+        """Replaced at each `save`."""
+        self._saved.set()
 
     @property
     def pid(self) -> int | None:
@@ -209,6 +219,7 @@ class ProcessTrainer:
             exit_ = await self._one_life()
             self._set(is_up=False)
             self._base_read.set()  # nobody reads it any more
+            self._saved.set()
             if exit_.wanted:
                 continue
             self._backoff = backoff = self._backoff.after(was_useful=self._was_useful)
@@ -278,6 +289,12 @@ class ProcessTrainer:
                     self._on_need(event.tokens_queued)
                 case messages.Rebased():
                     self._base_read.set()
+                case messages.Saved():
+                    self.save_seconds = event.seconds
+                    if event.problem and not self._save_problem:
+                        log.warning(event.problem)
+                    self._save_problem = event.problem
+                    self._saved.set()
                 case messages.Failed():
                     pass  # its TrainerExit follows and carries the reason
                 case _:
@@ -415,14 +432,14 @@ class ProcessTrainer:
     async def keep_momentum(self, *, keep: bool) -> None:
         await self._tell(messages.KeepMomentum(keep=keep))
 
-    async def save(self, place: messages.Place) -> float:
-        answer = await self._ask(messages.Save(place=place), patient=False)
-        if not isinstance(answer, messages.Saved):
-            return 0.0
-        if answer.problem and not self._save_problem:
-            log.warning(answer.problem)
-        self._save_problem = answer.problem
-        return answer.seconds
+    async def save(self, place: messages.Place) -> None:
+        # Not asked: a round that is under way is the answer that `_ask` waits for.
+        if self.is_up and self._saved.is_set():
+            self._saved = trio.Event()
+            await self._tell(messages.Save(place=place))
+
+    async def is_saved(self) -> None:
+        await self._saved.wait()
 
 
 def _shared_steps(manifest: Manifest) -> messages.SharedSteps | None:

@@ -156,13 +156,21 @@ class Upkeep:
         try:
             await parts.run_in_thread(parts.work.save)
             if due:
-                seconds = await parts.trainer.save(await self.momentum.settle())
-                pause_seconds = max(SAVE_SECONDS, seconds / SAVE_SHARE)
+                await self._save_trainer(wait=now)
+                pause_seconds = max(SAVE_SECONDS, parts.trainer.save_seconds / SAVE_SHARE)
                 self._save_seconds = trio.current_time() + pause_seconds
         except DiskError as error:
             parts.health.failed("residual", error)
         else:
             parts.health.wrote("residual")
+
+    async def _save_trainer(self, *, wait: bool) -> None:
+        trainer = self._parts.trainer
+        if wait:
+            await trainer.is_saved()  # what came before
+        await trainer.save(await self.momentum.settle())
+        if wait:
+            await trainer.is_saved()
 
     # Held-out loss
 

@@ -79,6 +79,7 @@ class NumbersTrainer:
 
     step_seconds = STEP_SECONDS
     is_up = True
+    save_seconds = 0.0
     lives = 1
     loaded_momentum: messages.Place | None = None
     failure: str | None = None
@@ -255,8 +256,11 @@ class NumbersTrainer:
     async def keep_momentum(self, *, keep: bool) -> None:
         pass
 
-    async def save(self, place: messages.Place) -> float:
-        return 0.0
+    async def save(self, place: messages.Place) -> None:
+        pass
+
+    async def is_saved(self) -> None:
+        pass
 
 
 def every_place(codec: SignCodec) -> list[int]:

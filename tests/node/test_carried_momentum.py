@@ -124,11 +124,10 @@ class SharingTrainer(NumbersTrainer):
         self.kept.append(keep)
         self.worker.keep_momentum(keep=keep)
 
-    async def save(self, place: messages.Place) -> float:
+    async def save(self, place: messages.Place) -> None:
         if self.is_up:
             assert self.worker.save(place) == ""
             self.files[self.path.read_bytes()] = self.origin
-        return 0.0
 
 
 class Blocks:

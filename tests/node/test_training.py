@@ -68,6 +68,8 @@ while data := os.read(0, 65536):
             trained(message)
         elif isinstance(message, m.Evaluate):
             evaluated()
+        elif isinstance(message, m.Save):
+            saved()
         elif isinstance(message, m.Exit):
             sys.exit(0)
 """
@@ -237,6 +239,7 @@ def test_a_worker_that_exits_at_once_is_given_up_and_tried_again_when_told(
         assert not await trainer.genesis()
         assert await trainer.evaluate(["a"], 1, 1.0) is None
         await trainer.save(m.Place(head=bytes(32)))
+        await trainer.is_saved()
         await trainer.stop()
         assert (await train(trainer, 2)).steps == 0
         assert len(told.restarts) == FAILURES_MAX - 1, "it was started again by itself"
@@ -263,16 +266,20 @@ def test_the_next_worker_finds_the_momentum_and_waits_for_word_of_it(
     async def story(trainer: ProcessTrainer, _nursery: trio.Nursery) -> None:
         await until(lambda: trainer.is_up)
         assert (trainer.lives, trainer.loaded_momentum) == (1, None)
-        assert await trainer.save(saved) > 0
+        await trainer.save(saved)
+        await trainer.is_saved()
+        assert trainer.save_seconds > 0
         content = path.read_bytes()
         assert trainer.pid is not None
         os.kill(trainer.pid, signal.SIGKILL)
         await until(lambda: trainer.lives == 2 and trainer.is_up)
         assert trainer.loaded_momentum == saved
         await trainer.save(later)
+        await trainer.is_saved()
         assert path.read_bytes() == content
         await trainer.keep_momentum(keep=True)
         await trainer.save(later)
+        await trainer.is_saved()
         assert load_momentum(manifest.model, path).place == later
 
     act(story, manifest, monkeypatch, Told(), code=None, optimizer_path=str(path))
@@ -304,6 +311,37 @@ def test_a_death_over_an_evaluation_does_not_hold_up_who_asked(
 
     told = Told()
     act(story, manifest, monkeypatch, told, "def evaluated(): os._exit(1)")
+
+
+def test_saving_does_not_wait_for_the_round_that_is_trained_meanwhile(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With overlap a round is committed while the next one is trained, which may take hours."""
+    goes_on = tmp_path / "goes on"
+
+    async def story(trainer: ProcessTrainer, nursery: trio.Nursery) -> None:
+        await until(lambda: trainer.is_up)
+        nursery.start_soon(train, trainer, 1)
+        await trio.testing.wait_all_tasks_blocked()
+        place = m.Place(head=bytes(32))
+        await trainer.save(place)
+        await trainer.save(place)  # nothing: the worker has not come to the first
+        goes_on.touch()
+        await trainer.is_saved()
+        assert trainer.save_seconds == 1.5
+
+    patient = (
+        "hurried = trained\n"
+        "def trained(message):\n"
+        f"    while not os.path.exists({str(goes_on)!r}): time.sleep(0.01)\n"
+        "    hurried(message)\n"
+        "saves = []\n"
+        "def saved():\n"
+        "    saves.append(1)\n"
+        "    assert len(saves) == 1\n"
+        "    say(m.Saved(seconds=1.5))\n"
+    )
+    act(story, manifest, monkeypatch, Told(), patient)
 
 
 def test_data_for_a_worker_that_was_waited_for_is_not_queued(
