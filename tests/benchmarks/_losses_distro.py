@@ -1,67 +1,119 @@
-"""`distro` in one process: every step is shared (`trainer.demo`)."""
+"""`distro` in one process: every step is shared, and what is shared are signs (`trainer.demo`)."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
 import msgspec
 import numpy as np
-import torch
 from _losses_arms import Arm
 from _losses_diloco import Progress, Setting
-from _parity_training import Curve
+from _losses_workers import Peer
+from _parity_training import Curve, Text
 
-from gossamer.trainer.data import DataQueue
-from gossamer.trainer.dct import ModelDct
-from gossamer.trainer.demo import Momentum
-from gossamer.trainer.model import Decoder
+from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.sign_codec import SignCodec
+from gossamer.protocol.state import FloatVector
+from gossamer.trainer.dct_exact import grids_of
+from gossamer.trainer.messages import SharedSteps
 from gossamer.trainer.presets import SMALL_DISTRO
-from gossamer.trainer.shared_step import shared_rate_at, shared_step
+from gossamer.trainer.shared_round import SharedTrainer
+from gossamer.trainer.shared_step import shapes_of, shared_rate_at, shared_step
+
+
+class SharedPeer(Peer):
+    """A peer that has a part in every step."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        inner: InnerConfig,
+        steps: SharedSteps,
+        text: Text,
+        seed: int,
+        base: FloatVector,
+    ) -> None:
+        """`base`: (num_parameters,), where all are; only `genesis` writes it."""
+        trainer = SharedTrainer(
+            model,
+            inner,
+            steps=steps,
+            seed=seed,
+            base=base,
+            pseudo_gradient=np.zeros_like(base),
+            token_bytes=text.token_bytes,
+            device="cpu",
+        )
+        super().__init__(trainer, text)
+        self._shared = trainer
+        self.update: bytes | None = None
+        """What it has for the next step, encoded."""
+
+    def begin(self, first: int, steps: int) -> None:
+        """A round: what was offered in the last one and not taken stays in the momentum."""
+        if self._shared.in_round:
+            self._shared.finish()
+        self.update = None
+        self._shared.begin(1, first, steps, math.inf)
+
+    def train(self) -> bool:
+        """Takes a gradient where all are, and offers; False if there is no more text."""
+        if self._shared.step() is None:
+            return False
+        self.update = self._shared.offer().update
+        return True
+
+    def taken(self) -> None:
+        """All took what it offered."""
+        self._shared.share(taken=True)
+        self.update = None
+
+
+class SharedSwarm:
+    """The parameters that all peers share, and the peers."""
+
+    def __init__(self, setting: Setting, steps: SharedSteps, num_peers: int) -> None:
+        model, self._inner = setting.model, setting.inner
+        self._grids = grids_of(model)
+        self._codec = SignCodec(shapes_of(self._grids), steps.top_k)
+        self.theta: FloatVector = np.zeros(model.num_parameters, np.float32)
+        self.peers = [
+            SharedPeer(model, self._inner, steps, setting.text, setting.seed, self.theta)
+            for _ in range(num_peers)
+        ]
+        for number, peer in enumerate(self.peers):
+            peer.deal(setting.deal(number))
+        self.peers[0].trainer.genesis()
+
+    def take_step(self, step: int, contributors: Sequence[SharedPeer]) -> None:
+        """The run's step of that number, from what these peers offered."""
+        updates = [self._codec.decode(peer.update) for peer in contributors if peer.update]
+        assert len(updates) == len(contributors), "a peer in a step that has nothing for it"
+        rate, weight_decay = shared_rate_at(step, self._inner), self._inner.weight_decay
+        shared_step(self._grids, self.theta, updates, rate, weight_decay, self.theta)
+        assert np.isfinite(self.theta).all()
+        for peer in contributors:
+            peer.taken()
 
 
 def train_distro(setting: Setting, arm: Arm) -> Curve:
-    """One batch of each peer a step, as `synchronous` with as many peers."""
-    model, inner = setting.model, setting.inner
+    """One batch of each peer a step, as `synchronous` with as many peers. No peer is ever late."""
     inner = msgspec.structs.replace(
-        inner, learning_rate=arm.learning_rate or SMALL_DISTRO.learning_rate
+        setting.inner,
+        learning_rate=arm.learning_rate or SMALL_DISTRO.learning_rate,
+        beta1=SMALL_DISTRO.decay if arm.decay is None else arm.decay,
     )
-    decoder, progress = Decoder(model), Progress(setting)
-    decoder.initialise(setting.seed)
-    theta = decoder.flat.numpy().copy()
-    parameters = list(decoder.parameters())
-    dct = ModelDct(model)
-    top_k = arm.top_k or SMALL_DISTRO.top_k
-    decay = SMALL_DISTRO.decay if arm.decay is None else arm.decay
-    peers = [Momentum(dct, top_k=top_k, decay=decay) for _ in range(arm.num_peers)]
-    queues = [_queue(setting, worker) for worker in range(arm.num_peers)]
-    num_targets = inner.sequences_per_step * model.context
-    last_rate = 0.0
+    steps = SharedSteps(top_k=arm.top_k or SMALL_DISTRO.top_k, lookahead=arm.lookahead)
+    swarm = SharedSwarm(replace(setting, inner=inner), steps, arm.num_peers)
+    progress, step_tokens = Progress(setting), inner.sequences_per_step * setting.model.context
+    for peer in swarm.peers:
+        peer.begin(0, inner.total_steps)
     for step in range(inner.total_steps):
-        rate = shared_rate_at(step, inner)
-        updates = []
-        for peer, queue in zip(peers, queues, strict=True):
-            start = torch.from_numpy(theta)
-            decoder.flat.copy_(peer.lookahead(start, last_rate) if arm.lookahead else start)
-            batch = queue.take(inner.sequences_per_step)
-            assert batch is not None, "the corpus is too small for so many steps"
-            loss = decoder.loss_sum(torch.from_numpy(batch.sequences)) / num_targets
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(parameters, inner.clip_norm)
-            peer.add(torch.cat([p.grad.reshape(-1) for p in parameters if p.grad is not None]))
-            for parameter in parameters:
-                parameter.grad = None
-            updates.append(peer.offer())
-            peer.taken()
-        shared_step(dct.grids, theta, updates, rate, inner.weight_decay, theta)
-        assert np.isfinite(theta).all()
-        last_rate = rate
-        progress.curve.tokens += num_targets * arm.num_peers
-        progress.note(step + 1, theta)
-    return progress.end(theta, 0)
-
-
-def _queue(setting: Setting, worker: int) -> DataQueue:
-    text, model = setting.text, setting.model
-    queue = DataQueue(model.context, text.token_bytes, model.vocabulary)
-    for number in setting.deal(worker):
-        shard = text.index.shards[number]
-        queue.push(number, text.path_of(shard.digest), 0, shard.num_tokens)
-    return queue
+        for peer in swarm.peers:
+            assert peer.train(), "the corpus is too small for so many steps"
+        swarm.take_step(step, swarm.peers)
+        progress.curve.tokens += step_tokens * arm.num_peers
+        progress.note(step + 1, swarm.theta)
+    return progress.end(swarm.theta, 0)

@@ -16,35 +16,12 @@ from gossamer.trainer.local_round import LocalTrainer
 from gossamer.trainer.messages import Finished, Ranges, Start
 
 
-class Worker:
-    """One peer without its daemon."""
+class Peer:
+    """One peer without its daemon: a trainer, and the text that it reads."""
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        inner: InnerConfig,
-        text: Text,
-        seed: int,
-        base: FloatVector,
-        exchange: Exchange,
-    ) -> None:
-        """`base`: (num_parameters,), the state that the peers share; only `genesis` writes it.
-        `exchange`: all parameters."""
+    def __init__(self, trainer: LocalTrainer, text: Text) -> None:
+        self.trainer = trainer
         self._text = text
-        self._exchange = exchange
-        self._update = np.zeros_like(base)
-        self.pending = np.zeros_like(base)
-        """Work that no round has taken, in exchange order."""
-        self.trainer = LocalTrainer(
-            model,
-            inner,
-            seed=seed,
-            base=base,
-            pseudo_gradient=self._update,
-            token_bytes=text.token_bytes,
-            device="cpu",
-        )
-        self.has_begun = False
 
     def deal(self, shards: Sequence[int]) -> None:
         """Queues whole shards."""
@@ -60,6 +37,37 @@ class Worker:
             start = span.start % info.num_tokens
             path = self._text.path_of(info.digest)
             self.trainer.push(span.shard, path, start, start + span.stop - span.start)
+
+
+class Worker(Peer):
+    """A peer that trains by itself and hands over its work."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        inner: InnerConfig,
+        text: Text,
+        seed: int,
+        base: FloatVector,
+        exchange: Exchange,
+    ) -> None:
+        """`base`: (num_parameters,), the state that the peers share; only `genesis` writes it.
+        `exchange`: all parameters."""
+        self._exchange = exchange
+        self._update = np.zeros_like(base)
+        self.pending = np.zeros_like(base)
+        """Work that no round has taken, in exchange order."""
+        trainer = LocalTrainer(
+            model,
+            inner,
+            seed=seed,
+            base=base,
+            pseudo_gradient=self._update,
+            token_bytes=text.token_bytes,
+            device="cpu",
+        )
+        super().__init__(trainer, text)
+        self.has_begun = False
 
     def begin(
         self, number: int, first: int, steps: int, start: Start = "base", mix: Ranges = ()

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # daemons.py, beside this file
+sys.path.insert(0, str(Path(__file__).parent))  # daemons.py and replays.py, beside this file
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))  # _losses_diloco.py and others
 
 from daemons import MANIFEST, OPTIONS, wait_for_round
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -21,6 +22,8 @@ from node_world import (
     start,
     tokens_of,
 )
+
+from gossamer.trainer import messages
 
 STEPS = 4
 """Of a round in this world."""
@@ -216,6 +219,44 @@ def test_all_are_killed_and_go_on_from_their_disks(tmp_path: Path) -> None:
         world.assert_one_chain(*"abc")
         for name in "abc":
             assert_account_is_true(world, name)
+
+    simulate(world, story)
+
+
+class CountingTrainer(NumbersTrainer):
+    """Word of what became of its parts takes a while, so that the round may be over meanwhile."""
+
+    def __init__(self, *arguments: Any, **others: Any) -> None:
+        super().__init__(*arguments, **others)
+        self.num_taken = 0
+        self.at_begin: list[int] = []
+        """Parts that it knew to be taken when each of its rounds began."""
+
+    async def train(self, *arguments: Any) -> messages.Finished:
+        self.at_begin.append(self.num_taken)
+        return await super().train(*arguments)
+
+    async def share(self, *, taken: bool) -> None:
+        await trio.sleep(STEP_SECONDS)
+        await super().share(taken=taken)
+        self.num_taken += taken
+
+
+def test_a_trainer_knows_of_every_part_that_was_taken_before_it_begins_the_next_round(
+    tmp_path: Path,
+) -> None:
+    """What it is not told of stays in its momentum, and is sent again."""
+    world = World(tmp_path, seed=70, codec="distro", wait_for_peers=2)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", (), CountingTrainer)
+        for name in "bc":
+            await nursery.start(world.run, name, ["a"], CountingTrainer)
+        await world.reach(6, *"abc")
+        for name in "abc":
+            trainer = world.participant(name).parts.trainer
+            assert isinstance(trainer, CountingTrainer)
+            assert trainer.at_begin[:6] == [STEPS * number for number in range(6)]
 
     simulate(world, story)
 

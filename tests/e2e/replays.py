@@ -1,0 +1,111 @@
+"""A real swarm's run as its founder's disk has it, for tests that do it again without daemons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import torch
+from _losses_diloco import Setting
+from _parity_training import Text
+from daemons import OPTIONS, chain_of, head_of, wait_for_round
+
+from gossamer.node.interface.config import DEFAULT_CACHE_BYTES
+from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.chain import Header
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.manifest import Manifest, ShardIndex, decode_index
+from gossamer.protocol.messages import Span
+from gossamer.protocol.state import FloatVector, index_of
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is left of a run."""
+
+    manifest: Manifest
+    headers: tuple[Header, ...]
+    """From the first round on."""
+    store: BlockStore
+
+    @property
+    def peers(self) -> list[str]:
+        return sorted(member.peer_id for member in self.headers[0].members)
+
+    def text(self, folder: Path) -> Text:
+        """The founder's shards, where the driver looks for them."""
+        data = self.manifest.data
+        index: ShardIndex = decode_index(self.store.get(Digest(data.index_digest)))
+        folder.mkdir()
+        for shard in index.shards:
+            (folder / shard.digest.hex()).write_bytes(self.store.get(Digest(shard.digest)))
+        return Text(folder, index, data.token_bytes, 1.0)
+
+    def setting(self, text: Text) -> Setting:
+        """What the driver needs to know of the run. It deals no text by itself."""
+        manifest, outer = self.manifest, self.manifest.outer
+        rates = (outer.learning_rate, outer.momentum)
+        return Setting(
+            text, manifest.model, manifest.inner, outer, rates, manifest.seed, lambda _: (), 1
+        )
+
+    def state_digest(self, parameters: FloatVector, momentum: FloatVector) -> Digest:
+        plan = ChunkPlan(self.manifest.model.num_parameters, self.manifest.outer.chunk_elements)
+        return index_of(parameters, momentum, plan).digest
+
+
+def run_swarm(
+    root: Path, corpus: Path, manifest_text: str, num_peers: int, num_rounds: int
+) -> Record:
+    """What is on disk once a swarm has done so many rounds and was killed."""
+    path = root / "run.toml"
+    path.write_text(manifest_text)
+    options = (*OPTIONS, "--device", "cpu", "--wait-for-peers", str(num_peers - 1))
+    with LocalSwarm(root / "swarm", options) as swarm:
+        founder = swarm.found("--manifest", str(path), "--corpus", str(corpus))
+        address = founder.address()
+        for _ in range(num_peers - 1):
+            swarm.join(address)
+        wait_for_round(founder, num_rounds + 1)  # the newest may not be on disk yet
+        for node in swarm.nodes:
+            node.kill()
+    record = record_of(founder, num_rounds)
+    assert [len(header.members) for header in record.headers] == [num_peers] * num_rounds
+    return record
+
+
+def record_of(node: LocalNode, num_rounds: int) -> Record:
+    state_dir = StateDir(node.root)
+    signed = state_dir.read_manifest()
+    assert signed is not None
+    chain = chain_of(node)
+    path = chain.path_between(chain.genesis, head_of(node))
+    assert path is not None
+    headers = tuple(chain.header(head) for head in path[:num_rounds])
+    store = BlockStore(state_dir.blocks_path, DEFAULT_CACHE_BYTES, read_only=True)
+    return Record(open_signed_manifest(signed), headers, store)
+
+
+def owners(spans: Sequence[Span], peers: Sequence[str]) -> Iterator[dict[int, str]]:
+    """Every way to give the shards that were read to the peers: spans do not name who read them."""
+    shards = sorted({span.shard for span in spans})
+    for names in product(peers, repeat=len(shards)):
+        yield dict(zip(shards, names, strict=True))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """As in the daemons' trainers, whose sums the number of threads would change."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
