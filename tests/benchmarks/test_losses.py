@@ -12,6 +12,7 @@ import pytest
 import torch
 from _losses_arms import GROUPS, arm_of
 from _losses_diloco import Setting, train_diloco
+from _losses_distro import train_distro
 from _losses_report import draw, panels_of
 from _losses_sparse import train_sparse
 from _losses_text import mixed
@@ -176,6 +177,12 @@ def test_a_sparse_run_whose_rounds_are_all_dense_is_a_dense_run(setting: Setting
     sparse = train_sparse(warm, arm_of("sparse-2-h6-int8-dense"))
     assert curve(sparse) == curve(dense)
     assert curve(train_sparse(warm, arm_of("sparse-2-h6"))) != curve(dense)
+
+
+def test_shared_steps_follow_what_the_name_of_an_arm_says(setting: Setting) -> None:
+    names = ("distro-1", "distro-2", "distro-2-k4", "distro-2-b0.5", "distro-2-look")
+    finals = [train_distro(setting, arm_of(name)).final for name in (*names, "distro-2-lr0.001")]
+    assert len(set(finals)) == len(finals)
 
 
 def curve(of: Curve) -> tuple[list[int], list[float], int]:
