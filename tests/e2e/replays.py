@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -24,6 +24,9 @@ from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest, ShardIndex, decode_index
 from gossamer.protocol.messages import Span
 from gossamer.protocol.state import FloatVector, index_of
+
+Reading = dict[str, Span]
+"""The text of a round by who read it."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ def run_swarm(
     root: Path, corpus: Path, manifest_text: str, num_peers: int, num_rounds: int
 ) -> Record:
     """What is on disk once a swarm has done so many rounds and was killed."""
+    root.mkdir(exist_ok=True)
     path = root / "run.toml"
     path.write_text(manifest_text)
     options = (*OPTIONS, "--device", "cpu", "--wait-for-peers", str(num_peers - 1))
@@ -93,11 +97,34 @@ def record_of(node: LocalNode, num_rounds: int) -> Record:
     return Record(open_signed_manifest(signed), headers, store)
 
 
-def owners(spans: Sequence[Span], peers: Sequence[str]) -> Iterator[dict[int, str]]:
-    """Every way to give the shards that were read to the peers: spans do not name who read them."""
-    shards = sorted({span.shard for span in spans})
-    for names in product(peers, repeat=len(shards)):
-        yield dict(zip(shards, names, strict=True))
+def readings(spans: Sequence[Span], peers: Sequence[str]) -> Iterator[Reading]:
+    """Every way in which peers may have read a round's text, whose spans do not name them.
+
+    A peer has one shard at a time. Two that had claimed the same one have read the same.
+    """
+    for chosen in product(spans, repeat=len(peers)):
+        if set(chosen) == set(spans):
+            yield dict(zip(peers, chosen, strict=True))
+
+
+def num_replayed(
+    rounds: Sequence[Sequence[Span]],
+    peers: Sequence[str],
+    leads_there: Callable[[Sequence[Reading]], bool],
+) -> int:
+    """Rounds from the first one on for which there is a way to read that leads where they led.
+
+    Args:
+        rounds: the text of each.
+        leads_there: whether the last of some rounds does, if the peers read so in each.
+    """
+    read: list[Reading] = []
+    for spans in rounds:
+        found = next((way for way in readings(spans, peers) if leads_there([*read, way])), None)
+        if found is None:
+            break
+        read.append(found)
+    return len(read)
 
 
 @contextmanager

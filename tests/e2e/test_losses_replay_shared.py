@@ -1,25 +1,24 @@
 """Shared steps (`sync = "distro"`) by real daemons, and by `tests/benchmarks/losses.py`: same bits.
 
-The finals of a round's steps are on disk and say whose part is in which step. The text behind them
-is in the next round's header. Replayed by the code of the table of losses, every peer has to offer
-the very bytes that it offered then, and every round has to lead to the state that was committed.
+The finals of a round's steps are on disk, with everybody's parts; the text behind them is in the
+header of the next round. Replayed by the code of the table of losses, every peer has to offer the
+very bytes that it offered then, and every round has to lead to the state that was committed.
 
-A peer takes its gradient where all are when its last part was taken, be it late for the next step
-or not. So steps that went on without somebody can be replayed like any other.
+Where a peer that is late for a step took its gradient no disk tells. So runs with such steps are of
+no use here: what then becomes of its part, tests/node/test_shared_steps.py shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from _losses_distro import SharedPeer, SharedSwarm
+from _losses_distro import SharedSwarm
 from _parity_training import Text
-from replays import Record, one_thread, owners, run_swarm
+from replays import Reading, Record, num_replayed, one_thread, run_swarm
 
 from gossamer.node.storage.shared_theta import sign_payloads
 from gossamer.protocol.chain import Header, decode_update_index
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.e2e
 
 ROUNDS = 4
 STEPS = 6
-SEQUENCES = 2
+ATTEMPTS = 3
 MANIFEST = f"""\
 preset = "tiny"
 name = "replay"
@@ -50,7 +49,7 @@ context = 32
 learning_rate = 3e-3
 warmup_steps = 4
 total_steps = 20
-sequences_per_step = {SEQUENCES}
+sequences_per_step = 2
 clip_norm = 0.5
 [outer]
 inner_steps = {STEPS}
@@ -87,6 +86,18 @@ def rounds_of(record: Record) -> list[SharedRound]:
     ]
 
 
+def run_in_time(
+    root: Path, corpus: Path, manifest_text: str, num_peers: int
+) -> tuple[Record, list[SharedRound]]:
+    """A run in which nobody was late for a step, on a machine that has other things to do."""
+    for attempt in range(ATTEMPTS):
+        record = run_swarm(root / str(attempt), corpus, manifest_text, num_peers, ROUNDS + 1)
+        rounds = rounds_of(record)
+        if all(len(parts) == num_peers for each in rounds for parts in each.parts):
+            return record, rounds
+    pytest.fail(f"in {ATTEMPTS} runs somebody was late for a step: this machine is too busy")
+
+
 def parts_of(record: Record, header: Header) -> tuple[dict[str, bytes], ...]:
     members = [member.peer_id for member in header.members]
     payloads = sign_payloads(record.manifest.model, record.manifest.outer)
@@ -104,68 +115,30 @@ def parts_of(record: Record, header: Header) -> tuple[dict[str, bytes], ...]:
     )
 
 
-def deals(rounds: Sequence[SharedRound], record: Record) -> Iterator[dict[int, str]]:
-    """Every way to give the shards to the peers that agrees with the parts that they had."""
-    spans = [span for each in rounds for span in each.spans]
-    for owner_of in owners(spans, record.peers):
-        if all(
-            gradients_of(each, peer, owner_of, record) in gradients_for(each, peer)
-            for each, peer in product(rounds, record.peers)
-        ):
-            yield owner_of
-
-
-def gradients_of(
-    each: SharedRound, peer: str, owner_of: dict[int, str], record: Record
-) -> float:
-    """That a peer took in a round, by the text that it read."""
-    read = sum(span.stop - span.start for span in each.spans if owner_of[span.shard] == peer)
-    return read / (SEQUENCES * (record.manifest.model.context + 1))
-
-
-def gradients_for(each: SharedRound, peer: str) -> tuple[int, ...]:
-    """Where a step went on without a peer, another part of it may have come too late for all."""
-    num_parts = sum(peer in parts for parts in each.parts)
-    return (num_parts,) if num_parts == STEPS else (num_parts, num_parts + 1)
-
-
-def replay(
-    record: Record,
-    rounds: Sequence[SharedRound],
-    text: Text,
-    owner_of: dict[int, str],
-    is_descending: bool,
-) -> int:
-    """Rounds whose parts and state are those of the swarm, from the first one on. Spans are in the
-    order of their shards: `is_descending` if a peer that left a shard went on to a lower one."""
+def leads_there(
+    record: Record, rounds: Sequence[SharedRound], text: Text, read: Sequence[Reading]
+) -> bool:
+    """Whether these first rounds have the parts and lead to the states of those on disk."""
     outer = record.manifest.outer
     steps = SharedSteps(top_k=outer.top_k, lookahead=outer.lookahead)
     swarm = SharedSwarm(record.setting(text), steps, len(record.peers))
     peer_of = dict(zip(record.peers, swarm.peers, strict=True))
-    zeros = np.zeros_like(swarm.theta)
-    assert record.state_digest(swarm.theta, zeros) == record.manifest.genesis_digest
-    for each in rounds:
+    momentum = np.zeros_like(swarm.theta)
+    assert record.state_digest(swarm.theta, momentum) == record.manifest.genesis_digest
+    for each, reading in zip(rounds, read, strict=False):
         first = outer.first_inner_step_of(each.header.round)
-        for name, peer in peer_of.items():
-            spans = [span for span in each.spans if owner_of[span.shard] == name]
-            peer.deal_spans(spans[::-1] if is_descending else spans)
-            peer.begin(first, STEPS)
+        for name, span in reading.items():
+            peer_of[name].deal_spans([span])
+            peer_of[name].begin(first, STEPS)
         for step, parts in enumerate(each.parts, first):
-            train(swarm.peers)
-            if any(peer_of[name].update != part for name, part in parts.items()):
-                return each.header.round - 1
+            for name, part in parts.items():
+                assert peer_of[name].train(), "parts of more text than was read"
+                if peer_of[name].update != part:
+                    return False
             swarm.take_step(step, [peer_of[name] for name in parts])
-        train(swarm.peers)  # what was under way at the end, and is too late
-        if record.state_digest(swarm.theta, zeros) != each.header.state_digest:
-            return each.header.round - 1
-    return len(rounds)
-
-
-def train(peers: Sequence[SharedPeer]) -> None:
-    """Who has no part at hand gets one, if it read text for one."""
-    for peer in peers:
-        if peer.update is None:
-            peer.train()
+        if record.state_digest(swarm.theta, momentum) != each.header.state_digest:
+            return False
+    return True
 
 
 @pytest.mark.parametrize(("num_peers", "lookahead"), [(2, "false"), (3, "true")])
@@ -173,19 +146,12 @@ def test_the_driver_reaches_the_states_of_a_real_swarm(
     tmp_path: Path, corpus: Path, num_peers: int, lookahead: str
 ) -> None:
     described = MANIFEST.format(lookahead=lookahead)
-    record = run_swarm(tmp_path, corpus, described, num_peers, ROUNDS + 1)
-    rounds = rounds_of(record)
-    assert len(rounds) == ROUNDS
-    for each, member in product(rounds, record.headers[0].members):
-        num_parts = sum(member.peer_id in parts for parts in each.parts)
-        print("parts", each.header.round, member.peer_id[-4:], num_parts)
+    record, rounds = run_in_time(tmp_path, corpus, described, num_peers)
     text = record.text(tmp_path / "text")
     with one_thread():
-        ways = list(deals(rounds, record))
-        print("ways", len(ways))
-        reached = [
-            replay(record, rounds, text, owner_of, is_descending)
-            for owner_of, is_descending in product(ways, (False, True))
-        ]
-        print("reached", reached)
-    assert max(reached, default=0) == ROUNDS, "no way to deal the shards leads to all states"
+        reached = num_replayed(
+            [each.spans for each in rounds],
+            record.peers,
+            lambda read: leads_there(record, rounds, text, read),
+        )
+    assert reached == ROUNDS
