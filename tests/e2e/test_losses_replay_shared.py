@@ -50,7 +50,7 @@ learning_rate = 3e-3
 warmup_steps = 4
 total_steps = 20
 sequences_per_step = 2
-clip_norm = 0.5
+clip_norm = 0.1
 [outer]
 inner_steps = {STEPS}
 top_k = 4
