@@ -96,11 +96,11 @@ def test_the_driver_reaches_the_states_of_a_real_swarm(
 ) -> None:
     described = manifest_text(mode, fragments, displacement)
     record = run_swarm(tmp_path, corpus, described, num_peers, ROUNDS)
+    assert [len(header.members) for header in record.headers] == [num_peers] * ROUNDS
     text = record.text(tmp_path / "text")
     with one_thread():
         reached = num_replayed(
-            [header.spans for header in record.headers],
-            record.peers,
+            [(header.spans, record.peers) for header in record.headers],
             lambda read: leads_there(record, text, read),
         )
     assert reached == ROUNDS

@@ -4,24 +4,29 @@ The finals of a round's steps are on disk, with everybody's parts; the text behi
 header of the next round. Replayed by the code of the table of losses, every peer has to offer the
 very bytes that it offered then, and every round has to lead to the state that was committed.
 
-Where a peer that is late for a step took its gradient no disk tells. So runs with such steps are of
-no use here: what then becomes of its part, tests/node/test_shared_steps.py shows.
+Steps may lack the part of a peer that was lost. Where one that was only late took its gradient no
+disk tells, so a run in which somebody was is of no use here, and is done again.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from _losses_distro import SharedSwarm
 from _parity_training import Text
+from daemons import PATIENCE_SECONDS
 from replays import Reading, Record, num_replayed, one_thread, run_swarm
 
+from gossamer.node.interface.status import Status
+from gossamer.node.local.local_swarm import LocalSwarm
 from gossamer.node.storage.shared_theta import sign_payloads
-from gossamer.protocol.chain import Header, decode_update_index
+from gossamer.protocol.chain import Header, decode_update_index, spans_taken
 from gossamer.protocol.contributions import split
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.messages import Span
@@ -30,7 +35,7 @@ from gossamer.trainer.messages import SharedSteps
 pytestmark = pytest.mark.e2e
 
 ROUNDS = 4
-STEPS = 6
+STEPS = 12
 ATTEMPTS = 3
 MANIFEST = f"""\
 preset = "tiny"
@@ -48,8 +53,8 @@ context = 32
 [inner]
 learning_rate = 3e-3
 warmup_steps = 4
-total_steps = 20
-sequences_per_step = 2
+total_steps = 40
+sequences_per_step = 1
 clip_norm = 0.1
 [outer]
 inner_steps = {STEPS}
@@ -74,28 +79,19 @@ class SharedRound:
     parts: tuple[dict[str, bytes], ...]
     """Of each step, by who has a part in it."""
     spans: tuple[Span, ...]
-    """The text that its members took gradients of."""
+    """The text that its members took gradients of, as far as somebody told."""
+    tellers: tuple[str, ...]
+    """Who told it."""
 
 
 def rounds_of(record: Record) -> list[SharedRound]:
     """All but the newest one, whose text the next header would have told."""
-    following = record.headers[1:]
-    return [
-        SharedRound(header, parts_of(record, header), after.spans)
-        for header, after in zip(record.headers, following, strict=False)
-    ]
-
-
-def run_in_time(
-    root: Path, corpus: Path, manifest_text: str, num_peers: int
-) -> tuple[Record, list[SharedRound]]:
-    """A run in which nobody was late for a step, on a machine that has other things to do."""
-    for attempt in range(ATTEMPTS):
-        record = run_swarm(root / str(attempt), corpus, manifest_text, num_peers, ROUNDS + 1)
-        rounds = rounds_of(record)
-        if all(len(parts) == num_peers for each in rounds for parts in each.parts):
-            return record, rounds
-    pytest.fail(f"in {ATTEMPTS} runs somebody was late for a step: this machine is too busy")
+    rounds: list[SharedRound] = []
+    for header, following in pairwise(record.headers):
+        counts = Counter(name for parts in parts_of(record, following) for name in parts)
+        tellers = tuple(name for name in sorted(counts) if spans_taken(counts[name], STEPS))
+        rounds.append(SharedRound(header, parts_of(record, header), following.spans, tellers))
+    return rounds
 
 
 def parts_of(record: Record, header: Header) -> tuple[dict[str, bytes], ...]:
@@ -115,6 +111,45 @@ def parts_of(record: Record, header: Header) -> tuple[dict[str, bytes], ...]:
     )
 
 
+def run_in_time(
+    root: Path, corpus: Path, described: str, num_peers: int, *, loses_one: bool
+) -> tuple[Record, list[SharedRound]]:
+    """A run in which nobody was late for a step, on a machine that has other things to do."""
+    disturb = lose_one if loses_one else lambda _swarm: None
+    for attempt in range(ATTEMPTS):
+        folder = root / str(attempt)
+        record = run_swarm(folder, corpus, described, num_peers, ROUNDS + 1, disturb)
+        rounds = rounds_of(record)
+        assert len(record.peers) == num_peers
+        if is_of_use(rounds, record.peers, loses_one=loses_one):
+            return record, rounds
+    pytest.fail(f"in {ATTEMPTS} runs somebody was late for a step: this machine is too busy")
+
+
+def lose_one(swarm: LocalSwarm) -> None:
+    """Kills a node in the middle of the steps of a round that is not one of the first two."""
+
+    def is_among_steps(status: Status) -> bool:
+        return status.round >= 2 and 1 < status.inner_step <= STEPS // 2
+
+    swarm.nodes[0].wait_for(is_among_steps, PATIENCE_SECONDS, "round among its steps")
+    swarm.nodes[-1].kill()
+
+
+def is_of_use(rounds: Sequence[SharedRound], peers: Sequence[str], *, loses_one: bool) -> bool:
+    """Whether all have a part in every step, but for the lost one: from some step of a ring on it
+    has none any more."""
+    steps = [parts for each in rounds for parts in each.parts]
+    lack_some = [peer for peer in peers if not all(peer in parts for parts in steps)]
+    comes_back = any(
+        peer in later and peer not in parts for parts, later in pairwise(steps) for peer in peers
+    )
+    is_left_out = any(
+        len(parts) < len(each.header.members) for each in rounds for parts in each.parts
+    )
+    return len(lack_some) == int(loses_one) and is_left_out == loses_one and not comes_back
+
+
 def leads_there(
     record: Record, rounds: Sequence[SharedRound], text: Text, read: Sequence[Reading]
 ) -> bool:
@@ -125,10 +160,13 @@ def leads_there(
     peer_of = dict(zip(record.peers, swarm.peers, strict=True))
     momentum = np.zeros_like(swarm.theta)
     assert record.state_digest(swarm.theta, momentum) == record.manifest.genesis_digest
+    newest: Reading = {}
     for each, reading in zip(rounds, read, strict=False):
         first = outer.first_inner_step_of(each.header.round)
-        for name, span in reading.items():
-            peer_of[name].deal_spans([span])
+        for name in {member.peer_id for member in each.header.members}:
+            # Who was not there to tell had gone on in its shard.
+            newest[name] = reading.get(name) or span_after(newest[name])
+            peer_of[name].deal_spans([newest[name]])
             peer_of[name].begin(first, STEPS)
         for step, parts in enumerate(each.parts, first):
             for name, part in parts.items():
@@ -141,17 +179,23 @@ def leads_there(
     return True
 
 
-@pytest.mark.parametrize(("num_peers", "lookahead"), [(2, "false"), (3, "true")])
+def span_after(span: Span) -> Span:
+    """As long as this one."""
+    return Span(span.shard, span.stop, 2 * span.stop - span.start)
+
+
+@pytest.mark.parametrize(
+    ("num_peers", "lookahead", "loses_one"), [(2, "true", False), (3, "false", True)]
+)
 def test_the_driver_reaches_the_states_of_a_real_swarm(
-    tmp_path: Path, corpus: Path, num_peers: int, lookahead: str
+    tmp_path: Path, corpus: Path, num_peers: int, lookahead: str, loses_one: bool
 ) -> None:
     described = MANIFEST.format(lookahead=lookahead)
-    record, rounds = run_in_time(tmp_path, corpus, described, num_peers)
+    record, rounds = run_in_time(tmp_path, corpus, described, num_peers, loses_one=loses_one)
     text = record.text(tmp_path / "text")
     with one_thread():
         reached = num_replayed(
-            [each.spans for each in rounds],
-            record.peers,
+            [(each.spans, each.tellers) for each in rounds],
             lambda read: leads_there(record, rounds, text, read),
         )
     assert reached == ROUNDS
