@@ -1,0 +1,309 @@
+"""Which momentum may be gone on from, and what a trainer is told of a part when its round ends.
+
+Rule by rule; `test_carried_momentum` has whole nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+from node_world import MODEL, in_no_thread
+
+from gossamer.node.rounds.carried_momentum import RINGS_MAX, CarriedMomentum
+from gossamer.node.rounds.parts import Parts, Progress
+from gossamer.node.rounds.shared_round import SharedRound, StepPace
+from gossamer.node.rounds.upkeep import Upkeep
+from gossamer.node.storage.committed import CannotRebuildError
+from gossamer.node.storage.shared_theta import sign_payloads
+from gossamer.protocol.contributions import add_record
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.manifest import OuterConfig
+from gossamer.protocol.roster import Ring
+from gossamer.protocol.round import Round
+from gossamer.protocol.sign_codec import SignUpdate
+from gossamer.trainer.messages import Place
+
+ME, OTHER = PeerId("me"), PeerId("other")
+STALE_ROUNDS = 3
+
+
+def digest(name: str) -> Digest:
+    return digest_of(name.encode())
+
+
+class Chain:
+    """Heads "0", "1", ... with the ring of each; `mine` are the rounds that credit me."""
+
+    def __init__(self, length: int, mine: Sequence[int] = ()) -> None:
+        self.length, self.mine = length, mine
+        self.unreadable: int | None = None
+
+    def path_between(self, ancestor: Digest, head: Digest) -> list[Digest] | None:
+        heads = [digest(str(number)) for number in range(self.length + 1)]
+        if ancestor not in heads:
+            return None
+        return heads[heads.index(ancestor) + 1 : heads.index(head) + 1]
+
+    def header(self, head: Digest) -> object:
+        number = next(n for n in range(self.length + 1) if digest(str(n)) == head)
+        if number == self.unreadable:
+            raise CannotRebuildError("gone")
+        members = [SimpleNamespace(peer_id=OTHER, tokens=5)]
+        # Who is in a ring and abstains has no tokens.
+        members.append(SimpleNamespace(peer_id=ME, tokens=7 if number in self.mine else 0))
+        return SimpleNamespace(round=number, ring_id=digest(f"ring {number}"), members=members)
+
+
+class Node:
+    """As much of one as a momentum needs, at the newest head of a chain."""
+
+    def __init__(self, chain: Chain, loaded: Place | None) -> None:
+        self.told: list[object] = []
+        self.trainer = SimpleNamespace(
+            lives=1, loaded_momentum=loaded, keep_momentum=self.keep, save=self.save
+        )
+        self.committed = SimpleNamespace(is_loaded=True)
+        self.become(chain)
+        self.parts = cast(
+            Parts,
+            SimpleNamespace(
+                trainer=self.trainer,
+                committed=self.committed,
+                manifest=SimpleNamespace(stale_rounds=STALE_ROUNDS),
+                me=ME,
+                run_in_thread=in_no_thread,
+                work=SimpleNamespace(must_save=False, save=lambda: None),
+                health=SimpleNamespace(wrote=lambda _what: None),
+            ),
+        )
+
+    def become(self, chain: Chain) -> None:
+        self.committed.chain, self.committed.header = chain, chain.header
+        self.committed.head = digest(str(chain.length))
+
+    async def keep(self, *, keep: bool) -> None:
+        self.told.append(keep)
+
+    async def save(self, place: Place) -> float:
+        self.told.append(place)
+        return 0.0
+
+
+def settled(node: Node, carried: CarriedMomentum) -> Place:
+    return trio.run(carried.settle)
+
+
+@pytest.mark.parametrize(
+    ("chain", "place", "is_kept"),
+    [
+        (Chain(2), Place(digest("2")), True),
+        (Chain(2, mine=[1, 2]), Place(digest("2")), True),
+        (Chain(2 + STALE_ROUNDS), Place(digest("2")), True),
+        (Chain(3 + STALE_ROUNDS), Place(digest("2")), False),
+        (Chain(3, mine=[3]), Place(digest("2")), False),
+        (Chain(3, mine=[3]), Place(digest("2"), (digest("ring 3"),)), True),
+        (Chain(4, mine=[3, 4]), Place(digest("2"), (digest("ring 3"),)), False),
+        (Chain(2), Place(digest("of another branch")), False),
+    ],
+    ids=[
+        "same head", "taken before", "others' rounds", "stale", "taken since", "its own ring",
+        "its own ring, and one more", "another branch",
+    ],
+)  # fmt: skip
+def test_it_is_kept_where_nothing_of_it_was_taken(
+    chain: Chain, place: Place, is_kept: bool
+) -> None:
+    node = Node(chain, place)
+    carried = CarriedMomentum(node.parts)
+    place_now = settled(node, carried)
+    assert node.told == [is_kept]
+    assert place_now.head == digest(str(chain.length))
+    settled(node, carried)
+    assert len(node.told) == (2 if is_kept else 1)
+
+
+def test_what_cannot_be_known_drops_it() -> None:
+    chain = Chain(3)
+    chain.unreadable = 3
+    node = Node(chain, Place(digest("2")))
+    settled(node, CarriedMomentum(node.parts))
+    assert node.told == [False]
+
+
+def test_a_ring_of_an_earlier_life_that_is_committed_later_drops_it() -> None:
+    node = Node(Chain(2), Place(digest("2")))
+    carried = CarriedMomentum(node.parts)
+    settled(node, carried)
+    carried.had_parts_in([digest("a ring that came to nothing")])
+    node.become(Chain(3, mine=[3]))
+    settled(node, carried)
+    assert node.told == [True, False]
+
+
+def test_after_a_ring_of_this_life_nothing_is_asked_any_more() -> None:
+    node = Node(Chain(2), Place(digest("2")))
+    carried = CarriedMomentum(node.parts)
+    settled(node, carried)
+    carried.had_parts_in([digest("ring 3")])
+    node.become(Chain(3, mine=[3]))
+    settled(node, carried)
+    node.become(Chain(4, mine=[3, 4]))
+    settled(node, carried)
+    assert node.told == [True, True]
+
+
+def test_a_new_trainer_has_no_part_in_the_rings_of_the_one_before() -> None:
+    node = Node(Chain(2), None)
+    carried = CarriedMomentum(node.parts)
+    settled(node, carried)
+    carried.had_parts_in([digest("ring 3")])
+    assert settled(node, carried) == Place(digest("2"), (digest("ring 3"),))
+    node.trainer.lives, node.trainer.loaded_momentum = 2, Place(digest("2"))
+    node.become(Chain(3, mine=[3]))
+    settled(node, carried)
+    assert node.told == [False]
+
+
+def test_its_place_names_the_rings_on_its_head() -> None:
+    node = Node(Chain(2), Place(digest("2"), (digest("saved"),)))
+    carried = CarriedMomentum(node.parts)
+    settled(node, carried)
+    rings = tuple(digest(f"missed {number}") for number in range(RINGS_MAX + 1))
+    carried.had_parts_in(rings)
+    assert settled(node, carried) == Place(digest("2"), (digest("saved"), *rings[1:]))
+    node.become(Chain(3))
+    assert settled(node, carried) == Place(digest("3"))
+
+
+def test_what_was_taken_meanwhile_is_known_before_the_file_says_so() -> None:
+    node = Node(Chain(3, mine=[3]), Place(digest("2")))
+
+    async def main() -> None:
+        await Upkeep(node.parts, Progress()).save(now=True)
+
+    trio.run(main)
+    assert node.told == [False, Place(digest("3"))]
+
+
+# What a trainer is told when a round ends
+
+STEPS = 3
+PAYLOADS = sign_payloads(MODEL, OuterConfig(
+    inner_steps=STEPS, learning_rate=0.1, momentum=0.0, warmup_rounds=0, warmup_inner_steps=1,
+    codec="fp32", chunk_elements=1024, top_k=4,
+))  # fmt: skip
+
+
+def part_of(sign: bool) -> bytes:
+    places: list[int] = []
+    first = 0
+    for num_chunks, coefficients in PAYLOADS.coder.shapes:
+        for _ in range(num_chunks):
+            places += range(first, first + min(4, coefficients))
+            first += coefficients
+    return PAYLOADS.coder.encode(SignUpdate(np.array(places), np.full(len(places), sign)))
+
+
+MINE, NOT_MINE = part_of(True), part_of(False)
+
+
+class RoundOfSteps:
+    """A `SharedRound` of two, me at the second place, whose first part is given to step 0."""
+
+    def __init__(self, num_finals: int = 0, mine: bytes = MINE) -> None:
+        self.told: list[bool] = []
+        self.finals = [add_record(add_record(None, 0, NOT_MINE), 1, mine)]
+        self.finals += [add_record(None, 0, NOT_MINE)] * (STEPS - 1)
+        self.num_finals = num_finals
+        self.while_taking: Callable[[], None] = lambda: None
+        theta = SimpleNamespace(begin=lambda *_: None, take=lambda *_: self.while_taking())
+        parts = SimpleNamespace(
+            me=ME,
+            committed=SimpleNamespace(
+                payloads=PAYLOADS,
+                parameters=None,
+                shared_theta=theta,
+                exchanges=SimpleNamespace(
+                    whole=SimpleNamespace(plan=SimpleNamespace(num_chunks=3))
+                ),
+            ),
+            trainer=SimpleNamespace(share=self.share),
+            run_in_thread=in_no_thread,
+        )
+        machine = SimpleNamespace(number=1, final_of=self.final_of)
+        self.shared = SharedRound(cast(Parts, parts), cast(Round, machine), StepPace())
+
+    def final_of(self, _ring_id: Digest, step: int) -> bytes | None:
+        return self.finals[step] if step < self.num_finals else None
+
+    async def share(self, *, taken: bool) -> None:
+        await trio.lowlevel.checkpoint()
+        self.told.append(taken)
+
+    def ends(self, *, is_committed: bool, gives: bool = True) -> list[Digest]:
+        """What rings have parts of mine at its end."""
+
+        async def main() -> None:
+            ring = SimpleNamespace(ring_id=digest("ring"), members=(OTHER, ME))
+            steps = self.shared.follow(cast(Ring, cast(Any, ring)))
+            if gives:
+                self.shared.offered(MINE)
+                await steps.due(0, is_first=True)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.shared.run)
+                await trio.testing.wait_all_tasks_blocked()
+                self.shared.close()
+                await self.shared.settle(self.finals if is_committed else None)
+
+        trio.run(main)
+        return self.shared.rings
+
+
+def test_a_part_is_told_of_once() -> None:
+    one = RoundOfSteps(num_finals=2)
+    assert one.ends(is_committed=False) == [digest("ring")]
+    assert one.told == [True]
+
+
+def test_a_part_in_a_step_that_was_not_seen_is_taken_if_the_commit_has_it() -> None:
+    one = RoundOfSteps()
+    assert one.ends(is_committed=True) == [digest("ring")]
+    assert one.told == [True]
+    other = RoundOfSteps(mine=b"")
+    assert other.ends(is_committed=True) == []
+    assert other.told == [False]
+
+
+def test_a_part_of_which_nothing_is_known_is_rather_lost_than_sent_twice() -> None:
+    one = RoundOfSteps()
+    # Its ring may be committed with that part, or with one of an earlier life.
+    assert one.ends(is_committed=False) == []
+    assert one.told == [True]
+
+
+def test_who_gave_nothing_is_told_nothing() -> None:
+    one = RoundOfSteps(num_finals=2, mine=b"")
+    assert one.ends(is_committed=False, gives=False) == []
+    assert one.told == []
+
+
+@pytest.mark.parametrize("gives", [True, False])
+@pytest.mark.parametrize("num_finals", [0, 1])
+def test_a_ring_with_parts_of_an_earlier_life_is_not_this_ones(
+    gives: bool, num_finals: int
+) -> None:
+    one = RoundOfSteps(num_finals, mine=NOT_MINE)
+    assert one.ends(is_committed=True, gives=gives) == []
+
+
+def test_the_end_of_the_round_does_not_swallow_word_of_a_part() -> None:
+    one = RoundOfSteps(num_finals=1)
+    one.while_taking = one.shared.close
+    one.ends(is_committed=False)
+    assert one.told == [True]
