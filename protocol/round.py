@@ -105,7 +105,7 @@ class Lessons(NamedTuple):
     came_late: bool = False
     """The others committed without it, or it is new."""
     replay_seconds: float = 0.0
-    """What the last ring that it was in took to bring its averages."""
+    """What bringing the averages of the last ring that it was in took."""
 
 
 NO_LESSONS = Lessons()
@@ -196,9 +196,10 @@ class Round:
         """For my next round."""
         attempt = self._attempt
         replay_seconds = self._lessons.replay_seconds
-        # Of shared steps the averages come while the members train.
-        if attempt is not None and not self._rules.payloads.are_steps:
-            replay_seconds = attempt.reduced_seconds or replay_seconds
+        if attempt is not None and attempt.reduced_seconds:
+            # The averages of shared steps come while the members train.
+            is_idle = self._rules.payloads.are_steps
+            replay_seconds = attempt.busy_seconds if is_idle else attempt.reduced_seconds
         return Lessons(
             attempt is not None and attempt.pace.line_is_slow,
             came_late=self.state != "committed",

@@ -195,10 +195,14 @@ def test_the_earlier_attempt_then_the_larger_ring_is_preferred() -> None:
 
 
 def gatherer(
-    *, born: float = -1000.0, ring_seconds: float = 0.0, replay_seconds: float = 0.0
+    *,
+    born: float = -1000.0,
+    ring_seconds: float = 0.0,
+    steps_seconds: float = 0.0,
+    replay_seconds: float = 0.0,
 ) -> Gatherer:
     return Gatherer(
-        FIRST, HEAD, born, GATHER, 0.3, ATTEMPT, ring_seconds, replay_seconds=replay_seconds
+        FIRST, HEAD, born, GATHER, 0.3, ATTEMPT, ring_seconds, steps_seconds, replay_seconds
     )
 
 
@@ -250,13 +254,21 @@ def test_a_ring_without_me_may_work_as_long_as_its_members_train_in_it(ring_seco
 
 
 @pytest.mark.parametrize(
-    ("took", "replay_seconds", "waits"),
-    [(1.0, 0.0, GATHER_SECONDS_MIN), (10.0, 0.0, 3.0), (10.0, 4.0, 4.0), (10.0, 1e3, GATHER)],
+    ("took", "steps_seconds", "replay_seconds", "waits"),
+    [
+        (1.0, 0.0, 0.0, GATHER_SECONDS_MIN),
+        (10.0, 0.0, 0.0, 3.0),
+        (10.0, 0.0, 4.0, 4.0),
+        (10.0, 0.0, 1e3, GATHER),
+        (1.0, 9.0, 4.0, 7.0),
+        (1.0, 1.0, 4.0, GATHER_SECONDS_MIN + 4.0),
+        (1.0, 9.0, 1e3, GATHER),
+    ],
 )
 def test_the_unready_are_waited_for_as_long_as_fetching_the_last_round_takes(
-    took: float, replay_seconds: float, waits: float
+    took: float, steps_seconds: float, replay_seconds: float, waits: float
 ) -> None:
-    state = gatherer(born=0.0, replay_seconds=replay_seconds)
+    state = gatherer(born=0.0, steps_seconds=steps_seconds, replay_seconds=replay_seconds)
     state.expect(0.0, OTHERS)
     state.note_ready(took, sealed(FIRST, ready()))
     assert state.gather_seconds == waits

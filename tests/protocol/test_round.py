@@ -133,6 +133,23 @@ def test_a_round_in_which_nobody_has_a_part_is_none(abstains: bool) -> None:
         assert round_.state == "gathering"
 
 
+def test_what_shared_steps_bring_takes_as_long_as_the_link_is_busy() -> None:
+    """Else the members' training would be waited for once more."""
+    coder = SignCodec([(1, 4)], 1)
+    step = add_record(None, 0, coder.encode(SignUpdate(np.array([2]), np.array([True]))))
+    round_ = machine(payloads=SignPayloads(coder))
+    round_.ready(0.0, ready())
+    assert round_.ring is not None
+    ring_id = round_.ring.ring_id
+    round_.contributed(1.0, ring_id, 0, step)
+    round_.link_measured(40.0, ring_id, NEXT, 1000, 0.75, 0)
+    assert round_.lessons == Lessons(came_late=True)
+    (compute,) = round_.finalised(50.0, ring_id, 0, step, digest_of(step))
+    assert isinstance(compute, Compute)
+    round_.computed(51.0, ring_id, compute.generation, digest_of(b"state"))
+    assert round_.lessons == Lessons(replay_seconds=0.75)
+
+
 def test_ready_is_for_this_round_only() -> None:
     for other in (ready(round=6), ready(head=digest_of(b"other"))):
         with pytest.raises(LocalProtocolError):
