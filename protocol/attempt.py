@@ -149,8 +149,6 @@ class Attempt:
         self._began_seconds = now
         self.reduced_seconds = 0.0
         """How long it took until I had all averages; 0 before."""
-        self.busy_seconds = 0.0
-        """How long my link had something to send."""
         self._progress_seconds = now
         """When something last came of the ring, or when I was put out of it."""
 
@@ -219,7 +217,6 @@ class Attempt:
     ) -> list[Action]:
         """My link to a member so far: see `RingPace.measured`."""
         self.pace.measured(now, peer, acked_bytes, busy_seconds, waiting_bytes)
-        self.busy_seconds = max(self.busy_seconds, busy_seconds)
         # Who has all finals may be the one that the others wait for.
         if peer != self.successor or self.state == "committed":
             return []

@@ -10,8 +10,8 @@ Rules
   `gather_seconds` at most: one slow machine costs the others a part of a round, not a round. And
   for as long as the last ring took to bring its averages: who fetches them from the members, as
   everybody does who is new, takes about as long and would come too late to every ring. Where
-  members train in their ring they are ready as soon as the last one is committed, and whoever
-  fetches it begins only then: there the one time comes on top of the other.
+  members train in their ring the averages come slowly; there it is waited a little longer than the
+  latest `Ready` of the last round took.
 - While a ring that does not name me is at work on this head I organise none, nor while one is that
   I was put out of when I could hear nobody in it (a thawed process). It is at work as long as one
   of its members is expected here and is not out of it. Members that leave a ring say so. After the
@@ -56,7 +56,7 @@ class Gatherer:
         Args:
             ring_seconds: how long a ring without me may be at work beyond the gathering.
             steps_seconds: what members train in their ring, which is of the round as well.
-            replay_seconds: what bringing the averages of the last ring took.
+            replay_seconds: what those who fetch the last round will need for it.
         """
         self._me = me
         self._head = head
@@ -72,6 +72,7 @@ class Gatherer:
         self._gone: frozenset[PeerId] = frozenset()
         self._foreign: dict[Digest, tuple[frozenset[PeerId], Accusations]] = {}
         self.first_ready_seconds: float | None = None
+        self._last_ready_seconds = now
         self._began_seconds: float | None = None
         self._complete_seconds: float | None = None
         self._not_before_seconds = float("-inf")
@@ -107,13 +108,21 @@ class Gatherer:
         if self.first_ready_seconds is None:
             return self._gather_seconds_max
         took = self.first_ready_seconds - self._born_seconds + self._steps_seconds
-        part = max(GATHER_SECONDS_MIN, self._gather_fraction * took)
-        if self._steps_seconds:
-            return min(self._gather_seconds_max, part + self._replay_seconds)
-        return min(self._gather_seconds_max, max(part, self._replay_seconds))
+        part = self._gather_fraction * took
+        return min(self._gather_seconds_max, max(GATHER_SECONDS_MIN, part, self._replay_seconds))
+
+    @property
+    def late_seconds(self) -> float:
+        """How long after the first `Ready` the latest one came."""
+        if self.first_ready_seconds is None:
+            return 0.0
+        return self._last_ready_seconds - self.first_ready_seconds
 
     def note_ready(self, now: float, signed: Signed) -> None:
-        self._ready[PeerId(signed.author)] = signed
+        author = PeerId(signed.author)
+        if author not in self._ready:  # it may come again
+            self._last_ready_seconds = now
+        self._ready[author] = signed
         if self.first_ready_seconds is None:
             self.first_ready_seconds = self._began_seconds = now
         self._note_complete(now)

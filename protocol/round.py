@@ -68,6 +68,10 @@ STRAGGLER_FRACTION = 0.7
 """Part of the time that is gathered at most after which a peer that still trains stops, to be ready
 in time."""
 
+LATER_FACTOR = 1.25
+"""How much later than in the last round of shared steps somebody may be. He fetched such a round
+and replayed it, which takes much the same each time, or misses this one as well."""
+
 EARLY_STATEMENTS_MAX = 4 * limits.RING_MEMBERS_MAX
 """What is kept of rings that I do not follow: one of each kind a member, and a ring more."""
 
@@ -105,7 +109,7 @@ class Lessons(NamedTuple):
     came_late: bool = False
     """The others committed without it, or it is new."""
     replay_seconds: float = 0.0
-    """What bringing the averages of the last ring that it was in took."""
+    """What those who fetch the round will need for it."""
 
 
 NO_LESSONS = Lessons()
@@ -196,10 +200,10 @@ class Round:
         """For my next round."""
         attempt = self._attempt
         replay_seconds = self._lessons.replay_seconds
-        if attempt is not None and attempt.reduced_seconds:
-            # The averages of shared steps come while the members train.
-            is_idle = self._rules.payloads.are_steps
-            replay_seconds = attempt.busy_seconds if is_idle else attempt.reduced_seconds
+        if self._rules.payloads.are_steps:  # their averages come while the members train
+            replay_seconds = LATER_FACTOR * self._gatherer.late_seconds
+        elif attempt is not None:
+            replay_seconds = attempt.reduced_seconds or replay_seconds
         return Lessons(
             attempt is not None and attempt.pace.line_is_slow,
             came_late=self.state != "committed",

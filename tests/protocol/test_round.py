@@ -28,7 +28,7 @@ from gossamer.protocol.payloads import Payloads, SignPayloads, SumPayloads
 from gossamer.protocol.proposal import Parent
 from gossamer.protocol.ring import Contribute, Finalise, Send
 from gossamer.protocol.roster import Ring, make_roster, open_roster, ring_order
-from gossamer.protocol.round import NO_LESSONS, Lessons, Round, RoundRules
+from gossamer.protocol.round import LATER_FACTOR, NO_LESSONS, Lessons, Round, RoundRules
 from gossamer.protocol.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.tensor_codecs import codec
 
@@ -133,21 +133,13 @@ def test_a_round_in_which_nobody_has_a_part_is_none(abstains: bool) -> None:
         assert round_.state == "gathering"
 
 
-def test_what_shared_steps_bring_takes_as_long_as_the_link_is_busy() -> None:
-    """Else the members' training would be waited for once more."""
-    coder = SignCodec([(1, 4)], 1)
-    step = add_record(None, 0, coder.encode(SignUpdate(np.array([2]), np.array([True]))))
-    round_ = machine(payloads=SignPayloads(coder))
-    round_.ready(0.0, ready())
+def test_who_was_late_for_a_ring_of_shared_steps_may_be_as_late_in_the_next_round() -> None:
+    round_ = machine(payloads=SignPayloads(SignCodec([(1, 4)], 1)))
+    round_.ready(1.0, ready())
     assert round_.ring is not None
-    ring_id = round_.ring.ring_id
-    round_.contributed(1.0, ring_id, 0, step)
-    round_.link_measured(40.0, ring_id, NEXT, 1000, 0.75, 0)
     assert round_.lessons == Lessons(came_late=True)
-    (compute,) = round_.finalised(50.0, ring_id, 0, step, digest_of(step))
-    assert isinstance(compute, Compute)
-    round_.computed(51.0, ring_id, compute.generation, digest_of(b"state"))
-    assert round_.lessons == Lessons(replay_seconds=0.75)
+    round_.statement(5.0, sealed(NEXT, ready()), ready())
+    assert round_.lessons == Lessons(came_late=True, replay_seconds=LATER_FACTOR * 4.0)
 
 
 def test_ready_is_for_this_round_only() -> None:
