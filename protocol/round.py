@@ -202,7 +202,7 @@ class Round:
         replay_seconds = self._lessons.replay_seconds
         if self._rules.payloads.are_steps:  # their averages come while the members train
             replay_seconds = LATER_FACTOR * self._gatherer.late_seconds
-        elif attempt is not None:
+        elif attempt is not None and not attempt.removed:  # it would be the time of the fault
             replay_seconds = attempt.reduced_seconds or replay_seconds
         return Lessons(
             attempt is not None and attempt.pace.line_is_slow,

@@ -66,7 +66,12 @@ class Node:
     def __init__(self, chain: Chain, loaded: Place | None) -> None:
         self.told: list[object] = []
         self.trainer = SimpleNamespace(
-            lives=1, loaded_momentum=loaded, keep_momentum=self.keep, save=self.save
+            lives=1,
+            loaded_momentum=loaded,
+            keep_momentum=self.keep,
+            save=self.save,
+            is_saved=self.is_saved,
+            save_seconds=0.0,
         )
         self.committed = SimpleNamespace(is_loaded=True)
         self.become(chain)
@@ -90,9 +95,11 @@ class Node:
     async def keep(self, *, keep: bool) -> None:
         self.told.append(keep)
 
-    async def save(self, place: Place) -> float:
+    async def is_saved(self) -> None:
+        pass
+
+    async def save(self, place: Place) -> None:
         self.told.append(place)
-        return 0.0
 
 
 def settled(node: Node, carried: CarriedMomentum) -> Place:
