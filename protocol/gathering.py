@@ -8,10 +8,10 @@ Rules
 - A peer that is not ready is waited for until the manifest's `gather_fraction` of the time that the
   first one took to be ready is over, for `GATHER_SECONDS_MIN` at least and the manifest's
   `gather_seconds` at most: one slow machine costs the others a part of a round, not a round. And
-  for as long as the last ring took to bring its averages: who fetches them from the members, as
-  everybody does who is new, takes about as long and would come too late to every ring. Where
-  members train in their ring the averages come slowly; there it is waited a little longer than the
-  latest `Ready` of the last round took.
+  for as long as the last ring that lost no member took to bring its averages: who fetches them from
+  the members, as everybody does who is new, takes about as long and would come too late to every
+  ring. Where members train in their ring the averages come slowly; there it is waited a little
+  longer than the latest `Ready` of the last round took.
 - While a ring that does not name me is at work on this head I organise none, nor while one is that
   I was put out of when I could hear nobody in it (a thawed process). It is at work as long as one
   of its members is expected here and is not out of it. Members that leave a ring say so. After the

@@ -102,14 +102,14 @@ class RoundRules:
 
 
 class Lessons(NamedTuple):
-    """What a round showed a peer about itself, for its next one."""
+    """What a round showed a peer, for its next one."""
 
     line_is_slow: bool = False
-    """A ring found that the peer's own line is far slower than the others'."""
+    """A ring found that its own line is far slower than the others'."""
     came_late: bool = False
     """The others committed without it, or it is new."""
     replay_seconds: float = 0.0
-    """What those who fetch the round will need for it."""
+    """What those who fetch such a round instead may need for it."""
 
 
 NO_LESSONS = Lessons()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,19 +55,9 @@ def load_optimizer(optimizer: AdamW, model: ModelConfig, path: Path) -> None:
         FileNotFoundError: there is none.
         CheckpointError: damaged, or of another model.
     """
-    if not path.exists():
-        raise FileNotFoundError(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT or metadata.get("model") != _model_key(model):
-                raise CheckpointError(f"{path} has the moments of another model or format")
-            first, second = file.get_tensor("first_moment"), file.get_tensor("second_moment")
-            num_steps = int(metadata["steps"])
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+    with _reading(path, FORMAT, model, "the moments") as (tensor, metadata):
+        first, second = tensor("first_moment"), tensor("second_moment")
+        num_steps = int(metadata["steps"])
     shape = optimizer.first_moment.shape
     for moment in (first, second):
         if (
@@ -114,26 +105,13 @@ def load_momentum(model: ModelConfig, path: Path) -> SavedMomentum:
         FileNotFoundError: there is none.
         CheckpointError: damaged, or of another model.
     """
-    if not path.exists():
-        raise FileNotFoundError(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if (metadata.get("format"), metadata.get("model")) != (
-                MOMENTUM_FORMAT,
-                _model_key(model),
-            ):
-                raise CheckpointError(f"{path} has the momentum of another model or format")
-            saved = SavedMomentum(
-                file.get_tensor("momentum"),
-                float.fromhex(metadata["last_rate"]),
-                msgspec.msgpack.decode(bytes.fromhex(metadata["place"]), type=messages.Place),
-            )
-            digest = metadata["digest"]
-    except (OSError, SafetensorError, KeyError, ValueError, OverflowError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+    with _reading(path, MOMENTUM_FORMAT, model, "the momentum") as (tensor, metadata):
+        saved = SavedMomentum(
+            tensor("momentum"),
+            float.fromhex(metadata["last_rate"]),
+            msgspec.msgpack.decode(bytes.fromhex(metadata["place"]), type=messages.Place),
+        )
+        digest = metadata["digest"]
     if (
         saved.values.shape != (model.num_parameters,)
         or saved.values.dtype != torch.float32
@@ -143,6 +121,30 @@ def load_momentum(model: ModelConfig, path: Path) -> SavedMomentum:
     ):
         raise CheckpointError(f"{path} is damaged: it does not fit its digest or its model")
     return saved
+
+
+@contextlib.contextmanager
+def _reading(
+    path: Path, file_format: str, model: ModelConfig, what: str
+) -> Iterator[tuple[Callable[[str], torch.Tensor], dict[str, str]]]:
+    """Reads tensors by name; and the metadata. What cannot be read within the block is damaged.
+
+    Raises:
+        FileNotFoundError: there is none.
+        CheckpointError: damaged, or of another model.
+    """
+    if not path.exists():
+        raise FileNotFoundError(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if (metadata.get("format"), metadata.get("model")) != (file_format, _model_key(model)):
+                raise CheckpointError(f"{path} has {what} of another model or format")
+            yield file.get_tensor, metadata
+    except CheckpointError:
+        raise
+    except (OSError, SafetensorError, KeyError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
 def _write(

@@ -112,7 +112,8 @@ class Trainer(Protocol):
     async def evaluate(
         self, paths: Sequence[str], tokens_max: int, seconds_max: float
     ) -> messages.Evaluated | None:
-        """Loss of `base` on held-out shards; None if the trainer died over it."""
+        """Loss of `base` on held-out shards, of as much as takes so long; None if the trainer died
+        over it."""
 
     async def suspend(self) -> None:
         """Ends the worker process, which frees the device, until `resume`."""

@@ -133,6 +133,22 @@ def test_a_round_in_which_nobody_has_a_part_is_none(abstains: bool) -> None:
         assert round_.state == "gathering"
 
 
+def test_a_ring_that_lost_a_member_does_not_say_how_long_fetching_takes() -> None:
+    before = Lessons(replay_seconds=3.0)
+    round_ = machine(lessons=before)
+    round_.expect(0.0, [NEXT])
+    round_.ready(0.0, ready())
+    round_.statement(0.0, *roster([ME, NEXT]))
+    assert round_.ring is not None
+    ring_id = round_.ring.ring_id
+    round_.link_failed(6.0, ring_id, NEXT, "timeout: silent")
+    round_.contributed(7.0, ring_id, 0, b"sum")
+    (compute,) = of(Compute, round_.finalised(8.0, ring_id, 0, b"f", digest_of(b"f")))
+    assert isinstance(compute, Compute)
+    assert of(Committed, round_.computed(9.0, ring_id, compute.generation, digest_of(b"state")))
+    assert round_.lessons == before
+
+
 def test_who_was_late_for_a_ring_of_shared_steps_may_be_as_late_in_the_next_round() -> None:
     round_ = machine(payloads=SignPayloads(SignCodec([(1, 4)], 1)))
     round_.ready(1.0, ready())
