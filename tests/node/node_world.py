@@ -293,7 +293,6 @@ def found(
     inner_steps: int = 4,
     fragments: int = 1,
     displacement: float = 0.0,
-    stale_rounds: int = 5,
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     blocks: list[bytes] = []
@@ -342,7 +341,7 @@ def found(
                 round_seconds=30.0,
                 gather_seconds=3.0,
                 attempt_seconds=1.0,
-                stale_rounds=stale_rounds,
+                stale_rounds=5,
                 checkpoint_rounds=3,
             ),
             data=DataConfig(
@@ -380,7 +379,6 @@ class World:
     inner_steps: int = 4
     fragments: int = 1
     displacement: float = 0.0
-    stale_rounds: int = 5
     latency_seconds: float = 0.01
     """Of every link, one way."""
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -395,7 +393,6 @@ class World:
             inner_steps=self.inner_steps,
             fragments=self.fragments,
             displacement=self.displacement,
-            stale_rounds=self.stale_rounds,
         )
         self._scopes: dict[str, trio.CancelScope] = {}
         self.tasks: dict[str, trio.lowlevel.Task] = {}

@@ -112,7 +112,7 @@ def test_the_account_does_not_need_the_disk(
 def test_the_work_of_the_losing_half_is_carried(tmp_path: Path, fragments: int) -> None:
     # Rounds that last a while: in the time in which the halves find each other they do no more than
     # are replayed. Who took what of rounds that a checkpoint skips is not known, and is dropped.
-    world = World(tmp_path, seed=43, fragments=fragments, inner_steps=16, stale_rounds=30)
+    world = World(tmp_path, seed=43, fragments=fragments, inner_steps=16)
     pairs = [
         (world.identity(one).peer_id, world.identity(other).peer_id)
         for one in "ab"
