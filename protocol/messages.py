@@ -78,6 +78,11 @@ class Announce(
 class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ready"):
     """My pseudo-gradient for the round after `head` is done."""
 
+    incarnation: int
+    """Grows with every start of the same identity."""
+    sequence: int
+    """Grows with every `ready`, so that no two of one peer are the same: behind the earlier one is
+    work that is gone, or in other rounds."""
     round: int
     head: bytes
     tokens: int
@@ -221,17 +226,15 @@ def key_of(author: str, statement: Statement) -> tuple[str, ...]:
             return ("pace", author, statement.ring_id.hex())
 
 
-def version_of(statement: Statement) -> tuple[int, int]:
+def version_of(statement: Statement) -> tuple[int, ...]:
     """Of two statements with one key the higher version is the newer."""
     match statement:
-        case Announce():
+        case Announce() | Ready():
             return (statement.incarnation, statement.sequence)
-        case Ready():
-            return (statement.tokens, statement.steps)
         case Vote() | Pace():
-            return (statement.sequence, 0)
+            return (statement.sequence,)
         case Roster() | Suspect():
-            return (0, 0)
+            return ()
 
 
 def _require(condition: bool, what: str) -> None:
@@ -281,6 +284,7 @@ def _check(statement: Statement) -> None:
         case Announce():
             _check_announce(statement)
         case Ready():
+            _check_version(statement)
             _check_count(statement.round, limits.ROUNDS_MAX, "round")
             _check_digest(statement.head, "head")
             # Work without weight would be in no average, and a header without tokens would not
@@ -316,9 +320,13 @@ def _check(statement: Statement) -> None:
             _check_speed(statement.bytes_per_second)
 
 
+def _check_version(statement: Announce | Ready) -> None:
+    _check_count(statement.incarnation, limits.INCARNATION_MAX, "incarnation")
+    _check_count(statement.sequence, limits.SEQUENCE_MAX, "sequence")
+
+
 def _check_announce(announce: Announce) -> None:
-    _check_count(announce.incarnation, limits.INCARNATION_MAX, "incarnation")
-    _check_count(announce.sequence, limits.SEQUENCE_MAX, "sequence")
+    _check_version(announce)
     _check_count(announce.round, limits.ROUNDS_MAX, "round")
     _check_count(announce.checkpoint_round, limits.ROUNDS_MAX, "checkpoint_round")
     _check_count(announce.tokens_total, limits.TOKENS_TOTAL_MAX, "tokens_total")

@@ -327,6 +327,20 @@ class ChainSync:
         except (FetchError, CannotRebuildError, DiskError) as error:
             log.debug("could not fetch ahead", head=short(head), problem=str(error))
 
+    async def fetch_update_index(
+        self, header: Header, sources: Callable[[], Sequence[PeerId]]
+    ) -> None:
+        """Who is in the averages of a round, without the averages.
+
+        Raises:
+            BehindError: nobody has it.
+            DiskError: our own disk does not take it.
+        """
+        try:
+            await self._blocks.fetch([Digest(header.update_digest)], sources, passes=1)
+        except FetchError as error:
+            raise BehindError(str(error)) from error
+
     async def _fetch_checkpoint(
         self, base: Digest, sources: Callable[[], Sequence[PeerId]]
     ) -> None:

@@ -130,14 +130,23 @@ class Swarm:
                 self.announce()
                 await trio.sleep(ANNOUNCE_SECONDS)
 
+    @property
+    def incarnation(self) -> int:
+        """Of this life."""
+        return self._incarnation.number
+
+    def new_sequence(self) -> int:
+        """A higher one than all that this life has used."""
+        self._sequence += 1
+        return self._sequence
+
     def announce(self) -> None:
         """Tells everybody where this node stands now."""
         standing = self._standing()
-        self._sequence += 1
         self.gossip.say(
             Announce(
-                incarnation=self._incarnation.number,
-                sequence=self._sequence,
+                incarnation=self.incarnation,
+                sequence=self.new_sequence(),
                 phase=standing.phase,
                 round=standing.round,
                 head=standing.head,

@@ -29,7 +29,7 @@ import structlog
 import trio
 
 from gossamer.node.rounds.parts import Parts
-from gossamer.protocol.contributions import add_record, split
+from gossamer.protocol.contributions import add_record
 from gossamer.protocol.ids import Digest, short
 from gossamer.protocol.payloads import SignPayloads
 from gossamer.protocol.ring import Payload
@@ -205,9 +205,9 @@ class SharedRound:
 
     @property
     def rings(self) -> list[Digest]:
-        """That have parts of mine, and none by an earlier life, the newest last."""
+        """That have parts of mine, the newest last."""
         found = [*self._void, *([self._steps] if self._steps else [])]
-        return [steps.ring_id for steps in found if steps.is_mine]
+        return [steps.ring_id for steps in found if steps.has_mine]
 
     async def part(self, steps: RingSteps, step: int, token_seconds: float | None) -> bytes:
         """What I have for a step; nothing if I am late. `token_seconds`: when its token came."""
@@ -256,26 +256,14 @@ class RingSteps:
         """When the newest step was taken."""
         self.is_void = False
         """Whether another ring is followed."""
-        self._has_mine = False
-        self._has_earlier = False
-        """Whether a final has a part of mine that I did not give. Who comes back quickly may be
-        ready with the very words of its earlier life, and follow that one's ring."""
+        self.has_mine = False
+        """Whether a final has a part of mine."""
 
     def taken(self, step: int, final: Payload) -> None:
         """A step was taken."""
-        for record in split(final, None, self._payloads.coder.encoded_bytes):
-            if record.position == self._position and len(record.block):
-                is_mine = bytes(record.block) == self._given.get(step)
-                self._has_mine = self._has_mine or is_mine
-                self._has_earlier = self._has_earlier or not is_mine
+        self.has_mine = self.has_mine or self.is_in(final)
         self.num_taken = step + 1
         self.taken_seconds = trio.current_time()
-
-    @property
-    def is_mine(self) -> bool:
-        """Whether its finals have parts that I gave, and none that I did not give. Those of an
-        earlier life are in earlier steps, so no final that was not seen could have one."""
-        return self._has_mine and not self._has_earlier
 
     def has_part_in(self, step: int) -> bool:
         """Whether I had something to give to a step."""

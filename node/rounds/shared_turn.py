@@ -79,6 +79,8 @@ class SharedTurn(Turn):
         steps = manifest.outer.inner_steps
         loss = self._progress.loss
         return Ready(
+            incarnation=self._parts.swarm.incarnation,
+            sequence=self._parts.swarm.new_sequence(),
             round=machine.number,
             head=machine.head,
             tokens=steps * manifest.inner.sequences_per_step * manifest.model.context,

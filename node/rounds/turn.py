@@ -256,6 +256,8 @@ class Turn:
         offer = self._parts.work.offer(machine.head, machine.number)
         loss = self._progress.loss
         return Ready(
+            incarnation=self._parts.swarm.incarnation,
+            sequence=self._parts.swarm.new_sequence(),
             round=machine.number,
             head=machine.head,
             tokens=offer.tokens,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import structlog
 import trio
 
+from gossamer.node.peers.chain_sync import BehindError
 from gossamer.node.rounds.carried_momentum import CarriedMomentum
 from gossamer.node.rounds.parts import Parts, Progress
 from gossamer.node.storage.committed import CannotRebuildError, chunks_with
@@ -14,6 +16,10 @@ from gossamer.node.storage.disk import DiskError
 from gossamer.protocol.chain import ChunkFinal, Header, spans_taken
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.work_account import mask_of
+
+LISTS_SECONDS = 15.0
+"""A few KiB each from whoever answers, for the one or two rounds that may have work of an offer. The
+next round waits."""
 
 SAVE_SECONDS = 30.0
 """Residual that is only rounding error, and what the trainer keeps (the inner optimiser or the
@@ -64,6 +70,7 @@ class Upkeep:
         parts = self._parts
         if not parts.committed.is_loaded or parts.work.head == parts.committed.head:
             return
+        await self._learn_who_was_in(self._new_with_mine())
         is_elsewhere = await parts.run_in_thread(self._settle)
         self._finals.clear()
         if is_elsewhere:
@@ -71,6 +78,33 @@ class Upkeep:
             await parts.trainer.forget()
             parts.feed.forget_progress()
             parts.feed.carry(parts.work.account.state.spans)
+
+    def _new_with_mine(self) -> list[Header]:
+        """New rounds that took some of an offer of mine, and of whose averages nothing is known: a
+        checkpoint skipped them."""
+        parts = self._parts
+        chain, since = parts.committed.chain, parts.work.head or parts.committed.chain.genesis
+        offered = {o.head for o in parts.work.account.state.offers if o.taking is None}
+        if not offered or since not in chain:
+            return []
+        headers = [
+            self._header(new)
+            for new in chain.only_in(parts.committed.head, since)
+            if new not in self._finals and chain.entry(new).parent in offered
+        ]
+        return [header for header in headers if header is not None and self._mine(header)[1]]
+
+    async def _learn_who_was_in(self, headers: Sequence[Header]) -> None:
+        """Their lists of members are fetched, if anybody still has them: else all that was offered
+        would have to be given up, be it that a round took one chunk of it."""
+        parts = self._parts
+        with trio.move_on_after(LISTS_SECONDS):
+            for header in headers:
+                try:
+                    await parts.chain_sync.fetch_update_index(header, parts.swarm.sources)
+                    self._finals[header.digest] = parts.committed.finals_of(header)
+                except (BehindError, CannotRebuildError, DiskError) as error:
+                    log.debug("who was in an old round is not known", problem=str(error))
 
     def _settle(self) -> bool:
         """Says whether rounds were left."""

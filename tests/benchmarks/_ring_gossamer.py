@@ -186,7 +186,7 @@ class Peer:
             self._outer_step.begin()
             sent_before = self._bytes_sent()
             await trio.to_thread.run_sync(sleep_until, start_seconds)
-            driver.ready(Ready(number + 1, head, TOKENS, 1, 0.0, 1.0, ()))
+            driver.ready(Ready(1, number + 1, number + 1, head, TOKENS, 1, 0.0, 1.0, ()))
             while driver.machine.ring is None:
                 await driver.changed.wait()
             ring_seconds = time.monotonic()

@@ -289,7 +289,6 @@ def test_a_part_in_a_step_that_was_not_seen_is_taken_if_the_commit_has_it() -> N
 
 def test_a_part_of_which_nothing_is_known_is_rather_lost_than_sent_twice() -> None:
     one = RoundOfSteps()
-    # Its ring may be committed with that part, or with one of an earlier life.
     assert one.ends(is_committed=False) == []
     assert one.told == [True]
 
@@ -298,15 +297,6 @@ def test_who_gave_nothing_is_told_nothing() -> None:
     one = RoundOfSteps(num_finals=2, mine=b"")
     assert one.ends(is_committed=False, gives=False) == []
     assert one.told == []
-
-
-@pytest.mark.parametrize("gives", [True, False])
-@pytest.mark.parametrize("num_finals", [0, 1])
-def test_a_ring_with_parts_of_an_earlier_life_is_not_this_ones(
-    gives: bool, num_finals: int
-) -> None:
-    one = RoundOfSteps(num_finals, mine=NOT_MINE)
-    assert one.ends(is_committed=True, gives=gives) == []
 
 
 def test_the_end_of_the_round_does_not_swallow_word_of_a_part() -> None:

@@ -104,7 +104,7 @@ class Member:
 
     def ready(self) -> None:
         assert self.driver is not None
-        self.driver.ready(Ready(1, HEAD, 100, 1, 0.0, 1.0, ()))
+        self.driver.ready(Ready(1, 1, 1, HEAD, 100, 1, 0.0, 1.0, ()))
 
     @property
     def committed(self) -> Committed:

@@ -78,6 +78,8 @@ def announce(**changes: object) -> Announce:
 
 def ready(**changes: object) -> Ready:
     fields: dict[str, object] = {
+        "incarnation": 3,
+        "sequence": 8,
         "round": 5,
         "head": HEAD,
         "tokens": 8192,

@@ -162,7 +162,8 @@ def test_a_newer_statement_has_the_key_of_the_older_and_a_higher_version() -> No
     for older, newer in (
         (announce(), announce(sequence=8)),
         (announce(sequence=900), announce(incarnation=4, sequence=0)),
-        (ready(), ready(tokens=9000)),
+        (ready(), ready(sequence=9)),
+        (ready(sequence=900), ready(incarnation=4, sequence=0, tokens=1)),
         (vote(HEAD), vote(RING_ID, sequence=2)),
         (Pace(HEAD, 1, 1e6), Pace(HEAD, 2, 1e5)),
     ):

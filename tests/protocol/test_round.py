@@ -241,6 +241,16 @@ def test_a_ring_that_waits_for_my_life_before_a_restart_is_not_followed() -> Non
     assert round_.ring is None
 
 
+def test_a_ring_that_waits_for_my_life_before_a_restart_is_not_followed_if_i_do_the_same() -> None:
+    round_ = machine()
+    round_.ready(0.0, ready(incarnation=4, sequence=1))
+    assert round_.statement(1.0, *roster(MEMBERS)) == [
+        Publish(sealed(ME, restarted), restarted)
+        for restarted in [Suspect(ring_of(MEMBERS).ring_id, ME, "restarted")]
+    ]
+    assert round_.ring is None or round_.ring.members == (ME,)
+
+
 def test_a_roster_with_what_i_said_in_anothers_name_is_not_mine() -> None:
     round_ = machine()
     round_.ready(0.0, ready())

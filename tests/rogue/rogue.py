@@ -152,12 +152,15 @@ class Rogue:
         await self.transport.publish(topic, data)
         await trio.lowlevel.checkpoint()
 
+    def _next_sequence(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
     def announce(self, like: Announce, **changes: object) -> Announce:
         """An announcement of its own that differs from another's in what is said here."""
-        self._sequence += 1
         own = {
             "incarnation": 2**40,
-            "sequence": self._sequence,
+            "sequence": self._next_sequence(),
             "claims": (),
             "addresses": (),
             "capacity": CAPACITY,
@@ -167,6 +170,8 @@ class Rogue:
     def ready(self, like: Announce, **changes: object) -> Ready:
         """Ready for the round after a victim's head."""
         fields: dict[str, object] = {
+            "incarnation": 2**40,
+            "sequence": self._next_sequence(),
             "round": like.round + 1,
             "head": like.head,
             "tokens": 64,

@@ -241,13 +241,12 @@ class Peer:
 
     def announce(self) -> None:
         """Tells the others where this peer stands."""
-        self._sequence += 1
         head = self.heads.head
         self.gossip(
             *self.sealed(
                 Announce(
                     self.life,
-                    self._sequence,
+                    self.new_sequence(),
                     self.phase,
                     self.world.checks.round_of(head),
                     head,
@@ -259,6 +258,11 @@ class Peer:
                 )
             )
         )
+
+    def new_sequence(self) -> int:
+        """A higher one than all that this life has used."""
+        self._sequence += 1
+        return self._sequence
 
     def set_phase(self, phase: Phase) -> None:
         self.phase = phase

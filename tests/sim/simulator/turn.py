@@ -142,8 +142,17 @@ class Turn:
             return
         self._offer = offer.number
         peer.set_phase("averaging")
-        steps = self._training.num_steps
-        ready = Ready(machine.number, machine.head, offer.tokens, steps, 2.5, 1.0, offer.spans)
+        ready = Ready(
+            incarnation=peer.life,
+            sequence=peer.new_sequence(),
+            round=machine.number,
+            head=machine.head,
+            tokens=offer.tokens,
+            steps=self._training.num_steps,
+            loss=2.5,
+            norm=1.0,
+            spans=offer.spans,
+        )
         if self._world.scenario.overlap:
             self.ahead = Training(peer)
         self.driver.ready(ready)
