@@ -18,8 +18,8 @@ from gossamer.protocol.ids import Digest
 from gossamer.protocol.work_account import mask_of
 
 LISTS_SECONDS = 15.0
-"""A few KiB each from whoever answers, for the one or two rounds that may have work of an offer. The
-next round waits."""
+"""A few KiB each from whoever answers, for the one or two rounds that may have work of an offer.
+The next round waits."""
 
 SAVE_SECONDS = 30.0
 """Residual that is only rounding error, and what the trainer keeps (the inner optimiser or the
@@ -84,7 +84,7 @@ class Upkeep:
         checkpoint skipped them."""
         parts = self._parts
         chain, since = parts.committed.chain, parts.work.head or parts.committed.chain.genesis
-        offered = {o.head for o in parts.work.account.state.offers if o.taking is None}
+        offered = {offer.head for offer in parts.work.account.state.offers}
         if not offered or since not in chain:
             return []
         headers = [

@@ -293,6 +293,7 @@ def found(
     inner_steps: int = 4,
     fragments: int = 1,
     displacement: float = 0.0,
+    checkpoint_rounds: int = 3,
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     blocks: list[bytes] = []
@@ -342,7 +343,7 @@ def found(
                 gather_seconds=3.0,
                 attempt_seconds=1.0,
                 stale_rounds=5,
-                checkpoint_rounds=3,
+                checkpoint_rounds=checkpoint_rounds,
             ),
             data=DataConfig(
                 tokenizer="bytes",
@@ -379,6 +380,7 @@ class World:
     inner_steps: int = 4
     fragments: int = 1
     displacement: float = 0.0
+    checkpoint_rounds: int = 3
     latency_seconds: float = 0.01
     """Of every link, one way."""
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -393,6 +395,7 @@ class World:
             inner_steps=self.inner_steps,
             fragments=self.fragments,
             displacement=self.displacement,
+            checkpoint_rounds=self.checkpoint_rounds,
         )
         self._scopes: dict[str, trio.CancelScope] = {}
         self.tasks: dict[str, trio.lowlevel.Task] = {}

@@ -12,12 +12,15 @@ from node_world import (
     World,
     assert_account_is_true,
     credited,
+    headers_of,
     settled,
     simulate,
+    start,
 )
 
 from gossamer.node.storage.committed import CannotRebuildError
 from gossamer.protocol.chain import ChunkFinal, Header
+from gossamer.protocol.work_account import ABANDONED
 
 
 @pytest.mark.parametrize(
@@ -110,8 +113,7 @@ def test_the_account_does_not_need_the_disk(
 
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_the_work_of_the_losing_half_is_carried(tmp_path: Path, fragments: int) -> None:
-    # Rounds that last a while: in the time in which the halves find each other they do no more than
-    # are replayed. Who took what of rounds that a checkpoint skips is not known, and is dropped.
+    # Rounds that last a while: in the time in which the halves find each other they do few.
     world = World(tmp_path, seed=43, fragments=fragments, inner_steps=16)
     pairs = [
         (world.identity(one).peer_id, world.identity(other).peer_id)
@@ -150,6 +152,45 @@ def test_the_work_of_the_losing_half_is_carried(tmp_path: Path, fragments: int) 
             assert (reclaimed or 0) > 0 or name not in losers
             assert status.committed_late > 0 or name not in losers
             assert status.carried < status.trained / 10
+
+    simulate(world, story)
+
+
+def test_what_a_round_took_is_known_although_a_checkpoint_skips_it(tmp_path: Path) -> None:
+    """A line breaks in mid-ring. The others commit with a part of what it brought, go on, and have
+    a checkpoint of every round, so that nobody need replay that one."""
+    world = World(tmp_path, seed=44, checkpoint_rounds=1, latency_seconds=0.05)
+    me = world.identity("c").peer_id
+    others = [world.identity(name).peer_id for name in "ab"]
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abc")
+        await world.reach(4, *"abc")
+        await world.until(lambda: world.all_shards_are_with(*"ab"))
+        c = world.participant("c")
+        await world.until(lambda: c.progress.phase == "training")
+        await world.until(lambda: c.progress.phase == "averaging")
+        await trio.sleep(0.3)  # six times the way to another member: its parts are out
+        for other in others:
+            world.network.cut(me, other)
+        cut = world.round("c")
+        await world.reach(cut + 3, *"ab")
+        assert not world.is_one_chain("a", "c")
+        skipped = headers_of(world, "a")[cut]
+        tokens = sum(member.tokens for member in skipped.members if member.peer_id == me)
+        assert tokens > 0
+        for other in others:
+            world.network.heal(me, other)
+        await world.until(lambda: world.is_one_chain("a", "c"))
+        await settled(world, "c")
+        assert skipped.digest in world.path("c")
+        state = c.parts.work.account.state
+        assert state.committed_on_time + state.committed_late >= tokens
+        assert ABANDONED not in state.dropped
+        await world.reach(world.round("a") + 2, *"abc")
+        await settled(world, *"abc")
+        for name in "abc":
+            assert_account_is_true(world, name)
 
     simulate(world, story)
 
