@@ -50,8 +50,9 @@ from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.work import Work
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.manifest import Manifest, ShardIndex, SignedManifest, decode_index
+from gossamer.protocol.manifest import Manifest, SignedManifest
 from gossamer.protocol.messages import Capacity
+from gossamer.protocol.shard_index import ShardIndex, decode_index
 from gossamer.trainer import messages
 
 HELDOUT_SHARDS_MAX = 4

@@ -338,8 +338,8 @@ def _errors_for_people() -> tuple[type[Exception], ...]:
     from gossamer.node.storage.disk import DiskError
     from gossamer.node.storage.state_dir import StateDirError
     from gossamer.protocol.errors import ManifestError
-    from gossamer.trainer.corpus import CorpusError
     from gossamer.trainer.export import ExportError
+    from gossamer.trainer.text.corpus import CorpusError
 
     return (
         ConfigError,

@@ -28,6 +28,9 @@ CHUNK_ELEMENTS_MAX = BLOCK_BYTES_MAX // 4
 # A digest (32 bytes) a chunk, for parameters and momentum, must fit one index block.
 CHUNKS_MAX = 32 * KIB
 
+# Of a model: twice as many layers as Llama 3.1 with 405 billion parameters has.
+LAYERS_MAX = 256
+
 # Data: one shard is what a peer claims at a time. The index (a digest and a length a shard) is part
 # of the manifest's blocks.
 SHARD_TOKENS_MAX = 16 * MIB

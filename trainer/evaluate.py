@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gossamer.trainer.data import DataError, Tokens
 from gossamer.trainer.device import Device
 from gossamer.trainer.model import Decoder
+from gossamer.trainer.text.data import DataError, Tokens
 
 T = TypeVar("T")
 

@@ -22,11 +22,11 @@ from gossamer.protocol import limits
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
 from gossamer.trainer import evaluate, messages, overlap
 from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
-from gossamer.trainer.data import Batch, DataQueue, add_span, load_shard
 from gossamer.trainer.device import choose_device, is_out_of_memory
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import AdamW
 from gossamer.trainer.schedule import learning_rate_at
+from gossamer.trainer.text.data import Batch, DataQueue, add_span, load_shard
 
 # Data is asked for when less than this many steps are queued: time for a shard to come over the
 # network.

@@ -74,7 +74,7 @@ from gossamer.protocol.manifest import (
     RoundConfig,
     SyncMode,
 )
-from gossamer.trainer.tokens import BYTES_VOCABULARY, TokenizerKind
+from gossamer.trainer.text.tokens import BYTES_VOCABULARY, TokenizerKind
 
 DEFAULT_PRESET = "tiny"
 

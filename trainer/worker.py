@@ -27,10 +27,10 @@ import msgspec
 import torch
 
 from gossamer.trainer import memory, messages
-from gossamer.trainer.data import DataError
 from gossamer.trainer.device import Device, DeviceError, choose_device, is_out_of_memory
+from gossamer.trainer.distro.shared_round import SharedTrainer
 from gossamer.trainer.local_round import LocalTrainer, TrainerError
-from gossamer.trainer.shared_round import SharedTrainer
+from gossamer.trainer.text.data import DataError
 
 # Messages read and not yet looked at. Bounds the memory; the daemon never has so many under way.
 _INBOX_MAX = 2 * messages.DATA_RANGES_MAX

@@ -16,8 +16,8 @@ from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.disk import DiskError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.ledger import keepers
-from gossamer.protocol.manifest import ShardIndex
+from gossamer.protocol.shard_index import ShardIndex
+from gossamer.protocol.work.ledger import keepers
 
 COPIES = 3
 """Two peers may vanish at the same moment before a shard is lost."""

@@ -20,15 +20,15 @@ from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.disk import DiskError
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.ledger import (
+from gossamer.protocol.messages import Span
+from gossamer.protocol.shard_index import ShardIndex
+from gossamer.protocol.work.ledger import (
     EpochProgress,
     Ledger,
     choose_shards,
     epoch_progress,
     lost_claims,
 )
-from gossamer.protocol.manifest import ShardIndex
-from gossamer.protocol.messages import Span
 
 ROUNDS_AHEAD = 2
 """Rounds of tokens kept queued: this one and, prefetched, the next."""

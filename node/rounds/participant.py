@@ -35,7 +35,7 @@ from gossamer.protocol.chain import Commit, Header
 from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.messages import Phase, Roster, Signed, Statement, Suspect, open_signed
-from gossamer.protocol.round import Lessons
+from gossamer.protocol.rounds.round_rules import Lessons
 from gossamer.trainer.messages import Shared, Step
 
 FIRST_CONTACT_SECONDS = 3.0

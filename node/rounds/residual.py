@@ -16,13 +16,13 @@ from typing import Protocol
 import numpy as np
 
 from gossamer.protocol.chunks import ChunkPlan
-from gossamer.protocol.contributions import add_record
+from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads
+from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.payloads import SetPayloads, SumPayloads
-from gossamer.protocol.ring import Payload
-from gossamer.protocol.roster import Ring
+from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state import FloatVector
-from gossamer.protocol.tensor_codecs import codec
 
 _ERROR_SHARE = 0.5
 """A rounding error weighs as little in the next ring as its member, so a member with a small share

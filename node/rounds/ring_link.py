@@ -27,14 +27,14 @@ from gossamer.node.network.transport import Stream, StreamClosed, Transport, Tra
 from gossamer.protocol.chain import mask_bytes
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
-from gossamer.protocol.inventory import (
+from gossamer.protocol.messages import Signed
+from gossamer.protocol.rounds.inventory import (
     Held,
     Inventory,
     decode_inventory,
     encode_inventory,
 )
-from gossamer.protocol.messages import Signed
-from gossamer.protocol.ring import Payload, Send
+from gossamer.protocol.rounds.ring import Payload, Send
 
 RING_PROTOCOL = "/gossamer/ring/1"
 

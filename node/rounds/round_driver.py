@@ -17,7 +17,14 @@ from gossamer.node.network.transport import StreamClosed, Transport, TransportEr
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.residual import Contribution
 from gossamer.node.rounds.ring_link import LinkFailed, Receiver, RingLink
-from gossamer.protocol.attempt import (
+from gossamer.node.rounds.silence import Silence
+from gossamer.protocol.chain import Commit, Member
+from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.codecs.payloads import Payloads
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId, digest_of, short
+from gossamer.protocol.messages import Ready, Signed, Statement
+from gossamer.protocol.rounds.attempt import (
     Action,
     BeginRing,
     Committed,
@@ -25,27 +32,17 @@ from gossamer.protocol.attempt import (
     Publish,
     Removed,
 )
-from gossamer.protocol.chain import Commit, Member
-from gossamer.protocol.chunks import ChunkPlan
-from gossamer.protocol.errors import MalformedError, RemoteProtocolError
-from gossamer.protocol.ids import Digest, PeerId, digest_of, short
-from gossamer.protocol.inventory import Inventory
-from gossamer.protocol.messages import Ready, Signed, Statement
-from gossamer.protocol.payloads import Payloads
-from gossamer.protocol.proposal import members_of
-from gossamer.protocol.ring import Contribute, Finalise, Payload, Send
-from gossamer.protocol.roster import Ring
-from gossamer.protocol.round import Round
+from gossamer.protocol.rounds.inventory import Inventory
+from gossamer.protocol.rounds.proposal import members_of
+from gossamer.protocol.rounds.ring import Contribute, Finalise, Payload, Send
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.round import Round
 
 TICK_SECONDS = 0.1
 """How late the machine may learn that time passed; its own waits are seconds."""
 
 HELLO_SECONDS = 10.0
 """How long a predecessor that began a ring waits for me to follow it."""
-
-SILENT_SECONDS = 6.0
-"""A successor of whom nothing at all came for so long has failed: three signs of life that a living
-peer gives (`transport.PING_SECONDS`), and less than the 12 s after which a round has to go on."""
 
 LINGER_SECONDS = 10.0
 """After the commit: what is still queued for others is delivered, at most this long."""
@@ -106,8 +103,8 @@ class RoundDriver:
         self._position = 0
         """Mine in the ring that is followed."""
         self._ticked_seconds = 0.0
-        self._heard: dict[PeerId, tuple[float | None, float]] = {}
-        """Of each ring member: when it was last heard, and how long it has been silent since."""
+        self._silence = Silence(transport, ())
+        """Of the other members of the ring."""
         self._nursery: trio.Nursery | None = None
         self._link_scopes: list[trio.CancelScope] = []
         self._links: dict[PeerId, RingLink] = {}
@@ -200,26 +197,15 @@ class RoundDriver:
             self._link_failed(self._ring_id(), peer, "reset")
 
     def _watch_silence(self) -> None:
-        """Gives up successors that are silent.
-
-        All members are listened to, so that of several that fell silent together each is known at
-        once. Silence is counted from tick to tick: while this process was stopped nobody was
-        silent.
-        """
+        """Gives up successors that are silent."""
         now = trio.current_time()
         step = min(now - self._ticked_seconds, 2 * TICK_SECONDS)
         self._ticked_seconds = now
-        for peer, (heard_before, silent_seconds) in self._heard.items():
-            heard = self._transport.heard_seconds(peer)
-            silent_seconds = 0.0 if heard != heard_before else silent_seconds + step
-            self._heard[peer] = (heard, silent_seconds)
-        successor = self.machine.successor
-        while successor is not None and self.is_running:
-            heard, silent_seconds = self._heard[successor]
-            if heard is None or silent_seconds < SILENT_SECONDS:
-                break  # without a connection the link shows what becomes of it
+        self._silence.count(step)
+        while self.is_running and (successor := self.machine.successor) is not None:
+            if not self._silence.is_over(successor):
+                break
             self._link_failed(self._ring_id(), successor, "timeout: silent")
-            successor = self.machine.successor
 
     def commit_received(self, commit: Commit) -> bool:
         """A checked commit record came; says whether it was this round's, as computed here."""
@@ -329,7 +315,7 @@ class RoundDriver:
         self._envelope = action.envelope
         self._position = action.ring.members.index(self._me)
         others = [peer for peer in action.ring.members if peer != self._me]
-        self._heard = {peer: (self._transport.heard_seconds(peer), 0.0) for peer in others}
+        self._silence = Silence(self._transport, others)
         self.contribution = self._new_contribution(action.ring)
         log.debug(
             "ring",

@@ -29,12 +29,12 @@ import structlog
 import trio
 
 from gossamer.node.rounds.parts import Parts
-from gossamer.protocol.contributions import add_record
+from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.payloads import SignPayloads
 from gossamer.protocol.ids import Digest, short
-from gossamer.protocol.payloads import SignPayloads
-from gossamer.protocol.ring import Payload
-from gossamer.protocol.roster import Ring
-from gossamer.protocol.round import Round
+from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state import FloatVector
 
 PATIENCE_PART = 0.5

@@ -18,8 +18,8 @@ from gossamer.node.rounds.shared_round import SharedRound, StepPace
 from gossamer.node.rounds.turn import POLL_SECONDS, Turn
 from gossamer.protocol import limits
 from gossamer.protocol.messages import Ready, Span
-from gossamer.protocol.roster import Ring
-from gossamer.protocol.work_account import LATE
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.work.work_account import LATE
 from gossamer.trainer.messages import Shared
 
 MISSED = "missed"

@@ -29,13 +29,14 @@ from gossamer.node.rounds.residual import Contribution, contribution_of
 from gossamer.node.rounds.ring_link import RING_PROTOCOL
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.rounds.upkeep import Upkeep
-from gossamer.protocol.attempt import Committed
+from gossamer.protocol.codecs.payloads import SignPayloads
 from gossamer.protocol.ids import short
 from gossamer.protocol.messages import Phase, Ready
-from gossamer.protocol.outer_tuning import norm_of
-from gossamer.protocol.payloads import SignPayloads
-from gossamer.protocol.roster import Ring
-from gossamer.protocol.round import NO_LESSONS, Lessons, Round, RoundRules
+from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.outer_tuning import norm_of
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.round import Round
+from gossamer.protocol.rounds.round_rules import NO_LESSONS, Lessons, RoundRules
 from gossamer.trainer.messages import Ranges, Shared, Start
 
 LEAVE_SECONDS = 20.0

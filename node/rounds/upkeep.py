@@ -15,7 +15,7 @@ from gossamer.node.storage.committed import CannotRebuildError, chunks_with
 from gossamer.node.storage.disk import DiskError
 from gossamer.protocol.chain import ChunkFinal, Header, spans_taken
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.work_account import mask_of
+from gossamer.protocol.work.work_account import mask_of
 
 LISTS_SECONDS = 15.0
 """A few KiB each from whoever answers, for the one or two rounds that may have work of an offer.

@@ -19,12 +19,12 @@ from gossamer.protocol.manifest import (
     OuterConfig,
     RoundConfig,
     SyncMode,
-    problems_of,
 )
-from gossamer.trainer.corpus import DEFAULT_TEXT_FIELD
+from gossamer.protocol.manifest_checks import problems_of
 from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
-from gossamer.trainer.shards import SHARD_BYTES_MAX, SHARD_SEQUENCES_MIN
-from gossamer.trainer.tokens import (
+from gossamer.trainer.text.corpus import DEFAULT_TEXT_FIELD
+from gossamer.trainer.text.shards import SHARD_BYTES_MAX, SHARD_SEQUENCES_MIN
+from gossamer.trainer.text.tokens import (
     BPE_VOCABULARY_MIN,
     BYTES_VOCABULARY,
     TokenizerKind,

@@ -34,7 +34,7 @@ def export_state(settings: Settings, directory: Path) -> int:
     """
     # Here, not above: they load safetensors and tokenizers, which nothing else of the CLI needs.
     from gossamer.trainer.export import byte_tokenizer_json, export_model
-    from gossamer.trainer.tokens import END_OF_DOCUMENT
+    from gossamer.trainer.text.tokens import END_OF_DOCUMENT
 
     state_dir = StateDir(settings.state_dir)
     signed = state_dir.read_manifest()

@@ -22,15 +22,14 @@ from gossamer.protocol.manifest import (
     DataConfig,
     Manifest,
     ModelConfig,
-    ShardIndex,
     SignedManifest,
-    encode_index,
     encode_manifest,
-    require_valid,
     signing_bytes,
 )
+from gossamer.protocol.manifest_checks import require_valid
+from gossamer.protocol.shard_index import ShardIndex, encode_index
 from gossamer.protocol.state import FloatVector, genesis_digest_of
-from gossamer.trainer.corpus import (
+from gossamer.trainer.text.corpus import (
     CorpusError,
     Progress,
     default_files,
@@ -38,8 +37,8 @@ from gossamer.trainer.corpus import (
     no_progress,
     scan_corpus,
 )
-from gossamer.trainer.shards import Put, default_shard_tokens, split_documents, tokenise
-from gossamer.trainer.tokens import (
+from gossamer.trainer.text.shards import Put, default_shard_tokens, split_documents, tokenise
+from gossamer.trainer.text.tokens import (
     ByteTokenizer,
     Tokenizer,
     estimate_tokens,

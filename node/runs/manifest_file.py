@@ -31,7 +31,7 @@ from gossamer.protocol.chunks import default_chunk_elements
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.manifest import ModelConfig
 from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS, adapted
-from gossamer.trainer.tokens import BPE_VOCABULARY_MIN, BYTES_VOCABULARY
+from gossamer.trainer.text.tokens import BPE_VOCABULARY_MIN, BYTES_VOCABULARY
 
 # A file that `init` writes has some 5 KB; a list of a thousand allowed peers 60 KB more.
 MANIFEST_FILE_BYTES_MAX = limits.MIB

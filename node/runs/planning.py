@@ -23,8 +23,8 @@ from statistics import mean
 
 from gossamer.node.runs.draft import Draft
 from gossamer.node.storage.shared_theta import sign_payloads
+from gossamer.protocol.codecs.payloads import Payloads, payloads_of
 from gossamer.protocol.fragments import Exchanges
-from gossamer.protocol.payloads import Payloads, payloads_of
 
 LINE_SHARE = 0.95
 """Of a line's rate, for chunks: the rest is TCP, encryption and framing (tests/benchmarks/ring.py

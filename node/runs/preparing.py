@@ -25,9 +25,10 @@ from gossamer.node.storage.disk import DiskError
 from gossamer.node.storage.state_dir import StateDirError
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.manifest import DataConfig, decode_index
-from gossamer.trainer.corpus import CorpusError, Progress
-from gossamer.trainer.shards import Put
+from gossamer.protocol.manifest import DataConfig
+from gossamer.protocol.shard_index import decode_index
+from gossamer.trainer.text.corpus import CorpusError, Progress
+from gossamer.trainer.text.shards import Put
 
 LINE_BYTES_MAX = 1024 * 1024
 """The longest line is an outcome with the problems of a corpus, at most a dozen sentences."""

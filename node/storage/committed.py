@@ -38,14 +38,13 @@ from gossamer.protocol.chain import (
     encode_update_index,
 )
 from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.codecs.payloads import SetPayloads, SignPayloads, SumPayloads
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.fragments import Exchanges
 from gossamer.protocol.ids import Digest, digest_of, short
-from gossamer.protocol.ledger import Ledger, apply_spans, decode_ledger, encode_ledger
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.payloads import SetPayloads, SignPayloads, SumPayloads
-from gossamer.protocol.proposal import Parent, Proposal
-from gossamer.protocol.ring import Payload
+from gossamer.protocol.rounds.proposal import Parent, Proposal
+from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.state import (
     FloatVector,
     StateIndex,
@@ -54,6 +53,7 @@ from gossamer.protocol.state import (
     encode_state_index,
     index_of,
 )
+from gossamer.protocol.work.ledger import Ledger, apply_spans, decode_ledger, encode_ledger
 
 _WAY_PIN = "way to a head"
 

@@ -10,12 +10,12 @@ import numpy as np
 from gossamer.node.storage.shared_theta import SharedTheta, sign_payloads
 from gossamer.protocol.chain import Member
 from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.codecs.payloads import SetPayloads, SignPayloads, SumPayloads, payloads_of
 from gossamer.protocol.fragments import Exchange, Exchanges
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.outer_tuning import tuned_rates
-from gossamer.protocol.payloads import SetPayloads, SignPayloads, SumPayloads, payloads_of
-from gossamer.protocol.ring import Payload
+from gossamer.protocol.rounds.outer_tuning import tuned_rates
+from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.state import FloatVector, StateIndex, chunk_bytes, index_of
 from gossamer.trainer.outer import nesterov
 

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gossamer.protocol.codecs.payloads import SignPayloads
+from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import Manifest, ModelConfig, OuterConfig
-from gossamer.protocol.payloads import SignPayloads
-from gossamer.protocol.ring import Payload
-from gossamer.protocol.sign_codec import SignCodec
+from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.state import FloatVector
-from gossamer.trainer.dct_exact import grids_of
-from gossamer.trainer.shared_step import shapes_of, shared_rate_at, shared_step
+from gossamer.trainer.distro.dct_exact import grids_of
+from gossamer.trainer.distro.shared_step import shapes_of, shared_rate_at, shared_step
 
 
 def sign_payloads(model: ModelConfig, outer: OuterConfig) -> SignPayloads:

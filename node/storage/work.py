@@ -1,6 +1,6 @@
 """This node's own work on disk: the account, `pending`, and the vectors behind what was offered.
 
-`protocol/work_account.py` has the rules; here are the files, the vectors and the metrics.
+`protocol/work/work_account.py` has the rules; here are the files, the vectors and the metrics.
 
     work/journal       the account as of its newest event; of inner steps it may miss the last 5 %
     work/pending       `pending` and the account as of then, when there is something carried
@@ -35,8 +35,8 @@ from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
 from gossamer.protocol.messages import Span
 from gossamer.protocol.state import FloatVector
-from gossamer.protocol.work_account import LATE, STALE, Settlement, WorkAccount
-from gossamer.protocol.work_records import AccountState, Offer
+from gossamer.protocol.work.work_account import LATE, STALE, Settlement, WorkAccount
+from gossamer.protocol.work.work_records import AccountState, Offer
 
 VERSION = 1
 """Of the files. What another version left is left out."""

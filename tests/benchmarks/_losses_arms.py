@@ -35,7 +35,7 @@ class Arm:
     rates: tuple[float, float] | None = None
     """Outer learning rate and momentum; None: the preset's."""
     displacement: float = 0.0
-    """Each round chooses the momentum that leads so far (`protocol.outer_tuning`); 0: constant."""
+    """Each round chooses the momentum that leads so far (`outer_tuning`); 0: constant."""
     top_k: int = 0
     """Values that are kept of a block or chunk; 0: the mode's default."""
     error_decay: float | None = None

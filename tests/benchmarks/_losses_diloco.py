@@ -12,10 +12,10 @@ from _losses_ring import ring_average
 from _losses_workers import Worker
 from _parity_training import CURVE_TOKENS, Curve, Heldout, Text, rounds_of
 
+from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads, payloads_named
 from gossamer.protocol.fragments import Exchanges
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
-from gossamer.protocol.outer_tuning import norm_of, tuned_rates
-from gossamer.protocol.payloads import SetPayloads, SumPayloads, payloads_named
+from gossamer.protocol.rounds.outer_tuning import norm_of, tuned_rates
 from gossamer.protocol.state import FloatVector
 from gossamer.trainer.messages import Start
 from gossamer.trainer.outer import nesterov

@@ -1,4 +1,4 @@
-"""`distro` in one process: every step is shared, and what is shared are signs (`trainer.demo`)."""
+"""`distro` in one process: every step is shared, and what is shared are signs (`demo`)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from _losses_diloco import Progress, Setting
 from _losses_workers import Peer
 from _parity_training import Curve, Text
 
+from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
-from gossamer.protocol.sign_codec import SignCodec
 from gossamer.protocol.state import FloatVector
-from gossamer.trainer.dct_exact import grids_of
+from gossamer.trainer.distro.dct_exact import grids_of
+from gossamer.trainer.distro.shared_round import SharedTrainer
+from gossamer.trainer.distro.shared_step import shapes_of, shared_rate_at, shared_step
 from gossamer.trainer.messages import SharedSteps
 from gossamer.trainer.presets import SMALL_DISTRO
-from gossamer.trainer.shared_round import SharedTrainer
-from gossamer.trainer.shared_step import shapes_of, shared_rate_at, shared_step
 
 
 class SharedPeer(Peer):

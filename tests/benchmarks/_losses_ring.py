@@ -9,8 +9,8 @@ import numpy as np
 
 from gossamer.node.rounds.residual import Contribution, SetContribution, SumContribution
 from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.payloads import SetPayloads, SumPayloads
 from gossamer.protocol.state import FloatVector
 
 
@@ -33,8 +33,8 @@ def ring_average(
 ) -> Average:
     """Averages what the members carry, in ring order, weighted with their tokens.
 
-    As `protocol.ring` rules while nobody falls: chunk c begins with member c mod N, walks once
-    round, and the last one finishes. Afterwards `pendings` hold what each member carries on, as
+    As `ring` rules while nobody falls: chunk c begins with member c mod N, walks once round, and
+    the last one finishes. Afterwards `pendings` hold what each member carries on, as
     `node.storage.work` leaves it: of a sparse part all that was not sent, else rounding errors.
     """
     parts = _contributions(pendings, tokens, plan, payloads, error_decay)

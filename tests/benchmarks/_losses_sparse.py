@@ -9,9 +9,9 @@ from _losses_arms import Arm
 from _losses_diloco import Setting, outer_of, train_rounds
 from _parity_training import Curve
 
+from gossamer.protocol.codecs.payloads import SetPayloads, payloads_named
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.manifest import OuterConfig
-from gossamer.protocol.payloads import SetPayloads, payloads_named
-from gossamer.protocol.sparse_codec import SparseCodec
 
 
 def train_sparse(setting: Setting, arm: Arm) -> Curve:

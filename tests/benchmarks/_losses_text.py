@@ -10,10 +10,10 @@ from _parity_training import Text, prepare_text
 
 from gossamer.node.runs.draft import Draft
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.manifest import ShardIndex, ShardInfo
-from gossamer.trainer.corpus import default_files, find_files, scan_corpus
-from gossamer.trainer.shards import Split, split_documents, tokenise
-from gossamer.trainer.tokens import ByteTokenizer
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo
+from gossamer.trainer.text.corpus import default_files, find_files, scan_corpus
+from gossamer.trainer.text.shards import Split, split_documents, tokenise
+from gossamer.trainer.text.tokens import ByteTokenizer
 
 TOPIC_SHARD_TOKENS = 65_536
 

@@ -18,18 +18,19 @@ import torch
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.founding import prepare_data
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig, ShardIndex
+from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
 from gossamer.protocol.messages import Span
+from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.state import FloatVector
 from gossamer.trainer import evaluate as evaluation
-from gossamer.trainer.data import DataQueue, Tokens, load_shard
 from gossamer.trainer.device import choose_device
 from gossamer.trainer.local_round import LocalTrainer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import AdamW
 from gossamer.trainer.outer import nesterov
 from gossamer.trainer.schedule import learning_rate_at
-from gossamer.trainer.tokens import load_tokenizer
+from gossamer.trainer.text.data import DataQueue, Tokens, load_shard
+from gossamer.trainer.text.tokens import load_tokenizer
 
 CURVE_TOKENS = 32_768
 """Held-out tokens of a point of the curve; the last point has all of them."""

@@ -28,22 +28,23 @@ from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol import limits
 from gossamer.protocol.chain import Commit, Member
 from gossamer.protocol.chunks import ChunkPlan, default_chunk_elements
-from gossamer.protocol.errors import RemoteProtocolError
-from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.messages import Ready, Roster, Signed, Statement, open_signed
-from gossamer.protocol.payloads import (
+from gossamer.protocol.codecs.payloads import (
     DISTRO,
     SetPayloads,
     SignPayloads,
     SumPayloads,
     payloads_named,
 )
-from gossamer.protocol.proposal import Parent
-from gossamer.protocol.ring import Payload
-from gossamer.protocol.roster import Ring
-from gossamer.protocol.round import Round, RoundRules
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.messages import Ready, Roster, Signed, Statement, open_signed
+from gossamer.protocol.rounds.proposal import Parent
+from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.round import Round
+from gossamer.protocol.rounds.round_rules import RoundRules
 from gossamer.protocol.state import chunk_bytes
+from gossamer.protocol.work.ledger import Ledger
 from gossamer.trainer.outer import nesterov
 
 RUN_ID = digest_of(b"ring benchmark")

@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from gossamer.protocol.chunks import ChunkPlan
-from gossamer.protocol.contributions import add_record
+from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.payloads import SignPayloads
+from gossamer.protocol.codecs.sign_codec import CHUNK_COEFFICIENTS_MAX, SignCodec, SignUpdate
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.payloads import SignPayloads
-from gossamer.protocol.ring import Payload
-from gossamer.protocol.roster import Ring
-from gossamer.protocol.sign_codec import CHUNK_COEFFICIENTS_MAX, SignCodec, SignUpdate
+from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state import FloatVector
 
 STEPS = 50

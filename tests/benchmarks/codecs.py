@@ -30,11 +30,11 @@ from rich.table import Table
 
 from gossamer.node.rounds.residual import SumContribution
 from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
+from gossamer.protocol.codecs.tensor_codecs import TensorCodec, codec, codec_names
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.ring import Payload
-from gossamer.protocol.sparse_codec import SparseCodec
+from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.state import FloatVector
-from gossamer.protocol.tensor_codecs import TensorCodec, codec, codec_names
 
 CHUNK_ELEMENTS = 256 * 1024
 NUM_MEMBERS = (2, 4, 8)

@@ -48,9 +48,9 @@ from ring import error_max
 
 from gossamer.node.rounds.turn import first_word
 from gossamer.protocol.chunks import default_chunk_elements
+from gossamer.protocol.codecs.tensor_codecs import codec_names
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.roster import ring_order
-from gossamer.protocol.tensor_codecs import codec_names
+from gossamer.protocol.rounds.roster import ring_order
 
 FAULTS = ("kill", "neighbours", "freeze", "silent", "slow")
 

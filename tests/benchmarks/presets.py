@@ -53,10 +53,10 @@ from rich.table import Table
 
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.protocol.manifest import InnerConfig, OuterConfig
-from gossamer.trainer.data import Tokens
 from gossamer.trainer.device import choose_device
 from gossamer.trainer.local_round import LocalTrainer
 from gossamer.trainer.presets import PRESETS, Preset
+from gossamer.trainer.text.data import Tokens
 
 DEFAULT_PRESETS = ("1m", "5m", "10m", "40m")
 DEFAULT_MINUTES = 12.0

@@ -46,8 +46,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.protocol.chunks import default_chunk_elements
+from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
 from gossamer.protocol.limits import CHUNK_ELEMENTS_MAX, CHUNK_ELEMENTS_MIN
-from gossamer.protocol.tensor_codecs import codec, codec_names
 
 HERE = Path(__file__).parent
 

@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.protocol.chunks import ChunkPlan, default_chunk_elements
-from gossamer.protocol.payloads import DISTRO, Payloads, payloads_named
+from gossamer.protocol.codecs.payloads import DISTRO, Payloads, payloads_named
 
 HERE = Path(__file__).parent
 

@@ -39,7 +39,7 @@ from rich.table import Table
 
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.planning import Line, plan_round
-from gossamer.protocol.payloads import DISTRO, SPARSE
+from gossamer.protocol.codecs.payloads import DISTRO, SPARSE
 
 STEPS = "gossamer_step_duration_seconds_sum"
 WAITING = "gossamer_trainer_waiting_seconds_total"

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from lab import Lab
 
+from gossamer.protocol.codecs.payloads import DISTRO, SPARSE, SignPayloads, payloads_named
+from gossamer.protocol.codecs.sign_codec import SignCodec
+from gossamer.protocol.codecs.tensor_codecs import codec_names
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.protocol.payloads import DISTRO, SPARSE, SignPayloads, payloads_named
-from gossamer.protocol.sign_codec import SignCodec
-from gossamer.protocol.tensor_codecs import codec_names
-from gossamer.trainer.dct_exact import grids_of
-from gossamer.trainer.shared_step import shapes_of
+from gossamer.trainer.distro.dct_exact import grids_of
+from gossamer.trainer.distro.shared_step import shapes_of
 
 ATTEMPT_SECONDS = 2.0
 """Without a roster for so long, the next organiser is asked."""

@@ -17,7 +17,7 @@ from typing import TypeVar
 from lab import Lab, Machine
 
 from gossamer.node.interface.status import LastRound, Status
-from gossamer.protocol.roster import ring_order
+from gossamer.protocol.rounds.roster import ring_order
 
 PATIENCE_SECONDS = 90.0
 """For what takes some seconds on an idle machine."""

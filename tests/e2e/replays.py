@@ -21,8 +21,9 @@ from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.chain import Header
 from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.manifest import Manifest, ShardIndex, decode_index
+from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.messages import Span
+from gossamer.protocol.shard_index import ShardIndex, decode_index
 from gossamer.protocol.state import FloatVector, index_of
 
 Reading = dict[str, Span]

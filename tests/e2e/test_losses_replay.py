@@ -15,7 +15,7 @@ from _losses_diloco import Swarm
 from _parity_training import Text
 from replays import Reading, Record, num_replayed, one_thread, run_swarm
 
-from gossamer.protocol.payloads import SPARSE, payloads_of
+from gossamer.protocol.codecs.payloads import SPARSE, payloads_of
 
 pytestmark = pytest.mark.e2e
 

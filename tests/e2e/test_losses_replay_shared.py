@@ -27,7 +27,7 @@ from gossamer.node.interface.status import Status
 from gossamer.node.local.local_swarm import LocalSwarm
 from gossamer.node.storage.shared_theta import sign_payloads
 from gossamer.protocol.chain import Header, decode_update_index, spans_taken
-from gossamer.protocol.contributions import split
+from gossamer.protocol.codecs.contributions import split
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.messages import Span
 from gossamer.trainer.messages import SharedSteps

@@ -60,10 +60,10 @@ from gossamer.protocol.chain import Commit, Header, encode_commit, encode_header
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.framing import encode_prefix
 from gossamer.protocol.ids import PeerId, digest_of
-from gossamer.protocol.inventory import encode_inventory
 from gossamer.protocol.manifest import SignedManifest, encode_manifest
 from gossamer.protocol.messages import Signed, encode_signed, seal
-from gossamer.protocol.ring import Send
+from gossamer.protocol.rounds.inventory import encode_inventory
+from gossamer.protocol.rounds.ring import Send
 
 RUN_ID = manifest().run_id
 encode = msgspec.msgpack.encode

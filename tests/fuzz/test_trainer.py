@@ -18,7 +18,6 @@ from torch import nn
 from gossamer.protocol.errors import MalformedError
 from gossamer.trainer import messages
 from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
-from gossamer.trainer.data import DataError, load_shard
 from gossamer.trainer.messages import (
     MessageError,
     MessageSplitter,
@@ -26,7 +25,8 @@ from gossamer.trainer.messages import (
     decode_to_worker,
 )
 from gossamer.trainer.optimizer import AdamW
-from gossamer.trainer.tokens import BpeTokenizer
+from gossamer.trainer.text.data import DataError, load_shard
+from gossamer.trainer.text.tokens import BpeTokenizer
 
 TOKENS = np.arange(200, dtype="<u2").tobytes()
 SHARDS = [

@@ -24,6 +24,7 @@ from gossamer.node.storage.shared_theta import sign_payloads
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol import limits
 from gossamer.protocol.chain import Header
+from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.fragments import Exchanges
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import (
@@ -33,15 +34,12 @@ from gossamer.protocol.manifest import (
     ModelConfig,
     OuterConfig,
     RoundConfig,
-    ShardIndex,
-    ShardInfo,
     SignedManifest,
-    encode_index,
     encode_manifest,
-    require_valid,
     signing_bytes,
 )
-from gossamer.protocol.sign_codec import SignCodec, SignUpdate
+from gossamer.protocol.manifest_checks import require_valid
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
 from gossamer.protocol.state import genesis_digest_of
 from gossamer.trainer import messages
 

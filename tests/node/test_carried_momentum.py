@@ -26,10 +26,10 @@ from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.shared_theta import sign_payloads
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.chain import decode_update_index
-from gossamer.protocol.contributions import split
+from gossamer.protocol.codecs.contributions import split
 from gossamer.protocol.ids import Digest
 from gossamer.trainer import messages
-from gossamer.trainer.shared_round import SharedTrainer
+from gossamer.trainer.distro.shared_round import SharedTrainer
 
 STALE_ROUNDS = 5
 """Of the manifest in these worlds."""

@@ -11,9 +11,9 @@ import trio.testing
 
 from gossamer.node.rounds.data_feed import DataFeed
 from gossamer.protocol.ids import PeerId, digest_of
-from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.manifest import ShardIndex, ShardInfo
 from gossamer.protocol.messages import Span
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo
+from gossamer.protocol.work.ledger import Ledger
 
 SHARD_TOKENS = 100
 OTHER = PeerId("other")

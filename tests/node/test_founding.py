@@ -10,16 +10,12 @@ from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.node.runs.founding import FoundedRun, found_run
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest, digest_of, peer_id_from_public_key
-from gossamer.protocol.manifest import (
-    ModelConfig,
-    decode_index,
-    decode_manifest,
-    signing_bytes,
-)
+from gossamer.protocol.manifest import ModelConfig, decode_manifest, signing_bytes
+from gossamer.protocol.shard_index import decode_index
 from gossamer.protocol.state import FloatVector, genesis_digest_of
-from gossamer.trainer.corpus import CorpusError
-from gossamer.trainer.data import load_shard
-from gossamer.trainer.tokens import load_tokenizer
+from gossamer.trainer.text.corpus import CorpusError
+from gossamer.trainer.text.data import load_shard
+from gossamer.trainer.text.tokens import load_tokenizer
 
 IDENTITY = Identity.from_seed(bytes(32))
 replace = msgspec.structs.replace

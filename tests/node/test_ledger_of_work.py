@@ -20,7 +20,7 @@ from node_world import (
 
 from gossamer.node.storage.committed import CannotRebuildError
 from gossamer.protocol.chain import ChunkFinal, Header
-from gossamer.protocol.work_account import ABANDONED
+from gossamer.protocol.work.work_account import ABANDONED
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ from gossamer.node.rounds.shared_round import SharedRound, StepPace
 from gossamer.node.rounds.upkeep import Upkeep
 from gossamer.node.storage.committed import CannotRebuildError
 from gossamer.node.storage.shared_theta import sign_payloads
-from gossamer.protocol.contributions import add_record
+from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import OuterConfig
-from gossamer.protocol.roster import Ring
-from gossamer.protocol.round import Round
-from gossamer.protocol.sign_codec import SignUpdate
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.round import Round
 from gossamer.trainer.messages import Place
 
 ME, OTHER = PeerId("me"), PeerId("other")

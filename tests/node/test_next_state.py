@@ -11,9 +11,9 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.storage.next_state import NextState, StateVectors
 from gossamer.protocol.chain import Member
 from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.manifest import Manifest, decode_manifest
-from gossamer.protocol.outer_tuning import norm_of
-from gossamer.protocol.payloads import SumPayloads
+from gossamer.protocol.rounds.outer_tuning import norm_of
 from gossamer.protocol.state import FloatVector, index_of
 
 DISPLACEMENT = 1.4

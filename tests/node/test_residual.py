@@ -7,12 +7,12 @@ import pytest
 
 from gossamer.node.rounds.residual import SetContribution, SumContribution
 from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.codecs.payloads import SetPayloads
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
+from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.payloads import SetPayloads
-from gossamer.protocol.ring import Payload
-from gossamer.protocol.sparse_codec import SparseCodec
+from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.state import FloatVector
-from gossamer.protocol.tensor_codecs import codec
 
 PLAN = ChunkPlan(3000, 2048)
 LOSSY = ("fp16", "int8", "int4")

@@ -20,19 +20,21 @@ from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.residual import contribution_of
 from gossamer.node.rounds.ring_link import RING_PROTOCOL, Receiver, serve_ring
-from gossamer.node.rounds.round_driver import SILENT_SECONDS, RoundDriver
-from gossamer.protocol.attempt import Committed
+from gossamer.node.rounds.round_driver import RoundDriver
+from gossamer.node.rounds.silence import SILENT_SECONDS
 from gossamer.protocol.chain import Commit, Header
 from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.codecs.payloads import SumPayloads
+from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.ledger import Ledger
 from gossamer.protocol.messages import Ready, Roster, Signed, Statement, open_signed
-from gossamer.protocol.payloads import SumPayloads
-from gossamer.protocol.proposal import Parent
-from gossamer.protocol.ring import Payload
-from gossamer.protocol.round import Round, RoundRules
-from gossamer.protocol.tensor_codecs import codec
+from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.proposal import Parent
+from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.rounds.round import Round
+from gossamer.protocol.rounds.round_rules import RoundRules
+from gossamer.protocol.work.ledger import Ledger
 
 RUN_ID = digest_of(b"ring faults")
 HEAD = digest_of(b"head")

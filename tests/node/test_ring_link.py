@@ -11,7 +11,7 @@ from gossamer.node.rounds.ring_link import RING_PROTOCOL, Ack, RingLink
 from gossamer.protocol.framing import encode_prefix
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.messages import Signed
-from gossamer.protocol.ring import Send
+from gossamer.protocol.rounds.ring import Send
 
 RECEIVER = PeerId("receiver")
 

@@ -9,11 +9,11 @@ from node_world import MODEL, every_place, found, initial_weights
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.shared_theta import SharedTheta, sign_payloads
-from gossamer.protocol.contributions import add_record
+from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.payloads import SignPayloads
+from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.manifest import Manifest, decode_manifest
-from gossamer.protocol.payloads import SignPayloads
-from gossamer.protocol.sign_codec import SignUpdate
 
 STEPS = 4
 

@@ -28,8 +28,8 @@ from gossamer.protocol.manifest import (
     RoundConfig,
     SignedManifest,
     encode_manifest,
-    require_valid,
 )
+from gossamer.protocol.manifest_checks import require_valid
 
 
 def peer(number: int) -> PeerId:

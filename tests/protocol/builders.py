@@ -29,7 +29,7 @@ from gossamer.protocol.messages import (
     Vote,
     seal,
 )
-from gossamer.protocol.roster import Ring, make_roster, open_roster
+from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster
 
 RUN_ID = digest_of(b"a run")
 HEAD = digest_of(b"a head")

@@ -31,12 +31,13 @@ from gossamer.protocol.chain import (
     mask_bytes,
 )
 from gossamer.protocol.chunks import ChunkPlan
-from gossamer.protocol.contributions import add_record
+from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
+from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
 from gossamer.protocol.fragments import fragments_of
 from gossamer.protocol.framing import encode_prefix
 from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key
-from gossamer.protocol.inventory import Held, Inventory, encode_inventory
-from gossamer.protocol.ledger import Ledger, claim_rank, encode_ledger
 from gossamer.protocol.manifest import encode_manifest
 from gossamer.protocol.manifest import signing_bytes as manifest_signing_bytes
 from gossamer.protocol.messages import (
@@ -48,11 +49,10 @@ from gossamer.protocol.messages import (
     seal,
     signing_bytes,
 )
-from gossamer.protocol.roster import make_roster, rank, ring_id_of, ring_order
-from gossamer.protocol.sign_codec import SignCodec, SignUpdate
-from gossamer.protocol.sparse_codec import SparseCodec
+from gossamer.protocol.rounds.inventory import Held, Inventory, encode_inventory
+from gossamer.protocol.rounds.roster import make_roster, rank, ring_id_of, ring_order
 from gossamer.protocol.state import encode_state_index, index_of
-from gossamer.protocol.tensor_codecs import codec, codec_names
+from gossamer.protocol.work.ledger import Ledger, claim_rank, encode_ledger
 
 PATH = Path(__file__).parent / "vectors.json"
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in (1, 2, 3)]

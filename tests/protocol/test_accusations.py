@@ -6,7 +6,7 @@ from builders import peers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol.accusations import Accusations
+from gossamer.protocol.rounds.accusations import Accusations
 
 A, B, C, D = MEMBERS = peers(4)
 

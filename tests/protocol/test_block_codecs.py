@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gossamer.protocol.block_codecs import BLOCK_ELEMENTS, INT4_LEVELS
-from gossamer.protocol.chunk_values import MAGNITUDE_MAX, Float32Array
+from gossamer.protocol.codecs.block_codecs import BLOCK_ELEMENTS, INT4_LEVELS
+from gossamer.protocol.codecs.chunk_values import MAGNITUDE_MAX, Float32Array
+from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.tensor_codecs import codec
 
 NAMES = ("int8", "int4")
 ERROR_MAX = {"int8": (1 / 252, 2.0**-101), "int4": (0.16, 2.0**-95)}

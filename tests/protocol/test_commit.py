@@ -14,16 +14,16 @@ from gossamer.protocol.chain import (
     open_commit,
     quorum_reached,
 )
-from gossamer.protocol.commit import (
+from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
+from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.limits import GOSSIP_BYTES_MAX
+from gossamer.protocol.messages import Signed, Vote
+from gossamer.protocol.rounds.commit import (
     DISAGREE_SECONDS,
     RECONCILE_SECONDS,
     VOTE_SECONDS,
     Commitment,
 )
-from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
-from gossamer.protocol.ids import PeerId, digest_of
-from gossamer.protocol.limits import GOSSIP_BYTES_MAX
-from gossamer.protocol.messages import Signed, Vote
 
 A, B, C, D = MEMBERS = peers(4)
 HEADER = encode_header(header(MEMBERS))

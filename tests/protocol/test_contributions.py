@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.protocol.chunk_values import Float32Array
-from gossamer.protocol.contributions import (
+from gossamer.protocol.codecs.chunk_values import Float32Array
+from gossamer.protocol.codecs.contributions import (
     RECORD_PREFIX_BYTES,
     add_record,
     clip_factors,
@@ -17,8 +17,8 @@ from gossamer.protocol.contributions import (
     reduce,
     split,
 )
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.errors import MalformedError, OversizedError
-from gossamer.protocol.sparse_codec import SparseCodec
 
 CODEC = SparseCodec(512)
 SIZE = 500

@@ -39,20 +39,14 @@ from gossamer.protocol.chain import (
     open_commit,
 )
 from gossamer.protocol.chunks import ChunkPlan
-from gossamer.protocol.contributions import add_record, split
+from gossamer.protocol.codecs.contributions import add_record, split
+from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
+from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.framing import PREFIX_BYTES, decode_prefix
 from gossamer.protocol.ids import PeerId, digest_of, public_key_of
-from gossamer.protocol.inventory import Held, Inventory, decode_inventory, encode_inventory
-from gossamer.protocol.ledger import Ledger, decode_ledger, encode_ledger
-from gossamer.protocol.manifest import (
-    ShardIndex,
-    ShardInfo,
-    decode_index,
-    decode_manifest,
-    encode_index,
-    encode_manifest,
-)
+from gossamer.protocol.manifest import decode_manifest, encode_manifest
 from gossamer.protocol.messages import (
     Pace,
     Roster,
@@ -63,11 +57,11 @@ from gossamer.protocol.messages import (
     open_signed,
 )
 from gossamer.protocol.plausible import WorkBounds
-from gossamer.protocol.roster import open_roster
-from gossamer.protocol.sign_codec import SignCodec, SignUpdate
-from gossamer.protocol.sparse_codec import SparseCodec
+from gossamer.protocol.rounds.inventory import Held, Inventory, decode_inventory, encode_inventory
+from gossamer.protocol.rounds.roster import open_roster
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo, decode_index, encode_index
 from gossamer.protocol.state import StateIndex, decode_state_index, encode_state_index
-from gossamer.protocol.tensor_codecs import codec
+from gossamer.protocol.work.ledger import Ledger, decode_ledger, encode_ledger
 
 Decoder = Callable[[bytes], object]
 HEADER = encode_header(header(peers(3)))

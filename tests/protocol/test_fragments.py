@@ -8,9 +8,9 @@ import pytest
 from builders import manifest
 
 from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.fragments import Exchange, Exchanges, fragments_of
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.protocol.tensor_codecs import codec
 
 DEEP = msgspec.structs.replace(manifest().model, num_layers=7, tied_embeddings=False)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.inventory import (
+from gossamer.protocol.rounds.inventory import (
     Held,
     Inventory,
     decode_inventory,

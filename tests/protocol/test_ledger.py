@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.ledger import (
+from gossamer.protocol.messages import Span
+from gossamer.protocol.work.ledger import (
     Ledger,
     apply_spans,
     choose_shards,
@@ -22,7 +23,6 @@ from gossamer.protocol.ledger import (
     lost_claims,
     newly_consumed,
 )
-from gossamer.protocol.messages import Span
 
 spans = st.builds(
     lambda shard, start, length: Span(shard, start, start + length),

@@ -9,17 +9,9 @@ from builders import manifest, peer
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, ManifestError, OversizedError, VersionError
 from gossamer.protocol.ids import digest_of
-from gossamer.protocol.manifest import (
-    Manifest,
-    ShardIndex,
-    ShardInfo,
-    decode_index,
-    decode_manifest,
-    encode_index,
-    encode_manifest,
-    problems_of,
-    require_valid,
-)
+from gossamer.protocol.manifest import Manifest, decode_manifest, encode_manifest
+from gossamer.protocol.manifest_checks import problems_of, require_valid
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo, decode_index, encode_index
 
 
 def changed(path: str, value: object) -> Manifest:

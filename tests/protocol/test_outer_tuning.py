@@ -10,7 +10,7 @@ import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.manifest import OuterConfig
-from gossamer.protocol.outer_tuning import (
+from gossamer.protocol.rounds.outer_tuning import (
     PLAIN_SHARE,
     Products,
     inner_product,

@@ -7,7 +7,7 @@ from builders import peers
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.pace import (
+from gossamer.protocol.rounds.pace import (
     CHANGE_FACTOR,
     GAP_SECONDS,
     LAG_SECONDS,

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.contributions import add_record
+from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.payloads import SPARSE, SetPayloads, SignPayloads, payloads_named
+from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError, VersionError
-from gossamer.protocol.payloads import SPARSE, SetPayloads, SignPayloads, payloads_named
-from gossamer.protocol.sign_codec import SignCodec, SignUpdate
-from gossamer.protocol.sparse_codec import SparseCodec
 
 NUM_ELEMENTS = 5000
 CODER = SparseCodec(64)

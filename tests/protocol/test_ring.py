@@ -7,8 +7,8 @@ from builders import peers
 
 from gossamer.protocol.errors import LocalProtocolError, MalformedError
 from gossamer.protocol.ids import PeerId, digest_of
-from gossamer.protocol.inventory import Held
-from gossamer.protocol.ring import Action, Contribute, Final, Finalise, RingReduce, Send
+from gossamer.protocol.rounds.inventory import Held
+from gossamer.protocol.rounds.ring import Action, Contribute, Final, Finalise, RingReduce, Send
 
 RING = peers(4)
 A, B, C, D = RING

@@ -17,10 +17,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gossamer.protocol.accusations import Accusations
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.inventory import Inventory
-from gossamer.protocol.ring import Action, Contribute, Finalise, Payload, RingReduce, Send
+from gossamer.protocol.rounds.accusations import Accusations
+from gossamer.protocol.rounds.inventory import Inventory
+from gossamer.protocol.rounds.ring import Action, Contribute, Finalise, Payload, RingReduce, Send
 
 STEPS_MAX = 20_000
 """Until everything has come to rest: some hundred are enough for six members and four chunks."""

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError, MalformedError
-from gossamer.protocol.gathering import GATHER_SECONDS_MIN, Gatherer
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.messages import Roster, Signed
-from gossamer.protocol.roster import (
+from gossamer.protocol.rounds.gathering import GATHER_SECONDS_MIN, Gatherer
+from gossamer.protocol.rounds.roster import (
     Decision,
     Gathering,
     Ring,

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from builders import HEAD, RUN_ID, peers, ready, sealed, sign_as, verify
 
-from gossamer.protocol.attempt import (
+from gossamer.protocol.chain import open_commit
+from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.payloads import Payloads, SignPayloads, SumPayloads
+from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
+from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.errors import LocalProtocolError
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.messages import Ready, Roster, Signed, Suspect, Vote
+from gossamer.protocol.rounds.attempt import (
     STALL_SECONDS,
     Action,
     BeginRing,
@@ -17,20 +25,13 @@ from gossamer.protocol.attempt import (
     Publish,
     Removed,
 )
-from gossamer.protocol.chain import open_commit
-from gossamer.protocol.commit import VOTE_SECONDS
-from gossamer.protocol.contributions import add_record
-from gossamer.protocol.errors import LocalProtocolError
-from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.ledger import Ledger
-from gossamer.protocol.messages import Ready, Roster, Signed, Suspect, Vote
-from gossamer.protocol.payloads import Payloads, SignPayloads, SumPayloads
-from gossamer.protocol.proposal import Parent
-from gossamer.protocol.ring import Contribute, Finalise, Send
-from gossamer.protocol.roster import Ring, make_roster, open_roster, ring_order
-from gossamer.protocol.round import LATER_FACTOR, NO_LESSONS, Lessons, Round, RoundRules
-from gossamer.protocol.sign_codec import SignCodec, SignUpdate
-from gossamer.protocol.tensor_codecs import codec
+from gossamer.protocol.rounds.commit import VOTE_SECONDS
+from gossamer.protocol.rounds.proposal import Parent
+from gossamer.protocol.rounds.ring import Contribute, Finalise, Send
+from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster, ring_order
+from gossamer.protocol.rounds.round import LATER_FACTOR, Round
+from gossamer.protocol.rounds.round_rules import NO_LESSONS, Lessons, RoundRules
+from gossamer.protocol.work.ledger import Ledger
 
 GATHER, ATTEMPT = 20.0, 5.0
 MEMBERS = ring_order(HEAD, 0, peers(3))

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossamer.protocol.codecs.sign_codec import Shape, SignCodec, SignUpdate
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.sign_codec import Shape, SignCodec, SignUpdate
 
 
 def random_update(shapes: list[Shape], k: int, seed: int) -> SignUpdate:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gossamer.protocol import limits
-from gossamer.protocol.chunk_values import MAGNITUDE_MAX, Float32Array
+from gossamer.protocol.codecs.chunk_values import MAGNITUDE_MAX, Float32Array
+from gossamer.protocol.codecs.sparse_codec import BLOCK_ELEMENTS, SparseCodec
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.sparse_codec import BLOCK_ELEMENTS, SparseCodec
 
 CODEC = SparseCodec()
 SMALL = SparseCodec(1024)

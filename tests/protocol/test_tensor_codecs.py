@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gossamer.protocol import limits
-from gossamer.protocol.chunk_values import MAGNITUDE_MAX, Float32Array
+from gossamer.protocol.codecs.chunk_values import MAGNITUDE_MAX, Float32Array
+from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
 from gossamer.protocol.errors import MalformedError, VersionError
 from gossamer.protocol.manifest import Codec
-from gossamer.protocol.tensor_codecs import codec, codec_names
 
 NAMES = codec_names()
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.messages import Span
-from gossamer.protocol.spans import merged, without
-from gossamer.protocol.work_account import LATE, OFFERS_MAX, WorkAccount, mask_of
-from gossamer.protocol.work_records import AccountState, Offer, apportioned
+from gossamer.protocol.work.spans import merged, without
+from gossamer.protocol.work.work_account import LATE, OFFERS_MAX, WorkAccount, mask_of
+from gossamer.protocol.work.work_records import AccountState, Offer, apportioned
 
 NUM_CHUNKS = 4
 ALL = 0b1111

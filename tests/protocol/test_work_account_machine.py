@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gossamer.protocol.chain import tokens_taken
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.messages import Span
-from gossamer.protocol.work_account import Settlement, WorkAccount
-from gossamer.protocol.work_records import AccountState
+from gossamer.protocol.work.work_account import Settlement, WorkAccount
+from gossamer.protocol.work.work_records import AccountState
 
 NUM_CHUNKS = 4
 STALE_ROUNDS = 3

@@ -21,7 +21,7 @@ from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.messages import Announce, Ready, Roster, Signed, Suspect, Vote
 from gossamer.protocol.plausible import WorkBounds
-from gossamer.protocol.roster import ring_id_of, ring_order
+from gossamer.protocol.rounds.roster import ring_id_of, ring_order
 
 
 async def made_up_heads(rogue: Rogue, victims: list[PeerId]) -> None:

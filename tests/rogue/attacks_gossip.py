@@ -20,7 +20,7 @@ from gossamer.protocol.messages import (
     seal,
     signing_bytes,
 )
-from gossamer.protocol.roster import ring_order
+from gossamer.protocol.rounds.roster import ring_order
 
 NONSENSE = (b"", b"\x00", b"\x01", b"\x02", b"\xff" * 100, b"\x00" + b"\x91" * 100_000)
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.ring import Action, Final, Payload, RingReduce
-from gossamer.protocol.work_account import Settlement, WorkAccount
+from gossamer.protocol.rounds.ring import Action, Final, Payload, RingReduce
+from gossamer.protocol.work.work_account import Settlement, WorkAccount
 
 _token_received = RingReduce.token_received
 _advance = RingReduce._advance

@@ -22,9 +22,9 @@ from simulator.modes import Mode, WrongAverageError
 from simulator.scenario import MODES, FaultKind, draw
 from simulator.world import simulate
 
+from gossamer.protocol.codecs.payloads import SPARSE
 from gossamer.protocol.ids import digest_of
-from gossamer.protocol.payloads import SPARSE
-from gossamer.protocol.ring import Final
+from gossamer.protocol.rounds.ring import Final
 
 NUM_WORLDS = 2000
 

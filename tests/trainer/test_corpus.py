@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gossamer.trainer import corpus as corpus_module
-from gossamer.trainer.corpus import (
+from gossamer.trainer.text import corpus as corpus_module
+from gossamer.trainer.text.corpus import (
     DOCUMENT_BYTES_MIN,
     LINE_BYTES_MAX,
     PROBLEMS_MAX,
@@ -228,7 +228,7 @@ def test_the_default_corpus_takes_the_tests_where_the_rest_is_small(tmp_path: Pa
 
 def test_reading_text_does_not_import_torch() -> None:
     code = (
-        "import sys, gossamer.trainer.shards, gossamer.trainer.presets\n"
+        "import sys, gossamer.trainer.text.shards, gossamer.trainer.presets\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from gossamer.trainer.data import DataError, DataQueue, load_shard
 from gossamer.trainer.messages import DATA_RANGES_MAX
+from gossamer.trainer.text.data import DataError, DataQueue, load_shard
 
 CONTEXT = 8
 SEQUENCE = CONTEXT + 1

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer.dct import ModelDct
-from gossamer.trainer.dct_exact import (
+from gossamer.trainer.distro.dct import ModelDct
+from gossamer.trainer.distro.dct_exact import (
     BASIS_SCALE,
     CHUNK_SIDE_MAX,
     COEFFICIENT_MAX,

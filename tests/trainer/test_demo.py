@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
-from gossamer.protocol.sign_codec import SignUpdate
-from gossamer.trainer.dct import ModelDct
-from gossamer.trainer.demo import Momentum
+from gossamer.trainer.distro.dct import ModelDct
+from gossamer.trainer.distro.demo import Momentum
+from gossamer.trainer.distro.shared_step import MEAN_SCALE, shared_rate_at, shared_step
 from gossamer.trainer.schedule import learning_rate_at
-from gossamer.trainer.shared_step import MEAN_SCALE, shared_rate_at, shared_step
 
 
 @pytest.fixture

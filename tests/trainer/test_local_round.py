@@ -13,13 +13,13 @@ import torch
 
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
 from gossamer.trainer import local_round
-from gossamer.trainer.data import DataError
 from gossamer.trainer.device import DeviceError, choose_device
 from gossamer.trainer.evaluate import in_time
 from gossamer.trainer.local_round import LocalTrainer, TrainerError
 from gossamer.trainer.messages import Finished, Step
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import AdamW
+from gossamer.trainer.text.data import DataError
 
 MakeTrainer = Callable[..., LocalTrainer]
 STEP_TOKENS = 4 * 16

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
-from gossamer.protocol.sign_codec import SignCodec, SignUpdate
 from gossamer.trainer.checkpoint import CheckpointError, load_momentum, load_optimizer
-from gossamer.trainer.dct_exact import grids_of
+from gossamer.trainer.distro.dct_exact import grids_of
+from gossamer.trainer.distro.shared_round import SharedTrainer
+from gossamer.trainer.distro.shared_step import shapes_of, shared_rate_at, shared_step
 from gossamer.trainer.messages import Place, SharedSteps
 from gossamer.trainer.optimizer import AdamW
-from gossamer.trainer.shared_round import SharedTrainer
-from gossamer.trainer.shared_step import shapes_of, shared_rate_at, shared_step
 
 K = 8
 MakePeer = Callable[..., SharedTrainer]

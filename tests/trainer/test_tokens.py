@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.manifest import ShardInfo
-from gossamer.trainer import shards as shards_module
-from gossamer.trainer import tokens as tokens_module
-from gossamer.trainer.corpus import Corpus, CorpusError, default_files, scan_corpus
-from gossamer.trainer.data import load_shard
-from gossamer.trainer.shards import (
+from gossamer.protocol.shard_index import ShardInfo
+from gossamer.trainer.text import shards as shards_module
+from gossamer.trainer.text import tokens as tokens_module
+from gossamer.trainer.text.corpus import Corpus, CorpusError, default_files, scan_corpus
+from gossamer.trainer.text.data import load_shard
+from gossamer.trainer.text.shards import (
     HELDOUT_BYTES_MAX,
     SHARD_BYTES_MAX,
     default_shard_tokens,
@@ -21,7 +21,7 @@ from gossamer.trainer.shards import (
     split_documents,
     tokenise,
 )
-from gossamer.trainer.tokens import (
+from gossamer.trainer.text.tokens import (
     END_OF_DOCUMENT,
     BpeTokenizer,
     ByteTokenizer,

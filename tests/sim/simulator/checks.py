@@ -29,14 +29,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gossamer.protocol.attempt import Committed
 from gossamer.protocol.chain import Commit, Header, check_follows, is_heavier, open_commit
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.ledger import Ledger, apply_spans
 from gossamer.protocol.messages import Suspect
-from gossamer.protocol.ring import Final
-from gossamer.protocol.roster import Ring
+from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.ring import Final
+from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state import FloatVector
+from gossamer.protocol.work.ledger import Ledger, apply_spans
 from simulator import arithmetic
 from simulator.arithmetic import Sum
 from simulator.modes import State

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from gossamer.node.rounds.residual import Contribution
-from gossamer.protocol.attempt import (
+from gossamer.protocol.chain import Commit
+from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
+from gossamer.protocol.messages import Pace, Ready, Roster, Signed, Statement, Suspect, Vote
+from gossamer.protocol.rounds.attempt import (
     Action,
     BeginRing,
     Committed,
@@ -14,14 +17,11 @@ from gossamer.protocol.attempt import (
     Publish,
     Removed,
 )
-from gossamer.protocol.chain import Commit
-from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
-from gossamer.protocol.inventory import Held, Inventory
-from gossamer.protocol.messages import Pace, Ready, Roster, Signed, Statement, Suspect, Vote
-from gossamer.protocol.proposal import members_of
-from gossamer.protocol.ring import Contribute, Final, Finalise, Send
-from gossamer.protocol.roster import Ring
-from gossamer.protocol.round import Round
+from gossamer.protocol.rounds.inventory import Held, Inventory
+from gossamer.protocol.rounds.proposal import members_of
+from gossamer.protocol.rounds.ring import Contribute, Final, Finalise, Send
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.round import Round
 from simulator import arithmetic
 from simulator.arithmetic import Sum
 from simulator.links import Link

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from gossamer.protocol.inventory import Inventory
 from gossamer.protocol.messages import Signed
-from gossamer.protocol.ring import Send
-from gossamer.protocol.roster import Ring
+from gossamer.protocol.rounds.inventory import Inventory
+from gossamer.protocol.rounds.ring import Send
+from gossamer.protocol.rounds.roster import Ring
 from simulator.network import LOST_SECONDS, RESET_SECONDS
 from simulator.scenario import CHUNK_BYTES
 

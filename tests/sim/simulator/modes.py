@@ -16,14 +16,14 @@ from functools import cache, cached_property
 import numpy as np
 
 from gossamer.node.rounds.residual import Contribution, contribution_of
-from gossamer.protocol.chunk_values import Buffer, Float32Array
 from gossamer.protocol.chunks import ChunkPlan
-from gossamer.protocol.contributions import split
+from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
+from gossamer.protocol.codecs.contributions import split
+from gossamer.protocol.codecs.payloads import SPARSE, SetPayloads, SumPayloads, payloads_named
+from gossamer.protocol.codecs.sparse_codec import SparseCodec, SparseVector
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.payloads import SPARSE, SetPayloads, SumPayloads, payloads_named
-from gossamer.protocol.ring import Final
-from gossamer.protocol.roster import Ring
-from gossamer.protocol.sparse_codec import SparseCodec, SparseVector
+from gossamer.protocol.rounds.ring import Final
+from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state import FloatVector
 from gossamer.trainer.outer import nesterov
 from simulator import arithmetic

@@ -11,8 +11,8 @@ from gossamer.protocol.chain import Commit
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.membership import ANNOUNCE_SECONDS, Membership, awaited
 from gossamer.protocol.messages import Announce, Capacity, Phase, Signed, Statement, seal
-from gossamer.protocol.ring import Send
-from gossamer.protocol.round import Lessons
+from gossamer.protocol.rounds.ring import Send
+from gossamer.protocol.rounds.round_rules import Lessons
 from simulator.driver import HELLO_SECONDS, Driver
 from simulator.heads import Heads
 from simulator.links import Link

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gossamer.protocol import limits
-from gossamer.protocol.attempt import Committed
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.messages import Ready
-from gossamer.protocol.proposal import Parent
-from gossamer.protocol.round import Lessons, Round, RoundRules
+from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.proposal import Parent
+from gossamer.protocol.rounds.round import Round
+from gossamer.protocol.rounds.round_rules import Lessons, RoundRules
 from simulator.driver import Driver
 from simulator.scenario import CHUNK_BYTES
 

@@ -12,11 +12,11 @@ import numpy as np
 from gossamer.node.rounds.residual import Contribution
 from gossamer.protocol.chain import spans_taken
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.ledger import choose_shards, lost_claims
 from gossamer.protocol.messages import Span
 from gossamer.protocol.state import FloatVector
-from gossamer.protocol.work_account import WorkAccount
-from gossamer.protocol.work_records import AccountState, Offer
+from gossamer.protocol.work.ledger import choose_shards, lost_claims
+from gossamer.protocol.work.work_account import WorkAccount
+from gossamer.protocol.work.work_records import AccountState, Offer
 from simulator import arithmetic
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from gossamer.protocol.codecs.sign_codec import Shape, SignUpdate
 from gossamer.protocol.manifest import InnerConfig
-from gossamer.protocol.sign_codec import Shape, SignUpdate
-from gossamer.trainer.dct_exact import Grid, inverse_exact
+from gossamer.trainer.distro.dct_exact import Grid, inverse_exact
 
 MEAN_SCALE = 2**10
 """Steps of a mean of signs between 0 and 1: more than a ring has members."""

@@ -27,9 +27,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from gossamer.protocol import limits
-from gossamer.protocol.accusations import Accusations
 from gossamer.protocol.chain import Commit, encode_header
-from gossamer.protocol.commit import Commitment
+from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.messages import (
     Pace,
@@ -41,11 +40,12 @@ from gossamer.protocol.messages import (
     Vote,
     seal,
 )
-from gossamer.protocol.pace import RingPace
-from gossamer.protocol.payloads import Payloads
-from gossamer.protocol.proposal import Parent, Proposal, propose
-from gossamer.protocol.ring import Contribute, Final, Finalise, RingReduce, Send
-from gossamer.protocol.roster import Ring
+from gossamer.protocol.rounds.accusations import Accusations
+from gossamer.protocol.rounds.commit import Commitment
+from gossamer.protocol.rounds.pace import RingPace
+from gossamer.protocol.rounds.proposal import Parent, Proposal, propose
+from gossamer.protocol.rounds.ring import Contribute, Final, Finalise, RingReduce, Send
+from gossamer.protocol.rounds.roster import Ring
 
 AttemptState = Literal["reducing", "computing", "voting", "committed"]
 

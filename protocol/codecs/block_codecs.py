@@ -22,8 +22,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.protocol.bfloat16 import Uint16Array, from_bfloat16, to_bfloat16
-from gossamer.protocol.chunk_values import (
+from gossamer.protocol.codecs.bfloat16 import Uint16Array, from_bfloat16, to_bfloat16
+from gossamer.protocol.codecs.chunk_values import (
     MAGNITUDE_MAX,
     Buffer,
     Float32Array,

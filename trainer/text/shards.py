@@ -23,9 +23,9 @@ import zstandard
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.limits import KIB, MIB
-from gossamer.protocol.manifest import ShardIndex, ShardInfo
-from gossamer.trainer.corpus import Corpus, CorpusError, IntVector, Progress, no_progress
-from gossamer.trainer.tokens import END_OF_DOCUMENT, TokenBytes, Tokenizer, TokenVector
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo
+from gossamer.trainer.text.corpus import Corpus, CorpusError, IntVector, Progress, no_progress
+from gossamer.trainer.text.tokens import END_OF_DOCUMENT, TokenBytes, Tokenizer, TokenVector
 
 Put = Callable[[bytes], Digest]
 """Keeps a block and returns its address."""

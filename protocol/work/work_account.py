@@ -42,8 +42,8 @@ from dataclasses import dataclass
 
 from gossamer.protocol.chain import tokens_taken
 from gossamer.protocol.messages import Span
-from gossamer.protocol.spans import merged, without
-from gossamer.protocol.work_records import AccountState, Offer, Taking, apportioned
+from gossamer.protocol.work.spans import merged, without
+from gossamer.protocol.work.work_records import AccountState, Offer, Taking, apportioned
 
 OFFERS_MAX = 64
 """Offers that are remembered: so many rounds back a branch may turn out to have taken one."""

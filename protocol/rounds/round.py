@@ -27,22 +27,12 @@ ring that was replaced is dropped.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from gossamer.protocol import limits
-from gossamer.protocol.attempt import (
-    Action,
-    Attempt,
-    AttemptState,
-    BeginRing,
-    Self,
-)
 from gossamer.protocol.chain import Commit
 from gossamer.protocol.errors import LocalProtocolError
-from gossamer.protocol.gathering import Gatherer
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.inventory import Inventory
 from gossamer.protocol.messages import (
     Pace,
     Ready,
@@ -56,11 +46,20 @@ from gossamer.protocol.messages import (
     Vote,
     key_of,
 )
-from gossamer.protocol.pace import RingPace
-from gossamer.protocol.payloads import Payloads
-from gossamer.protocol.proposal import Parent
-from gossamer.protocol.ring import Payload, RingReduce
-from gossamer.protocol.roster import Ring, make_roster, open_roster, preference
+from gossamer.protocol.rounds.attempt import (
+    Action,
+    Attempt,
+    AttemptState,
+    BeginRing,
+    Self,
+)
+from gossamer.protocol.rounds.gathering import Gatherer
+from gossamer.protocol.rounds.inventory import Inventory
+from gossamer.protocol.rounds.pace import RingPace
+from gossamer.protocol.rounds.proposal import Parent
+from gossamer.protocol.rounds.ring import Payload, RingReduce
+from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster, preference
+from gossamer.protocol.rounds.round_rules import NO_LESSONS, Lessons, RoundRules
 
 RoundState = Literal["gathering"] | AttemptState
 
@@ -74,45 +73,6 @@ and replayed it, which takes much the same each time, or misses this one as well
 
 EARLY_STATEMENTS_MAX = 4 * limits.RING_MEMBERS_MAX
 """What is kept of rings that I do not follow: one of each kind a member, and a ring more."""
-
-
-@dataclass(frozen=True)
-class RoundRules:
-    """What the manifest says about a round."""
-
-    payloads: Payloads
-    chunk_elements: int
-    num_chunks: int
-    gather_seconds: float
-    gather_fraction: float
-    attempt_seconds: float
-    ring_seconds: float = 0.0
-    """How long a ring is at work by the manifest, beside its transfers: with shared steps its
-    members train in it."""
-    steps_seconds: float = 0.0
-    """What the shared steps of the round before took."""
-
-    @property
-    def members_max(self) -> int:
-        return self.payloads.members_max(self.chunk_elements)
-
-    def chunk_bytes(self, num_members: int) -> int:
-        """Size of a chunk on its way, the mean over a whole ring."""
-        return self.payloads.mean_bytes(self.chunk_elements, num_members)
-
-
-class Lessons(NamedTuple):
-    """What a round showed a peer, for its next one."""
-
-    line_is_slow: bool = False
-    """A ring found that its own line is far slower than the others'."""
-    came_late: bool = False
-    """The others committed without it, or it is new."""
-    replay_seconds: float = 0.0
-    """What those who fetch such a round instead may need for it."""
-
-
-NO_LESSONS = Lessons()
 
 
 class Round:

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
-from gossamer.protocol.sign_codec import SignCodec
 from gossamer.trainer import messages
 from gossamer.trainer.checkpoint import (
     CheckpointError,
@@ -26,10 +26,10 @@ from gossamer.trainer.checkpoint import (
     load_momentum,
     save_momentum,
 )
-from gossamer.trainer.dct import ModelDct
-from gossamer.trainer.demo import Momentum
+from gossamer.trainer.distro.dct import ModelDct
+from gossamer.trainer.distro.demo import Momentum
+from gossamer.trainer.distro.shared_step import shapes_of
 from gossamer.trainer.local_round import LocalTrainer
-from gossamer.trainer.shared_step import shapes_of
 
 
 class SharedTrainer(LocalTrainer):

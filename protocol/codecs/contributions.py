@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gossamer.protocol import limits
-from gossamer.protocol.chunk_values import Buffer, Float32Array
+from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
+from gossamer.protocol.codecs.sparse_codec import SparseVector
 from gossamer.protocol.errors import MalformedError, OversizedError
-from gossamer.protocol.sparse_codec import SparseVector
 
 _POSITION_BYTES = 1
 _LENGTH_BYTES = 4

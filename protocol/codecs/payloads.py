@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gossamer.protocol import limits
-from gossamer.protocol.chunk_values import Buffer, Float32Array
-from gossamer.protocol.contributions import RECORD_PREFIX_BYTES, reduce, split
+from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
+from gossamer.protocol.codecs.contributions import RECORD_PREFIX_BYTES, reduce, split
+from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
+from gossamer.protocol.codecs.sparse_codec import DEFAULT_K, SparseCodec
+from gossamer.protocol.codecs.tensor_codecs import TensorCodec, codec
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.manifest import OuterConfig, SyncMode
-from gossamer.protocol.sign_codec import SignCodec, SignUpdate
-from gossamer.protocol.sparse_codec import DEFAULT_K, SparseCodec
-from gossamer.protocol.tensor_codecs import TensorCodec, codec
 
 SPARSE = "sparse"
 DISTRO = "distro"

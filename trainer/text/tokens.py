@@ -18,7 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.limits import KIB, MIB
-from gossamer.trainer.corpus import Corpus, IntVector, Progress, no_progress
+from gossamer.trainer.text.corpus import Corpus, IntVector, Progress, no_progress
 
 TokenizerKind = Literal["bytes", "bpe"]
 TokenBytes = Literal[2, 4]

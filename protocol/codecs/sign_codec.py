@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.protocol.chunk_values import Buffer
+from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.errors import MalformedError
 
 CHUNK_COEFFICIENTS_MAX = 4096

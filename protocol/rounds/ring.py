@@ -49,7 +49,7 @@ from typing import TypeAlias
 
 from gossamer.protocol.errors import LocalProtocolError, MalformedError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.inventory import Held, Inventory, is_better
+from gossamer.protocol.rounds.inventory import Held, Inventory, is_better
 
 Payload: TypeAlias = bytes | bytearray | memoryview
 

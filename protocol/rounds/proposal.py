@@ -16,10 +16,10 @@ from gossamer.protocol.chain import (
     tokens_taken,
 )
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.ledger import Ledger, apply_spans, newly_consumed
 from gossamer.protocol.messages import Span
-from gossamer.protocol.ring import Final
-from gossamer.protocol.roster import Ring
+from gossamer.protocol.rounds.ring import Final
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.work.ledger import Ledger, apply_spans, newly_consumed
 
 
 @dataclass(frozen=True)

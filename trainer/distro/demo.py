@@ -21,8 +21,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gossamer.protocol.sign_codec import SignUpdate
-from gossamer.trainer.dct import ModelDct
+from gossamer.protocol.codecs.sign_codec import SignUpdate
+from gossamer.trainer.distro.dct import ModelDct
 
 
 class Momentum:

@@ -17,8 +17,8 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from gossamer.protocol.block_codecs import Int4Codec, Int8Codec
-from gossamer.protocol.chunk_values import (
+from gossamer.protocol.codecs.block_codecs import Int4Codec, Int8Codec
+from gossamer.protocol.codecs.chunk_values import (
     Buffer,
     Float32Array,
     check_decoded,

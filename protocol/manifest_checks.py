@@ -1,0 +1,222 @@
+"""What a manifest may say: every mistake at once, each with its key and what is allowed."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import MalformedError, ManifestError
+from gossamer.protocol.ids import DIGEST_BYTES, PeerId, public_key_of
+
+if TYPE_CHECKING:
+    from gossamer.protocol.manifest import (
+        DataConfig,
+        InnerConfig,
+        Manifest,
+        ModelConfig,
+        OuterConfig,
+        RoundConfig,
+    )
+
+
+def require_valid(manifest: Manifest) -> Manifest:
+    """The manifest itself, or ManifestError with one sentence a mistake."""
+    if problems := problems_of(manifest):
+        raise ManifestError(problems)
+    return manifest
+
+
+def problems_of(manifest: Manifest) -> list[str]:
+    """One sentence for each mistake: the key, what it is, what is allowed. Empty if all is well."""
+    checks = _Checks()
+    checks.run(manifest)
+    checks.model(manifest.model)
+    checks.inner(manifest.inner)
+    checks.outer(manifest.outer)
+    if not checks.problems:  # what these say together needs each of them to be right
+        checks.fragments(manifest)
+        checks.chunks(manifest)
+    checks.sync(manifest)
+    checks.rounds(manifest.rounds)
+    checks.data(manifest.data, manifest.model.vocabulary)
+    checks.digest("genesis_digest", manifest.genesis_digest)
+    return checks.problems
+
+
+class _Checks:
+    """Collects the mistakes of one manifest."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def within(self, key: str, value: float, low: float, high: float) -> None:
+        if not (math.isfinite(value) and low <= value <= high):
+            self.problems.append(f"{key} is {value}; allowed: {low:g} to {high:g}")
+
+    def require(self, condition: bool, problem: str) -> None:
+        if not condition:
+            self.problems.append(problem)
+
+    def digest(self, key: str, digest: bytes, *, may_be_empty: bool = False) -> None:
+        self.require(
+            len(digest) == DIGEST_BYTES or (may_be_empty and not digest),
+            f"{key} has {len(digest)} bytes; a digest has {DIGEST_BYTES}",
+        )
+
+    # The sections of a manifest
+
+    def run(self, manifest: Manifest) -> None:
+        self.require(
+            manifest.version == limits.PROTOCOL_VERSION,
+            f"version is {manifest.version}; this Gossamer speaks {limits.PROTOCOL_VERSION}",
+        )
+        self.require(
+            0 < len(manifest.name) <= limits.TEXT_CHARACTERS_MAX,
+            f"name has {len(manifest.name)} characters; allowed: 1 to {limits.TEXT_CHARACTERS_MAX}",
+        )
+        self._peer("founder", manifest.founder)
+        for peer in manifest.allowed:
+            self._peer("allowed", peer)
+        self.require(
+            len(manifest.allowed) <= limits.MEMBERS_MAX,
+            f"allowed has {len(manifest.allowed)} peers; at most {limits.MEMBERS_MAX}",
+        )
+        self.require(
+            manifest.admission != "allow" or bool(manifest.allowed),
+            'admission is "allow" but allowed is empty: nobody could join',
+        )
+        self.within("seed", manifest.seed, 0, 2**63 - 1)
+
+    def _peer(self, key: str, peer_id: str) -> None:
+        try:
+            public_key_of(PeerId(peer_id))
+        except MalformedError as error:
+            self.problems.append(f"{key}: {peer_id!r} is {error}")
+
+    def model(self, model: ModelConfig) -> None:
+        before = len(self.problems)
+        self.within("model.num_layers", model.num_layers, 1, limits.LAYERS_MAX)
+        self.within("model.width", model.width, 8, 65_536)
+        self.within("model.num_heads", model.num_heads, 1, 1024)
+        self.within("model.num_kv_heads", model.num_kv_heads, 1, 1024)
+        self.within("model.hidden_width", model.hidden_width, 8, 262_144)
+        self.within("model.vocabulary", model.vocabulary, 2, 2**20)
+        self.within("model.context", model.context, 8, 2**20)
+        self.within("model.rope_theta", model.rope_theta, 1.0, 1e9)
+        self.within("model.norm_epsilon", model.norm_epsilon, 1e-12, 1e-1)
+        if len(self.problems) > before:
+            return
+        self.require(
+            model.width % model.num_heads == 0 and (model.width // model.num_heads) % 2 == 0,
+            f"model.width is {model.width}; it must be an even multiple of model.num_heads "
+            f"({model.num_heads})",
+        )
+        self.require(
+            model.num_heads % model.num_kv_heads == 0,
+            f"model.num_kv_heads is {model.num_kv_heads}; it must divide model.num_heads "
+            f"({model.num_heads})",
+        )
+
+    def inner(self, inner: InnerConfig) -> None:
+        self.within("inner.learning_rate", inner.learning_rate, 1e-8, 10.0)
+        self.within("inner.warmup_steps", inner.warmup_steps, 0, 10**9)
+        self.within("inner.total_steps", inner.total_steps, 1, 10**9)
+        self.within("inner.final_fraction", inner.final_fraction, 0.0, 1.0)
+        self.within("inner.beta1", inner.beta1, 0.0, 0.9999)
+        self.within("inner.beta2", inner.beta2, 0.0, 0.999999)
+        self.within("inner.epsilon", inner.epsilon, 1e-16, 1e-2)
+        self.within("inner.weight_decay", inner.weight_decay, 0.0, 10.0)
+        self.within("inner.clip_norm", inner.clip_norm, 1e-6, 1e6)
+        self.within("inner.sequences_per_step", inner.sequences_per_step, 1, 65_536)
+
+    def outer(self, outer: OuterConfig) -> None:
+        self.within("outer.inner_steps", outer.inner_steps, 1, 100_000)
+        self.within("outer.learning_rate", outer.learning_rate, 1e-4, 10.0)
+        self.within("outer.momentum", outer.momentum, 0.0, 0.9999)
+        self.within("outer.displacement", outer.displacement, 0.0, 10.0)
+        self.within("outer.top_k", outer.top_k, 1, 4096)
+        self.within("outer.error_decay", outer.error_decay, 0.0, 1.0)
+        self.within("outer.fragments", outer.fragments, 1, limits.LAYERS_MAX)
+        self.within("outer.warmup_rounds", outer.warmup_rounds, 0, 1_000_000)
+        self.within("outer.warmup_inner_steps", outer.warmup_inner_steps, 1, 100_000)
+        self.within(
+            "outer.chunk_elements",
+            outer.chunk_elements,
+            limits.CHUNK_ELEMENTS_MIN,
+            limits.CHUNK_ELEMENTS_MAX,
+        )
+
+    def fragments(self, manifest: Manifest) -> None:
+        outer, num_layers = manifest.outer, manifest.model.num_layers
+        self.require(
+            outer.fragments <= num_layers,
+            f"outer.fragments is {outer.fragments}; allowed: 1 to model.num_layers ({num_layers})",
+        )
+        self.require(
+            outer.inner_steps % outer.fragments == 0,
+            f"outer.fragments is {outer.fragments}; it must divide outer.inner_steps "
+            f"({outer.inner_steps})",
+        )
+        self.require(
+            outer.fragments == 1 or manifest.sync == "diloco",
+            f'outer.fragments is {outer.fragments}; with sync = "{manifest.sync}" it is 1',
+        )
+
+    def chunks(self, manifest: Manifest) -> None:
+        outer = manifest.outer
+        # Each fragment but one may end with a chunk that is not full.
+        full = -(-manifest.model.num_parameters // outer.chunk_elements)
+        self.within(
+            "number of chunks (model.num_parameters / outer.chunk_elements)",
+            full + outer.fragments - 1,
+            1,
+            limits.CHUNKS_MAX,
+        )
+
+    def sync(self, manifest: Manifest) -> None:
+        outer = manifest.outer
+        if manifest.sync == "distro":
+            self.within(
+                "outer.inner_steps (shared steps of a round)",
+                outer.inner_steps,
+                1,
+                limits.CHUNKS_MAX,
+            )
+            self.require(
+                not outer.warmup_rounds,
+                'outer.warmup_rounds is not 0: every step of "distro" is shared',
+            )
+            self.require(
+                not outer.overlap,
+                'outer.overlap is true: a step of "distro" needs the one before it',
+            )
+        self.require(
+            not outer.displacement or manifest.sync == "diloco",
+            'outer.displacement is not 0: only sync = "diloco" chooses its momentum',
+        )
+
+    def rounds(self, rounds: RoundConfig) -> None:
+        self.within("rounds.round_seconds", rounds.round_seconds, 0.1, 86_400.0)
+        self.within("rounds.gather_seconds", rounds.gather_seconds, 0.1, 3_600.0)
+        self.within("rounds.gather_fraction", rounds.gather_fraction, 0.01, 1_000.0)
+        self.within("rounds.attempt_seconds", rounds.attempt_seconds, 0.1, 3_600.0)
+        self.within("rounds.stale_rounds", rounds.stale_rounds, 1, 1000)
+        self.within("rounds.checkpoint_rounds", rounds.checkpoint_rounds, 1, 1000)
+
+    def data(self, data: DataConfig, vocabulary: int) -> None:
+        self.digest(
+            "data.tokenizer_digest", data.tokenizer_digest, may_be_empty=data.tokenizer == "bytes"
+        )
+        self.digest("data.index_digest", data.index_digest)
+        self.within("data.num_shards", data.num_shards, 1, limits.SHARDS_MAX)
+        self.within("data.num_tokens", data.num_tokens, 1, limits.TOKENS_MAX)
+        self.within("data.heldout_tokens", data.heldout_tokens, 1, limits.TOKENS_MAX)
+        self.require(
+            data.tokenizer != "bytes" or vocabulary >= 256,
+            f"model.vocabulary is {vocabulary}; plain bytes need at least 256",
+        )
+        self.require(
+            data.token_bytes != 2 or vocabulary <= 65_536,
+            f"data.token_bytes is 2; a vocabulary of {vocabulary} needs 4",
+        )
