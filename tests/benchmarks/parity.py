@@ -13,6 +13,8 @@ tokens. The loss is of the whole held-out text, at the end.
 
 Arms:
     swarm-K-hH    K daemons, H inner steps a round after the warm start
+    ...-overlap   they train on while a round is averaged. Rounds are so short here that this takes
+                  a good part of one, or all of it: a state comes as late as hardly anywhere else
     alone         plain AdamW with the batch of one worker
     alone-again   plain AdamW on exactly the tokens of swarm-1, in its order
     sync-K        plain AdamW with K times the batch
@@ -65,6 +67,7 @@ ARMS = (
     "swarm-4-h20",
     "sync-4",
     "alone",
+    "swarm-4-h20-overlap",
     "swarm-4-h50",
     "swarm-1-h20",
     "alone-again",
@@ -95,10 +98,16 @@ class Experiment:
         self._spans: list[Span] = []
         """Data of swarm-1, in the order in which it was trained on."""
 
-    def _draft_with(self, learning_rate: float | None, inner_steps: int | None = None) -> Draft:
+    def _draft_with(
+        self,
+        learning_rate: float | None,
+        inner_steps: int | None = None,
+        *,
+        overlap: bool = False,
+    ) -> Draft:
         draft = draft_of(self._options)
         change = msgspec.structs.replace
-        inner, outer = draft.inner, draft.outer
+        inner, outer = draft.inner, change(draft.outer, overlap=overlap)
         if learning_rate is not None:
             inner = change(inner, learning_rate=learning_rate)
         if inner_steps is not None:
@@ -138,8 +147,8 @@ class Experiment:
 
     def _train(self, arm: str) -> Curve:
         text, model, seed = self._text, self._model, self._seed
-        if match := re.fullmatch(r"swarm-(\d+)-h(\d+)", arm):
-            return self._swarm(int(match[1]), int(match[2]))
+        if match := re.fullmatch(r"swarm-(\d+)-h(\d+)(-overlap)?", arm):
+            return self._swarm(int(match[1]), int(match[2]), overlap=match[3] is not None)
         if match := re.fullmatch(r"sync-(\d+)", arm):
             inner = self._draft_with(self._options.sync_rate).inner
             return synchronous(text, model, inner, int(match[1]), seed)
@@ -153,13 +162,13 @@ class Experiment:
             return synchronous(text, model, inner, 1, seed)
         if arm == "alone-again":
             if not self._spans:
-                self._swarm(1, 20)
+                self._swarm(1, 20, overlap=False)
             queue = text.queue_of(model, self._spans)
             return synchronous(text, model, self._draft.inner, 1, seed, queues=[queue])
         raise ValueError(f"no such arm: {arm}; there are {', '.join(ARMS)}, and with other numbers")
 
-    def _swarm(self, num_peers: int, inner_steps: int) -> Curve:
-        draft = self._draft_with(self._options.swarm_rate, inner_steps)
+    def _swarm(self, num_peers: int, inner_steps: int, *, overlap: bool) -> Curve:
+        draft = self._draft_with(self._options.swarm_rate, inner_steps, overlap=overlap)
         total_steps, outer = draft.inner.total_steps, draft.outer
         last_round = rounds_of(outer, total_steps)
         if outer.first_inner_step_of(last_round + 1) != total_steps:
@@ -275,7 +284,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def draft_of(options: argparse.Namespace) -> Draft:
-    """The preset, without overlap: its arms compare averaging with synchronous training."""
+    """The preset, without overlap: most arms compare averaging with synchronous training."""
     draft = draft_of_preset(options.preset, name="parity")
     return msgspec.structs.replace(draft, outer=msgspec.structs.replace(draft.outer, overlap=False))
 
