@@ -3,7 +3,7 @@
 Every class here overrides one class of py-libp2p and is passed in where that would be used;
 nothing is patched from outside. The guards of gossip are in `libp2p_gossip`, those of the data
 path in `libp2p_yamux` and `libp2p_noise`, those of reaching agreement on protocols in
-`libp2p_negotiation`. `tests/node/test_libp2p_guards.py` has a test for each
+`libp2p_negotiation`. `tests/node/network/test_libp2p_guards.py` has a test for each
 that fails without it, so that a guard can go when upstream has mended the defect.
 """
 

@@ -3,7 +3,7 @@
 Everything in `gossamer.node` that talks to peers is written against `Transport` and `Stream`.
 There are two implementations: `libp2p_transport` (the real network) and `memory_transport` (a
 network inside one process with trio's clock, for tests).
-`tests/node/test_transport_contract.py` runs the same tests over both.
+`tests/node/network/test_transport_contract.py` runs the same tests over both.
 
 Errors a caller has to expect are all `TransportError`; their text is fit to be shown to a person.
 """
