@@ -31,6 +31,7 @@ from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
 from gossamer.protocol.messages import (
     Announce,
+    Roster,
     Signed,
     Statement,
     decode_signed,
@@ -220,6 +221,11 @@ class Gossip:
         ):
             open_signed(signed, self._run_id, verify)
             self._on_own(statement)
+        if isinstance(statement, Roster) and not self.board.has(signed.digest):
+            # An earlier life organised this ring. As long as it is at work I begin no other.
+            open_signed(signed, self._run_id, verify)
+            if self.board.post(signed, statement):
+                self._on_statement(signed, statement)
 
     # Anti-entropy
 

@@ -23,6 +23,7 @@ from node_world import (
     tokens_of,
 )
 
+from gossamer.protocol.rounds.roster import ring_order
 from gossamer.trainer import messages
 
 STEPS = 4
@@ -66,6 +67,36 @@ def test_what_it_learns_is_what_a_lone_peer_would_not(tmp_path: Path) -> None:
         await world.reach(4, *"abc")
         after = world.participant("a").parts.committed.parameters
         assert (before != after).mean() > 0.9
+
+    simulate(world, story)
+
+
+def test_an_organiser_that_restarts_does_not_begin_another_ring(tmp_path: Path) -> None:
+    """Its own word of the ring that is at work comes back to it from the others, who would else
+    have to take all steps of the round anew, where the new ring is preferred to the old one."""
+    steps, rounds = 40, 3
+    world = World(tmp_path, seed=7, codec="distro", wait_for_peers=2, inner_steps=steps)
+    names = {world.identity(name).peer_id: name for name in "abc"}
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abc")
+        await world.reach(2, *"abc")
+        for _ in range(rounds):
+            before = world.round("a")
+            await world.reach(before + 1, *"abc")
+            head = world.path("a")[-1]
+            organiser = names[ring_order(head, 0, names)[0]]
+            await trio.sleep(steps * STEP_SECONDS / 4)
+            world.crash(organiser)
+            await trio.sleep(0.1)
+            others = sorted({"a", "b", "c"} - {organiser})
+            await nursery.start(world.run, organiser, others)
+            await world.reach(before + 2, *others)
+            header = headers_of(world, others[0])[before + 1]
+            assert header.members[0].peer_id == world.identity(organiser).peer_id
+            for name in others:
+                assert tokens_of(world, header, name) == steps * STEP_TOKENS
+            await world.reach(before + 3, *"abc")
 
     simulate(world, story)
 

@@ -10,7 +10,15 @@ from gossamer.protocol.board import Board
 from gossamer.protocol.chain import Commit
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.membership import ANNOUNCE_SECONDS, Membership, awaited
-from gossamer.protocol.messages import Announce, Capacity, Phase, Signed, Statement, seal
+from gossamer.protocol.messages import (
+    Announce,
+    Capacity,
+    Phase,
+    Roster,
+    Signed,
+    Statement,
+    seal,
+)
 from gossamer.protocol.rounds.ring import Send
 from gossamer.protocol.rounds.round_rules import Lessons
 from simulator.driver import HELLO_SECONDS, Driver
@@ -300,7 +308,9 @@ class Peer:
 
     def heard(self, signed: Signed, statement: Statement) -> None:
         """By gossip or in an exchange, checked."""
-        if signed.author == self.peer_id or not self.board.post(signed, statement):
+        if signed.author == self.peer_id and not isinstance(statement, Roster):
+            return  # a ring that an earlier life organised may be at work
+        if not self.board.post(signed, statement):
             return
         if isinstance(statement, Announce):
             author = PeerId(signed.author)
