@@ -23,6 +23,18 @@ from gossamer.protocol.manifest import ModelConfig
 INIT_STD = 0.02
 
 
+# `Decoder.initialise` draws the weights. To draw its own, for layers that have no memory yet, torch
+# would load its compiler: more than a second of every start.
+class Linear(nn.Linear):
+    def reset_parameters(self) -> None:
+        """Leaves the weights undefined."""
+
+
+class Embedding(nn.Embedding):
+    def reset_parameters(self) -> None:
+        """Leaves the weights undefined."""
+
+
 class Rotary(nn.Module):
     """Tables of the rotary positions, computed once: (context, 1, D)."""
 
@@ -56,10 +68,10 @@ class Attention(nn.Module):
         self.head_width = model.width // model.num_heads
         query_width = self.num_heads * self.head_width
         key_width = self.num_kv_heads * self.head_width
-        self.q_proj = nn.Linear(model.width, query_width, bias=False)
-        self.k_proj = nn.Linear(model.width, key_width, bias=False)
-        self.v_proj = nn.Linear(model.width, key_width, bias=False)
-        self.o_proj = nn.Linear(query_width, model.width, bias=False)
+        self.q_proj = Linear(model.width, query_width, bias=False)
+        self.k_proj = Linear(model.width, key_width, bias=False)
+        self.v_proj = Linear(model.width, key_width, bias=False)
+        self.o_proj = Linear(query_width, model.width, bias=False)
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
         """x: (B, T, W) -> (B, T, W)"""
@@ -85,9 +97,9 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(model.width, model.hidden_width, bias=False)
-        self.up_proj = nn.Linear(model.width, model.hidden_width, bias=False)
-        self.down_proj = nn.Linear(model.hidden_width, model.width, bias=False)
+        self.gate_proj = Linear(model.width, model.hidden_width, bias=False)
+        self.up_proj = Linear(model.width, model.hidden_width, bias=False)
+        self.down_proj = Linear(model.hidden_width, model.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (B, T, W) -> (B, T, F) -> (B, T, W)"""
@@ -119,10 +131,10 @@ class Decoder(nn.Module):
         """The weights are undefined until `initialise` or a copy into `flat`."""
         super().__init__()
         with torch.device("meta"):
-            self.embed_tokens = nn.Embedding(model.vocabulary, model.width)
+            self.embed_tokens = Embedding(model.vocabulary, model.width)
             self.layers = nn.ModuleList(Layer(model) for _ in range(model.num_layers))
             self.norm = nn.RMSNorm(model.width, eps=model.norm_epsilon)
-            self.lm_head = nn.Linear(model.width, model.vocabulary, bias=False)
+            self.lm_head = Linear(model.width, model.vocabulary, bias=False)
         if model.tied_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self.rotary = Rotary(model).to(device)

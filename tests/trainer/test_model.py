@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -14,6 +16,20 @@ from gossamer.protocol.manifest import ModelConfig
 from gossamer.trainer.export import ExportError, byte_tokenizer_json, export_model
 from gossamer.trainer.flat import layout_of
 from gossamer.trainer.model import Decoder
+
+ONE_STEP = """
+import sys, torch
+from gossamer.trainer.model import Decoder
+from gossamer.trainer.optimizer import AdamW
+from gossamer.trainer.presets import PRESETS
+preset = PRESETS["tiny"]
+decoder = Decoder(preset.model)
+decoder.initialise(1)
+optimizer = AdamW(decoder.parameters(), preset.inner)
+decoder.loss_sum(torch.zeros(1, 9, dtype=torch.long)).backward()
+optimizer.step(1e-3)
+sys.exit("torch._dynamo" in sys.modules)
+"""
 
 ALL_TIES = pytest.mark.parametrize("tied", [True, False])
 
@@ -111,3 +127,7 @@ def test_bf16_autocast_stays_close(model_config: ModelConfig) -> None:
     assert half.dtype == torch.float32
     assert half.item() == pytest.approx(full.item(), rel=1e-2)
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in decoder.parameters())
+
+
+def test_a_start_does_not_load_torchs_compiler() -> None:
+    assert subprocess.run([sys.executable, "-c", ONE_STEP], timeout=120).returncode == 0
