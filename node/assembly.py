@@ -136,6 +136,7 @@ class Node:
             committed.exchanges.whole.plan,
             manifest.stale_rounds,
             self.metrics,
+            clock=trio.current_time,
         )
         stalls = StallWatch(lambda stall: self._stalled(stall, discovery))
         swarm = Swarm(

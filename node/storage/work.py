@@ -2,7 +2,7 @@
 
 `protocol/work/work_account.py` has the rules; here are the files, the vectors and the metrics.
 
-    work/journal       the account as of its newest event; of inner steps it may miss the last 5 %
+    work/journal       the account as of its newest event; of inner steps it may miss half a second
     work/pending       `pending` and the account as of then, when there is something carried
     work/offers/<n>    the vector of offer n: what left, or would leave, `pending`
 
@@ -18,8 +18,10 @@ out to have gone another way (a split that healed), it is carried again.
 from __future__ import annotations
 
 import logging
+import math
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -44,9 +46,10 @@ VERSION = 1
 VECTORS_MAX = 16
 """Vectors of offers on disk, each as large as the model; fewer if work is stale sooner."""
 
-JOURNAL_TOKENS_SHARE = 0.05
-"""While a round is trained the journal is written when its tokens grew by this share: a hundred
-times or so a round, however quick its steps are."""
+JOURNAL_SECONDS = 0.5
+"""While a round is trained the journal is written this often, however quick its steps are: the
+event loop waits for it, 2 ms on a slow file system. So what a kill takes is known but for the work
+of half a second."""
 
 log = structlog.get_logger("work")
 
@@ -93,6 +96,8 @@ class Work:
         plan: ChunkPlan,
         stale_rounds: int,
         metrics: Metrics,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`pending` is shared: others add to it between `close_offer` and `trained` only. `plan`
         cuts it."""
@@ -106,7 +111,9 @@ class Work:
         self.account = WorkAccount(plan.num_chunks, stale_rounds)
         self._saved_number = 0
         self._event = 0
-        self._journal_tokens = 0
+        self._clock = clock
+        self._journal_seconds = -math.inf
+        """When the journal was written last while a round was trained."""
         self._open: Offer | None = None
         """The newest offer, while `pending` is what was offered."""
         self._open_ring: _OpenRing | None = None
@@ -131,16 +138,15 @@ class Work:
     def stepped(self, tokens: int) -> None:
         """An inner step was done."""
         self.account.stepped(tokens)
-        state = self.account.state
-        if state.under_way - self._journal_tokens > JOURNAL_TOKENS_SHARE * state.under_way:
-            self._journal_tokens = state.under_way
+        now = self._clock()
+        if now >= self._journal_seconds + JOURNAL_SECONDS:
+            self._journal_seconds = now
             self._write_journal()
 
     def trained(
         self, head: Digest, round_number: int, tokens: int, spans: tuple[Span, ...]
     ) -> None:
         """A local round ended, and its work is in `pending`."""
-        self._journal_tokens = 0
         self.account.trained(head, round_number, tokens, spans)
         self._note()
 
