@@ -63,6 +63,10 @@ class RunInThread(Protocol):
     async def __call__(self, function: Callable[[], _T], /) -> _T: ...
 
 
+def _round_is_over(_ring: Ring) -> Contribution:
+    raise AssertionError("a ring began after the end of its round")
+
+
 class RoundDriver:
     """One peer in one round."""
 
@@ -145,10 +149,12 @@ class RoundDriver:
                 nursery.cancel_scope.deadline = trio.current_time() + LINGER_SECONDS
         finally:
             self._nursery = None
-            # Links call back to this driver. Without the cycle a round's vectors go when it is
-            # forgotten, and not when a garbage collection comes by.
+            # Links call back to this driver, and it to its turn. Without these cycles a round's
+            # vectors go when it is forgotten, and not when a garbage collection comes by.
             self._links = {}
             self._link_scopes = []
+            self._new_contribution = _round_is_over
+            self._on_changed = lambda: None
 
     def leave(self) -> None:
         """Says that the ring has to do without me, and ends the round here."""

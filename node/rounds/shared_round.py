@@ -186,15 +186,16 @@ class SharedRound:
         self.ring()
         return True
 
-    async def settle(self, finals: Sequence[Payload] | None) -> None:
+    async def settle(self, finals: Sequence[Payload] | None) -> list[Digest]:
         """After `close`, when the trainer has ended the round: tells it what became of a part whose
         step was not taken here. `finals`: of all steps, if the round is committed. Otherwise it may
-        be yet, with that part.
+        be yet, with that part. Returns the rings that have parts of mine, the newest last.
         """
         await self._ended.wait()
-        steps = self._steps
+        steps, void = self._steps, self._void
+        self._steps, self._void = None, []  # they know this round: what it held goes with it
         if steps is None:
-            return
+            return []
         step = steps.num_taken
         if finals is not None:
             for later in range(step, steps.num_steps):
@@ -202,12 +203,7 @@ class SharedRound:
         if self._update is not None and steps.has_part_in(step):
             self._update = None
             await self._parts.trainer.share(taken=finals is None or steps.is_in(finals[step]))
-
-    @property
-    def rings(self) -> list[Digest]:
-        """That have parts of mine, the newest last."""
-        found = [*self._void, *([self._steps] if self._steps else [])]
-        return [steps.ring_id for steps in found if steps.has_mine]
+        return [each.ring_id for each in (*void, steps) if each.has_mine]
 
     async def part(self, steps: RingSteps, step: int, token_seconds: float | None) -> bytes:
         """What I have for a step; nothing if I am late. `token_seconds`: when its token came."""

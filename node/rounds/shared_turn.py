@@ -111,8 +111,8 @@ class SharedTurn(Turn):
         await local.end(machine.head, machine.number)
         committed = self.driver.committed
         finals = None if committed is None else [final.payload for final in committed.finals]
-        await self._shared.settle(finals)
-        self._upkeep.momentum.had_parts_in(self._shared.rings)
+        rings = await self._shared.settle(finals)
+        self._upkeep.momentum.had_parts_in(rings)
         if work.account.carried:
             work.offer(machine.head, machine.number, self._told_spans)
 

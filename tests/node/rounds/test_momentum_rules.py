@@ -256,7 +256,7 @@ class RoundOfSteps:
     def ends(self, *, is_committed: bool, gives: bool = True) -> list[Digest]:
         """What rings have parts of mine at its end."""
 
-        async def main() -> None:
+        async def main() -> list[Digest]:
             ring = SimpleNamespace(ring_id=digest("ring"), members=(OTHER, ME))
             steps = self.shared.follow(cast(Ring, cast(Any, ring)))
             if gives:
@@ -266,10 +266,9 @@ class RoundOfSteps:
                 nursery.start_soon(self.shared.run)
                 await trio.testing.wait_all_tasks_blocked()
                 self.shared.close()
-                await self.shared.settle(self.finals if is_committed else None)
+                return await self.shared.settle(self.finals if is_committed else None)
 
-        trio.run(main)
-        return self.shared.rings
+        return trio.run(main)
 
 
 def test_a_part_is_told_of_once() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
+import pytest
 import trio
-from node_world import SlowTrainer, World, assert_every_token_counted_once, simulate
+from node_world import SlowTrainer, World, assert_every_token_counted_once, simulate, start
 
 from gossamer.node.interface.reporting import Reporter
 from gossamer.node.interface.status import OuterStep
+from gossamer.node.rounds.round_driver import RoundDriver
+from gossamer.protocol.rounds.round import Round
 
 
 def test_one_peer_commits_alone_and_a_second_joins_at_the_next_round(tmp_path: Path) -> None:
@@ -198,5 +202,28 @@ def test_the_status_shows_the_outer_step_that_the_newest_round_chose(tmp_path: P
         before = world.round("a")
         await world.reach(before + 2, "a")
         assert shown("a") is None, "a lone peer's work is taken as it is"
+
+    simulate(world, story)
+
+
+@pytest.mark.parametrize(
+    ("codec", "overlap"), [("fp16", False), ("fp16", True), ("sparse", True), ("distro", False)]
+)
+def test_what_a_round_held_goes_with_it(tmp_path: Path, codec: str, overlap: bool) -> None:
+    """Vectors of the model's size, which would else wait for a search for cyclic garbage: with as
+    few objects as there are beside them that may be many rounds away."""
+    world = World(tmp_path, seed=60, codec=codec, overlap=overlap, wait_for_peers=1)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "ab")
+        await world.reach(3, *"ab")
+        gc.collect()
+        gc.disable()
+        try:
+            await world.reach(world.round("a") + 5, *"ab")
+            held = [each for each in gc.get_objects() if isinstance(each, RoundDriver | Round)]
+        finally:
+            gc.enable()
+        assert 0 < len(held) <= 2 * 2 * len("ab")  # of the round under way, and of the last one
 
     simulate(world, story)
