@@ -18,8 +18,9 @@ from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.chain import Header
+from gossamer.protocol.chain import Header, decode_update_index
 from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.fragments import Exchanges
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.messages import Span
@@ -59,6 +60,21 @@ class Record:
         return Setting(
             text, manifest.model, manifest.inner, outer, rates, manifest.seed, lambda _: (), 1
         )
+
+    def told_of(self, header: Header) -> str:
+        """What the chain knows of a round, for who wonders why it cannot be done again."""
+        finals = decode_update_index(
+            self.store.get(Digest(header.update_digest)),
+            self.num_chunks_of(header),
+            len(header.members),
+            may_lack=self.manifest.sync == "distro",
+        ).finals
+        return f"{header.members}, {header.spans}, masks {[final.mask() for final in finals]}"
+
+    def num_chunks_of(self, header: Header) -> int:
+        manifest = self.manifest
+        exchanges = Exchanges(manifest.model, manifest.outer, manifest.sync)
+        return exchanges.of_round(header.round).plan.num_chunks
 
     def state_digest(self, parameters: FloatVector, momentum: FloatVector) -> Digest:
         plan = ChunkPlan(self.manifest.model.num_parameters, self.manifest.outer.chunk_elements)

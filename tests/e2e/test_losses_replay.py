@@ -103,4 +103,4 @@ def test_the_driver_reaches_the_states_of_a_real_swarm(
             [(header.spans, record.peers) for header in record.headers],
             lambda read: leads_there(record, text, read),
         )
-    assert reached == ROUNDS
+    assert reached == ROUNDS, record.told_of(record.headers[reached])
