@@ -34,9 +34,10 @@ feedback that soon forgets what is out of date, and no dense warm-up. And every 
 often enough: here 7 times after the warm-up. `top_k` of the other presets up to `10m` follows from
 that and was not tried; the larger ones are as published.
 
-Tried here: `1m`, `5m` and `10m`, and `40m` a little, in short trials (tests/benchmarks/presets.py; all numbers are in
-its results). Held-out nats of one worker alone, then of two with outer 1.0/0.8 and, in brackets,
-0.7/0.9. H and AdamW's warm-up are shorter than the preset's, but for the warm-up in the first line:
+Tried here: `1m`, `5m` and `10m`, and `40m` a little, in short trials (tests/benchmarks/presets.py;
+all numbers are in its results). Held-out nats of one worker alone, then of two with outer 1.0/0.8
+and, in brackets, 0.7/0.9. H and AdamW's warm-up are shorter than the preset's, but for the warm-up
+in the first line:
 
     preset  steps x sequences  warm-up  at inner rates of half, once and twice the preset's
     1m            252 x 8        100    4.81 4.65      4.65 4.62 (4.58)  -
