@@ -47,11 +47,12 @@ in the first line:
     40m            41 x 1          4    7.12      (8.01)  7.20           7.32
 
 One seed each; the second line's single worker, and its two at 1.5e-3, are means of two. `10m` had
-an eighth of its batch, and `40m`, whose trials were not finished, a thirty-second part. So `1m` needs its long warm-up: with it 3e-3 did better than half of that,
-with 23 steps far worse; a run that is much shorter should halve the rate. Twice the rate was the
-worst for two workers, but was never tried with a long warm-up. Of the outer rates each won once at
-`1m`, by 0.04; 1.0/0.8 did better at `5m` and `10m`, where two workers with 5 or 6 warm steps and
-then rounds of 3 did worse than one alone. Nothing was clear enough to change a value.
+an eighth of its batch, and `40m`, whose trials were not finished, a thirty-second part. So `1m`
+needs its long warm-up: with it 3e-3 did better than half of that, with 23 steps far worse; a run
+that is much shorter should halve the rate. Twice the rate was the worst for two workers, but was
+never tried with a long warm-up. Of the outer rates each won once at `1m`, by 0.04; 1.0/0.8 did
+better at `5m` and `10m`, where two workers with 5 or 6 warm steps and then rounds of 3 did worse
+than one alone. Nothing was clear enough to change a value.
 
 As real swarms of two daemons, `1m` went from 7.64 to 4.49 nats of training loss in some 50 rounds
 (4 minutes of a busy machine); `10m` ran a few rounds, too few to say anything.
