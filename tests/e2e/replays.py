@@ -27,8 +27,8 @@ from gossamer.protocol.messages import Span
 from gossamer.protocol.shard_index import ShardIndex, decode_index
 from gossamer.protocol.state import FloatVector, index_of
 
-Reading = dict[str, Span]
-"""The text of a round by who read it."""
+Reading = dict[str, list[Span]]
+"""The text of a round by who read it, in order."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,31 @@ def record_of(node: LocalNode, num_rounds: int) -> Record:
 def readings(spans: Sequence[Span], peers: Sequence[str]) -> Iterator[Reading]:
     """Every way in which peers may have read a round's text, whose spans do not name them.
 
-    A peer has one shard at a time. Two that had claimed the same one have read the same.
+    A peer has one shard at a time. Two that had claimed the same one have read the same. With more
+    spans than peers somebody came to the end of a shard, as a corpus ends with a short one.
     """
-    for chosen in product(spans, repeat=len(peers)):
-        if set(chosen) == set(spans):
-            yield dict(zip(peers, chosen, strict=True))
+    if len(spans) <= len(peers):
+        for chosen in product(spans, repeat=len(peers)):
+            if set(chosen) == set(spans):
+                yield {peer: [span] for peer, span in zip(peers, chosen, strict=True)}
+        return
+    ways: list[Reading] = []
+    for readers in product(peers, repeat=len(spans)):
+        if set(readers) == set(peers):
+            way: Reading = {peer: [] for peer in peers}
+            for reader, span in zip(readers, spans, strict=True):
+                way[reader].append(span)
+            # What was begun in an earlier round is read to its end first.
+            ways.append(
+                {peer: sorted(read, key=lambda s: s.start == 0) for peer, read in way.items()}
+            )
+    yield from sorted(ways, key=_unevenness)
+
+
+def _unevenness(way: Reading) -> int:
+    """All do as many steps, so where somebody read much less than others it was another way."""
+    lengths = [sum(span.stop - span.start for span in read) for read in way.values()]
+    return max(lengths) - min(lengths)
 
 
 def num_replayed(

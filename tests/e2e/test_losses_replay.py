@@ -52,7 +52,7 @@ round_seconds = 600.0
 gather_seconds = 600.0
 gather_fraction = 600.0
 """
-"""So little data that a peer comes to the end of no shard."""
+"""So little data that a peer comes to the end of no shard but the last, which is short."""
 
 
 def manifest_text(mode: str, fragments: int, displacement: float) -> str:
@@ -73,8 +73,8 @@ def leads_there(record: Record, text: Text, read: Sequence[Reading]) -> bool:
             outer.first_inner_step_of(header.round),
         )
         members = [worker_of[member.peer_id] for member in header.members]
-        for name, span in reading.items():
-            worker_of[name].deal_spans([span])
+        for name, spans in reading.items():
+            worker_of[name].deal_spans(spans)
         tokens = swarm.train_round(header.round, first, steps, 0, members)
         assert tokens == [member.tokens for member in header.members]
         payloads = payloads_of(manifest.sync, outer)

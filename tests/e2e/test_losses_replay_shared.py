@@ -165,8 +165,8 @@ def leads_there(
         first = outer.first_inner_step_of(each.header.round)
         for name in {member.peer_id for member in each.header.members}:
             # Who was not there to tell had gone on in its shard.
-            newest[name] = reading.get(name) or span_after(newest[name])
-            peer_of[name].deal_spans([newest[name]])
+            newest[name] = reading.get(name) or [span_after(newest[name][-1])]
+            peer_of[name].deal_spans(newest[name])
             peer_of[name].begin(first, STEPS)
         for step, parts in enumerate(each.parts, first):
             for name, part in parts.items():
