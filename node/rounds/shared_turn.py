@@ -74,21 +74,11 @@ class SharedTurn(Turn):
         return self._shared.has_offer
 
     async def _ready(self) -> Ready:
-        manifest, machine = self._parts.manifest, self.driver.machine
+        manifest = self._parts.manifest
         self._told_spans = tuple(self._parts.work.account.state.spans[: limits.SPANS_MAX])
         steps = manifest.outer.inner_steps
-        loss = self._progress.loss
-        return Ready(
-            incarnation=self._parts.swarm.incarnation,
-            sequence=self._parts.swarm.new_sequence(),
-            round=machine.number,
-            head=machine.head,
-            tokens=steps * manifest.inner.sequences_per_step * manifest.model.context,
-            steps=steps,
-            loss=loss if loss is not None else 0.0,
-            norm=0.0,
-            spans=self._told_spans,
-        )
+        tokens = steps * manifest.inner.sequences_per_step * manifest.model.context
+        return self._ready_with(tokens, steps, 0.0, self._told_spans)
 
     async def _go_on(self) -> None:
         """Its part in the steps is `SharedRound`'s."""

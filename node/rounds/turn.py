@@ -31,7 +31,7 @@ from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.rounds.upkeep import Upkeep
 from gossamer.protocol.codecs.payloads import SignPayloads
 from gossamer.protocol.ids import short
-from gossamer.protocol.messages import Phase, Ready
+from gossamer.protocol.messages import Phase, Ready, Span
 from gossamer.protocol.rounds.attempt import Committed
 from gossamer.protocol.rounds.outer_tuning import norm_of
 from gossamer.protocol.rounds.roster import Ring
@@ -255,17 +255,21 @@ class Turn:
             pending = self._parts.trainer.pending[self._exchange.within]
             norm = await self._parts.run_in_thread(lambda: norm_of(pending))
         offer = self._parts.work.offer(machine.head, machine.number)
-        loss = self._progress.loss
+        return self._ready_with(offer.tokens, self._progress.inner_step, norm, offer.spans)
+
+    def _ready_with(self, tokens: int, steps: int, norm: float, spans: tuple[Span, ...]) -> Ready:
+        """A new one, for this turn's round."""
+        swarm, machine, loss = self._parts.swarm, self.driver.machine, self._progress.loss
         return Ready(
-            incarnation=self._parts.swarm.incarnation,
-            sequence=self._parts.swarm.new_sequence(),
+            incarnation=swarm.incarnation,
+            sequence=swarm.new_sequence(),
             round=machine.number,
             head=machine.head,
-            tokens=offer.tokens,
-            steps=self._progress.inner_step,
+            tokens=tokens,
+            steps=steps,
             loss=loss if loss is not None else 0.0,
             norm=norm,
-            spans=offer.spans,
+            spans=spans,
         )
 
     def _note_ring(self) -> None:

@@ -70,7 +70,7 @@ class Upkeep:
         parts = self._parts
         if not parts.committed.is_loaded or parts.work.head == parts.committed.head:
             return
-        await self._learn_who_was_in(self._new_with_mine())
+        await self._learn_who_was_in(await parts.run_in_thread(self._new_with_mine))
         is_elsewhere = await parts.run_in_thread(self._settle)
         self._finals.clear()
         if is_elsewhere:
@@ -84,9 +84,12 @@ class Upkeep:
         checkpoint skipped them."""
         parts = self._parts
         chain, since = parts.committed.chain, parts.work.head or parts.committed.chain.genesis
+        newest = parts.committed.head
+        while newest in self._finals:
+            newest = chain.entry(newest).parent
+        if newest == since or since not in chain:
+            return []  # after nearly every round: the way through the whole chain is not looked at
         offered = {offer.head for offer in parts.work.account.state.offers}
-        if not offered or since not in chain:
-            return []
         headers = [
             self._header(new)
             for new in chain.only_in(parts.committed.head, since)
