@@ -70,11 +70,13 @@ class Participant:
         self._upkeep = Upkeep(parts, self.progress)
         self._turn: Turn | None = None
         """The newest one."""
+        self._drivers: list[RoundDriver] = []
+        """That run: of the newest turn, and of those before while their finals are delivered."""
         self._pace = StepPace()
 
     @property
     def _driver(self) -> RoundDriver | None:
-        """Of the newest turn; it outlives that a little."""
+        """Of the newest turn."""
         return None if self._turn is None else self._turn.driver
 
     # Orders
@@ -111,19 +113,17 @@ class Participant:
 
     def heard(self, signed: Signed, statement: Statement) -> None:
         """A statement about some round."""
-        driver = self._driver
-        if driver is None:
-            return
-        if isinstance(statement, Suspect) and statement.accused == self.parts.me:
-            ring, author = driver.machine.ring, PeerId(signed.author)
-            if (
-                ring is not None
-                and ring.ring_id == statement.ring_id
-                and author in ring.members
-                and not {author, self.parts.me} & driver.machine.removed
-            ):
-                self.parts.swarm.accused_by(author)
-        driver.heard(signed, statement)
+        for driver in self._drivers.copy():
+            if isinstance(statement, Suspect) and statement.accused == self.parts.me:
+                ring, author = driver.machine.ring, PeerId(signed.author)
+                if (
+                    ring is not None
+                    and ring.ring_id == statement.ring_id
+                    and author in ring.members
+                    and not {author, self.parts.me} & driver.machine.removed
+                ):
+                    self.parts.swarm.accused_by(author)
+            driver.heard(signed, statement)
 
     def heard_commit(self, commit: Commit, header: Header) -> None:
         """A checked commit record."""
@@ -137,8 +137,8 @@ class Participant:
         self._orders.ring()
 
     def disconnected(self, peer: PeerId) -> None:
-        if self._driver is not None:
-            self._driver.disconnected(peer)
+        for driver in self._drivers.copy():
+            driver.disconnected(peer)
 
     def members_changed(self) -> None:
         if self._driver is not None and self._driver.is_running:
@@ -206,8 +206,7 @@ class Participant:
                     else:
                         lessons = self._driver.machine.lessons
                     self._turn = turn = self._new_turn(rounds, training, lessons)
-                    # Outlives the turn a little: others may need the finals that it still sends.
-                    rounds.start_soon(turn.driver.run)
+                    rounds.start_soon(self._drive, turn.driver)
                     self._orders.ring()
                     training = await turn.run()
                 if training is not None:
@@ -216,6 +215,14 @@ class Participant:
                 pass
             await self._leave()
             rounds.cancel_scope.cancel()
+
+    async def _drive(self, driver: RoundDriver) -> None:
+        """Longer than its turn lasts, if others still wait for finals then."""
+        self._drivers.append(driver)
+        try:
+            await driver.run()
+        finally:
+            self._drivers.remove(driver)
 
     def _new_turn(
         self, rounds: trio.Nursery, training: LocalRound | None, lessons: Lessons

@@ -1,8 +1,8 @@
 """Pumps one `Round` machine: its actions become streams, threads and gossip; news become events.
 
 The machine decides, this module only does. Everything runs in one nursery that ends with the
-round, so nothing of a round outlives it, except the links that still deliver finals: they get
-`LINGER_SECONDS`, because a member behind us may need them to commit.
+round, so nothing of a round outlives it, except the links to whoever may still need finals to
+commit: they get `LINGER_SECONDS`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ HELLO_SECONDS = 10.0
 """How long a predecessor that began a ring waits for me to follow it."""
 
 LINGER_SECONDS = 10.0
-"""After the commit: what is still queued for others is delivered, at most this long."""
+"""After the commit, until all the others have voted for it. Who has not by then does not wait for
+the ring any more (`heads.OVERTAKEN_SECONDS`): it fetches the round."""
 
 log = structlog.get_logger("round")
 
@@ -115,6 +116,8 @@ class RoundDriver:
         self.contribution: Contribution | None = None
         self.committed: Committed | None = None
         self._is_cancelled = False
+        self._is_delivered = False
+        """Whether nothing more of the round will be queued for others."""
         self.finished = trio.Event()
         """Set when the round is committed here."""
         self._envelope: Signed | None = None
@@ -125,7 +128,7 @@ class RoundDriver:
     # Life
 
     async def run(self) -> None:
-        """Drives the machine until the round is committed here, and delivers what is queued.
+        """Drives the machine until the round is committed here, and then by all others.
 
         `finished` is set at the commit; the rest takes at most `LINGER_SECONDS`.
 
@@ -144,9 +147,12 @@ class RoundDriver:
                     with trio.move_on_after(TICK_SECONDS):
                         await self.changed.wait()
                 self.finished.set()
+                nursery.cancel_scope.deadline = trio.current_time() + LINGER_SECONDS
+                while not self.machine.is_over:
+                    await self.changed.wait()
+                self._is_delivered = True
                 for peer in sorted(self._links):
                     self._links[peer].finish()
-                nursery.cancel_scope.deadline = trio.current_time() + LINGER_SECONDS
         finally:
             self._nursery = None
             # Links call back to this driver, and it to its turn. Without these cycles a round's
@@ -175,7 +181,13 @@ class RoundDriver:
 
     @property
     def is_running(self) -> bool:
-        return self._nursery is not None and self.committed is None and not self._is_cancelled
+        """Whether the round is on its way to a commit here."""
+        return self._is_open and self.committed is None
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether it is, or others may need something of me for theirs."""
+        return not (self._nursery is None or self._is_cancelled or self._is_delivered)
 
     # Events
 
@@ -186,7 +198,7 @@ class RoundDriver:
 
     def heard(self, signed: Signed, statement: Statement) -> None:
         """A checked statement came by gossip or anti-entropy."""
-        if not self.is_running:
+        if not self._is_open:
             return
         try:
             self._apply(self.machine.statement(trio.current_time(), signed, statement))
@@ -374,7 +386,7 @@ class RoundDriver:
                 self._link_failed(ring_id, peer, str(error))
 
     def _link_failed(self, ring_id: Digest, peer: PeerId, reason: str) -> None:
-        if not self.is_running:
+        if not self._is_open:
             return
         self._apply(self.machine.link_failed(trio.current_time(), ring_id, peer, reason))
 

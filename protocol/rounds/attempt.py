@@ -1,6 +1,6 @@
 """One ring that a member follows, from its roster to the commit: chunks, accusations, votes.
 
-    reducing --finals--> computing --state--> voting --quorum--> committed
+    reducing --finals--> computing --state--> voting --quorum--> committed --votes of all--> over
                              ^                   |
                              +-- better finals: compute again
 
@@ -16,6 +16,9 @@ slow) and `commit` (votes), and holds what connects them:
 - A member that sees nothing happen for `STALL_SECONDS` says that it is out. So does one that finds
   nothing in any final: a head without work wins over none.
 - Who is out only listens: it takes finals, and learns the commit from the others.
+- A commit needs the votes of most, so somebody may still wait for finals then. Should the one that
+  was to pass them on die, its predecessor does, who has committed long ago: a ring is over when
+  all that are left in it have voted for its header.
 
 `round.Round` decides which ring is followed, and what becomes of a peer whose ring is lost.
 """
@@ -166,6 +169,13 @@ class Attempt:
     def successor(self) -> PeerId | None:
         """Whom I pass chunks to; None if I am alone in the ring, or out of it."""
         return None if self.is_out else self.reduce.successor
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is committed here and nobody in it needs anything of me any more."""
+        if self.state != "committed":
+            return False
+        return self.is_out or all(map(self._commitment.has_my_header, self.reduce.living))
 
     @property
     def stall_seconds(self) -> float:

@@ -100,6 +100,11 @@ class Commitment:
             return None
         return Commit(self._header, tuple(heard.signed for heard in mine.values()))
 
+    def has_my_header(self, peer: PeerId) -> bool:
+        """Whether a member's newest vote is for my header: it has all averages."""
+        heard = self._votes.get(peer)
+        return heard is not None and heard.vote.header_digest == self._digest
+
     def to_reconcile(self, now: float, successor: PeerId | None) -> bool:
         """Whether my successor should get all my finals now. Says so once for a pair of votes."""
         deadline = self._reconcile_seconds(successor)

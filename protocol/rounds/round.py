@@ -15,6 +15,8 @@ Rules
 - Who leaves a ring for a preferred one says that it is out of the first.
 - Statements about a ring that I do not follow (yet) are kept, up to `EARLY_STATEMENTS_MAX`, and
   taken when I follow it.
+- After the commit the machine still sees to it that the finals come to those that lack them:
+  until `is_over` it takes what is said of its ring, and failures of its link.
 - When none of the others is both in my ring and living and I am out of it, or nothing came for
   `attempt.STALL_SECONDS` more, the ring is void for me: I gather again with a later attempt. So no
   order of deaths and accusations leaves a peer waiting.
@@ -129,6 +131,11 @@ class Round:
         return attempt.state
 
     @property
+    def is_over(self) -> bool:
+        """Whether the round is committed here and nobody in the ring needs anything of me."""
+        return self._attempt is not None and self.state == "committed" and self._attempt.is_over
+
+    @property
     def head(self) -> Digest:
         return self._parent.head
 
@@ -232,7 +239,7 @@ class Round:
         gossip and do not count.
         """
         if self.state == "committed":
-            return []
+            return self._after_commit(now, signed, statement)
         match statement:
             case Roster() if statement.head == self.head and statement.round == self.number:
                 return self._roster(now, signed, statement)
@@ -314,7 +321,7 @@ class Round:
 
     def link_failed(self, now: float, ring_id: Digest, peer: PeerId, reason: str) -> list[Action]:
         """My link to a ring member failed: I accuse it, and it is out."""
-        if (attempt := self._working(ring_id)) is None:
+        if (attempt := self._open(ring_id)) is None:
             return []
         return self._after(now, attempt.accuse(now, peer, reason))
 
@@ -442,12 +449,23 @@ class Round:
 
     # The rules: the ring
 
-    def _working(self, ring_id: bytes) -> Attempt | None:
-        """The ring that I follow, if it is this one and not void or committed."""
+    def _open(self, ring_id: bytes) -> Attempt | None:
+        """The ring that I follow, or have committed, if it is this one and not void."""
         attempt = self._attempt
         if attempt is None or attempt.ring.ring_id != ring_id:
             return None
-        return None if self.state in ("gathering", "committed") else attempt
+        return None if self.state == "gathering" else attempt
+
+    def _working(self, ring_id: bytes) -> Attempt | None:
+        """The ring that I follow, if it is this one and not void or committed."""
+        return None if self.state == "committed" else self._open(ring_id)
+
+    def _after_commit(self, now: float, signed: Signed, statement: Statement) -> list[Action]:
+        """Others of the ring may still be on their way to it."""
+        if not isinstance(statement, Suspect | Vote) or signed.author == self._me:
+            return []
+        attempt = self._open(statement.ring_id)
+        return [] if attempt is None else attempt.statement(now, signed, statement)
 
     def _after(self, now: float, actions: list[Action]) -> list[Action]:
         """Gathers again if I am out of the ring and it will not commit without me."""

@@ -118,14 +118,9 @@ class Member:
         """Committed, or out of the ring and left to fetch the round from the others."""
         return self.committed_seconds is not None or self.identity.peer_id in removed
 
-    async def changed(self) -> None:
-        assert self.driver is not None
-        await self.driver.changed.wait()
-
     async def _note_commit(self, driver: RoundDriver) -> None:
         await driver.finished.wait()
         self.committed_seconds = trio.current_time()
-        driver.changed.set()
 
     async def _reach(self, peer: PeerId) -> None:
         if peer not in self.transport.peers():
@@ -187,12 +182,19 @@ class Lab:
 
     async def all_committed(self) -> float:
         """Seconds from the ring's beginning until the last of those left in it has committed."""
-        with trio.fail_after(120):
-            while waiting := [m for m in self.members.values() if not m.is_done(self.removed)]:
-                await waiting[0].changed()
+        await self.until(lambda: all(m.is_done(self.removed) for m in self.members.values()))
         times = [m.committed_seconds for m in self.members.values() if m.committed_seconds]
         assert len({m.committed.proposal.header.digest for m in self.in_ring()}) == 1
         return max(times) - self.began_seconds
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Looks a thousand times a second of virtual time."""
+        with trio.fail_after(120):
+            while not condition():  # noqa: ASYNC110 - what is watched has no event to wait for
+                await trio.sleep(0.001)
+
+    def has_committed(self, peer: PeerId) -> bool:
+        return self.members[peer].committed_seconds is not None
 
     def in_ring(self) -> list[Member]:
         return [member for peer, member in self.members.items() if peer not in self.removed]
@@ -269,6 +271,42 @@ def test_one_is_killed(seconds: float) -> None:
         lab.kill(lab.order[1])
         assert await lab.all_committed() < UNDISTURBED_SECONDS + 2.0
         assert all(members >= set(lab.members) for members in lab.contributors())
+
+    run_ring(story)
+
+
+@pytest.mark.parametrize("num_killed", [1, 2])
+def test_who_has_committed_delivers_what_the_dead_were_to_pass_on(num_killed: int) -> None:
+    """The line before the last member is half as quick as the others, so its finals come later."""
+
+    async def story(lab: Lab) -> None:
+        *others, last = lab.order
+        lab.network.link(others[-1], last).bytes_per_second = LINE / 2
+        await lab.until(lambda: all(map(lab.has_committed, others)))
+        assert not lab.has_committed(last)
+        lab.kill(*others[-num_killed:])
+        killed = trio.current_time()
+        await lab.all_committed()
+        seconds = lab.members[last].committed_seconds
+        assert seconds is not None
+        assert seconds < killed + 2.0
+        assert not {last, *lab.members} & lab.removed
+        assert all(len(members) == 5 for members in lab.contributors())
+
+    run_ring(story, num_members=5)
+
+
+def test_a_ring_is_over_when_all_that_are_left_have_voted() -> None:
+    async def story(lab: Lab) -> None:
+        *others, last = lab.order
+        lab.network.link(others[-1], last).bytes_per_second = LINE / 2
+        await lab.until(lambda: all(map(lab.has_committed, others)))
+        drivers = [member.driver for member in lab.members.values()]
+        machines = [driver.machine for driver in drivers if driver is not None]
+        assert not any(machine.is_over for machine in machines)
+        await lab.all_committed()
+        await trio.sleep(0.1)  # votes are on their way for 0.01 s
+        assert all(machine.is_over for machine in machines)
 
     run_ring(story)
 
