@@ -39,6 +39,7 @@ from gossamer.protocol.state import FloatVector
 from gossamer.protocol.work.ledger import Ledger, apply_spans
 from simulator import arithmetic
 from simulator.arithmetic import Sum
+from simulator.driver import HELLO_SECONDS
 from simulator.modes import State
 from simulator.scenario import HOLD_SECONDS
 from simulator.signatures import verify
@@ -239,6 +240,11 @@ class Checks:
             if driver is None or driver.ring is None or peer.frozen:
                 continue
             if driver.machine.state == "gathering" or peer.peer_id in driver.machine.removed:
+                continue
+            others_seconds = HELLO_SECONDS * (len(driver.ring.members) - 1)
+            if self._world.now < driver.ring_began_seconds + others_seconds:
+                # Begun by one that was away. The others are in another ring, and refuse in turn.
+                self._world.count("ring too young")
                 continue
             self._world.count("ring held")
             ring_id = driver.ring.ring_id

@@ -37,7 +37,7 @@ SILENT_SECONDS = (4.0, 6.0)
 it fell silent."""
 
 LINGER_SECONDS = 10.0
-"""After the commit: what is still queued for others is delivered, at most this long."""
+"""After the commit, until all the others have voted for it."""
 
 WATCH_SECONDS = 0.25
 
@@ -54,6 +54,8 @@ class Driver:
         self.peer = peer
         self.machine = machine
         self.is_running = True
+        self.is_open = True
+        """Whether it runs, or others may need something of it for their commit."""
         self._on_committed = on_committed
         self._world = peer.world
         self.ring: Ring | None = None
@@ -64,7 +66,7 @@ class Driver:
         self._position = 0
         self.contribution: Contribution | None = None
         self._links: dict[PeerId, Link] = {}
-        self._ring_began_seconds = 0.0
+        self.ring_began_seconds = 0.0
         self._patience_seconds = 0.0
         self._num_computed = 0
         self._wake_seconds: float | None = None
@@ -84,8 +86,21 @@ class Driver:
         self._end()
 
     def _end(self) -> None:
-        self.is_running = False
+        self.is_running = self.is_open = False
         self._close_links()
+
+    def _end_after_commit(self) -> None:
+        """Nothing more will be queued; what is queued is delivered."""
+        if self.is_open:
+            self.is_open = False
+            self.peer.delivering.remove(self)
+            links, self._links = self._links, {}
+            for link in links.values():
+                self.peer.later(LINGER_SECONDS, link.close)
+
+    def die(self) -> None:
+        """The process is killed."""
+        self.is_running = self.is_open = False
 
     def _close_links(self) -> None:
         for link in self._links.values():
@@ -101,7 +116,7 @@ class Driver:
         self._do(self.machine.expect(self.peer.now, peers))
 
     def heard(self, signed: Signed, statement: Statement) -> None:
-        if self.is_running:
+        if self.is_open:
             self._do(self.machine.statement(self.peer.now, signed, statement))
 
     def heard_roster(self, link: Link) -> None:
@@ -116,7 +131,7 @@ class Driver:
 
     def disconnected(self, peer: PeerId) -> None:
         """The connection to a peer broke: as successor it has failed."""
-        if self.is_running and self.ring is not None and peer == self.machine.successor:
+        if self.is_open and self.ring is not None and peer == self.machine.successor:
             self._failed(peer, "reset")
 
     def suspect_successor(self) -> None:
@@ -130,13 +145,16 @@ class Driver:
     def _do(self, actions: Iterable[Action]) -> None:
         """Executes actions in order, unless the round is over meanwhile."""
         for action in actions:
-            if not self.is_running:
+            if not self.is_open:
                 return
             self._execute(action)
-        if self.is_running:
+        if self.is_open:
             self._follow_successor()
+        if self.is_running:
             self._schedule_wake()
             self.peer.consider()
+        elif self.machine.is_over:
+            self._end_after_commit()
 
     def _execute(self, action: Action) -> None:
         match action:
@@ -156,9 +174,8 @@ class Driver:
                 self._world.note(f"{self.peer.name} holds {self._name(removed)} out: {reason}")
             case Committed():
                 self.is_running = False
-                links, self._links = self._links, {}
-                for link in links.values():
-                    self.peer.later(LINGER_SECONDS, link.close)
+                self.peer.delivering.append(self)
+                self.peer.later(LINGER_SECONDS, self._end_after_commit)
                 self._on_committed(action)
 
     def _publish(self, signed: Signed, statement: Statement) -> None:
@@ -190,7 +207,7 @@ class Driver:
         self.contribution = self._world.mode.contribution(pending, ring, self.peer.peer_id)
         self._world.checks.note_offer(ring, self._position, pending)
         self._num_computed = 0
-        self._ring_began_seconds = self._world.now
+        self.ring_began_seconds = self._world.now
         self._patience_seconds = self._world.uniform(SILENT_SECONDS)
         names = [self._name(member) for member in ring.members]
         self._world.note(f"{self.peer.name} follows {ring.ring_id.hex()[:6]} of {names}")
@@ -300,7 +317,7 @@ class Driver:
         quiet_since = world.network.quiet_since(peer, world.peers[peer_id])
         if quiet_since is None or peer_id not in peer.connections:
             return False
-        since = max(quiet_since, peer.awake_seconds, self._ring_began_seconds)
+        since = max(quiet_since, peer.awake_seconds, self.ring_began_seconds)
         return world.now - since >= self._patience_seconds
 
     # Links
@@ -325,7 +342,8 @@ class Driver:
 
     def link_failed(self, link: Link, reason: str) -> None:
         """A link of mine broke."""
-        if self.is_running and self._links.get(link.target.peer_id) is link:
+        if self.is_open and self._links.get(link.target.peer_id) is link:
+            self._world.count("link failed after the commit", not self.is_running)
             self._failed(link.target.peer_id, reason)
 
     def _failed(self, peer: PeerId, reason: str) -> None:

@@ -71,6 +71,8 @@ class Peer:
         self.work = Work(self)
         self.feed = Feed(self)
         self.turn: Turn | None = None
+        self.delivering: list[Driver] = []
+        """Of rounds that are committed here, and perhaps not by all the others."""
         self.board = Board()
         self.membership = Membership(peer_id)
 
@@ -152,8 +154,9 @@ class Peer:
         world.note(f"{self.name} dies" + " with its machine" * silently)
         self.alive = False
         self.num_deaths += 1
-        if self.driver is not None:
-            self.driver.is_running = False
+        for driver in self._drivers:
+            driver.die()
+        self.delivering = []
         self.turn = None
         for link in world.links.of(self):
             link.close()
@@ -215,8 +218,8 @@ class Peer:
             link.close()
         for link in self.world.links.between(self, other):
             link.fail(0.0, "reset")
-        if self.driver is not None:
-            self.driver.disconnected(other.peer_id)
+        for driver in self._drivers:
+            driver.disconnected(other.peer_id)
         self.members_changed()
         self.world.network.closed_by(self, other)
 
@@ -321,8 +324,9 @@ class Peer:
                     self.members_changed()
                     if not self._has_begun:
                         self._begin()
-        elif self.driver is not None:
-            self.driver.heard(signed, statement)
+        else:
+            for driver in self._drivers:
+                driver.heard(signed, statement)
 
     def commit_received(self, commit: Commit, head: Digest) -> None:
         """A commit record, by gossip."""
@@ -369,6 +373,13 @@ class Peer:
     @property
     def driver(self) -> Driver | None:
         return None if self.turn is None else self.turn.driver
+
+    @property
+    def _drivers(self) -> list[Driver]:
+        """A copy: of the turn, and of those before that are open."""
+        driver = self.driver
+        newest = [] if driver is None or driver in self.delivering else [driver]
+        return [*newest, *self.delivering]
 
     def _begin(self) -> None:
         """Others were heard, or nobody for a while."""
