@@ -185,7 +185,7 @@ def check_round(
         f"round {number}: {worst:.1f} s, bound {seconds_max:.1f} s; contributors "
         f"{[len(one.contributors) for one in ended.values()]}; load {os.getloadavg()[0]:.1f}"
     )
-    assert {one.outcome for one in ended.values()} == {"committed"}
+    assert {one.outcome for one in ended.values()} == {"committed"}, watch.summary()
     rounds = [history_of(machine)[number] for machine in survivors]
     assert len({(one.head, one.header.state_digest) for one in rounds}) == 1
     ids = {machine.peer_id for machine in survivors}
