@@ -10,7 +10,14 @@ import pytest
 
 from gossamer.node.cli import run_command
 from gossamer.node.runs.draft import Draft, draft_of_preset
-from gossamer.node.runs.planning import AGREE_SECONDS, HOP_SECONDS, Line, plan_round
+from gossamer.node.runs.planning import (
+    AGREE_SECONDS,
+    HOP_SECONDS,
+    OFFER_SECONDS,
+    TAKE_SECONDS,
+    Line,
+    plan_round,
+)
 
 replace = msgspec.structs.replace
 MBIT = 1e6 / 8
@@ -47,6 +54,10 @@ def test_shared_steps_send_a_thousandth_of_a_bf16_gradient_and_wait_for_each_oth
     assert plan.round_seconds is not None
     assert alone.round_seconds is not None
     assert plan.round_seconds > alone.round_seconds + 50 * 6 * HOP_SECONDS
+    assert alone.training_seconds is not None
+    transforms_seconds = 50 * alone.parameters * (OFFER_SECONDS + TAKE_SECONDS)
+    tokens = 50 * shared.inner.sequences_per_step * shared.model.context
+    assert alone.round_seconds == pytest.approx(tokens / 1_000_000.0 + transforms_seconds)
 
 
 def test_a_ring_sends_nearly_twice_what_one_has() -> None:
