@@ -169,6 +169,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     peers: tuple[PeerStatus, ...] = ()
     peers_banned: int = 0
     """Peers that broke the protocol and are refused for a while."""
+    ring: tuple[str, ...] = ()
+    """Peers that are in the ring of the present round, as far as this node knows, in ring order;
+    empty while none is at work here."""
     last_round: LastRound | None = None
     outer_step: OuterStep | None = None
     """Of the newest committed round; None where it chose nothing, or is of an earlier life."""

@@ -80,6 +80,8 @@ def _render_node(status: Status) -> Table:
         )
     sent, received = status.bytes_sent_total, status.bytes_received_total
     row("network", f"{format_bytes(sent)} sent, {format_bytes(received)} received")
+    if status.ring:
+        row("ring", ", ".join(printable(peer[-6:]) for peer in status.ring))
     last = status.last_round
     if last is not None:
         row(

@@ -14,6 +14,9 @@ So a node keeps its momentum that leaves in order, at whatever moment, or pauses
 ring has parts that are newer than its file. One that falls in the middle of a round, which the
 others finish with its parts, loses it.
 
+A ring may also be committed with a part that its owner saw left out, and kept (`shared_round`). If
+a header credits more than what is out of the momentum, that is dropped.
+
 A ring that has parts of an earlier life may be committed after the new life began. So the question
 is asked again at every turn and before every save, until a ring is committed that has parts of the
 present trainer: the other one's round is not in this chain then.
@@ -26,7 +29,9 @@ from collections.abc import Sequence
 import structlog
 
 from gossamer.node.rounds.parts import Parts
+from gossamer.node.rounds.shared_round import RingParts
 from gossamer.node.storage.committed import CannotRebuildError
+from gossamer.protocol.chain import Header
 from gossamer.protocol.ids import Digest, short
 from gossamer.trainer.messages import Place
 
@@ -48,12 +53,20 @@ class CarriedMomentum:
         """Of the momentum that it found on disk, while that is in question."""
         self._head: Digest | None = None
         self._rings: tuple[bytes, ...] = ()
-        """On that head, which it had parts in."""
+        """On that head, which it had parts in. What they took is out of its momentum."""
+        self._left_out: dict[Digest, int] = {}
+        """Rings on that head which it had parts in that stayed in the momentum, and the tokens of
+        those that did not."""
 
-    def had_parts_in(self, rings: Sequence[Digest]) -> None:
-        """All of ours in these rings are of the trainer that the last `settle` was about, and what
-        they took is out of its momentum."""
-        self._rings = (*self._rings, *rings)[-RINGS_MAX:]
+    def had_parts_in(self, rings: Sequence[RingParts]) -> None:
+        """All of ours in these rings are of the trainer that the last `settle` was about."""
+        whole = [ring.ring_id for ring in rings if not ring.has_left_out]
+        self._rings = (*self._rings, *whole)[-RINGS_MAX:]
+        for ring in rings:
+            if ring.has_left_out:
+                self._left_out[ring.ring_id] = ring.tokens
+                if len(self._left_out) > RINGS_MAX:
+                    del self._left_out[next(iter(self._left_out))]
 
     async def settle(self) -> Place:
         """Tells the trainer whether to keep a momentum that it found, on the present head; the
@@ -62,7 +75,13 @@ class CarriedMomentum:
         is_new = self._life != parts.trainer.lives
         if is_new:
             self._life, self._loaded = parts.trainer.lives, parts.trainer.loaded_momentum
-            self._rings = ()
+            self._rings, self._left_out = (), {}
+        if self._left_out:
+            is_counted_twice: bool = await parts.run_in_thread(lambda: self._is_counted_twice(head))
+            if is_counted_twice:
+                await parts.trainer.keep_momentum(keep=False)
+                self._left_out = {}
+                log.info("the momentum is dropped: a round took what was left out of a step here")
         loaded = self._loaded
         if loaded is not None:
             reason, is_over = await parts.run_in_thread(lambda: self._judge(loaded, head))
@@ -75,8 +94,25 @@ class CarriedMomentum:
             rings = loaded.rings if loaded.head == head else ()
             self._loaded = None if reason or is_over else Place(head, rings)
         if self._head != head:
-            self._head, self._rings = head, ()
+            self._head, self._rings, self._left_out = head, (), {}
         return Place(head, (*(self._loaded.rings if self._loaded else ()), *self._rings))
+
+    def _is_counted_twice(self, head: Digest) -> bool:
+        """Whether a round since the last head took more than what is out of the momentum."""
+        parts, before = self._parts, self._head
+        assert before is not None, "a ring before the first settle"
+        for one in parts.committed.chain.path_between(before, head) or ():
+            try:
+                header = parts.committed.header(one)
+            except CannotRebuildError:
+                return True  # rather lost than counted twice
+            tokens = self._left_out.get(Digest(header.ring_id))
+            if tokens is not None and self._tokens_in(header) > tokens:
+                return True
+        return False
+
+    def _tokens_in(self, header: Header) -> int:
+        return sum(one.tokens for one in header.members if one.peer_id == self._parts.me)
 
     def _judge(self, loaded: Place, head: Digest) -> tuple[str, bool]:
         """Why it is dropped, if it is; whether that is settled for good, by a ring of this life."""
@@ -92,7 +128,7 @@ class CarriedMomentum:
                 header = parts.committed.header(one)
             except CannotRebuildError as error:
                 return f"what was taken of it is not known: {error}", False
-            if any(member.peer_id == parts.me and member.tokens for member in header.members):
+            if self._tokens_in(header):
                 if header.ring_id not in (*loaded.rings, *self._rings):
                     return f"round {header.round} took parts of it", False
                 is_over = is_over or header.ring_id in self._rings

@@ -79,6 +79,12 @@ class Participant:
         """Of the newest turn."""
         return None if self._turn is None else self._turn.driver
 
+    @property
+    def ring(self) -> tuple[PeerId, ...]:
+        """Who is in the ring that is at work here, in its order."""
+        driver = self._driver
+        return driver.machine.members_at_work if driver is not None and driver.is_running else ()
+
     # Orders
 
     def pause(self) -> None:
@@ -113,17 +119,20 @@ class Participant:
 
     def heard(self, signed: Signed, statement: Statement) -> None:
         """A statement about some round."""
-        for driver in self._drivers.copy():
-            if isinstance(statement, Suspect) and statement.accused == self.parts.me:
-                ring, author = driver.machine.ring, PeerId(signed.author)
-                if (
-                    ring is not None
-                    and ring.ring_id == statement.ring_id
-                    and author in ring.members
-                    and not {author, self.parts.me} & driver.machine.removed
-                ):
-                    self.parts.swarm.accused_by(author)
-            driver.heard(signed, statement)
+        driver = self._driver
+        # Who accuses me in a ring that is committed here says nothing about the next one.
+        if driver is not None and driver.committed is None and isinstance(statement, Suspect):
+            ring, author = driver.machine.ring, PeerId(signed.author)
+            if (
+                statement.accused == self.parts.me
+                and ring is not None
+                and ring.ring_id == statement.ring_id
+                and author in ring.members
+                and not {author, self.parts.me} & driver.machine.removed
+            ):
+                self.parts.swarm.accused_by(author)
+        for each in self._drivers.copy():
+            each.heard(signed, statement)
 
     def heard_commit(self, commit: Commit, header: Header) -> None:
         """A checked commit record."""

@@ -16,6 +16,9 @@ Rules
 - Who begins a step has no token to compare with, and waits as long from the step before.
 - What the final of a step contains of mine is taken out of my momentum; what it does not, stays.
   If that is not known of a part when the round ends, it goes: rather lost than counted twice.
+- The final that is committed may be a better one than the one that the step was taken with here, if
+  I am out of the ring, and have a part of mine that stayed: `RingParts` says what a header may
+  credit me with at most, and if it is more the momentum is dropped (`carried_momentum`).
 """
 
 from __future__ import annotations
@@ -24,11 +27,13 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import structlog
 import trio
 
 from gossamer.node.rounds.parts import Parts
+from gossamer.protocol.chain import tokens_taken
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import SignPayloads
 from gossamer.protocol.ids import Digest, short
@@ -54,6 +59,17 @@ STEPS_KEPT = 16
 """The others' pace is the median over so many steps."""
 
 log = structlog.get_logger("steps")
+
+
+@dataclass(frozen=True)
+class RingParts:
+    """What of mine is in a ring."""
+
+    ring_id: Digest
+    tokens: int
+    """At most, of those that are out of the momentum."""
+    has_left_out: bool
+    """Whether a step was taken here without a part that I gave to it, which stayed there."""
 
 
 class StepPace:
@@ -186,10 +202,10 @@ class SharedRound:
         self.ring()
         return True
 
-    async def settle(self, finals: Sequence[Payload] | None) -> list[Digest]:
+    async def settle(self, finals: Sequence[Payload] | None) -> list[RingParts]:
         """After `close`, when the trainer has ended the round: tells it what became of a part whose
         step was not taken here. `finals`: of all steps, if the round is committed. Otherwise it may
-        be yet, with that part. Returns the rings that have parts of mine, the newest last.
+        be yet, with that part. Returns the rings that I gave parts to, the newest last.
         """
         await self._ended.wait()
         steps, void = self._steps, self._void
@@ -203,7 +219,7 @@ class SharedRound:
         if self._update is not None and steps.has_part_in(step):
             self._update = None
             await self._parts.trainer.share(taken=finals is None or steps.is_in(finals[step]))
-        return [each.ring_id for each in (*void, steps) if each.has_mine]
+        return [each.parts for each in (*void, steps) if each.has_given]
 
     async def part(self, steps: RingSteps, step: int, token_seconds: float | None) -> bytes:
         """What I have for a step; nothing if I am late. `token_seconds`: when its token came."""
@@ -242,6 +258,7 @@ class RingSteps:
         assert isinstance(payloads, SignPayloads)
         self._payloads = payloads
         self._position = ring.members.index(parts.me)
+        self._tokens = ring.ready[self._position].tokens
         self._shared = shared
         self._given: dict[int, bytes] = {}
         """What went into the token of each step, empty where I abstained."""
@@ -252,14 +269,29 @@ class RingSteps:
         """When the newest step was taken."""
         self.is_void = False
         """Whether another ring is followed."""
-        self.has_mine = False
-        """Whether a final has a part of mine."""
+        self._num_out = 0
+        """Parts that I gave, and that are out of the trainer's momentum."""
 
     def taken(self, step: int, final: Payload) -> None:
         """A step was taken."""
-        self.has_mine = self.has_mine or self.is_in(final)
+        # Of a ring that is void by now the trainer hears nothing: it offers the part again.
+        self._num_out += self.is_in(final) and not self.is_void
         self.num_taken = step + 1
         self.taken_seconds = trio.current_time()
+
+    @property
+    def has_given(self) -> bool:
+        """Whether I had something to give to any step."""
+        return any(self._given.values())
+
+    @property
+    def parts(self) -> RingParts:
+        """At the end of the round."""
+        # Of one of which nothing is known the trainer was told that it was taken.
+        num_out = self._num_out + (self.has_part_in(self.num_taken) and not self.is_void)
+        num_given = sum(map(bool, self._given.values()))
+        tokens = tokens_taken(self._tokens, num_out, self.num_steps)
+        return RingParts(self.ring_id, tokens, has_left_out=num_out < num_given)
 
     def has_part_in(self, step: int) -> bool:
         """Whether I had something to give to a step."""

@@ -145,6 +145,15 @@ class Round:
         return None if self._attempt is None else self._attempt.ring
 
     @property
+    def members_at_work(self) -> tuple[PeerId, ...]:
+        """Who I hold to be in the ring that I follow, in ring order; nobody without one, or once it
+        is committed here."""
+        attempt = self._attempt
+        if attempt is None or self.state in ("gathering", "committed"):
+            return ()
+        return attempt.reduce.living
+
+    @property
     def is_ready(self) -> bool:
         """Whether my own `Ready` was published."""
         return self._gatherer.mine is not None

@@ -10,13 +10,14 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeVar
 
 from lab import Lab, Machine
 
 from gossamer.node.interface.status import LastRound, Status
+from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.roster import ring_order
 
 PATIENCE_SECONDS = 90.0
@@ -63,7 +64,7 @@ class NextRing:
     number: int
     """Of its round."""
     members: list[Machine]
-    """In ring order, if the first attempt succeeds: its organiser first."""
+    """In ring order, before it is at work that of its first attempt: the organiser first."""
     ready: list[Machine]
     sent_bytes: int
     """By all together, since they are ready."""
@@ -129,7 +130,8 @@ class Watch:
             status = self.seen(machine).status
             known = "does not answer"
             if status is not None:
-                known = f"{status.phase}, round {status.round}, {status.last_round}"
+                rounds = sorted(self.seen(machine).rounds)
+                known = f"{status.phase}, round {status.round}, {status.last_round}, saw {rounds}"
             parts.append(f"{machine.name}: {known}\n{machine.tail(12)}")
         return "\n".join(parts)
 
@@ -221,12 +223,18 @@ class Watch:
     def mid_ring(self, machines: Collection[Machine], part: float = 0.3) -> NextRing:
         """Waits until a ring of these has sent that part of its bytes."""
         goal_bytes = part * 2 * (len(machines) - 1) * self._ring_bytes
+        by_id = {machine.peer_id: machine for machine in machines}
 
         def at_work() -> NextRing | None:
             ring = self._next_ring(machines)
-            if ring is None or len(ring.ready) < len(machines):
+            statuses = [self.seen(machine).status for machine in machines]
+            followed = {() if status is None else status.ring for status in statuses}
+            if ring is None or len(followed) > 1 or ring.sent_bytes < goal_bytes:
                 return None
-            return ring if ring.sent_bytes >= goal_bytes else None
+            (order,) = followed
+            if set(order) != set(by_id):
+                return None
+            return replace(ring, members=[by_id[PeerId(peer)] for peer in order])
 
         return self.wait(at_work, f"ring of {_names(machines)} at work")
 

@@ -34,6 +34,7 @@ def full_status() -> Status:
         work=WorkStatus(trained=3, committed_on_time=2, carried=1),
         data=DataStatus(epoch=0, tokens_consumed=1, num_tokens=9, shards_consumed=0, num_shards=3),
         peers=(PeerStatus(peer_id="you", phase="averaging", round=3, device="CPU"),),
+        ring=("you", "me"),
         last_round=LastRound(
             round=3,
             members=("me", "you"),
@@ -50,7 +51,7 @@ def test_the_names_that_tools_depend_on() -> None:
     document = json.loads(encode_status(full_status()))
     assert {
         "peer_id", "run_id", "addresses", "phase", "round", "head", "state_digest",
-        "tokens_total", "swarm_tokens_total", "loss", "peers", "last_round",
+        "tokens_total", "swarm_tokens_total", "loss", "peers", "last_round", "ring",
     } <= set(document)  # fmt: skip
     assert set(document["work"]) == {
         "trained", "committed_on_time", "committed_late", "dropped", "lost", "carried",

@@ -17,7 +17,7 @@ from node_world import MODEL, in_no_thread
 
 from gossamer.node.rounds.carried_momentum import RINGS_MAX, CarriedMomentum
 from gossamer.node.rounds.parts import Parts, Progress
-from gossamer.node.rounds.shared_round import SharedRound, StepPace
+from gossamer.node.rounds.shared_round import RingParts, RingSteps, SharedRound, StepPace
 from gossamer.node.rounds.upkeep import Upkeep
 from gossamer.node.storage.committed import CannotRebuildError
 from gossamer.node.storage.shared_theta import sign_payloads
@@ -102,6 +102,11 @@ class Node:
         self.told.append(place)
 
 
+def all_out(name: str) -> RingParts:
+    """Of a ring, whose parts of mine are all out of the momentum."""
+    return RingParts(digest(name), 7, has_left_out=False)
+
+
 def settled(node: Node, carried: CarriedMomentum) -> Place:
     return trio.run(carried.settle)
 
@@ -147,7 +152,7 @@ def test_a_ring_of_an_earlier_life_that_is_committed_later_drops_it() -> None:
     node = Node(Chain(2), Place(digest("2")))
     carried = CarriedMomentum(node.parts)
     settled(node, carried)
-    carried.had_parts_in([digest("a ring that came to nothing")])
+    carried.had_parts_in([all_out("a ring that came to nothing")])
     node.become(Chain(3, mine=[3]))
     settled(node, carried)
     assert node.told == [True, False]
@@ -157,7 +162,7 @@ def test_after_a_ring_of_this_life_nothing_is_asked_any_more() -> None:
     node = Node(Chain(2), Place(digest("2")))
     carried = CarriedMomentum(node.parts)
     settled(node, carried)
-    carried.had_parts_in([digest("ring 3")])
+    carried.had_parts_in([all_out("ring 3")])
     node.become(Chain(3, mine=[3]))
     settled(node, carried)
     node.become(Chain(4, mine=[3, 4]))
@@ -169,7 +174,7 @@ def test_a_new_trainer_has_no_part_in_the_rings_of_the_one_before() -> None:
     node = Node(Chain(2), None)
     carried = CarriedMomentum(node.parts)
     settled(node, carried)
-    carried.had_parts_in([digest("ring 3")])
+    carried.had_parts_in([all_out("ring 3")])
     assert settled(node, carried) == Place(digest("2"), (digest("ring 3"),))
     node.trainer.lives, node.trainer.loaded_momentum = 2, Place(digest("2"))
     node.become(Chain(3, mine=[3]))
@@ -181,11 +186,44 @@ def test_its_place_names_the_rings_on_its_head() -> None:
     node = Node(Chain(2), Place(digest("2"), (digest("saved"),)))
     carried = CarriedMomentum(node.parts)
     settled(node, carried)
-    rings = tuple(digest(f"missed {number}") for number in range(RINGS_MAX + 1))
-    carried.had_parts_in(rings)
-    assert settled(node, carried) == Place(digest("2"), (digest("saved"), *rings[1:]))
+    rings = [all_out(f"missed {number}") for number in range(RINGS_MAX + 1)]
+    carried.had_parts_in([*rings, RingParts(digest("with doubts"), 0, has_left_out=True)])
+    names = [ring.ring_id for ring in rings[1:]]
+    assert settled(node, carried) == Place(digest("2"), (digest("saved"), *names))
     node.become(Chain(3))
     assert settled(node, carried) == Place(digest("3"))
+
+
+@pytest.mark.parametrize(
+    ("ring", "tokens", "is_kept"),
+    [("ring 3", 7, True), ("ring 3", 6, False), ("another", 0, True), ("ring 4", 0, True)],
+    ids=["no more than is out", "more", "not in the chain", "without a part"],
+)
+def test_a_round_that_took_what_was_left_out_here_drops_it(
+    ring: str, tokens: int, is_kept: bool
+) -> None:
+    node = Node(Chain(2), None)
+    carried = CarriedMomentum(node.parts)
+    settled(node, carried)
+    carried.had_parts_in([RingParts(digest(ring), tokens, has_left_out=True)])
+    settled(node, carried)
+    assert node.told == []
+    node.become(Chain(4, mine=[3]))
+    settled(node, carried)
+    assert node.told == ([] if is_kept else [False])
+    settled(node, carried)
+    assert len(node.told) == (not is_kept), "it was asked again"
+
+
+def test_a_header_that_cannot_be_read_may_have_taken_what_was_left_out() -> None:
+    node = Node(Chain(2), None)
+    carried = CarriedMomentum(node.parts)
+    settled(node, carried)
+    carried.had_parts_in([RingParts(digest("ring 3"), 7, has_left_out=True)])
+    node.become(Chain(3))
+    node.committed.chain.unreadable = 3
+    settled(node, carried)
+    assert node.told == [False]
 
 
 def test_what_was_taken_meanwhile_is_known_before_the_file_says_so() -> None:
@@ -200,7 +238,7 @@ def test_what_was_taken_meanwhile_is_known_before_the_file_says_so() -> None:
 
 # What a trainer is told when a round ends
 
-STEPS = 3
+STEPS, STEP_TOKENS = 3, 10
 PAYLOADS = sign_payloads(MODEL, OuterConfig(
     inner_steps=STEPS, learning_rate=0.1, momentum=0.0, warmup_rounds=0, warmup_inner_steps=1,
     codec="fp32", chunk_elements=1024, top_k=4,
@@ -217,6 +255,8 @@ def part_of(sign: bool) -> bytes:
     return PAYLOADS.coder.encode(SignUpdate(np.array(places), np.full(len(places), sign)))
 
 
+OUT = RingParts(digest("ring"), STEP_TOKENS, has_left_out=False)
+LEFT_OUT = RingParts(digest("ring"), 0, has_left_out=True)
 MINE, NOT_MINE = part_of(True), part_of(False)
 
 
@@ -229,6 +269,7 @@ class RoundOfSteps:
         self.finals += [add_record(None, 0, NOT_MINE)] * (STEPS - 1)
         self.num_finals = num_finals
         self.while_taking: Callable[[], None] = lambda: None
+        self.before_its_end: Callable[[], None] = lambda: None
         theta = SimpleNamespace(begin=lambda *_: None, take=lambda *_: self.while_taking())
         parts = SimpleNamespace(
             me=ME,
@@ -249,22 +290,32 @@ class RoundOfSteps:
     def final_of(self, _ring_id: Digest, step: int) -> bytes | None:
         return self.finals[step] if step < self.num_finals else None
 
+    def follow(self, name: str) -> RingSteps:
+        ready = SimpleNamespace(tokens=STEPS * STEP_TOKENS)
+        ring = SimpleNamespace(ring_id=digest(name), members=(OTHER, ME), ready=(ready, ready))
+        return self.shared.follow(cast(Ring, cast(Any, ring)))
+
+    def follow_another(self) -> None:
+        """None of whose finals come."""
+        self.num_finals = 0
+        self.follow("another ring")
+
     async def share(self, *, taken: bool) -> None:
         await trio.lowlevel.checkpoint()
         self.told.append(taken)
 
-    def ends(self, *, is_committed: bool, gives: bool = True) -> list[Digest]:
+    def ends(self, *, is_committed: bool, gives: bool = True) -> list[RingParts]:
         """What rings have parts of mine at its end."""
 
-        async def main() -> list[Digest]:
-            ring = SimpleNamespace(ring_id=digest("ring"), members=(OTHER, ME))
-            steps = self.shared.follow(cast(Ring, cast(Any, ring)))
+        async def main() -> list[RingParts]:
+            steps = self.follow("ring")
             if gives:
                 self.shared.offered(MINE)
                 await steps.due(0, is_first=True)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.shared.run)
                 await trio.testing.wait_all_tasks_blocked()
+                self.before_its_end()
                 self.shared.close()
                 return await self.shared.settle(self.finals if is_committed else None)
 
@@ -273,22 +324,39 @@ class RoundOfSteps:
 
 def test_a_part_is_told_of_once() -> None:
     one = RoundOfSteps(num_finals=2)
-    assert one.ends(is_committed=False) == [digest("ring")]
+    assert one.ends(is_committed=False) == [OUT]
     assert one.told == [True]
 
 
 def test_a_part_in_a_step_that_was_not_seen_is_taken_if_the_commit_has_it() -> None:
     one = RoundOfSteps()
-    assert one.ends(is_committed=True) == [digest("ring")]
+    assert one.ends(is_committed=True) == [OUT]
     assert one.told == [True]
     other = RoundOfSteps(mine=b"")
-    assert other.ends(is_committed=True) == []
+    assert other.ends(is_committed=True) == [LEFT_OUT]
     assert other.told == [False]
+
+
+def test_a_part_that_was_left_out_of_a_step_stays() -> None:
+    one = RoundOfSteps(num_finals=2, mine=b"")
+    assert one.ends(is_committed=False) == [LEFT_OUT]
+    assert one.told == [False]
+
+
+@pytest.mark.parametrize("num_finals", [0, 1])
+def test_a_part_in_a_ring_that_became_void_stays(num_finals: int) -> None:
+    one = RoundOfSteps(num_finals)
+    if num_finals:
+        one.while_taking = one.follow_another
+    else:
+        one.before_its_end = one.follow_another
+    assert one.ends(is_committed=False) == [LEFT_OUT]
+    assert one.told == []
 
 
 def test_a_part_of_which_nothing_is_known_is_rather_lost_than_sent_twice() -> None:
     one = RoundOfSteps()
-    assert one.ends(is_committed=False) == []
+    assert one.ends(is_committed=False) == [OUT]
     assert one.told == [True]
 
 
