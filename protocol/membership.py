@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
@@ -45,8 +46,21 @@ TRAILING_ROUNDS = 16
 a newcomer with a whole state to fetch."""
 
 
-def awaited(living: Mapping[PeerId, Announce], chain: Sequence[Digest]) -> list[PeerId]:
-    """For whom a round waits (no longer than its gathering lasts), sorted by peer id.
+class Awaited(NamedTuple):
+    """For whom a round waits, each sorted by peer id."""
+
+    at_work: list[PeerId]
+    trailing: list[PeerId]
+    """Those that are many, and have rounds to fetch."""
+
+
+def awaited(
+    living: Mapping[PeerId, Announce],
+    chain: Sequence[Digest],
+    round_number: int,
+    tokens_total: int,
+) -> Awaited:
+    """For whom a round waits, no longer than its gathering lasts.
 
     Those at work on its head, or on one shortly before it: they have committed that round too or
     are about to, or are newcomers that have almost caught up, and waiting for them, once, is what
@@ -55,10 +69,14 @@ def awaited(living: Mapping[PeerId, Announce], chain: Sequence[Digest]) -> list[
     If that is no more than half of those who took part lately, the trailing ones are waited for as
     well. Else few peers with short rounds, or one, would run away from the many that fetch each
     round from them, over the lines of those few; and whatever they did would be lost with them.
+    So are those on another branch that has fewer tokens: they are about to come over. That they say
+    so themselves suffices, as it does of the others: a lie costs a gathering and no more than that.
 
     Args:
         living: others, with what they announced last.
         chain: the round's parent and the heads before it, newest first, `TRAILING_ROUNDS` of them.
+        round_number: of the parent.
+        tokens_total: of the parent's chain.
     """
     near = set(chain[: NEAR_ROUNDS + 1])
     recent = set(chain[: TRAILING_ROUNDS + 1])
@@ -66,11 +84,15 @@ def awaited(living: Mapping[PeerId, Announce], chain: Sequence[Digest]) -> list[
     for peer, announce in sorted(living.items()):
         if announce.phase in ("training", "averaging") and announce.head in near:
             at_work.append(peer)
-        elif announce.phase in ("training", "averaging", "syncing") and announce.head in recent:
+        elif announce.phase in ("training", "averaging", "syncing") and (
+            announce.head in recent
+            or (
+                abs(round_number - announce.round) <= TRAILING_ROUNDS
+                and announce.tokens_total < tokens_total
+            )
+        ):
             trailing.append(peer)
-    if 1 + len(at_work) > len(trailing):
-        return at_work
-    return sorted([*at_work, *trailing])
+    return Awaited(at_work, [] if 1 + len(at_work) > len(trailing) else trailing)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.limits import ADDRESSES_MAX
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.membership import ANNOUNCE_SECONDS, Membership, awaited
+from gossamer.protocol.membership import ANNOUNCE_SECONDS, Awaited, Membership, awaited
 from gossamer.protocol.messages import (
     Announce,
     Capacity,
@@ -170,10 +170,10 @@ class Swarm:
         """Living others, connected to us or not, sorted by peer id."""
         return self.membership.living(self._awake_seconds())
 
-    def awaited(self, chain: Sequence[Digest]) -> list[PeerId]:
+    def awaited(self, chain: Sequence[Digest], round_number: int, tokens_total: int) -> Awaited:
         """Others that a round waits for, see `membership.awaited`."""
-        living = self.living()
-        return awaited({p: said for p, said in living.items() if p not in self._accusers}, chain)
+        living = {p: said for p, said in self.living().items() if p not in self._accusers}
+        return awaited(living, chain, round_number, tokens_total)
 
     def sources(self) -> list[PeerId]:
         """Whom to ask for blocks: everybody connected."""

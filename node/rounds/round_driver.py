@@ -23,6 +23,7 @@ from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
+from gossamer.protocol.membership import Awaited
 from gossamer.protocol.messages import Ready, Signed, Statement
 from gossamer.protocol.rounds.attempt import (
     Action,
@@ -85,7 +86,7 @@ class RoundDriver:
         run_in_thread: RunInThread,
         on_offence: Callable[[PeerId, RemoteProtocolError], None],
         on_removed: Callable[[PeerId, str], None],
-        expected: Callable[[], list[PeerId]],
+        expected: Callable[[], Awaited],
         reach: Callable[[PeerId], Awaitable[None]],
         on_transfer: Callable[[int, float], None] = lambda _bytes, _seconds: None,
         on_changed: Callable[[], None] = lambda: None,
@@ -206,7 +207,7 @@ class RoundDriver:
             self._on_offence(PeerId(signed.author), error)
 
     def tick(self) -> None:
-        self._apply(self.machine.expect(trio.current_time(), self._expected()))
+        self._apply(self.machine.expect(trio.current_time(), *self._expected()))
         self._watch_silence()
 
     def disconnected(self, peer: PeerId) -> None:

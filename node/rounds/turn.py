@@ -117,7 +117,7 @@ class Turn:
             now=self._trains_since_seconds,
             lessons=self._lessons,
         )
-        recent_heads = self._heads.recent()
+        recent_heads, entry = self._heads.recent(), parts.committed.entry
         return RoundDriver(
             machine,
             me=parts.me,
@@ -130,7 +130,7 @@ class Turn:
             run_in_thread=parts.run_in_thread,
             on_offence=parts.swarm.offence,
             on_removed=lambda _peer, reason: parts.metrics.ring_skips.add(first_word(reason)),
-            expected=lambda: parts.swarm.awaited(recent_heads),
+            expected=lambda: parts.swarm.awaited(recent_heads, entry.round, entry.tokens_total),
             reach=parts.swarm.reach,
             on_transfer=parts.speed.transfer,
             on_changed=self._on_changed,

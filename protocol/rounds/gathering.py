@@ -12,6 +12,8 @@ Rules
   the members, as everybody does who is new, takes about as long and would come too late to every
   ring. Where members train in their ring the averages come slowly; there it is waited a little
   longer than the latest `Ready` of the last round took.
+- Where those that trail are many (`membership.awaited`) they are waited for until the manifest's
+  `gather_seconds` are over: they have several rounds to fetch, over the lines of the few.
 - While a ring that does not name me is at work on this head I organise none, nor while one is that
   I was put out of when I could hear nobody in it (a thawed process). It is at work as long as one
   of its members is expected here and is not out of it. Members that leave a ring say so. After the
@@ -69,6 +71,8 @@ class Gatherer:
         self._replay_seconds = replay_seconds
         self._ready: dict[PeerId, Signed] = {}
         self._expected: frozenset[PeerId] = frozenset()
+        self._trailing: frozenset[PeerId] = frozenset()
+        """Who was expected at any time although it trails."""
         self._gone: frozenset[PeerId] = frozenset()
         self._foreign: dict[Digest, tuple[frozenset[PeerId], Accusations]] = {}
         self.first_ready_seconds: float | None = None
@@ -105,7 +109,7 @@ class Gatherer:
     @property
     def gather_seconds(self) -> float:
         """How long after the first `Ready` the others are waited for."""
-        if self.first_ready_seconds is None:
+        if self.first_ready_seconds is None or self._trailing & self._expected - self._ready.keys():
             return self._gather_seconds_max
         took = self.first_ready_seconds - self._born_seconds + self._steps_seconds
         part = self._gather_fraction * took
@@ -127,9 +131,12 @@ class Gatherer:
             self.first_ready_seconds = self._began_seconds = now
         self._note_complete(now)
 
-    def expect(self, now: float, peers: Collection[PeerId]) -> None:
-        """The living other peers that work on this head."""
-        expected = frozenset(peers)
+    def expect(
+        self, now: float, peers: Collection[PeerId], trailing: Collection[PeerId] = ()
+    ) -> None:
+        """The living other peers that work on this head, and those that are to come to it."""
+        expected = frozenset((*peers, *trailing))
+        self._trailing |= frozenset(trailing)
         self._gone = (self._gone | self._expected) - expected
         self._expected = expected
         self._note_complete(now)

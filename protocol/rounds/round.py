@@ -235,9 +235,12 @@ class Round:
         self._gatherer.note_ready(now, publish.signed)
         return [publish, *self.tick(now)]
 
-    def expect(self, now: float, peers: Collection[PeerId]) -> list[Action]:
-        """The living other peers that work on this head."""
-        self._gatherer.expect(now, peers)
+    def expect(
+        self, now: float, peers: Collection[PeerId], trailing: Collection[PeerId] = ()
+    ) -> list[Action]:
+        """The living other peers that work on this head, and those that are to come to it
+        (`membership.awaited`)."""
+        self._gatherer.expect(now, peers, trailing)
         return self.tick(now)
 
     def statement(self, now: float, signed: Signed, statement: Statement) -> list[Action]:

@@ -292,6 +292,7 @@ def found(
     fragments: int = 1,
     displacement: float = 0.0,
     checkpoint_rounds: int = 3,
+    gather_seconds: float = 3.0,
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     blocks: list[bytes] = []
@@ -338,7 +339,7 @@ def found(
             ),
             rounds=RoundConfig(
                 round_seconds=30.0,
-                gather_seconds=3.0,
+                gather_seconds=gather_seconds,
                 attempt_seconds=1.0,
                 stale_rounds=5,
                 checkpoint_rounds=checkpoint_rounds,
@@ -379,6 +380,7 @@ class World:
     fragments: int = 1
     displacement: float = 0.0
     checkpoint_rounds: int = 3
+    gather_seconds: float = 3.0
     latency_seconds: float = 0.01
     """Of every link, one way."""
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -394,6 +396,7 @@ class World:
             fragments=self.fragments,
             displacement=self.displacement,
             checkpoint_rounds=self.checkpoint_rounds,
+            gather_seconds=self.gather_seconds,
         )
         self._scopes: dict[str, trio.CancelScope] = {}
         self.tasks: dict[str, trio.lowlevel.Task] = {}

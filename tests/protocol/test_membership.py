@@ -82,7 +82,7 @@ def test_who_does_not_train_lives_and_nobody_waits_for_it(phase: str) -> None:
     membership = Membership(ME)
     membership.announced(0.0, OTHER, announce(phase=phase))
     assert membership.is_living(0.0, OTHER)
-    assert awaited(membership.living(0.0), [HEAD]) == []
+    assert awaited(membership.living(0.0), [HEAD], 100, 0) == ([], [])
 
 
 def test_a_round_waits_for_those_that_work_on_its_head() -> None:
@@ -91,7 +91,7 @@ def test_a_round_waits_for_those_that_work_on_its_head() -> None:
     membership.announced(0.0, peer(2), announce(phase="averaging"))
     membership.announced(0.0, peer(3), announce(phase="paused"))
     membership.announced(0.0, peer(4), announce(head=digest_of(b"other")))
-    assert awaited(membership.living(0.0), [HEAD]) == sorted([peer(1), peer(2)])
+    assert awaited(membership.living(0.0), [HEAD], 100, 0) == (sorted([peer(1), peer(2)]), [])
     assert sorted(membership.known()) == list(membership.known()) == sorted(peers(5)[1:])
 
 
@@ -136,7 +136,7 @@ CHAIN = [digest_of(bytes([number])) for number in range(TRAILING_ROUNDS + 2)]
 @pytest.mark.parametrize("behind", range(len(CHAIN)))
 def test_who_is_nearly_there_is_waited_for(behind: int) -> None:
     living = at_work(3) | {OTHER: announce(phase="training", head=CHAIN[behind])}
-    assert (OTHER in awaited(living, CHAIN[:-1])) == (behind <= NEAR_ROUNDS)
+    assert (OTHER in awaited(living, CHAIN[:-1], 100, 0).at_work) == (behind <= NEAR_ROUNDS)
 
 
 @pytest.mark.parametrize("behind", range(len(CHAIN)))
@@ -146,10 +146,31 @@ def test_few_do_not_run_away_from_many(behind: int, phase: str) -> None:
     for num_trailing in (1, 2, 3):
         trailing = peers(10)[5 : 5 + num_trailing]
         living = at_work(1) | {peer: announce(phase=phase, head=CHAIN[behind]) for peer in trailing}
-        waited = set(trailing) <= set(awaited(living, CHAIN[:-1]))
+        found = awaited(living, CHAIN[:-1], 100, 0)
         is_near = behind <= NEAR_ROUNDS and phase == "training"
-        is_trailing = behind <= TRAILING_ROUNDS and phase in ("training", "syncing")
-        assert waited == (is_near or (is_trailing and num_trailing >= 2))
+        is_trailing = behind <= TRAILING_ROUNDS and phase in ("training", "syncing") and not is_near
+        assert (set(trailing) <= set(found.at_work)) == is_near
+        assert found.trailing == (sorted(trailing) if is_trailing and num_trailing >= 2 else [])
+
+
+@pytest.mark.parametrize(
+    ("number", "tokens", "is_waited_for"),
+    [
+        (100, 999, True),
+        (100 - TRAILING_ROUNDS, 999, True),
+        (100 + TRAILING_ROUNDS, 999, True),
+        (99 - TRAILING_ROUNDS, 999, False),
+        (101 + TRAILING_ROUNDS, 999, False),
+        (100, 1000, False),
+    ],
+)
+def test_nor_from_many_whose_branch_lost(number: int, tokens: int, is_waited_for: bool) -> None:
+    others = peers(10)[5:8]
+    theirs = announce(
+        phase="training", head=digest_of(b"theirs"), round=number, tokens_total=tokens
+    )
+    found = awaited(dict.fromkeys(others, theirs), [CHAIN[0]], 100, 1000)
+    assert found == ([], sorted(others) if is_waited_for else [])
 
 
 def at_work(number: int) -> dict[PeerId, Announce]:

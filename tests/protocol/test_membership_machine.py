@@ -100,7 +100,7 @@ class MembershipMachine(RuleBasedStateMachine):
                 for peer, known in self.model.items()
                 if known.is_living and known.head == head and known.phase in PHASES[:2]
             }
-            assert at_work <= set(awaited(self.membership.living(self.now), [head]))
+            assert at_work <= set(awaited(self.membership.living(self.now), [head], 0, 0).at_work)
 
     @invariant()
     def nobody_is_forgotten(self) -> None:

@@ -28,6 +28,7 @@ from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.membership import Awaited
 from gossamer.protocol.messages import Ready, Roster, Signed, Statement, open_signed
 from gossamer.protocol.rounds.attempt import Committed
 from gossamer.protocol.rounds.proposal import Parent
@@ -98,7 +99,7 @@ class Member:
             run_in_thread=_at_once,
             on_offence=self._offence,
             on_removed=lambda peer, reason: self.removed.append((peer, reason)),
-            expected=others,
+            expected=lambda: Awaited(others(), []),
             reach=self._reach,
         )
         nursery.start_soon(self.driver.run)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import trio
-from node_world import World, simulate, start
+from node_world import World, headers_of, simulate, start, tokens_of
+
+LINE = 3_000.0
+"""Bytes a second: somebody who fetches a round takes as long for that as one alone for the next."""
 
 
 def test_a_branch_that_wins_need_not_be_longer(tmp_path: Path) -> None:
@@ -35,6 +38,40 @@ def test_a_branch_that_wins_need_not_be_longer(tmp_path: Path) -> None:
         world.network.heal(*link)
         await world.until(lambda: world.path("a") == world.path("b"))
         assert world.path("a")[-1] in heads
+
+    simulate(world, story)
+
+
+def test_one_that_is_ahead_waits_for_the_many_that_lost_to_it(tmp_path: Path) -> None:
+    """They leave their branch and fetch its rounds over its line. Else it would run away from them
+    for as long as they follow. Its first rounds end before they are connected again."""
+    world = World(tmp_path, seed=33, inner_steps=40, gather_seconds=20.0)
+    one, others = "a", "bcd"
+    ids = {name: world.identity(name).peer_id for name in "abcd"}
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abcd")
+        await world.until(lambda: world.all_shards_are_with(*others))
+        await world.reach(3, *ids)
+        for other in others:
+            world.network.cut(ids[one], ids[other])
+            world.network.link(ids[one], ids[other]).bytes_per_second = LINE
+        await world.reach(max(map(world.round, others)) + 1, *others)
+        for other in others:
+            world.participant(other).pause()
+        await world.reach(world.round("b") + 12, one, seconds=300.0)
+        for other in others:
+            world.participant(other).resume()
+            world.network.heal(ids[one], ids[other])
+        healed = world.round(one)
+
+        def num_in_newest() -> int:
+            header = headers_of(world, one)[-1]
+            return sum(tokens_of(world, header, name) > 0 for name in ids)
+
+        while num_in_newest() < 3:
+            assert world.round(one) < healed + 5
+            await world.reach(world.round(one) + 1, one)
 
     simulate(world, story)
 

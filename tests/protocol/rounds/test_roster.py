@@ -274,6 +274,20 @@ def test_the_unready_are_waited_for_as_long_as_fetching_the_last_round_takes(
     assert state.decision(took + waits).attempt == 0
 
 
+def test_many_that_trail_are_waited_for_as_long_as_the_manifest_allows() -> None:
+    state = gatherer(born=0.0)
+    state.expect(0.0, [], OTHERS)
+    state.note_ready(1.0, sealed(FIRST, ready()))
+    assert state.gather_seconds == GATHER
+    state.expect(2.0, OTHERS)  # they are nearly there
+    assert state.gather_seconds == GATHER
+    for other in OTHERS[1:]:
+        state.note_ready(3.0, sealed(other, ready()))
+    assert state.gather_seconds == GATHER
+    state.expect(4.0, OTHERS[1:])  # one of them dies
+    assert state.gather_seconds == GATHER_SECONDS_MIN
+
+
 def test_who_was_left_behind_by_a_ring_waits_for_its_commit() -> None:
     state = gatherer()
     state.expect(0.0, OTHERS)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gossamer.node.rounds.residual import Contribution
 from gossamer.protocol.chain import Commit
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
+from gossamer.protocol.membership import Awaited
 from gossamer.protocol.messages import Pace, Ready, Roster, Signed, Statement, Suspect, Vote
 from gossamer.protocol.rounds.attempt import (
     Action,
@@ -112,8 +113,8 @@ class Driver:
     def ready(self, ready: Ready) -> None:
         self._do(self.machine.ready(self.peer.now, ready))
 
-    def expect(self, peers: list[PeerId]) -> None:
-        self._do(self.machine.expect(self.peer.now, peers))
+    def expect(self, awaited: Awaited) -> None:
+        self._do(self.machine.expect(self.peer.now, *awaited))
 
     def heard(self, signed: Signed, statement: Statement) -> None:
         if self.is_open:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gossamer.protocol.board import Board
 from gossamer.protocol.chain import Commit
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.membership import ANNOUNCE_SECONDS, Membership, awaited
+from gossamer.protocol.membership import ANNOUNCE_SECONDS, Awaited, Membership, awaited
 from gossamer.protocol.messages import (
     Announce,
     Capacity,
@@ -134,7 +134,7 @@ class Peer:
         self.phase: Phase = "syncing"
         self._sequence = 0
         self._said: dict[PeerId, tuple[bytes, Phase]] = {}
-        self._expected: list[PeerId] = []
+        self._expected = Awaited([], [])
         self._greetings: list[tuple[Link, float]] = []
         self._has_begun = False
         self.turn = None
@@ -231,9 +231,11 @@ class Peer:
             if peer in self.connections
         }
 
-    def expected(self) -> list[PeerId]:
+    def expected(self) -> Awaited:
         """Others that a round waits for."""
-        return awaited(self.living(), self.heads.recent())
+        head, checks = self.heads.head, self.world.checks
+        numbers = checks.round_of(head), checks.tokens_of(head)
+        return awaited(self.living(), self.heads.recent(), *numbers)
 
     def members_changed(self) -> None:
         """Who lives, or where they are, may have changed."""
@@ -403,7 +405,7 @@ class Peer:
         training = None if earlier is None else earlier.ahead
         self.world.count("trained ahead", training is not None)
         self.turn = Turn(self, training=training, lessons=lessons)
-        self._expected = []
+        self._expected = Awaited([], [])
         self.turn.begin()
         self.members_changed()
         self.answer_greetings()
