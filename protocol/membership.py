@@ -42,8 +42,8 @@ NEAR_ROUNDS = 2
 run after a swarm of quick rounds for ever."""
 
 TRAILING_ROUNDS = 16
-"""Rounds that a peer may be behind and still be one of those that the others ran away from, and not
-a newcomer with a whole state to fetch."""
+"""Rounds that a peer may be behind, or away on a branch that lost, and still be one of those that
+the others ran away from, and not a newcomer with a whole state to fetch."""
 
 
 class Awaited(NamedTuple):
@@ -84,14 +84,10 @@ def awaited(
     for peer, announce in sorted(living.items()):
         if announce.phase in ("training", "averaging") and announce.head in near:
             at_work.append(peer)
-        elif announce.phase in ("training", "averaging", "syncing") and (
-            announce.head in recent
-            or (
-                abs(round_number - announce.round) <= TRAILING_ROUNDS
-                and announce.tokens_total < tokens_total
-            )
-        ):
-            trailing.append(peer)
+        elif announce.phase in ("training", "averaging", "syncing"):
+            is_close = abs(round_number - announce.round) <= TRAILING_ROUNDS
+            if announce.head in recent or (is_close and announce.tokens_total < tokens_total):
+                trailing.append(peer)
     return Awaited(at_work, [] if 1 + len(at_work) > len(trailing) else trailing)
 
 

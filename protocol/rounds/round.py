@@ -133,7 +133,7 @@ class Round:
     @property
     def is_over(self) -> bool:
         """Whether the round is committed here and nobody in the ring needs anything of me."""
-        return self._attempt is not None and self.state == "committed" and self._attempt.is_over
+        return self._attempt is not None and self._attempt.is_over
 
     @property
     def head(self) -> Digest:

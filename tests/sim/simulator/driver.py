@@ -90,14 +90,15 @@ class Driver:
         self.is_running = self.is_open = False
         self._close_links()
 
-    def _end_after_commit(self) -> None:
-        """Nothing more will be queued; what is queued is delivered."""
+    def _queue_no_more(self) -> None:
+        """All the others have committed: what is queued is still delivered."""
         if self.is_open:
             self.is_open = False
             self.peer.delivering.remove(self)
-            links, self._links = self._links, {}
-            for link in links.values():
-                self.peer.later(LINGER_SECONDS, link.close)
+
+    def _end_after_commit(self) -> None:
+        self._queue_no_more()
+        self._close_links()
 
     def die(self) -> None:
         """The process is killed."""
@@ -155,7 +156,7 @@ class Driver:
             self._schedule_wake()
             self.peer.consider()
         elif self.machine.is_over:
-            self._end_after_commit()
+            self._queue_no_more()
 
     def _execute(self, action: Action) -> None:
         match action:
