@@ -1,12 +1,46 @@
-"""How hypothesis searches, in all tests.
+"""For all tests: how hypothesis searches, where temporary files lie, and how many threads compute.
 
-By default the same examples every time, so that a failure in CI is a failure everywhere. For a long
-search with new examples: ``pytest tests/fuzz --hypothesis-profile=long``.
+Hypothesis has the same examples every time, so that a failure in CI is a failure everywhere. For a
+long search with new examples: ``pytest tests/fuzz --hypothesis-profile=long``.
+
+Temporary files lie in memory where there is room. Nodes write and sync small files all the time,
+and thousands of them in virtual time: on a disk, a third of the suite's time was waiting for that.
+What no test here is about is how long a disk takes; full, damaged and read-only ones have file
+systems of their own or faults of their own. With `TMPDIR` set, that folder is used: so a disk can
+be put under the end-to-end tests and the chaos set (``TMPDIR=/var/tmp pytest tests/chaos``).
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
+from pathlib import Path
+
+import psutil
 from hypothesis import HealthCheck, settings
+
+MEMORY = Path("/dev/shm")
+"""Linux has a file system in memory there; in containers often a very small one."""
+
+MEMORY_BYTES_MIN = 4 * 2**30
+"""What has to be free there: a whole run leaves less than a quarter of it at any time."""
+
+
+def use_memory_for_temporary_files() -> None:
+    if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK):
+        return
+    free = min(psutil.disk_usage(str(MEMORY)).free, psutil.virtual_memory().available // 2)
+    if free >= MEMORY_BYTES_MIN:
+        # The workers of xdist and the daemons of the tests inherit it.
+        os.environ["TMPDIR"] = str(MEMORY)
+        tempfile.tempdir = None
+
+
+use_memory_for_temporary_files()
+
+# Two processes of tests on two cores, and models so small that threads only wait for each other.
+# Read when numpy and torch are loaded, which is after this.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("default", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile(
