@@ -96,7 +96,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     inner: InnerConfig
     outer: OuterConfig
     sparse_rates: tuple[float, float]
-    """Outer learning rate and momentum with `sync = "sparse"`."""
+    """Outer learning rate and (constant) momentum with `sync = "sparse"`."""
     rounds: RoundConfig
 
 
@@ -117,9 +117,17 @@ class _Sparse(NamedTuple):
     error_decay: float
 
 
-# (learning rate, momentum) of the outer step.
-_PUBLISHED_OUTER = (0.7, 0.9)
-_SMALL_OUTER = (1.0, 0.8)
+class _OuterStep(NamedTuple):
+    learning_rate: float
+    momentum: float
+    displacement: float = 0.0
+
+
+_PUBLISHED_OUTER = _OuterStep(0.7, 0.9)
+_SMALL_OUTER = _OuterStep(1.0, 0.8)
+_SELF_TUNING = _OuterStep(1.0, 0.9, displacement=1.4)
+"""Each round chooses its momentum (`protocol.rounds.outer_tuning`): for sizes with which nobody
+could try long enough to find a constant."""
 
 # SparseLoCo (arXiv 2508.15706): no momentum.
 _PUBLISHED_SPARSE = _Sparse((1.0, 0.0), top_k=64, error_decay=0.95)
@@ -127,7 +135,7 @@ _PUBLISHED_SPARSE = _Sparse((1.0, 0.0), top_k=64, error_decay=0.95)
 
 def _small_sparse(top_k: int) -> _Sparse:
     """As tuned for `tiny`, with other `top_k`."""
-    return _Sparse(_SMALL_OUTER, top_k, error_decay=0.5)
+    return _Sparse((1.0, 0.8), top_k, error_decay=0.5)
 
 
 def _model(
@@ -166,18 +174,18 @@ def _inner(
 
 def _outer(
     model: ModelConfig,
-    rates: tuple[float, float],
+    step: _OuterStep,
     *,
     inner_steps: int,
     warmup_rounds: int,
     warmup_inner_steps: int,
     sparse: _Sparse,
 ) -> OuterConfig:
-    learning_rate, momentum = rates
     return OuterConfig(
         inner_steps=inner_steps,
-        learning_rate=learning_rate,
-        momentum=momentum,
+        learning_rate=step.learning_rate,
+        momentum=step.momentum,
+        displacement=step.displacement,
         warmup_rounds=warmup_rounds,
         warmup_inner_steps=warmup_inner_steps,
         # Half the bytes of fp32 without loss (OpenDiLoCo); rounding errors are carried as residual.
@@ -223,13 +231,18 @@ def adapted(preset: Preset, sync: SyncMode) -> Preset:
     inner, outer = preset.inner, preset.outer
     if sync == "sparse":
         rate, momentum = preset.sparse_rates
-        outer = replace(outer, learning_rate=rate, momentum=momentum)
+        outer = replace(outer, learning_rate=rate, momentum=momentum, displacement=0.0)
     if sync == "distro":
         is_large = preset.model.num_parameters >= _LARGE_PARAMETERS
         distro = _LARGE_DISTRO if is_large else SMALL_DISTRO
         inner = replace(inner, learning_rate=distro.learning_rate, beta1=distro.decay)
         outer = replace(
-            outer, inner_steps=DISTRO_STEPS, warmup_rounds=0, overlap=False, top_k=distro.top_k
+            outer,
+            inner_steps=DISTRO_STEPS,
+            displacement=0.0,
+            warmup_rounds=0,
+            overlap=False,
+            top_k=distro.top_k,
         )
     return replace(preset, inner=inner, outer=outer)
 
@@ -250,7 +263,7 @@ def _preset(
     model: ModelConfig,
     inner: InnerConfig,
     rounds: RoundConfig,
-    outer_rates: tuple[float, float],
+    outer_step: _OuterStep,
     *,
     inner_steps: int,
     warmup_rounds: int,
@@ -266,7 +279,7 @@ def _preset(
         inner=inner,
         outer=_outer(
             model,
-            outer_rates,
+            outer_step,
             inner_steps=inner_steps,
             warmup_rounds=warmup_rounds,
             warmup_inner_steps=warmup_inner_steps,
@@ -303,7 +316,7 @@ _ALL = (
         _model((4, 128, 4, 4, 352), vocabulary=2048, context=128),
         _inner(3e-3, sequences=8, warmup_steps=100, total_steps=2_000),
         _rounds(30.0, 5.0, 3.0),
-        _SMALL_OUTER,
+        _SELF_TUNING,
         inner_steps=20,
         warmup_rounds=100,
         warmup_inner_steps=4,
@@ -316,7 +329,7 @@ _ALL = (
         _model((6, 256, 8, 4, 640), vocabulary=4096, context=256),
         _inner(2e-3, sequences=8, warmup_steps=200, total_steps=5_000),
         _rounds(60.0, 10.0, 5.0),
-        _SMALL_OUTER,
+        _SELF_TUNING,
         inner_steps=20,
         warmup_rounds=100,
         warmup_inner_steps=5,
@@ -329,7 +342,7 @@ _ALL = (
         _model((5, 384, 6, 2, 896), vocabulary=8192, context=512),
         _inner(1.5e-3, sequences=8, warmup_steps=400, total_steps=10_000),
         _rounds(120.0, 15.0, 5.0),
-        _SMALL_OUTER,
+        _SELF_TUNING,
         inner_steps=30,
         warmup_rounds=100,
         warmup_inner_steps=10,

@@ -79,12 +79,14 @@ class Member:
     def end(self, patience_seconds: float = 10.0) -> None:
         """End of input, and if that does not help SIGKILL to it and its children."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_seconds)
         self.signal(signal.SIGKILL)
         self._process.wait()
+        self._process.stdout.close()
 
     def _send(self, line: str) -> None:
         assert self._process.stdin is not None

@@ -20,6 +20,7 @@ from gossamer.node.runs.founding import prepare_data
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
 from gossamer.protocol.messages import Span
+from gossamer.protocol.rounds.outer_tuning import norm_of, tuned_rates
 from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.state import FloatVector
 from gossamer.trainer import evaluate as evaluation
@@ -243,6 +244,9 @@ def local_rounds(
         for update, weight in zip(updates, tokens, strict=True):
             gradient += update * np.float32(weight / sum(tokens))
         rate, mu = rates(number, num_workers)
+        if outer.displacement and num_workers > 1:
+            norms, pieces = [norm_of(update) for update in updates], [(gradient, momentum)]
+            rate, mu = tuned_rates(outer, inner.total_steps, number, pieces, norms)
         nesterov(theta, momentum, gradient, rate, mu, theta, momentum)
         curve.tokens += sum(tokens)
         if number < num_rounds and first + steps >= next_point + every:

@@ -37,6 +37,7 @@ from gossamer.protocol.codecs.payloads import (
 )
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.membership import Awaited
 from gossamer.protocol.messages import Ready, Roster, Signed, Statement, open_signed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Payload
@@ -241,7 +242,7 @@ class Peer:
             run_in_thread=trio.to_thread.run_sync,
             on_offence=self._offence,
             on_removed=self._on_removed,
-            expected=lambda: self._others,
+            expected=lambda: Awaited(self._others, []),
             reach=_reach,
         )
 

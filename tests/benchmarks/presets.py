@@ -12,8 +12,8 @@ For each preset, on the default corpus (the Python library's sources) and one th
    a sequence and peak resident memory. A preset that needs more memory than there is stays at the
    count of bytes.
 2. One worker alone with the preset's inner learning rate times each of `--factors`.
-3. Two workers with the same inner rates and the outer rates of the preset.
-4. Two workers with the other outer rates of `OUTER_RATES`, at the rate that was best for two.
+3. Two workers with the same inner rates and the outer step of the preset.
+4. Two workers with the other outer steps of `OUTER_STEPS`, at the rate that was best for two.
 
 A trial has as many steps as all of them have time for in `--minutes` of CPU time, and warm-up,
 cosine, H and warm-up rounds in proportion. Where that would be under `STEPS_WANTED` steps it has
@@ -63,7 +63,6 @@ DEFAULT_MINUTES = 12.0
 DEFAULT_OUTPUT = Path(__file__).parent / "results" / "presets.json"
 
 FACTORS = (0.5, 1.0, 2.0)
-OUTER_RATES = ((1.0, 0.8), (0.7, 0.9))
 NUM_WORKERS = 2
 
 MEASURED_STEPS_MIN, MEASURED_STEPS_MAX = 2, 20
@@ -87,13 +86,19 @@ _VECTORS_OF_A_PEER = 6 + 4 + 1
 
 console = Console()
 
+OuterStep = tuple[float, ...]
+"""Learning rate and momentum of the outer step; with a third number `displacement`, and momentum
+is at most the second."""
+
+OUTER_STEPS: tuple[OuterStep, ...] = ((1.0, 0.8), (0.7, 0.9), (1.0, 0.9, 1.4))
+
 
 class Trial(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One training run."""
 
     seed: int
     learning_rate: float
-    outer: tuple[float, float] | None = None
+    outer: OuterStep | None = None
     """None: one worker alone."""
     rounds: int = 0
     loss: float
@@ -122,7 +127,7 @@ class Entry(msgspec.Struct, kw_only=True):
     """Of AdamW, in each trial."""
     trials: list[Trial] = []
 
-    def get(self, learning_rate: float, outer: tuple[float, float] | None) -> list[Trial]:
+    def get(self, learning_rate: float, outer: OuterStep | None) -> list[Trial]:
         """The trials of these rates, one a seed."""
         return [
             t
@@ -130,7 +135,7 @@ class Entry(msgspec.Struct, kw_only=True):
             if t.outer == outer and math.isclose(t.learning_rate, learning_rate)
         ]
 
-    def mean_loss(self, learning_rate: float, outer: tuple[float, float] | None) -> float:
+    def mean_loss(self, learning_rate: float, outer: OuterStep | None) -> float:
         return statistics.fmean(trial.loss for trial in self.get(learning_rate, outer))
 
 
@@ -187,15 +192,16 @@ def one_round(preset: Preset, text: Text) -> tuple[int, float, int]:
 
 
 def settings_of(preset: Preset) -> str:
-    """Everything that trials depend on but the rates, which they are about."""
+    """All that trials take from the preset but the rates, which they are about."""
     inner = msgspec.structs.replace(preset.inner, learning_rate=0.0)
-    outer = msgspec.structs.replace(preset.outer, learning_rate=0.0, momentum=0.0)
-    return " ".join(map(str, (preset.model, inner, outer)))
+    outer = preset.outer
+    lengths = (outer.inner_steps, outer.warmup_rounds, outer.warmup_inner_steps)
+    return " ".join(map(str, (preset.model, inner, lengths)))
 
 
 def plan_of(preset: Preset, sequence_seconds: float, seconds: float) -> tuple[int, int]:
     """(steps, sequences a step) of each trial, or (0, 0)."""
-    worker_runs = len(FACTORS) + NUM_WORKERS * (len(FACTORS) + len(OUTER_RATES) - 1)
+    worker_runs = len(FACTORS) + NUM_WORKERS * (len(FACTORS) + len(OUTER_STEPS) - 1)
     sequences_total = seconds / sequence_seconds / worker_runs
     sequences = preset.inner.sequences_per_step
     while sequences > 1 and sequences_total < STEPS_WANTED * sequences:
@@ -220,7 +226,12 @@ def short_inner(preset: Preset, entry: Entry, learning_rate: float) -> InnerConf
     )
 
 
-def short_outer(preset: Preset, steps: int, rates: tuple[float, float]) -> OuterConfig:
+def step_of(outer: OuterConfig) -> OuterStep:
+    rates = (outer.learning_rate, outer.momentum)
+    return (*rates, outer.displacement) if outer.displacement else rates
+
+
+def short_outer(preset: Preset, steps: int, step: OuterStep) -> OuterConfig:
     """The preset's rounds in a trial's length: the same share of them is warm-up."""
     outer = preset.outer
     share = outer.warmup_rounds * outer.warmup_inner_steps / preset.inner.total_steps
@@ -232,8 +243,9 @@ def short_outer(preset: Preset, steps: int, rates: tuple[float, float]) -> Outer
         inner_steps=inner_steps,
         warmup_inner_steps=warm_inner_steps,
         warmup_rounds=max(1, warm_steps // warm_inner_steps),
-        learning_rate=rates[0],
-        momentum=rates[1],
+        learning_rate=step[0],
+        momentum=step[1],
+        displacement=sum(step[2:]),
     )
 
 
@@ -243,15 +255,15 @@ def train(
     text: Text,
     seed: int,
     learning_rate: float,
-    rates: tuple[float, float] | None,
+    step: OuterStep | None,
 ) -> Trial:
-    """One trial: a worker alone, or two with these outer rates."""
+    """One trial: a worker alone, or two with this outer step."""
     started = time.process_time()
     inner, rounds = short_inner(preset, entry, learning_rate), 0
-    if rates is None:
+    if step is None:
         curve = synchronous(text, preset.model, inner, 1, seed, points=1)
     else:
-        outer = short_outer(preset, entry.steps, rates)
+        outer = short_outer(preset, entry.steps, step)
         rounds = rounds_of(outer, entry.steps)
         curve = local_rounds(
             text, preset.model, inner, outer, NUM_WORKERS, seed, outer.rates_of, points=1
@@ -259,7 +271,7 @@ def train(
     return Trial(
         seed=seed,
         learning_rate=learning_rate,
-        outer=rates,
+        outer=step,
         rounds=rounds,
         loss=round(curve.final, 4),
         seconds=round(time.process_time() - started, 1),
@@ -307,16 +319,16 @@ class Experiment:
             self._plan()
         if not entry.steps:
             return
-        own_outer = (preset.outer.learning_rate, preset.outer.momentum)
+        own_outer = step_of(preset.outer)
         for outer in (None, own_outer):
             for factor in self._options.factors:
                 self._try(folder, preset.inner.learning_rate * factor, outer)
         tried = {trial.learning_rate for trial in entry.trials if trial.outer == own_outer}
         best_rate = min(tried, key=lambda rate: entry.mean_loss(rate, own_outer))
-        for outer in OUTER_RATES:
+        for outer in OUTER_STEPS:
             self._try(folder, best_rate, outer)
 
-    def _try(self, folder: Path, learning_rate: float, outer: tuple[float, float] | None) -> None:
+    def _try(self, folder: Path, learning_rate: float, outer: OuterStep | None) -> None:
         there = {trial.seed for trial in self.entry.get(learning_rate, outer)}
         for seed in self._options.seeds:
             if seed in there:
@@ -381,7 +393,7 @@ def print_entry(preset: Preset, entry: Entry) -> None:
         title=f"{preset.name}: {entry.steps} steps of {entry.sequences} sequences, "
         f"{entry.warmup_steps} of them warm-up"
     )
-    for heading in ("workers", "inner rate", "outer rates", "rounds", "nats", "of each seed"):
+    for heading in ("workers", "inner rate", "outer step", "rounds", "nats", "of each seed"):
         table.add_column(heading, justify="right")
     rates = {(trial.outer or (), trial.learning_rate) for trial in entry.trials}
     for outer, learning_rate in sorted(rates):

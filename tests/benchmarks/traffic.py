@@ -11,6 +11,8 @@ life and all. For each mode, model size and number of peers:
                    one for `distro`)
     sent, received by one member's interface in a round: the mean, and the most
 
+What is in the output already stays there; what is measured again is replaced.
+
 `all-reduce` is what the others are measured against: fp32 gradients, summed at every step.
 """
 
@@ -20,12 +22,13 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 
 import _ring_steps
+import psutil
 from _member import Assignment
 from _members import Members
 from netns import LINE, NamespacesUnavailable, Network
@@ -42,8 +45,9 @@ MBIT = 1000.0
 
 SIZES = {"1 M": 1_000_000, "10 M": 10_000_000, "150 M": 150_000_000}
 
-MEMORY_ELEMENTS_MAX = 700_000_000
-"""Of all members together: a member has three copies of its vector at times, in 24 GB."""
+MEMBER_BYTES, ELEMENT_BYTES = 150e6, 14
+"""What a member needs: 835 MB were measured with 50 million fp32 elements (`ring.py`), most of it
+copies of its vector."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,23 @@ def counters(lines: Network, machine: int) -> tuple[int, int]:
     raise AssertionError(f"no {LINE} in\n{text}")
 
 
+Key = tuple[str, int, int]
+"""Mode, elements, peers."""
+
+
+def kept(path: Path | None) -> dict[Key, Result]:
+    """What earlier runs found; what is measured again takes its place."""
+    if path is None or not path.exists():
+        return {}
+    results = [Result(**fields) for fields in json.loads(path.read_text())]
+    return {(one.mode, one.elements, one.peers): one for one in results}
+
+
+def in_order(results: Mapping[Key, Result]) -> list[Result]:
+    names = [mode.name for mode in MODES]
+    return [results[key] for key in sorted(results, key=lambda key: (names.index(key[0]), key[1:]))]
+
+
 def table_of(results: Sequence[Result]) -> Table:
     table = Table(title="Bytes of a round, at the members' interfaces")
     for header in ("mode", "H", "model", "peers", "own payload", "a step", "times less"):
@@ -188,23 +209,25 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="for the results as JSON")
     options = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 150)
-    results = []
+    results = kept(options.output)
     for mode in (mode for mode in MODES if mode.name in options.modes):
         for model in options.models:
             for peers in options.peers:
                 elements = SIZES[model]
-                if elements * peers > MEMORY_ELEMENTS_MAX:
+                needed = peers * (MEMBER_BYTES + ELEMENT_BYTES * elements)
+                if needed > psutil.virtual_memory().available:
                     console.log(f"{mode.name}, {model}, {peers} peers: too large for this machine")
                     continue
                 try:
-                    results.append(measure(mode, elements, peers))
+                    result = measure(mode, elements, peers)
                 except NamespacesUnavailable as error:
                     raise SystemExit(str(error)) from error
-                console.log(f"{mode.name}, {model}, {peers} peers: {size(results[-1].sent_mean)}")
+                console.log(f"{mode.name}, {model}, {peers} peers: {size(result.sent_mean)}")
+                results[mode.name, elements, peers] = result
                 if options.output is not None:
-                    found = [asdict(result) for result in results]
+                    found = [asdict(result) for result in in_order(results)]
                     options.output.write_text(json.dumps(found, indent=1) + "\n")
-    console.print(table_of(results))
+    console.print(table_of(in_order(results)))
     return 0
 
 

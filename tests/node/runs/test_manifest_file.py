@@ -319,6 +319,15 @@ def test_presets_are_allowed(preset: str) -> None:
     assert problems_of_draft(draft_of_preset(preset)) == []
 
 
+@pytest.mark.parametrize("sync", ["sparse", "distro"])
+@pytest.mark.parametrize("preset", ["tiny", "1m", "10m", "150m"])
+def test_presets_are_allowed_in_other_modes(preset: str, sync: str) -> None:
+    """Some of them choose their momentum, which these modes cannot."""
+    draft = parse(f'preset = "{preset}"\nsync = "{sync}"')
+    assert draft.outer.displacement == 0
+    assert problems_of_draft(draft) == []
+
+
 def test_the_file_is_toml_that_others_can_read() -> None:
     document = tomllib.loads(render(draft_of_preset("10m")))
     assert document["model"]["width"] == 384
