@@ -35,27 +35,29 @@ often enough: here 7 times after the warm-up. `top_k` of the other presets up to
 that and was not tried; the larger ones are as published.
 
 Tried here: `1m`, `5m` and `10m`, and `40m` a little, in short trials (tests/benchmarks/presets.py;
-all numbers are in its results). Held-out nats of one worker alone, then of two with outer 1.0/0.8
-and, in brackets, 0.7/0.9. H and AdamW's warm-up are shorter than the preset's, but for the warm-up
-in the first line:
+all numbers are in its results). Held-out nats of one worker alone, then of two with outer 1.0/0.8,
+0.7/0.9, and with a momentum that each round chooses (`displacement` 1.4), all at the inner rate
+that was best for two with 1.0/0.8 (`40m`: 0.7/0.9). H and AdamW's warm-up are shorter than the
+preset's, but for the warm-up in the first line:
 
-    preset  steps x sequences  warm-up  at inner rates of half, once and twice the preset's
-    1m            252 x 8        100    4.81 4.65      4.65 4.62 (4.58)  -
-    1m            229 x 8         23    5.04 4.67 (4.71)  5.38 4.83      5.41 5.45
-    5m             54 x 8          5    6.39 6.66 (6.78)  6.46 6.77      6.37 7.52
-    10m            60 x 1          6    6.86 7.32 (8.11)  6.98 7.61      6.87 8.88
-    40m            41 x 1          4    7.12      (8.01)  7.20           7.32
+    preset  steps x sequences  warm-up  inner rate   alone   1.0/0.8  0.7/0.9  chosen
+    1m            252 x 8        100    3e-3         4.65     4.62     4.58     4.43
+    1m            229 x 8         23    1.5e-3       5.04     4.67     4.71     4.67
+    5m             54 x 8          5    1e-3         6.39     6.66     6.78     6.28
+    10m            60 x 1          6    7.5e-4       6.86     7.32     8.11     6.59
+    40m            41 x 1          4    5e-4         7.12     7.60     8.01     7.08
 
-One seed each; the second line's single worker, and its two at 1.5e-3, are means of two. `10m` had
-an eighth of its batch, and `40m`, whose trials were not finished, a thirty-second part. So `1m`
-needs its long warm-up: with it 3e-3 did better than half of that, with 23 steps far worse; a run
-that is much shorter should halve the rate. Twice the rate was the worst for two workers, but was
-never tried with a long warm-up. Of the outer rates each won once at `1m`, by 0.04; 1.0/0.8 did
-better at `5m` and `10m`, where two workers with 5 or 6 warm steps and then rounds of 3 did worse
-than one alone. Nothing was clear enough to change a value.
+One seed each; the second line's first three are means of two. `10m` had an eighth of its batch, and
+`40m` a thirty-second part. With a constant momentum two workers did worse than one from `5m` on:
+steps are few there, and the warm-up is short. So these presets choose it. In `tiny`'s longer runs
+the constant is better by up to 1 % (README), and its other figures were made with it.
 
-As real swarms of two daemons, `1m` went from 7.64 to 4.49 nats of training loss in some 50 rounds
-(4 minutes of a busy machine); `10m` ran a few rounds, too few to say anything.
+`1m` needs its long warm-up: with it 3e-3 did better than half of that, with 23 steps far worse; a
+run that is much shorter should halve the rate. Twice the preset's inner rate was the worst for two
+workers, but was never tried with a long warm-up.
+
+As real swarms of two daemons with 1.0/0.8, `1m` went from 7.64 to 4.49 nats of training loss in
+some 50 rounds (4 minutes of a busy machine); `10m` ran a few rounds, too few to say anything.
 
 The inner rate of `40m` lies between its neighbours'; forty steps of one sequence say little more
 than that it trains. Not trained here: `150m` and `1.1b`, which are as published. One CPU thread
@@ -356,7 +358,7 @@ _ALL = (
         _model((12, 512, 8, 4, 1280), vocabulary=16_384, context=512),
         _inner(1e-3, sequences=32, warmup_steps=500, total_steps=20_000),
         _rounds(300.0, 30.0, 10.0),
-        _PUBLISHED_OUTER,
+        _SELF_TUNING,
         inner_steps=30,
         warmup_rounds=100,
         warmup_inner_steps=10,
