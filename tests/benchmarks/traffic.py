@@ -47,8 +47,8 @@ want slower ones: if the processors are the limit, who gets less of them is put 
 SIZES = {"1 M": 1_000_000, "10 M": 10_000_000, "150 M": 150_000_000}
 
 MEMBER_BYTES, ELEMENT_BYTES = 150e6, 14
-"""What a member needs: 835 MB were measured with 50 million fp32 elements (`ring.py`), most of it
-copies of its vector."""
+"""What a member needs: up to 835 MB were measured with 50 million fp32 elements (`ring.py`), most
+of it copies of its vector."""
 
 
 @dataclass(frozen=True)
