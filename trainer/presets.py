@@ -120,15 +120,17 @@ class _Sparse(NamedTuple):
     error_decay: float
 
 
-class _OuterStep(NamedTuple):
+class OuterStep(NamedTuple):
+    """With `displacement` the momentum is the most that a round may choose."""
+
     learning_rate: float
     momentum: float
     displacement: float = 0.0
 
 
-_PUBLISHED_OUTER = _OuterStep(0.7, 0.9)
-_SMALL_OUTER = _OuterStep(1.0, 0.8)
-_SELF_TUNING = _OuterStep(1.0, 0.9, displacement=1.4)
+_PUBLISHED_OUTER = OuterStep(0.7, 0.9)
+_SMALL_OUTER = OuterStep(1.0, 0.8)
+_SELF_TUNING = OuterStep(1.0, 0.9, displacement=1.4)
 """Each round chooses its momentum (`protocol.rounds.outer_tuning`): for sizes with which nobody
 could try long enough to find a constant."""
 
@@ -177,7 +179,7 @@ def _inner(
 
 def _outer(
     model: ModelConfig,
-    step: _OuterStep,
+    step: OuterStep,
     *,
     inner_steps: int,
     warmup_rounds: int,
@@ -266,7 +268,7 @@ def _preset(
     model: ModelConfig,
     inner: InnerConfig,
     rounds: RoundConfig,
-    outer_step: _OuterStep,
+    outer_step: OuterStep,
     *,
     inner_steps: int,
     warmup_rounds: int,

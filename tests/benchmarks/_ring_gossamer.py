@@ -191,16 +191,20 @@ class Peer:
                 await driver.changed.wait()
             ring_seconds = time.monotonic()
             await driver.finished.wait()
+            committed_seconds = time.monotonic()
+            parts = self._parts(driver)
+            everybody = sorted(self._ranks.values())
             self._channel.say(
+                is_whole=all(part.ranks == everybody for part in parts),
                 finished_seconds=self._outer_step.finished_seconds,
                 ring_seconds=ring_seconds,
-                committed_seconds=time.monotonic(),
+                committed_seconds=committed_seconds,
                 bytes_sent=self._bytes_sent() - sent_before,
                 removed=self._removed,
                 **self._outer_step.cost,
             )
             order = (await self._hear()) or {}
-            return self._parts(driver) if order["check"] else None
+            return parts if order.get("check") else None
 
     def _parts(self, driver: RoundDriver) -> list[Part]:
         assert driver.committed is not None

@@ -55,7 +55,7 @@ from gossamer.node.runs.draft import draft_of_preset
 from gossamer.protocol.manifest import InnerConfig, OuterConfig
 from gossamer.trainer.device import choose_device
 from gossamer.trainer.local_round import LocalTrainer
-from gossamer.trainer.presets import PRESETS, Preset
+from gossamer.trainer.presets import PRESETS, OuterStep, Preset
 from gossamer.trainer.text.data import Tokens
 
 DEFAULT_PRESETS = ("1m", "5m", "10m", "40m")
@@ -86,11 +86,7 @@ _VECTORS_OF_A_PEER = 6 + 4 + 1
 
 console = Console()
 
-OuterStep = tuple[float, ...]
-"""Learning rate and momentum of the outer step; with a third number `displacement`, and momentum
-is at most the second."""
-
-OUTER_STEPS: tuple[OuterStep, ...] = ((1.0, 0.8), (0.7, 0.9), (1.0, 0.9, 1.4))
+OUTER_STEPS = (OuterStep(1.0, 0.8), OuterStep(0.7, 0.9), OuterStep(1.0, 0.9, displacement=1.4))
 
 
 class Trial(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -227,8 +223,7 @@ def short_inner(preset: Preset, entry: Entry, learning_rate: float) -> InnerConf
 
 
 def step_of(outer: OuterConfig) -> OuterStep:
-    rates = (outer.learning_rate, outer.momentum)
-    return (*rates, outer.displacement) if outer.displacement else rates
+    return OuterStep(outer.learning_rate, outer.momentum, outer.displacement)
 
 
 def short_outer(preset: Preset, steps: int, step: OuterStep) -> OuterConfig:
@@ -243,9 +238,7 @@ def short_outer(preset: Preset, steps: int, step: OuterStep) -> OuterConfig:
         inner_steps=inner_steps,
         warmup_inner_steps=warm_inner_steps,
         warmup_rounds=max(1, warm_steps // warm_inner_steps),
-        learning_rate=step[0],
-        momentum=step[1],
-        displacement=sum(step[2:]),
+        **step._asdict(),
     )
 
 
