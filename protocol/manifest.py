@@ -109,6 +109,9 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Parts of the parameters that are averaged one after the other (`protocol.fragments`), each of
     them every `inner_steps`: with more than one, a round after the warm-up has its share of these
     steps and averages one fragment."""
+    mixing: float = 0.0
+    """Streaming DiLoCo's alpha (arXiv 2501.18512, section 3.3): with `overlap` or `fragments`, the
+    part of the way to a new state that the local parameters stay behind (`trainer.overlap`)."""
 
     def is_warmup(self, round_number: int) -> bool:
         """Whether round `round_number` (the first is 1) belongs to the warm-up."""

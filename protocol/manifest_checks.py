@@ -138,6 +138,7 @@ class _Checks:
         self.within("outer.top_k", outer.top_k, 1, 4096)
         self.within("outer.error_decay", outer.error_decay, 0.0, 1.0)
         self.within("outer.fragments", outer.fragments, 1, limits.LAYERS_MAX)
+        self.within("outer.mixing", outer.mixing, 0.0, 1.0)
         self.within("outer.warmup_rounds", outer.warmup_rounds, 0, 1_000_000)
         self.within("outer.warmup_inner_steps", outer.warmup_inner_steps, 1, 100_000)
         self.within(
@@ -161,6 +162,11 @@ class _Checks:
         self.require(
             outer.fragments == 1 or manifest.sync == "diloco",
             f'outer.fragments is {outer.fragments}; with sync = "{manifest.sync}" it is 1',
+        )
+        self.require(
+            not outer.mixing or outer.overlap or outer.fragments > 1,
+            f"outer.mixing is {outer.mixing}; without overlap and fragments it is 0: local "
+            "parameters are then the new state",
         )
 
     def chunks(self, manifest: Manifest) -> None:

@@ -53,7 +53,6 @@ class _Round:
     seconds_max: float
     started: float
     start: messages.Start
-    is_mixed: bool = False
     steps: int = 0
     tokens: int = 0
     loss_sum: float = 0.0
@@ -83,11 +82,12 @@ class LocalTrainer:
         device: str = "auto",
         optimizer_path: str = "",
         micro_batch: int = 0,
+        mixing: float = 0.0,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """Moments come from `optimizer_path` if it has some; `optimizer_problem` says why not.
 
-        `on_progress` is called after every piece of longer work.
+        `mixing`: see `overlap`. `on_progress` is called after every piece of longer work.
 
         Raises:
             DeviceError: no such device here.
@@ -99,6 +99,7 @@ class LocalTrainer:
                     f"base and pseudo_gradient must be {model.num_parameters} fp32 values"
                 )
         self._config, self._inner, self._seed = model, inner, seed
+        self._mixing = mixing
         self._base, self._pseudo_gradient = base, pseudo_gradient
         self._on_progress = on_progress
         self._token_bytes = token_bytes
@@ -179,13 +180,13 @@ class LocalTrainer:
         steps_max: int,
         seconds_max: float,
         start: messages.Start = "base",
-        mix: messages.Ranges = (),
+        new: messages.Ranges = (),
     ) -> None:
         """Starts a round; the first one, and the first after genesis, from `base` in any case.
 
         The work is measured against what it starts from: `base`; or the local parameters as the
         last round left them, where that round's work is carried by whoever has collected it. Of
-        `base` the ranges `mix` are new since, and are mixed in first (see `mix`).
+        `base` the ranges `new` are new since: they are taken first, see `rebase`.
         """
         self._require_between_rounds("Begin")
         if self._newest_start is None:
@@ -200,8 +201,8 @@ class LocalTrainer:
             np.copyto(self._pseudo_gradient, self._base)
         self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic(), start)
         self._asked = False
-        if start == "local" and mix:
-            self.mix(mix)
+        if start == "local":
+            self.rebase(new)
 
     def need_data(self) -> messages.NeedData | None:
         """What to tell the daemon if data runs short, once a shortage."""
@@ -264,51 +265,33 @@ class LocalTrainer:
         assert self._optimizer is not None
         self._optimizer.step(learning_rate)
 
-    def rebase(self) -> None:
-        """`base` is the state that the round before the newest one led to. The newest round's work,
-        done or still going on, is kept on top of it; see `overlap`. Once a round.
-        """
-        if self._round is None:
-            self._load_base()
-            if self._newest_start is not None:
-                overlap.take_work(self._decoder.flat, self._pseudo_gradient)
-            return
-        overlap.rebase(self._decoder.flat, self._pseudo_gradient, self._base)
-        # What the work is measured against from here on: it does not change what was done.
-        np.copyto(self._pseudo_gradient, self._base)
-
     @torch.no_grad()
-    def mix(self, ranges: messages.Ranges) -> None:
-        """`base` is new in these ranges: the local parameters move towards it there, and the newest
-        round's work, done or still going on, is measured against it; see `overlap`. Once a round.
-
-        A round that began from `base` has nothing in it that was handed over before, so it is
-        rebased there.
+    def rebase(self, ranges: messages.Ranges) -> None:
+        """In these ranges `base` is the state that the round before the newest one led to. The
+        newest round's work, done or still going on, is kept on top of it; see `overlap`. Once a
+        round.
         """
         if self._newest_start is None:
             return  # the first round begins from `base`
         for part in (slice(start, stop) for start, stop in ranges):
+            # While a round runs, `work` holds what the work is measured against.
             local, base = self._decoder.flat[part], self._base[part]
-            # While a round runs it holds what the work is measured against.
             work = self._pseudo_gradient[part]
-            if self._newest_start == "local":
-                overlap.mix(local, base, overlap.MIXING_SHARE)
+            if self._round is not None:
+                overlap.rebase(local, work, base, self._mixing)
+                np.copyto(work, base)
+                continue
+            if self._mixing:
                 # In one pass: a worker that is killed here leaves work of before or of after, in
                 # every element, and nothing else.
-                np.subtract(base, 0.0 if self._round else local.cpu().numpy(), out=work)
-            elif self._round is None:
-                local.copy_(torch.from_numpy(base))
-                overlap.take_work(local, work)
-            else:
-                overlap.rebase(local, work, base)
-                np.copyto(work, base)
-        if self._round is not None:
-            self._round.is_mixed = True
+                work += self._mixing * (base - (work + local.cpu().numpy()))
+            local.copy_(torch.from_numpy(base))
+            overlap.take_work(local, work)
 
     def finish(self) -> messages.Finished:
         """Ends the round: `pseudo_gradient = what the work is measured against - local`."""
         current = self._require_round()
-        if current.tokens or current.is_mixed:
+        if current.tokens or self._mixing:
             self._pseudo_gradient -= self._decoder.flat.cpu().numpy()
         else:
             self._pseudo_gradient[:] = 0.0

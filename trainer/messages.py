@@ -9,12 +9,12 @@ travel: both sides map the same two files of fp32 values, `base` and `pseudo_gra
 
 Order of a life: Configure -> Configured, then any number of `Genesis -> GenesisDone`, `Evaluate ->
 Evaluated`, and rounds `Begin -> Step, Step, ... NeedData ... -> Finished`. The worker reads `base`
-when it gets Begin, Evaluate, Rebase or Mix, and has read it when it answers (for Begin: with the
+when it gets Begin, Evaluate or Rebase, and has read it when it answers (for Begin: with the
 first thing that it says of the round); at any other time the daemon may write it. `pseudo_gradient`
-is the worker's from Begin to Finished and from Mix to Rebased, and means nothing until then: a
-worker that dies in between leaves nothing behind that counts. `Data`, `Forget`, `Save`, `Stop`,
-`Rebase -> Rebased` and `Mix -> Rebased` are allowed at any time; a Stop that arrives after its
-round has ended is ignored. The end of stdin ends the worker at once.
+is the worker's from Begin to Finished and from Rebase to Rebased, and means nothing until then: a
+worker that dies in between leaves nothing behind that counts. `Data`, `Forget`, `Save`, `Stop` and
+`Rebase -> Rebased` are allowed at any time; a Stop that arrives after its round has ended is
+ignored. The end of stdin ends the worker at once.
 
 In a round of shared steps (`sync = "distro"`) a Step is followed by Shared, what this peer has for
 the others, and the next one waits for Share, with which the daemon says what became of it. `base`
@@ -85,6 +85,8 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     nowhere."""
     micro_batch: int = 0
     """Sequences of one forward pass; 0 chooses by the device and halves when memory runs out."""
+    mixing: float = 0.0
+    """The manifest's; see `overlap`."""
     shared_steps: SharedSteps | None = None
     """None: inner steps are AdamW's, and the peer's own."""
 
@@ -116,7 +118,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 Start = Literal["base", "local"]
 """What a round starts from: `base`, or the local parameters as the last round left them, while the
-state that it leads to is not known yet (Rebase or Mix brings it)."""
+state that it leads to is not known yet (Rebase brings it)."""
 
 
 class Begin(_ToWorker, frozen=True, kw_only=True):
@@ -130,8 +132,8 @@ class Begin(_ToWorker, frozen=True, kw_only=True):
     steps_max: int
     seconds_max: float
     start: Start = "base"
-    mix: Ranges = ()
-    """Where `base` is new since the last round, if it starts from the local parameters: as Mix
+    new: Ranges = ()
+    """Where `base` is new since the last round, if it starts from the local parameters: as Rebase
     before the first step."""
 
 
@@ -147,13 +149,8 @@ class Share(_ToWorker, frozen=True, kw_only=True):
 
 
 class Rebase(_ToWorker, frozen=True, kw_only=True):
-    """`base` is the state that the round before the newest led to: the newest one's work is kept on
-    top of it. Answered with Rebased after the step that is being done."""
-
-
-class Mix(_ToWorker, frozen=True, kw_only=True):
-    """`base` is new in these ranges, and nowhere else, by the round before the newest: the local
-    parameters are mixed with it. Answered with Rebased after the step that is being done. Not for a
+    """In these ranges `base` is the state that the round before the newest led to: the newest one's
+    work is kept on top of it. Answered with Rebased after the step that is being done. Not for a
     round whose work was collected."""
 
     ranges: Ranges
@@ -310,7 +307,6 @@ ToWorker = (
     | Stop
     | Share
     | Rebase
-    | Mix
     | Evaluate
     | Forget
     | Save

@@ -186,7 +186,7 @@ class Worker:
                     message.steps_max,
                     message.seconds_max,
                     message.start,
-                    message.mix,
+                    message.new,
                 )
             case messages.Stop():
                 # Between rounds: it crossed with the Finished of a round that ended by itself.
@@ -198,11 +198,8 @@ class Worker:
                 if not isinstance(trainer, SharedTrainer):
                     raise TrainerError("Share without shared steps")
                 trainer.share(taken=message.taken)
-            case messages.Rebase():
-                trainer.rebase()
-                self._send(messages.Rebased())
-            case messages.Mix(ranges=ranges):
-                trainer.mix(ranges)
+            case messages.Rebase(ranges=ranges):
+                trainer.rebase(ranges)
                 self._send(messages.Rebased())
             case messages.Evaluate():
                 paths, tokens_max = message.paths, message.tokens_max
@@ -239,6 +236,7 @@ class Worker:
             device=message.device,
             optimizer_path=message.optimizer_path,
             micro_batch=message.micro_batch,
+            mixing=message.mixing,
             on_progress=self._got_on,
         )
         if trainer.device.torch_device.type == "cpu":

@@ -78,22 +78,19 @@ class Trainer(Protocol):
         steps: int,
         seconds: float,
         start: messages.Start = "base",
-        mix: messages.Ranges = (),
+        new: messages.Ranges = (),
     ) -> messages.Finished:
         """Trains one round; see `messages.Begin`. Its work is to be collected before the next."""
 
     async def collect(self) -> None:
         """Adds the work of the newest finished round to `pending`. Once a round."""
 
-    async def rebase(self) -> None:
-        """`base` is new: the work of the newest round, finished or not, is kept on top of it."""
-
-    async def mix(self, ranges: messages.Ranges) -> None:
-        """`base` is new in these ranges: the local parameters of the newest round, finished or not,
-        are mixed with it. Not after its work was collected."""
+    async def rebase(self, ranges: messages.Ranges) -> None:
+        """`base` is new in these ranges: the work of the newest round, finished or not, is kept on
+        top of it. Not after its work was collected."""
 
     async def base_is_read(self) -> None:
-        """Returns when `base` may be written again after `rebase` or `mix`, and the work of a round
+        """Returns when `base` may be written again after `rebase`, and the work of a round
         that had finished is whole again."""
 
     async def share(self, *, taken: bool) -> None:
@@ -169,6 +166,7 @@ class ProcessTrainer:
             pseudo_gradient_fd=self._process.pseudo_gradient_fd,
             token_bytes=manifest.data.token_bytes,
             optimizer_path=optimizer_path,
+            mixing=manifest.outer.mixing,
             shared_steps=_shared_steps(manifest),
         )
         self._on_step = on_step
@@ -194,7 +192,7 @@ class ProcessTrainer:
         self._has_work = False
         """Whether a round's work waits in the worker's memory."""
         self._base_read = trio.Event()
-        """Replaced at each `rebase` and `mix`."""
+        """Replaced at each `rebase`."""
         self._base_read.set()
         self._saved = trio.Event()
         """Replaced at each `save`."""
@@ -349,7 +347,7 @@ class ProcessTrainer:
         steps: int,
         seconds: float,
         start: messages.Start = "base",
-        mix: messages.Ranges = (),
+        new: messages.Ranges = (),
     ) -> messages.Finished:
         begin = messages.Begin(
             round=round_number,
@@ -357,7 +355,7 @@ class ProcessTrainer:
             steps_max=steps,
             seconds_max=seconds,
             start=start,
-            mix=mix,
+            new=new,
         )
         self._round, self._stop_asked = round_number, False
         try:
@@ -385,16 +383,10 @@ class ProcessTrainer:
     async def share(self, *, taken: bool) -> None:
         await self._tell(messages.Share(taken=taken))
 
-    async def rebase(self) -> None:
-        await self._new_base(messages.Rebase())
-
-    async def mix(self, ranges: messages.Ranges) -> None:
-        await self._new_base(messages.Mix(ranges=ranges))
-
-    async def _new_base(self, message: messages.ToWorker) -> None:
+    async def rebase(self, ranges: messages.Ranges) -> None:
         if self.is_up:
             self._base_read = trio.Event()
-            await self._tell(message)
+            await self._tell(messages.Rebase(ranges=ranges))
 
     async def base_is_read(self) -> None:
         await self._base_read.wait()

@@ -2,9 +2,8 @@
 
 With `overlap` in the manifest it begins while the ring of the round before is at work, from the
 local parameters as they are, and what that ring leads to reaches the trainer as soon as it is
-committed (`Trainer.rebase`, or `mix` where it averaged a fragment). So it outlives the `Turn` that
-began it, and ends in the next one. Where rounds average fragments it goes on from the local
-parameters also without overlap.
+committed (`Trainer.rebase`). So it outlives the `Turn` that began it, and ends in the next one.
+Where rounds average fragments it goes on from the local parameters also without overlap.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ class LocalRound:
         number: int,
         *,
         start: Start,
-        mix: Ranges = (),
+        new: Ranges = (),
     ) -> None:
-        """`start` and `mix`: see `messages.Begin`."""
+        """`start` and `new`: see `messages.Begin`."""
         self.number = number
         self.started_seconds = trio.current_time()
         self._parts = parts
         self._progress = progress
         self._orders = orders
         self._start = start
-        self._mix = mix
+        self._new = new
         self._finished: Finished | None = None
         self._is_stopping = False
 
@@ -63,7 +62,7 @@ class LocalRound:
             0 if self._is_stopping else steps,  # told to stop before it began
             parts.manifest.rounds.round_seconds,
             self._start,
-            self._mix,
+            self._new,
         )
         self._orders.ring()
 

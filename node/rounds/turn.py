@@ -216,9 +216,9 @@ class Turn:
 
     # Training
 
-    def _begin(self, number: int, start: Start, mix: Ranges = ()) -> LocalRound:
+    def _begin(self, number: int, start: Start, new: Ranges = ()) -> LocalRound:
         training = LocalRound(
-            self._parts, self._progress, self._orders, number, start=start, mix=mix
+            self._parts, self._progress, self._orders, number, start=start, new=new
         )
         self._spawn(training.run)
         return training
@@ -327,7 +327,7 @@ class Turn:
         new = tuple((part.start, part.stop) for part in self._exchange.ranges)
         goes_on = self._ahead is not None
         if goes_on:
-            await (parts.trainer.rebase() if is_whole else parts.trainer.mix(new))
+            await parts.trainer.rebase(new)
         self._upkeep.note(proposal.header, proposal.update.finals)
         await self._upkeep.settle()
         parts.swarm.gossip.publish_commit(committed.commit)

@@ -105,6 +105,8 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "fragments": 'With sync = "diloco": the layers in so many parts, each averaged every '
         "inner_steps at its own time, so that a round sends a part only. Divides inner_steps; 1: "
         "all at once.",
+        "mixing": "With overlap or fragments: the part of the way to a new state that a peer's own "
+        "parameters stay behind (alpha of Streaming DiLoCo, which has 0.5; 0 was better here).",
     },
     "rounds": {
         "round_seconds": "A peer stops its inner steps after this long, however few it did.",

@@ -27,6 +27,8 @@ class Arm:
     overlap_warmup: bool = False
     """In the rounds of the warm-up as well."""
     fragments: int = 1
+    mixing: float = 0.0
+    """Streaming DiLoCo's alpha."""
     topics: bool = False
     """Each peer has text of its own kind, instead of all having the same mixture."""
     cold: bool = False
@@ -87,6 +89,7 @@ _PARTS: tuple[tuple[str, _Change], ...] = (
         lambda arm, found: replace(arm, overlap=int(found[1]) / 100, overlap_warmup=bool(found[2])),
     ),
     (r"f(\d+)", lambda arm, found: replace(arm, fragments=int(found[1]))),
+    (r"a([\d.]+)", lambda arm, found: replace(arm, mixing=float(found[1]))),
     (r"k(\d+)", lambda arm, found: replace(arm, top_k=int(found[1]))),
     (r"e([\d.]+)", lambda arm, found: replace(arm, error_decay=float(found[1]))),
     (r"b([\d.]+)", lambda arm, found: replace(arm, decay=float(found[1]))),

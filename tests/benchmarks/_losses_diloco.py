@@ -61,6 +61,7 @@ class Swarm:
                 setting.seed,
                 self.base,
                 self.exchanges.whole,
+                setting.outer.mixing,
             )
             for _ in range(num_workers)
         ]
@@ -79,7 +80,7 @@ class Swarm:
         members' tokens."""
         earlier = self.exchanges.whole if number == 1 else self.exchanges.of_round(number - 1)
         is_whole = earlier is self.exchanges.whole
-        new = () if is_whole else tuple((part.start, part.stop) for part in earlier.ranges)
+        new = tuple((part.start, part.stop) for part in earlier.ranges)
         delay = delay if number > 1 else 0
         if not delay:
             self.publish()
@@ -90,10 +91,8 @@ class Swarm:
         if delay:
             self.publish()
         for worker in members:
-            if delay and not is_whole:
-                worker.trainer.mix(new)
-            elif delay and worker.has_begun:
-                worker.trainer.rebase()
+            if delay and worker.has_begun:
+                worker.trainer.rebase(new)
             worker.train(steps - delay)
         return [worker.finish().tokens for worker in members]
 
@@ -158,6 +157,7 @@ def outer_of(setting: Setting, arm: Arm) -> OuterConfig:
         "inner_steps": arm.inner_steps,
         "codec": arm.codec,
         "fragments": arm.fragments,
+        "mixing": arm.mixing,
     }
     if arm.cold:
         changes["warmup_rounds"] = 0

@@ -50,6 +50,7 @@ class Worker(Peer):
         seed: int,
         base: FloatVector,
         exchange: Exchange,
+        mixing: float = 0.0,
     ) -> None:
         """`base`: (num_parameters,), the state that the peers share; only `genesis` writes it.
         `exchange`: all parameters."""
@@ -65,16 +66,17 @@ class Worker(Peer):
             pseudo_gradient=self._update,
             token_bytes=text.token_bytes,
             device="cpu",
+            mixing=mixing,
         )
         super().__init__(trainer, text)
         self.has_begun = False
 
     def begin(
-        self, number: int, first: int, steps: int, start: Start = "base", mix: Ranges = ()
+        self, number: int, first: int, steps: int, start: Start = "base", new: Ranges = ()
     ) -> None:
         """A peer that is new has nothing of its own to go on from."""
         start = start if self.has_begun else "base"
-        self.trainer.begin(number, first, steps, math.inf, start, mix)
+        self.trainer.begin(number, first, steps, math.inf, start, new)
 
     def train(self, steps: int) -> None:
         for _ in range(steps):

@@ -23,6 +23,7 @@ An arm is named by what it does, e.g. `diloco-4-h20-int4-o50-topics`:
     oP, oPw         overlap: the new state arrives after P % of the next round's steps; w: in the
                     warm-up as well
     fN              streaming in N fragments
+    aX              overlap, streaming: local parameters stay behind by this part (mixing)
     topics          each peer has text of its own kind
     grow, shrink    from 1 to K peers, from K to 1
     R/M             outer learning rate and momentum

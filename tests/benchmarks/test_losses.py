@@ -164,7 +164,16 @@ def test_one_peer_does_not_notice_overlap(setting: Setting) -> None:
 
 
 def test_rates_codecs_and_overlap_make_a_difference(setting: Setting) -> None:
-    names = ("fp32", "int4", "fp32-o50", "fp32-1.0/0.0", "fp32-cold", "fp32-d1.4", "fp32-grow")
+    names = (
+        "fp32",
+        "int4",
+        "fp32-o50",
+        "fp32-o50-a0.5",
+        "fp32-1.0/0.0",
+        "fp32-cold",
+        "fp32-d1.4",
+        "fp32-grow",
+    )
     finals = [train_diloco(setting, arm_of(f"diloco-2-h6-{name}")).final for name in names]
     assert len(set(finals)) == len(names)
 

@@ -110,7 +110,6 @@ class NumbersTrainer:
         self._local: np.ndarray | None = None
         self._origin = self._work = np.zeros_like(self.base)
         self._is_training = False
-        self._start: messages.Start = "base"
         self._target = initial_weights(digest_of(optimizer_path.encode())[0], self.base.size)
 
     async def run(self) -> None:
@@ -127,15 +126,14 @@ class NumbersTrainer:
         steps: int,
         seconds: float,
         start: messages.Start = "base",
-        mix: messages.Ranges = (),
+        new: messages.Ranges = (),
     ) -> messages.Finished:
-        self._start = start
         if start == "base" or self._local is None:
-            self._start, self._local = "base", self.base.copy()
+            start, self._local = "base", self.base.copy()
         self._origin = self._local.copy()
         self._is_training = True
-        if self._start == "local":
-            await self.mix(mix)
+        if start == "local":
+            await self.rebase(new)
         spans: list[tuple[int, int, int]] = []
         tokens = done = 0
         self._stop = False
@@ -209,23 +207,14 @@ class NumbersTrainer:
         self._exchange.add(self._work, self.pending)
         self._work = np.zeros_like(self.base)
 
-    async def rebase(self) -> None:
-        assert self._local is not None
-        if self._is_training:
-            self._local += self.base - self._origin
-            self._origin = self.base.copy()
-        else:
-            self._local = self.base - (self._origin - self._local)
-
-    async def mix(self, ranges: messages.Ranges) -> None:
+    async def rebase(self, ranges: messages.Ranges) -> None:
         assert self._local is not None
         for part in (slice(start, stop) for start, stop in ranges):
-            if self._start == "base":
+            if self._is_training:
                 self._local[part] += self.base[part] - self._origin[part]
+                self._origin[part] = self.base[part]
             else:
-                self._local[part] = (self._local[part] + self.base[part]) / 2
-                self._work[part] = self.base[part] - self._local[part]
-            self._origin[part] = self.base[part]
+                self._local[part] = self.base[part] - self._work[part]
 
     async def base_is_read(self) -> None:
         pass

@@ -261,7 +261,8 @@ def test_evaluate_takes_each_token_once(make_trainer: MakeTrainer, tmp_path: Pat
     whole = trainer.evaluate((str(path),), 10**6)
     assert whole.tokens == 49
     assert trainer.evaluate((str(path), str(path)), 60).tokens == 60
-    trainer.rebase()
+    trainer.begin(1, 0, 1, 60.0)  # at `base`
+    trainer.finish()
     # By hand: three sequences of 16 targets and a last one of 1.
     sequence = torch.from_numpy(from_conftest)
     with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from gossamer.trainer.local_round import LocalTrainer
 from gossamer.trainer.messages import Ranges, Start
-from gossamer.trainer.overlap import mix, rebase
+from gossamer.trainer.overlap import rebase
 
 MakeTrainer = Callable[..., LocalTrainer]
 STEP_SPAN = 4 * 17
@@ -24,28 +25,32 @@ def test_rebase_keeps_the_progress_since_the_snapshot() -> None:
     assert local.tolist() == [10.5, 20.0, 29.0]
 
 
-def test_mixing() -> None:
-    local = torch.tensor([0.0, 4.0, 8.0])
-    mix(local, np.array([8.0, 8.0, 0.0], np.float32), 0.75)
-    assert local.tolist() == [2.0, 5.0, 6.0]
-    with pytest.raises(ValueError, match="share"):
-        mix(local, np.zeros(3, np.float32), 1.5)
+def test_with_mixing_a_part_of_the_way_is_left() -> None:
+    snapshot = np.array([1.0, 2.0, 3.0], np.float32)
+    local = torch.tensor([1.5, 2.0, 2.0])
+    rebase(local, snapshot, np.array([9.0, 18.0, 27.0], np.float32), 0.25)
+    assert local.tolist() == [7.5, 14.0, 20.0]
 
 
 class Rounds:
     """A trainer with its vectors, on an endless text."""
 
-    def __init__(self, make_trainer: MakeTrainer, shard: str, num_parameters: int) -> None:
+    def __init__(
+        self, make_trainer: MakeTrainer, shard: str, num_parameters: int, mixing: float = 0.0
+    ) -> None:
         self.base = np.zeros(num_parameters, np.float32)
         self.work = np.zeros(num_parameters, np.float32)
-        self.trainer = make_trainer(self.base, self.work)
+        self.trainer = make_trainer(self.base, self.work, mixing=mixing)
+        self.all: Ranges = ((0, num_parameters),)
         self.trainer.genesis()
         self.trainer.push(0, shard, 0, 50 * STEP_SPAN)
 
+        self.handed = self.base
+        """Where the newest round began."""
         self._done = 0
 
-    def begin(self, number: int, start: Start = "base", mix: Ranges = ()) -> None:
-        self.trainer.begin(number, self._done, 10, 60.0, start, mix)
+    def begin(self, number: int, start: Start = "base", new: Ranges = ()) -> None:
+        self.trainer.begin(number, self._done, 10, 60.0, start, new)
 
     def local(self) -> NDArray[np.float32]:
         return self.trainer._decoder.flat.cpu().numpy().copy()
@@ -56,14 +61,22 @@ class Rounds:
         self._done += number
 
 
-@pytest.fixture
-def rounds(make_trainer: MakeTrainer, shard: str, model_config) -> Rounds:  # type: ignore[no-untyped-def]
-    return Rounds(make_trainer, shard, model_config.num_parameters)
+MakeRounds = Callable[..., Rounds]
 
 
 @pytest.fixture
-def other(make_trainer: MakeTrainer, shard: str, model_config) -> Rounds:  # type: ignore[no-untyped-def]
-    return Rounds(make_trainer, shard, model_config.num_parameters)
+def make_rounds(make_trainer: MakeTrainer, shard: str, model_config) -> MakeRounds:  # type: ignore[no-untyped-def]
+    return partial(Rounds, make_trainer, shard, model_config.num_parameters)
+
+
+@pytest.fixture
+def rounds(make_rounds: MakeRounds) -> Rounds:
+    return make_rounds()
+
+
+@pytest.fixture
+def other(make_rounds: MakeRounds) -> Rounds:
+    return make_rounds()
 
 
 def test_going_on_from_local_parameters_is_one_long_round(rounds: Rounds, other: Rounds) -> None:
@@ -92,7 +105,7 @@ def test_a_rebased_round_hands_over_the_steps_since_the_snapshot(
         one.steps(2)
         if one is rounds:
             one.base[:] = one.work  # where the snapshot is, as long as the round runs
-            one.trainer.rebase()
+            one.trainer.rebase(one.all)
         one.steps(2)
         one.trainer.finish()
     assert rounds.work.any()
@@ -106,7 +119,7 @@ def test_a_rebased_round_is_measured_against_the_new_state(rounds: Rounds) -> No
     rounds.begin(2, "local")
     rounds.steps(2)
     rounds.base += 1.0
-    rounds.trainer.rebase()
+    rounds.trainer.rebase(rounds.all)
     rounds.trainer.finish()
     assert np.abs(rounds.work).max() < 0.5, "the step of the others is no work of this peer"
     assert rounds.work.any()
@@ -116,49 +129,65 @@ PART = ((0, 100), (300, 310))
 IN_PART = np.r_[0:100, 300:310]
 
 
-def handed_over(rounds: Rounds) -> NDArray[np.float32]:
-    """A round of three steps and the beginning of the next one, of two; the first one's work."""
+def handed_over(rounds: Rounds) -> None:
+    """A round of three steps, and of the next one the first two; `handed` is where that began."""
     rounds.begin(1)
     rounds.steps(3)
     rounds.trainer.finish()
-    first = rounds.work.copy()
+    rounds.handed = rounds.local()
     rounds.begin(2, "local")
     rounds.steps(2)
-    return first
 
 
-def test_a_mixed_round_is_measured_against_the_new_state_where_that_is_new(
-    rounds: Rounds, other: Rounds
-) -> None:
-    handed_over(other)
-    before = other.local()
-    other.trainer.finish()
-    handed_over(rounds)
-    rounds.base += 1.0
-    rounds.trainer.mix(PART)
-    rounds.trainer.finish()
-    mixed = (before + rounds.base)[IN_PART] / 2
-    np.testing.assert_allclose(rounds.local()[IN_PART], mixed, rtol=1e-6)
-    expected = other.work.copy()
-    expected[IN_PART] = (rounds.base - rounds.local())[IN_PART]
-    assert (rounds.work == expected).all()
-
-
-def test_work_that_was_not_collected_is_mixed_as_if_its_round_ran(
-    rounds: Rounds, other: Rounds
-) -> None:
+def test_a_part_is_rebased_and_the_rest_stays(rounds: Rounds, other: Rounds) -> None:
     for one in (rounds, other):
         handed_over(one)
-        one.base += 1.0
-        if one is other:
-            one.trainer.mix(PART)
+        if one is rounds:
+            one.base += 1.0  # of which the trainer is to take a part
+            one.trainer.rebase(PART)
         one.trainer.finish()
-    rounds.trainer.mix(PART)
-    assert (rounds.work == other.work).all()
-    assert (rounds.local() == other.local()).all()
+    np.testing.assert_allclose(rounds.work, other.work, atol=1e-6)
+    moved = rounds.local() - other.local()
+    # It had the first round's work before; that came back with the state, if at all.
+    expected = (rounds.base - other.handed)[IN_PART]
+    np.testing.assert_allclose(moved[IN_PART], expected, atol=1e-6)
+    moved[IN_PART] = 0.0
+    assert not moved.any()
 
 
-def test_mixing_with_begin_is_mixing_before_the_first_step(rounds: Rounds, other: Rounds) -> None:
+@pytest.mark.parametrize("mixing", [0.0, 0.25, 1.0])
+def test_the_state_may_come_before_or_after_the_last_step(
+    make_rounds: MakeRounds, mixing: float
+) -> None:
+    """What is measured against it is the same, and so are the parameters afterwards."""
+    early, late = make_rounds(mixing), make_rounds(mixing)
+    for one in (early, late):
+        handed_over(one)
+        one.base += 1.0
+        if one is early:
+            one.trainer.rebase(PART)
+        one.trainer.finish()
+    late.trainer.rebase(PART)
+    np.testing.assert_allclose(late.work, early.work, atol=1e-6)
+    np.testing.assert_allclose(late.local(), early.local(), atol=1e-6)
+
+
+@pytest.mark.parametrize("mixing", [0.25, 1.0])
+def test_with_mixing_what_is_left_of_the_way_is_handed_over(
+    make_rounds: MakeRounds, mixing: float
+) -> None:
+    mixed, rebased = make_rounds(mixing), make_rounds()
+    for one in (mixed, rebased):
+        handed_over(one)
+        one.base += 1.0
+        one.trainer.rebase(one.all)
+        one.trainer.finish()
+        np.testing.assert_allclose(one.work, one.base - one.local(), atol=1e-6)
+    left = mixing * (mixed.base - mixed.handed)
+    np.testing.assert_allclose(mixed.work - rebased.work, left, atol=1e-6)
+
+
+def test_a_state_with_begin_is_one_before_the_first_step(rounds: Rounds, other: Rounds) -> None:
     for one in (rounds, other):
         one.begin(1)
         one.steps(3)
@@ -166,28 +195,27 @@ def test_mixing_with_begin_is_mixing_before_the_first_step(rounds: Rounds, other
         one.base += 1.0
         one.begin(2, "local", PART if one is rounds else ())
         if one is other:
-            one.trainer.mix(PART)
+            one.trainer.rebase(PART)
         one.steps(2)
         one.trainer.finish()
     assert (rounds.work == other.work).all()
 
 
-def test_without_a_step_only_what_mixing_left_is_handed_over(rounds: Rounds) -> None:
+def test_without_a_step_nothing_is_handed_over(rounds: Rounds) -> None:
     handed_over(rounds)
     rounds.trainer.finish()
     rounds.begin(3, "local")
-    rounds.trainer.mix(PART)
+    rounds.base += 1.0
+    rounds.trainer.rebase(PART)
     rounds.trainer.finish()
-    assert rounds.work[IN_PART].any()
-    rounds.work[IN_PART] = 0.0
     assert not rounds.work.any()
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-def test_a_round_that_began_from_base_is_rebased_where_the_state_is_new(
+def test_a_round_that_began_from_base_keeps_its_steps_too(
     rounds: Rounds, other: Rounds, has_ended: bool
 ) -> None:
-    """As after a restart of the worker: to mix would pull the state back to where it was."""
+    """As after a restart of the worker."""
     for one in (rounds, other):
         one.begin(2, "local")
         one.steps(2)
@@ -195,7 +223,7 @@ def test_a_round_that_began_from_base_is_rebased_where_the_state_is_new(
             one.base[IN_PART] += 1.0
             if has_ended:
                 one.trainer.finish()
-            one.trainer.mix(PART)
+            one.trainer.rebase(PART)
         if one is other or not has_ended:
             one.trainer.finish()
     np.testing.assert_allclose(rounds.work, other.work, atol=1e-6)
@@ -205,8 +233,8 @@ def test_a_round_that_began_from_base_is_rebased_where_the_state_is_new(
     assert not moved.any()
 
 
-def test_the_first_round_needs_no_mixing(rounds: Rounds) -> None:
-    rounds.trainer.mix(PART)
+def test_before_the_first_round_there_is_nothing_to_rebase(rounds: Rounds) -> None:
+    rounds.trainer.rebase(PART)
     rounds.base += 1.0
     rounds.begin(1, "local", PART)
     assert (rounds.local() == rounds.base).all()
@@ -222,15 +250,15 @@ def test_the_work_of_a_round_that_has_ended_is_kept_on_top(rounds: Rounds, other
         one.steps(2)
         one.base += 1.0
         if one is other:
-            one.trainer.rebase()
+            one.trainer.rebase(one.all)
         one.trainer.finish()
         if one is rounds:
-            one.trainer.rebase()
+            one.trainer.rebase(one.all)
     assert (rounds.local() != rounds.base).any()
     np.testing.assert_allclose(rounds.local(), other.local(), atol=1e-6)
     rounds.begin(3, "local")
     rounds.trainer.finish()
-    rounds.trainer.rebase()  # without a step there is nothing to keep
+    rounds.trainer.rebase(rounds.all)  # without a step there is nothing to keep
     assert (rounds.local() == rounds.base).all()
 
 

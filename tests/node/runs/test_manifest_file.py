@@ -227,6 +227,12 @@ MISTAKES = [
         "[outer]\ninner_steps = 100\nfragments = 3",
         "outer.fragments is 3; it must divide outer.inner_steps (100)",
     ),
+    ("[outer]\nmixing = 1.5", "outer.mixing is 1.5; allowed: 0 to 1"),
+    (
+        "[outer]\noverlap = false\nmixing = 0.5",
+        "outer.mixing is 0.5; without overlap and fragments it is 0",
+    ),
+    ("sync = 'distro'\n[outer]\nmixing = 0.5", "outer.mixing is 0.5; without overlap"),
     (
         "sync = 'sparse'\n[outer]\ninner_steps = 100\nfragments = 2",
         'outer.fragments is 2; with sync = "sparse" it is 1',
