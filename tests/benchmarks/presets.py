@@ -5,6 +5,7 @@
     python tests/benchmarks/presets.py --presets 10m --factors 4  # one more rate
     python tests/benchmarks/presets.py --presets 150m             # only part 1
     python tests/benchmarks/presets.py --presets 1m --minutes 6 --factors 0.5 1 --warmup-steps 100
+    python tests/benchmarks/presets.py --modes                    # another 40 minutes
 
 For each preset, on the default corpus (the Python library's sources) and one thread:
 
@@ -14,6 +15,8 @@ For each preset, on the default corpus (the Python library's sources) and one th
 2. One worker alone with the preset's inner learning rate times each of `--factors`.
 3. Two workers with the same inner rates and the outer step of the preset.
 4. Two workers with the other outer steps of `OUTER_STEPS`, at the rate that was best for two.
+5. With --modes, two workers with `sparse` and `distro`: as the preset has them, as published, and
+   some between (`mode_arms`). Theirs are the names of losses.py; `distro` has rates of its own.
 
 A trial has as many steps as all of them have time for in `--minutes` of CPU time, and warm-up,
 cosine, H and warm-up rounds in proportion. Where that would be under `STEPS_WANTED` steps it has
@@ -41,13 +44,18 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import psutil
 import torch
-from _parity_training import Text, local_rounds, prepare_text, rounds_of, synchronous
+from _losses_arms import Arm, arm_of
+from _losses_diloco import Setting
+from _losses_distro import train_distro
+from _losses_sparse import train_sparse
+from _parity_training import Curve, Text, local_rounds, prepare_text, rounds_of, synchronous
 from rich.console import Console
 from rich.table import Table
 
@@ -55,7 +63,7 @@ from gossamer.node.runs.draft import draft_of_preset
 from gossamer.protocol.manifest import InnerConfig, OuterConfig
 from gossamer.trainer.device import choose_device
 from gossamer.trainer.local_round import LocalTrainer
-from gossamer.trainer.presets import PRESETS, OuterStep, Preset
+from gossamer.trainer.presets import PRESETS, OuterStep, Preset, adapted
 from gossamer.trainer.text.data import Tokens
 
 DEFAULT_PRESETS = ("1m", "5m", "10m", "40m")
@@ -95,7 +103,9 @@ class Trial(msgspec.Struct, kw_only=True, omit_defaults=True):
     seed: int
     learning_rate: float
     outer: OuterStep | None = None
-    """None: one worker alone."""
+    """None: one worker alone, or an `arm`."""
+    arm: str = ""
+    """Of another mode than `diloco`, as losses.py names it."""
     rounds: int = 0
     loss: float
     """Nats per token."""
@@ -123,12 +133,12 @@ class Entry(msgspec.Struct, kw_only=True):
     """Of AdamW, in each trial."""
     trials: list[Trial] = []
 
-    def get(self, learning_rate: float, outer: OuterStep | None) -> list[Trial]:
+    def get(self, learning_rate: float, outer: OuterStep | None, arm: str = "") -> list[Trial]:
         """The trials of these rates, one a seed."""
         return [
             t
             for t in self.trials
-            if t.outer == outer and math.isclose(t.learning_rate, learning_rate)
+            if (t.outer, t.arm) == (outer, arm) and math.isclose(t.learning_rate, learning_rate)
         ]
 
     def mean_loss(self, learning_rate: float, outer: OuterStep | None) -> float:
@@ -242,6 +252,40 @@ def short_outer(preset: Preset, steps: int, step: OuterStep) -> OuterConfig:
     )
 
 
+def mode_arms(preset: Preset) -> tuple[str, ...]:
+    """The settings of `sparse` and `distro` that are tried, the preset's own ones among them."""
+    own, published = (
+        (p.outer.top_k, p.outer.error_decay, *p.sparse_rates) for p in (preset, PRESETS["150m"])
+    )
+    sparse = [f"k{k}-e{decay}-{rate}/{momentum}" for k, decay, rate, momentum in (own, published)]
+    shared = [adapted(PRESETS[name], "distro") for name in ("1m", preset.name, "150m")]
+    distro = [
+        *(f"k{p.outer.top_k}-b{p.inner.beta1}-lr{p.inner.learning_rate}" for p in shared),
+        "k32-b0.95-lr0.001",
+    ]
+    names = [f"sparse-{NUM_WORKERS}-{name}" for name in sparse]
+    return tuple(dict.fromkeys(names + [f"distro-{NUM_WORKERS}-{name}" for name in distro]))
+
+
+def train_mode(preset: Preset, entry: Entry, text: Text, seed: int, rate: float, arm: Arm) -> Curve:
+    """Two workers in another mode; `rate` is the inner one of `sparse`."""
+    outer = short_outer(preset, entry.steps, OuterStep(*preset.sparse_rates))
+    shards = range(len(text.index.shards))
+    setting = Setting(
+        text,
+        preset.model,
+        short_inner(preset, entry, rate),
+        outer,
+        preset.sparse_rates,
+        seed,
+        lambda worker: shards[worker::NUM_WORKERS],
+        points=1,
+    )
+    if arm.kind == "distro":
+        return train_distro(setting, arm)
+    return train_sparse(setting, replace(arm, inner_steps=outer.inner_steps))
+
+
 def train(
     preset: Preset,
     entry: Entry,
@@ -249,11 +293,15 @@ def train(
     seed: int,
     learning_rate: float,
     step: OuterStep | None,
+    arm: str = "",
 ) -> Trial:
-    """One trial: a worker alone, or two with this outer step."""
+    """One trial: a worker alone, two with this outer step, or two in another mode."""
     started = time.process_time()
     inner, rounds = short_inner(preset, entry, learning_rate), 0
-    if step is None:
+    if arm:
+        curve = train_mode(preset, entry, text, seed, learning_rate, arm_of(arm))
+        rounds = curve.rounds
+    elif step is None:
         curve = synchronous(text, preset.model, inner, 1, seed, points=1)
     else:
         outer = short_outer(preset, entry.steps, step)
@@ -265,6 +313,7 @@ def train(
         seed=seed,
         learning_rate=learning_rate,
         outer=step,
+        arm=arm,
         rounds=rounds,
         loss=round(curve.final, 4),
         seconds=round(time.process_time() - started, 1),
@@ -320,14 +369,19 @@ class Experiment:
         best_rate = min(tried, key=lambda rate: entry.mean_loss(rate, own_outer))
         for outer in OUTER_STEPS:
             self._try(folder, best_rate, outer)
+        for arm in mode_arms(preset) if self._options.modes else ():
+            # `distro` has its own rate; with the name it is said once.
+            self._try(folder, arm_of(arm).learning_rate or best_rate, None, arm)
 
-    def _try(self, folder: Path, learning_rate: float, outer: OuterStep | None) -> None:
-        there = {trial.seed for trial in self.entry.get(learning_rate, outer)}
+    def _try(
+        self, folder: Path, learning_rate: float, outer: OuterStep | None, arm: str = ""
+    ) -> None:
+        there = {trial.seed for trial in self.entry.get(learning_rate, outer, arm)}
         for seed in self._options.seeds:
             if seed in there:
                 continue
             text = self._text_in(folder)
-            trial = train(self._preset, self.entry, text, seed, learning_rate, outer)
+            trial = train(self._preset, self.entry, text, seed, learning_rate, outer, arm)
             self.entry.trials.append(trial)
             self._keep()
             console.print(f"{self._name}: {trial}")
@@ -388,13 +442,13 @@ def print_entry(preset: Preset, entry: Entry) -> None:
     )
     for heading in ("workers", "inner rate", "outer step", "rounds", "nats", "of each seed"):
         table.add_column(heading, justify="right")
-    rates = {(trial.outer or (), trial.learning_rate) for trial in entry.trials}
-    for outer, learning_rate in sorted(rates):
-        trials = entry.get(learning_rate, outer or None)
+    rates = {(trial.arm, trial.outer or (), trial.learning_rate) for trial in entry.trials}
+    for arm, outer, learning_rate in sorted(rates):
+        trials = entry.get(learning_rate, outer or None, arm)
         table.add_row(
-            str(NUM_WORKERS) if outer else "1",
+            str(NUM_WORKERS) if outer or arm else "1",
             f"{learning_rate:g}",
-            "/".join(map(str, outer)),
+            arm or "/".join(map(str, outer)),
             str(trials[0].rounds or ""),
             f"{statistics.fmean(t.loss for t in trials):.4f}",
             " ".join(f"{t.loss:.3f}" for t in trials),
@@ -414,6 +468,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--factors", type=float, nargs="+", default=FACTORS)
     parser.add_argument("--seeds", type=int, nargs="+", default=(1,))
     parser.add_argument("--warmup-steps", type=int, help="of AdamW; else in proportion")
+    parser.add_argument("--modes", action="store_true", help="`sparse` and `distro` as well")
     parser.add_argument("--fresh", action="store_true", help="forget what the output holds")
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
     return parser.parse_args(arguments)
