@@ -52,7 +52,6 @@ class _Round:
     steps_max: int
     seconds_max: float
     started: float
-    start: messages.Start
     steps: int = 0
     tokens: int = 0
     loss_sum: float = 0.0
@@ -114,8 +113,8 @@ class LocalTrainer:
             inner.sequences_per_step, model.context
         )
         self._round: _Round | None = None
-        self._newest_start: messages.Start | None = None
-        """Of the round that the local parameters are of, which may have ended; None: of none."""
+        self._has_local = False
+        """Whether the local parameters are of a round, which may have ended."""
         self._asked = False
         self.optimizer_problem = self._load_moments()
 
@@ -160,7 +159,7 @@ class LocalTrainer:
     def genesis(self) -> None:
         """Writes the seed's initial weights into `base`."""
         self._require_between_rounds("Genesis")
-        self._newest_start = None
+        self._has_local = False
         self._decoder.initialise(self._seed)
         self._base[:] = self._decoder.flat.cpu().numpy()
 
@@ -189,19 +188,17 @@ class LocalTrainer:
         `base` the ranges `new` are new since: they are taken first, see `rebase`.
         """
         self._require_between_rounds("Begin")
-        if self._newest_start is None:
-            start = "base"
-        if start == "base":
-            self._load_base()
-        self._newest_start = start
-        # What the work is measured against; the shared `base` may move on meanwhile.
-        if start == "local":
-            self._read_local(self._pseudo_gradient)
+        goes_on = start == "local" and self._has_local
+        # In `_pseudo_gradient` what the work is measured against: the shared `base` may move on.
+        if goes_on:
+            np.copyto(self._pseudo_gradient, self._decoder.flat.cpu().numpy())
         else:
+            self._load_base()
             np.copyto(self._pseudo_gradient, self._base)
-        self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic(), start)
+        self._has_local = True
+        self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic())
         self._asked = False
-        if start == "local":
+        if goes_on:
             self.rebase(new)
 
     def need_data(self) -> messages.NeedData | None:
@@ -271,7 +268,7 @@ class LocalTrainer:
         newest round's work, done or still going on, is kept on top of it; see `overlap`. Once a
         round.
         """
-        if self._newest_start is None:
+        if not self._has_local:
             return  # the first round begins from `base`
         for part in (slice(start, stop) for start, stop in ranges):
             # While a round runs, `work` holds what the work is measured against.
@@ -353,9 +350,6 @@ class LocalTrainer:
     @torch.no_grad()
     def _load_base(self) -> None:
         self._decoder.flat.copy_(torch.from_numpy(self._base))
-
-    def _read_local(self, out: NDArray[np.float32]) -> None:
-        np.copyto(out, self._decoder.flat.cpu().numpy())
 
     def _reported(self, pieces: Iterable[T]) -> Iterator[T]:
         """The same, with word of progress before each."""
