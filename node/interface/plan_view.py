@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.node.interface.views import format_bytes
-from gossamer.node.runs.planning import RoundPlan
+from gossamer.node.runs.planning import LATENESS_MAX, RoundPlan
 
 GOALS = (0.90, 0.95, 0.98)
 """Shares of the time in which a trainer is at work, as published runs reached and aim at."""
@@ -41,6 +41,20 @@ def print_plan(plan: RoundPlan, console: Console, *, json: bool = False) -> None
         for goal in GOALS
     )
     console.print(f"Trainer at work ({how}): {goals}.", highlight=False)
+    if plan.lateness is not None and plan.lateness > LATENESS_MAX:
+        console.print(_advice(plan, plan.lateness), highlight=False)
+
+
+def _advice(plan: RoundPlan, lateness: float) -> str:
+    step = "turn" if plan.fragments > 1 else "round"
+    advice = (
+        f"A state comes when {lateness:.0%} of the next {step}'s steps are done. The later, the "
+        "more it costs the model, in one piece much more than in fragments (README). It comes "
+        "sooner with more inner_steps, or with a codec of fewer bits"
+    )
+    if plan.fragments_advised:
+        advice += f"; fragments = {plan.fragments_advised} would bear it better"
+    return f"{advice}."
 
 
 def _sent(plan: RoundPlan) -> str:
@@ -72,6 +86,7 @@ def _fields(plan: RoundPlan) -> dict[str, object]:
         "round_seconds": plan.round_seconds,
         "utilisation": plan.utilisation,
         "overlap": plan.overlap,
+        "lateness": plan.lateness,
         "state_bytes": plan.state_bytes,
         "join_seconds": plan.join_seconds,
     }

@@ -11,6 +11,8 @@ Bytes are exact but for framing. Times follow from them, the lines, and how fast
                     (sync = "distro") wait for each other, one by one (`HOP_SECONDS`), and each is
                     transformed before it is sent and when it is taken
     utilisation     training / round: the part of the time in which a trainer does not wait
+    lateness        averaging / training: with overlap, the part of a round's inner steps that are
+                    done when the state arrives that they should have begun from
     fragments       each round averages one, after its share of the inner steps; what is said of a
                     round is the mean over all of them, but where the largest is meant
 
@@ -51,6 +53,15 @@ BITS_PER_BYTE = 8
 MEGA = 1e6
 
 
+LATENESS_MAX = 0.15
+"""What costs next to nothing: a state that was late by a tenth of a round cost 0.3 % of the loss,
+by a fifth 1.2 % (tests/benchmarks/losses.py)."""
+
+FRAGMENTS_ADVISED = 4
+"""With four fragments a state that was late by all of a turn cost 1 %, and one that was late by
+half of it nothing. With more, the agreement on so many rings would count."""
+
+
 @dataclass(frozen=True)
 class Line:
     """Of each peer, in Mbit/s."""
@@ -78,6 +89,8 @@ class RoundPlan:
     training_seconds: float | None
     """None where it is not known how fast a peer trains."""
     overlap: bool
+    fragments_advised: int
+    """So many would bear a late state better; 0: no more than there are now."""
     state_bytes: int
     """What a newcomer fetches: parameters and momentum."""
     join_seconds: float
@@ -112,6 +125,14 @@ class RoundPlan:
         if seconds is None or self.training_seconds is None:
             return None
         return self.training_seconds / seconds
+
+    @property
+    def lateness(self) -> float | None:
+        """See above. None without overlap, or where it is not known how fast a peer trains."""
+        if self.training_seconds is None or not self.overlap:
+            return None
+        ratios = (seconds / self.training_seconds for seconds in self.averaging_seconds_of)
+        return mean(min(1.0, ratio) for ratio in ratios)
 
     def training_seconds_for(self, utilisation: float) -> float:
         """How long a round's inner steps have to take for that utilisation, or a little less."""
@@ -173,6 +194,17 @@ def plan_round(
         averaging_seconds_of=tuple(averaging_of),
         training_seconds=training_seconds,
         overlap=outer.overlap,
+        fragments_advised=_fragments_advised(draft),
         state_bytes=state_bytes,
         join_seconds=state_bytes / (line.down * MEGA / BITS_PER_BYTE * LINE_SHARE),
     )
+
+
+def _fragments_advised(draft: Draft) -> int:
+    """The most that the manifest allows, up to `FRAGMENTS_ADVISED`."""
+    outer, num_layers = draft.outer, draft.model.num_layers
+    if draft.sync != "diloco":
+        return 0
+    most = min(FRAGMENTS_ADVISED, num_layers)
+    allowed = max(n for n in range(1, most + 1) if outer.inner_steps % n == 0)
+    return allowed if allowed > outer.fragments else 0

@@ -16,6 +16,7 @@ from gossamer.node.runs.planning import (
     OFFER_SECONDS,
     TAKE_SECONDS,
     Line,
+    RoundPlan,
     plan_round,
 )
 
@@ -108,6 +109,46 @@ def test_fragments_lower_the_peak_and_not_the_sum() -> None:
     assert parts.round_seconds is not None
     assert max(parts.training_seconds, parts.averaging_seconds) <= parts.round_seconds
     assert parts.round_seconds <= max(parts.training_seconds, longest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "advised"),
+    [
+        ({}, 4),
+        ({"inner_steps": 30}, 3),
+        ({"inner_steps": 31}, 0),
+        ({"fragments": 4}, 0),
+        ({"fragments": 2}, 4),
+        ({"codec": "int4"}, 4),
+    ],
+)
+def test_fragments_are_advised_as_the_manifest_allows(
+    changes: dict[str, object], advised: int
+) -> None:
+    plan = plan_round(draft(**changes), 4, Line(20, 100))
+    assert plan.fragments_advised == advised
+
+
+def test_a_state_is_as_late_as_its_ring_is_long() -> None:
+    def plan(tokens_per_second: float, *, overlap: bool = True) -> RoundPlan:
+        return plan_round(draft(overlap=overlap), 4, Line(20, 100), tokens_per_second)
+
+    quick, slow = plan(1e5), plan(1e4)
+    assert slow.training_seconds is not None
+    assert slow.lateness == pytest.approx(slow.averaging_seconds / slow.training_seconds)
+    assert quick.lateness == pytest.approx(min(1.0, 10 * slow.lateness))
+    assert plan(1e9).lateness == 1.0
+    assert plan(1e5, overlap=False).lateness is None
+    assert plan_round(draft(overlap=True), 4, Line(20, 100)).lateness is None
+
+
+def test_a_late_state_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for rate, is_said in (("20000", True), ("1000", False)):
+        command = ["plan", "--preset", "40m", "--up", "20", "--tokens-per-second", rate]
+        assert run_command(command) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("fragments = 3" in said) is is_said
+        assert ("A state comes when 100% of the next round's steps" in said) is is_said
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
