@@ -152,7 +152,13 @@ class Progress:
 
 
 def outer_of(setting: Setting, arm: Arm) -> OuterConfig:
-    """The preset's outer step with what the arm changes."""
+    """The preset's outer step with what the arm changes.
+
+    Raises:
+        ValueError: fragments that do not divide the inner steps, as no manifest may have them.
+    """
+    if arm.inner_steps % arm.fragments:
+        raise ValueError(f"{arm.name}: {arm.fragments} fragments of {arm.inner_steps} steps")
     changes: dict[str, object] = {
         "inner_steps": arm.inner_steps,
         "codec": arm.codec,

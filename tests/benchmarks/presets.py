@@ -6,12 +6,13 @@
     python tests/benchmarks/presets.py --presets 150m             # only part 1
     python tests/benchmarks/presets.py --presets 1m --minutes 6 --factors 0.5 1 --warmup-steps 100
     python tests/benchmarks/presets.py --modes                    # another 40 minutes
+    python tests/benchmarks/presets.py --presets 1.1b --context 128  # with 60 GB of swap space
 
 For each preset, on the default corpus (the Python library's sources) and one thread:
 
 1. One peer trains a round of a few steps of one micro-batch in a process of its own: CPU seconds
-   a sequence and peak resident memory. A preset that needs more memory than there is stays at the
-   count of bytes.
+   a sequence and peak resident memory. A preset that needs more memory than there is, swap space
+   included, stays at the count of bytes.
 2. One worker alone with the preset's inner learning rate times each of `--factors`.
 3. Two workers with the same inner rates and the outer step of the preset.
 4. Two workers with the other outer steps of `OUTER_STEPS`, at the rate that was best for two.
@@ -327,8 +328,11 @@ class Experiment:
         self._options = options
         self._preset = preset
         self._text: SampledText | None = None
-        warmup_steps = options.warmup_steps
-        self._name = f"{preset.name} warm-up {warmup_steps}" if warmup_steps else preset.name
+        self._name = preset.name
+        if options.warmup_steps:
+            self._name += f" warm-up {options.warmup_steps}"
+        if options.context:
+            self._name += f" context {options.context}"
         self._entries = load(options.output)
         kept = self._entries.get(self._name)
         if kept is None or options.fresh or kept.settings != settings_of(preset):
@@ -353,7 +357,7 @@ class Experiment:
 
     def _run(self, folder: Path) -> None:
         preset, entry = self._preset, self.entry
-        if entry.vector_bytes > psutil.virtual_memory().available:
+        if entry.vector_bytes > psutil.virtual_memory().available + psutil.swap_memory().free:
             return
         if entry.sequence_seconds is None:
             self._measure(self._text_in(folder))
@@ -468,6 +472,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--factors", type=float, nargs="+", default=FACTORS)
     parser.add_argument("--seeds", type=int, nargs="+", default=(1,))
     parser.add_argument("--warmup-steps", type=int, help="of AdamW; else in proportion")
+    parser.add_argument("--context", type=int, help="shorter sequences than the preset's")
     parser.add_argument("--modes", action="store_true", help="`sparse` and `distro` as well")
     parser.add_argument("--fresh", action="store_true", help="forget what the output holds")
     parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT)
@@ -478,9 +483,13 @@ def main() -> None:
     options = parse_options()
     torch.set_num_threads(1)
     for name in options.presets:
-        experiment = Experiment(options, PRESETS[name])
+        preset = PRESETS[name]
+        if options.context:
+            model = msgspec.structs.replace(preset.model, context=options.context)
+            preset = msgspec.structs.replace(preset, model=model)
+        experiment = Experiment(options, preset)
         experiment.run()
-        print_entry(PRESETS[name], experiment.entry)
+        print_entry(preset, experiment.entry)
     console.print(f"results: {options.output}")
 
 

@@ -178,6 +178,11 @@ def test_rates_codecs_and_overlap_make_a_difference(setting: Setting) -> None:
     assert len(set(finals)) == len(names)
 
 
+def test_fragments_divide_the_inner_steps(setting: Setting) -> None:
+    with pytest.raises(ValueError, match="4 fragments of 6 steps"):
+        train_diloco(setting, arm_of("diloco-2-h6-f4"))
+
+
 def test_a_sparse_run_whose_rounds_are_all_dense_is_a_dense_run(setting: Setting) -> None:
     """With a warm-up as long as the run the modes differ in nothing."""
     outer = msgspec.structs.replace(setting.outer, warmup_rounds=STEPS // 2)
