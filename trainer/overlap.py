@@ -17,7 +17,8 @@ of their newer steps:
 
     theta_local' = theta_local + (1 - alpha) * (theta_new - theta_snapshot)
 
-It is measured in README: 0, which is the line at the top, was the best.
+0, which is the line at the top, is the best, but for states in one piece that come a whole round
+late (README).
 
 Local parameters are one peer's own: nobody else has to get the same bits. All vectors are
 (num_elements,) fp32; `local` may be on a device, the others are on the host.
