@@ -106,8 +106,8 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "inner_steps at its own time, so that a round sends a part only. Divides inner_steps; 1: "
         "all at once.",
         "mixing": "With overlap or fragments: the part of the way to a new state that a peer's own "
-        "parameters stay behind (alpha of Streaming DiLoCo). 0 is best, but for states in one piece "
-        "that come a whole round late: 0.25.",
+        "parameters stay behind (alpha of Streaming DiLoCo). 0 is best, but for states in one "
+        "piece that come a whole round late: 0.25.",
     },
     "rounds": {
         "round_seconds": "A peer stops its inner steps after this long, however few it did.",

@@ -112,12 +112,13 @@ CODECS = ("fp32", "fp16", "int8", "int4")
 GROUPS: dict[str, tuple[str, ...]] = {
     "codecs": ("sync-4", "alone", *(f"diloco-4-h20-{codec}" for codec in CODECS)),
     "overlap": (
-        *("diloco-4-h20-fp16-o20", "diloco-4-h20-fp16-o50", "diloco-4-h20-fp16-o50w"),
-        *("diloco-4-h20-int8-o50", "diloco-4-h20-int4-o50"),
-        *("diloco-4-h20-fp16-f4-o50", "diloco-4-h20-int4-f4-o50"),
+        *(f"diloco-4-h20-fp16-o{late}" for late in (10, 20, 50)),
+        *("diloco-4-h20-int8-o10", "diloco-4-h20-int4-o10"),
+        *(f"diloco-4-h20-fp16-f4{late}" for late in ("", "-o10", "-o50", "-o100")),
+        *("diloco-4-h20-int4-f4-o10", "diloco-4-h20-int4-f4-o50"),
     ),
-    "sparse": ("sparse-4-h20", "sparse-4-h20-o50"),
-    "distro": ("distro-4", "distro-4-k128"),
+    "sparse": ("sparse-4-h20", "sparse-4-h20-o10"),
+    "distro": ("distro-4",),
     "sizes": (
         *("sync-2", "diloco-2-h20-fp32", "diloco-2-h20-int4", "sparse-2-h20"),
         *("sync-8", "diloco-8-h20-fp32", "diloco-8-h20-int4", "sparse-8-h20"),

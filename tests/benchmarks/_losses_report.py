@@ -51,7 +51,8 @@ def table_of(results: Results, seeds: Sequence[int], arms: Sequence[str]) -> Tab
     table = Table(title=f"Held-out loss, seeds {', '.join(map(str, seeds))}")
     headings = "arm|seeds|nats|range|bits/byte|against fp32|against sync|rounds|tokens|seconds"
     for heading in headings.split("|"):
-        table.add_column(heading, justify="left" if heading == "arm" else "right")
+        is_name = heading == "arm"
+        table.add_column(heading, justify="left" if is_name else "right", no_wrap=is_name)
     for name in arms:
         found = results.of(name, seeds)
         if not found:
