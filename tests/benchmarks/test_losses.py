@@ -98,7 +98,7 @@ def test_parity_kept_results_are_of_the_settings_that_it_has() -> None:
 
 
 def test_the_picture_has_every_arm_once(tmp_path: Path) -> None:
-    names = ["sync-4", "diloco-4-h20-fp32", "diloco-4-h20-int8-o50", "diloco-3-h7-int8"]
+    names = ["sync-4", "diloco-4-h20-fp32", "diloco-4-h20-int8-o10", "diloco-3-h7-int8"]
     panels = panels_of(names)
     assert sorted(name for names in panels.values() for name in names) == sorted(names)
     assert panels["others"] == ["diloco-3-h7-int8"]
