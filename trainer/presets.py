@@ -32,7 +32,7 @@ with fp32 has 1.584.
 So a short run needs the momentum that SparseLoCo does without (`diloco` without it: 1.733), error
 feedback that soon forgets what is out of date, and no dense warm-up. And every value needs its turn
 often enough: here 7 times after the warm-up. `top_k` of the other presets up to `10m` follows from
-that and was not tried; the larger ones are as published.
+that; the larger ones are as published.
 
 Tried here: `1m`, `5m` and `10m`, and `40m` a little, in short trials (tests/benchmarks/presets.py;
 all numbers are in its results). Held-out nats of one worker alone, then of two with outer 1.0/0.8,
@@ -46,11 +46,23 @@ preset's, but for the warm-up in the first line:
     5m             54 x 8          5    1e-3         6.39     6.66     6.78     6.28
     10m            60 x 1          6    7.5e-4       6.86     7.32     8.11     6.59
     40m            41 x 1          4    5e-4         7.12     7.60     8.01     7.08
+    150m           16 x 1          2    4e-4         7.65     8.57     8.78     7.41
 
-One seed each; the second line's first three are means of two. `10m` had an eighth of its batch, and
-`40m` a thirty-second part. With a constant momentum two workers did worse than one from `5m` on:
-steps are few there, and the warm-up is short. So these presets choose it. In `tiny`'s longer runs
-the constant is better by up to 1 % (README), and its other figures were made with it.
+One seed each; the second line's first three are means of two. `10m` had an eighth of its batch,
+`40m` a thirty-second part, and `150m` a 512th. With a constant momentum two workers did worse than
+one from `5m` on: steps are few there, and the warm-up is short. So these presets choose it, but for
+`150m`, whose 0.7/0.9 was found in runs of 88,000 steps. In `tiny`'s longer runs the constant is
+better by up to 1 % (README), and its other figures were made with it.
+
+The other modes in the same trials, two workers (`--modes`): `sparse` as the preset has it and as
+published, `distro` with 3e-3 and 1e-3 (decay 0.95, 32 values of a chunk) and as published (4e-4,
+0.999, 4 values):
+
+    preset   diloco   sparse  published   distro 3e-3    1e-3   published
+    1m         4.64     4.69       5.16          5.27    5.31        6.37
+    5m         6.28     6.48       6.54          6.29    6.51        6.96
+    10m        6.59     6.86       7.11          6.62    6.67        7.05
+    40m        7.05     7.41       7.41          6.91    6.90        7.32
 
 `1m` needs its long warm-up: with it 3e-3 did better than half of that, with 23 steps far worse; a
 run that is much shorter should halve the rate. Twice the preset's inner rate was the worst for two
@@ -60,11 +72,12 @@ As real swarms of two daemons with 1.0/0.8, `1m` went from 7.64 to 4.49 nats of 
 some 50 rounds (4 minutes of a busy machine); `10m` ran a few rounds, too few to say anything.
 
 The inner rate of `40m` lies between its neighbours'; forty steps of one sequence say little more
-than that it trains. `150m` and `1.1b` are as published. The first was seen to train: one worker,
-sixteen steps of one sequence (a 512th part), 7.65 nats. One CPU thread needs 69 s for a step of
-`40m` and 2.3 hours for one of `150m`, by the time of two steps of one micro-batch, in which the
-training process had 4.2 and 11.6 GB. `1.1b` was never run: the eleven vectors of a peer, trainer
-and daemon, take 48 GB.
+than that it trains, and sixteen of `150m` less. `150m` and `1.1b` are as published. One CPU thread
+needs 69 s for a step of `40m` and 2.3 hours for one of `150m`, by the time of two steps of one
+micro-batch, in which the training process had 4.2 and 11.6 GB. The eleven
+vectors of a peer with `1.1b`, trainer and daemon, take 48 GB. One worker was seen to train: eight
+steps of one sequence of 128 tokens, with swap space on a machine of 24 GB, 30 s a step, 9.61 nats
+(10.4 at random); two workers did not come to the end of such a trial in half an hour.
 """
 
 from __future__ import annotations
@@ -220,14 +233,24 @@ steps and one seed (`losses.py --small`, losses_tuning.json) the held-out loss w
 1.521 at 4e-3. With 128 values of a chunk instead of DeMo's 32 (0.99, 2e-3) it was 1.774: four times
 the bytes for 4 %."""
 
+_MEDIUM_DISTRO = _Distro(1e-3, 0.95, 8)
+"""In the trial of `40m` as good as with 32 values (6.90), with which a step of eight peers would
+not fit a block; and as with 3e-3, but gentler, which short trials do not reward."""
+
 _LARGE_DISTRO = _Distro(4e-4, 0.999, 4)
 """DeMo's decay (arXiv 2411.19870), and rate and number of values of DisTrO's report on 1.2 B
-parameters; not tried here."""
+parameters. In short trials of smaller models the worst."""
 
-_LARGE_PARAMETERS = 40e6
+_MEDIUM_PARAMETERS, _LARGE_PARAMETERS = 30e6, 100e6
 
 DISTRO_STEPS = 50
 """Shared steps for which a roster holds: agreeing on one takes about a second."""
+
+
+def _distro_of(num_parameters: int) -> _Distro:
+    if num_parameters >= _LARGE_PARAMETERS:
+        return _LARGE_DISTRO
+    return _MEDIUM_DISTRO if num_parameters >= _MEDIUM_PARAMETERS else SMALL_DISTRO
 
 
 def adapted(preset: Preset, sync: SyncMode) -> Preset:
@@ -238,8 +261,7 @@ def adapted(preset: Preset, sync: SyncMode) -> Preset:
         rate, momentum = preset.sparse_rates
         outer = replace(outer, learning_rate=rate, momentum=momentum, displacement=0.0)
     if sync == "distro":
-        is_large = preset.model.num_parameters >= _LARGE_PARAMETERS
-        distro = _LARGE_DISTRO if is_large else SMALL_DISTRO
+        distro = _distro_of(preset.model.num_parameters)
         inner = replace(inner, learning_rate=distro.learning_rate, beta1=distro.decay)
         outer = replace(
             outer,
@@ -296,9 +318,7 @@ def _preset(
 
 
 _TRIED = "were tried in short runs, and nothing spoke against them"
-_PUBLISHED = (
-    "are as published, with a warm-up of our own, and no round was tried: watch the first ones"
-)
+_PUBLISHED = "are as published, with a warm-up of our own, and {tried}: watch the first rounds"
 
 _ALL = (
     _preset(
@@ -370,7 +390,7 @@ _ALL = (
     _preset(
         "150m",
         "OpenDiLoCo's 150 million (and 66 million of embeddings): 3.2 GiB on a GPU, 5.6 beside",
-        _PUBLISHED,
+        _PUBLISHED.format(tried="were tried for sixteen small steps only"),
         _model((12, 1024, 16, 16, 2688), vocabulary=32_000, context=1024, tied=False),
         _inner(4e-4, sequences=512, warmup_steps=1_000, total_steps=88_000),
         _rounds(3_600.0, 120.0, 30.0),
@@ -383,7 +403,7 @@ _ALL = (
     _preset(
         "1.1b",
         "TinyLlama's 1.1 billion: 16.4 GiB on a GPU, 28.7 beside",
-        _PUBLISHED,
+        _PUBLISHED.format(tried="no round was tried"),
         _model((22, 2048, 32, 4, 5632), vocabulary=32_000, context=1024, tied=False),
         _inner(4e-4, sequences=2_048, warmup_steps=1_000, total_steps=88_000),
         _rounds(7_200.0, 300.0, 60.0),
