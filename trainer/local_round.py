@@ -115,6 +115,9 @@ class LocalTrainer:
         self._round: _Round | None = None
         self._has_local = False
         """Whether the local parameters are of a round, which may have ended."""
+        self._stays_behind = 0.0
+        """`mixing` in a round that went on from them. One that began from `base` holds no work that
+        was handed over: to stay behind would undo that part of the outer step."""
         self._asked = False
         self.optimizer_problem = self._load_moments()
 
@@ -196,6 +199,7 @@ class LocalTrainer:
             self._load_base()
             np.copyto(self._pseudo_gradient, self._base)
         self._has_local = True
+        self._stays_behind = self._mixing if goes_on else 0.0
         self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic())
         self._asked = False
         if goes_on:
@@ -275,20 +279,20 @@ class LocalTrainer:
             local, base = self._decoder.flat[part], self._base[part]
             work = self._pseudo_gradient[part]
             if self._round is not None:
-                overlap.rebase(local, work, base, self._mixing)
+                overlap.rebase(local, work, base, self._stays_behind)
                 np.copyto(work, base)
                 continue
-            if self._mixing:
+            if self._stays_behind:
                 # In one pass: a worker that is killed here leaves work of before or of after, in
                 # every element, and nothing else.
-                work += self._mixing * (base - (work + local.cpu().numpy()))
+                work += self._stays_behind * (base - (work + local.cpu().numpy()))
             local.copy_(torch.from_numpy(base))
             overlap.take_work(local, work)
 
     def finish(self) -> messages.Finished:
         """Ends the round: `pseudo_gradient = what the work is measured against - local`."""
         current = self._require_round()
-        if current.tokens or self._mixing:
+        if current.tokens or self._stays_behind:
             self._pseudo_gradient -= self._decoder.flat.cpu().numpy()
         else:
             self._pseudo_gradient[:] = 0.0

@@ -34,8 +34,8 @@ feedback that soon forgets what is out of date, and no dense warm-up. And every 
 often enough: here 7 times after the warm-up. `top_k` of the other presets up to `10m` follows from
 that; the larger ones are as published.
 
-Tried here: `1m`, `5m` and `10m`, and `40m` a little, in short trials (tests/benchmarks/presets.py;
-all numbers are in its results). Held-out nats of one worker alone, then of two with outer 1.0/0.8,
+Tried here: `1m`, `5m`, `10m`, and the next two a little, in short trials
+(tests/benchmarks/presets.py; all numbers are in its results). Held-out nats of one worker alone, then of two with outer 1.0/0.8,
 0.7/0.9, and with a momentum that each round chooses (`displacement` 1.4), all at the inner rate
 that was best for two with 1.0/0.8 (`40m`: 0.7/0.9). H and AdamW's warm-up are shorter than the
 preset's, but for the warm-up in the first line:
@@ -56,7 +56,8 @@ better by up to 1 % (README), and its other figures were made with it.
 
 The other modes in the same trials, two workers (`--modes`): `sparse` as the preset has it and as
 published, `distro` with 3e-3 and 1e-3 (decay 0.95, 32 values of a chunk) and as published (4e-4,
-0.999, 4 values):
+0.999, 4 values). `diloco` chooses its momentum, and has like `sparse` the inner rate that was best
+for it:
 
     preset   diloco   sparse  published   distro 3e-3    1e-3   published
     1m         4.64     4.69       5.16          5.27    5.31        6.37
@@ -74,10 +75,10 @@ some 50 rounds (4 minutes of a busy machine); `10m` ran a few rounds, too few to
 The inner rate of `40m` lies between its neighbours'; forty steps of one sequence say little more
 than that it trains, and sixteen of `150m` less. `150m` and `1.1b` are as published. One CPU thread
 needs 69 s for a step of `40m` and 2.3 hours for one of `150m`, by the time of two steps of one
-micro-batch, in which the training process had 4.2 and 11.6 GB. The eleven
-vectors of a peer with `1.1b`, trainer and daemon, take 48 GB. One worker was seen to train: eight
-steps of one sequence of 128 tokens, with swap space on a machine of 24 GB, 30 s a step, 9.61 nats
-(10.4 at random); two workers did not come to the end of such a trial in half an hour.
+micro-batch, in which the training process had 4.2 and 11.6 GB. The eleven vectors of a peer with
+`1.1b`, trainer and daemon, take 48 GB. One worker was seen to train: eight steps of one sequence of
+128 tokens, with swap space on a machine of 24 GB, 9.61 nats (10.4 at random); two workers did not
+come to the end of such a trial in half an hour.
 """
 
 from __future__ import annotations

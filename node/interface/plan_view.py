@@ -46,9 +46,9 @@ def print_plan(plan: RoundPlan, console: Console, *, json: bool = False) -> None
 
 
 def _advice(plan: RoundPlan, lateness: float) -> str:
-    step = "turn" if plan.fragments > 1 else "round"
+    unit = "turn" if plan.fragments > 1 else "round"
     advice = (
-        f"A state comes when {lateness:.0%} of the next {step}'s steps are done. The later, the "
+        f"A state comes when {lateness:.0%} of the next {unit}'s steps are done. The later, the "
         "more it costs the model, in one piece much more than in fragments (README). It comes "
         "sooner with more inner_steps, or with a codec of fewer bits"
     )

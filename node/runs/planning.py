@@ -11,8 +11,8 @@ Bytes are exact but for framing. Times follow from them, the lines, and how fast
                     (sync = "distro") wait for each other, one by one (`HOP_SECONDS`), and each is
                     transformed before it is sent and when it is taken
     utilisation     training / round: the part of the time in which a trainer does not wait
-    lateness        averaging / training: with overlap, the part of a round's inner steps that are
-                    done when the state arrives that they should have begun from
+    lateness        averaging / training, at most 1: with overlap, the part of a round's inner steps
+                    that are done when the state arrives that they should have begun from
     fragments       each round averages one, after its share of the inner steps; what is said of a
                     round is the mean over all of them, but where the largest is meant
 

@@ -3,10 +3,10 @@
     python tests/benchmarks/presets.py                            # 1m to 40m: an hour
     python tests/benchmarks/presets.py --presets 1m --minutes 5
     python tests/benchmarks/presets.py --presets 10m --factors 4  # one more rate
-    python tests/benchmarks/presets.py --presets 150m             # only part 1
+    python tests/benchmarks/presets.py --presets 150m --minutes 60 --factors 1
     python tests/benchmarks/presets.py --presets 1m --minutes 6 --factors 0.5 1 --warmup-steps 100
     python tests/benchmarks/presets.py --modes                    # another 40 minutes
-    python tests/benchmarks/presets.py --presets 1.1b --context 128  # with 60 GB of swap space
+    python tests/benchmarks/presets.py --presets 1.1b --context 128  # wants swap space; for hours
 
 For each preset, on the default corpus (the Python library's sources) and one thread:
 

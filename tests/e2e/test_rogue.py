@@ -96,6 +96,7 @@ def test_the_rounds_go_on_whatever_a_rogue_does(swarm: LocalSwarm, founded: Path
     begun = [round_of(node) for node in nodes]
 
     trio.run(attack_with, watch, [*attacks_connections.ATTACKS, *ATTACKS])
+    ended = [round_of(node) for node in nodes]
     # Those that were at it while nobody had time for them, once more.
     for _ in range(PASSES_MAX):
         missing, is_quiet = REASONS - reasons_counted(nodes), min(map(bans_of, nodes)) < BANS_MIN
@@ -104,7 +105,6 @@ def test_the_rounds_go_on_whatever_a_rogue_does(swarm: LocalSwarm, founded: Path
         again = [each for each, reason in ATTACKS.items() if is_quiet or reason in missing]
         trio.run(attack_with, watch, again)
 
-    ended = [round_of(node) for node in nodes]
     print("rounds:", begun, "->", ended)
     print("resident MB:", {name: size >> 20 for name, size in watch.largest.items()})
     assert min(ended) - max(begun) >= ROUNDS_MIN

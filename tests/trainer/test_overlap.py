@@ -211,11 +211,13 @@ def test_without_a_step_nothing_is_handed_over(rounds: Rounds) -> None:
     assert not rounds.work.any()
 
 
+@pytest.mark.parametrize("mixing", [0.0, 0.5])
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_a_round_that_began_from_base_keeps_its_steps_too(
-    rounds: Rounds, other: Rounds, has_ended: bool
+    make_rounds: MakeRounds, has_ended: bool, mixing: float
 ) -> None:
-    """As after a restart of the worker."""
+    """As after a restart of the worker: to stay behind would pull the state back."""
+    rounds, other = make_rounds(mixing), make_rounds(mixing)
     for one in (rounds, other):
         one.begin(2, "local")
         one.steps(2)
