@@ -35,10 +35,10 @@ often enough: here 7 times after the warm-up. `top_k` of the other presets up to
 that; the larger ones are as published.
 
 Tried here: `1m`, `5m`, `10m`, and the next two a little, in short trials
-(tests/benchmarks/presets.py; all numbers are in its results). Held-out nats of one worker alone, then of two with outer 1.0/0.8,
-0.7/0.9, and with a momentum that each round chooses (`displacement` 1.4), all at the inner rate
-that was best for two with 1.0/0.8 (`40m`: 0.7/0.9). H and AdamW's warm-up are shorter than the
-preset's, but for the warm-up in the first line:
+(tests/benchmarks/presets.py; all numbers are in its results). Held-out nats of one worker alone,
+then of two with outer 1.0/0.8, 0.7/0.9, and with a momentum that each round chooses (`displacement`
+1.4), all at the inner rate that was best for two with 1.0/0.8 (`40m`: 0.7/0.9). H and AdamW's
+warm-up are shorter than the preset's, but for the warm-up in the first line:
 
     preset  steps x sequences  warm-up  inner rate   alone   1.0/0.8  0.7/0.9  chosen
     1m            252 x 8        100    3e-3         4.65     4.62     4.58     4.43
