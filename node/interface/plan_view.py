@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.node.interface.views import format_bytes
-from gossamer.node.runs.planning import LATENESS_MAX, RoundPlan
+from gossamer.node.runs.planning import RoundPlan
 
 GOALS = (0.90, 0.95, 0.98)
 """Shares of the time in which a trainer is at work, as published runs reached and aim at."""
@@ -41,15 +41,15 @@ def print_plan(plan: RoundPlan, console: Console, *, json: bool = False) -> None
         for goal in GOALS
     )
     console.print(f"Trainer at work ({how}): {goals}.", highlight=False)
-    if plan.lateness is not None and plan.lateness > LATENESS_MAX:
-        console.print(_advice(plan, plan.lateness), highlight=False)
+    if plan.is_late:
+        console.print(_advice(plan), highlight=False)
 
 
-def _advice(plan: RoundPlan, lateness: float) -> str:
+def _advice(plan: RoundPlan) -> str:
     unit = "turn" if plan.fragments > 1 else "round"
     advice = (
-        f"A state comes when {lateness:.0%} of the next {unit}'s steps are done. The later, the "
-        "more it costs the model, in one piece much more than in fragments (README). It comes "
+        f"A state comes when {plan.lateness:.0%} of the next {unit}'s steps are done. The later, "
+        "the more it costs the model, in one piece much more than in fragments (README). It comes "
         "sooner with more inner_steps, or with a codec of fewer bits"
     )
     if plan.fragments_advised:

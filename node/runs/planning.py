@@ -52,14 +52,16 @@ TAKE_SECONDS = 20e-9
 BITS_PER_BYTE = 8
 MEGA = 1e6
 
-
 LATENESS_MAX = 0.15
 """What costs next to nothing: a state that was late by a tenth of a round cost 0.3 % of the loss,
 by a fifth 1.2 % (tests/benchmarks/losses.py)."""
 
+FRAGMENTS_LATENESS_MAX = 0.5
+"""Likewise with `FRAGMENTS_ADVISED` fragments or more: a state that was late by half of a turn cost
+nothing, by all of it 1 %."""
+
 FRAGMENTS_ADVISED = 4
-"""With four fragments a state that was late by all of a turn cost 1 %, and one that was late by
-half of it nothing. With more, the agreement on so many rings would count."""
+"""So many were measured. With more, the agreement on so many rings would count."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,12 @@ class RoundPlan:
             return None
         ratios = (seconds / self.training_seconds for seconds in self.averaging_seconds_of)
         return mean(min(1.0, ratio) for ratio in ratios)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether states come so late that it costs the model something."""
+        most = FRAGMENTS_LATENESS_MAX if self.fragments >= FRAGMENTS_ADVISED else LATENESS_MAX
+        return self.lateness is not None and self.lateness > most
 
     def training_seconds_for(self, utilisation: float) -> float:
         """How long a round's inner steps have to take for that utilisation, or a little less."""

@@ -142,6 +142,27 @@ def test_a_state_is_as_late_as_its_ring_is_long() -> None:
     assert plan_round(draft(overlap=True), 4, Line(20, 100)).lateness is None
 
 
+@pytest.mark.parametrize(
+    ("fragments", "late_from"),
+    # Fewer than four were measured to cost something (tests/benchmarks/losses.py).
+    [(1, 0.15), (2, 0.15), (4, 0.5), (5, 0.5)],
+)
+def test_fragments_may_come_later(fragments: int, late_from: float) -> None:
+    def plan(lateness: float) -> RoundPlan:
+        changed = draft(overlap=True, fragments=fragments)
+        peers, line = 4, Line(20, 100)
+        at_once = plan_round(changed, peers, line, 1.0)
+        assert at_once.training_seconds is not None
+        # Fragments differ in size a little, so the mean of the ratios is what is set.
+        rate = lateness * at_once.training_seconds / at_once.averaging_seconds
+        planned = plan_round(changed, peers, line, rate)
+        assert planned.lateness == pytest.approx(lateness)
+        return planned
+
+    assert not plan(late_from - 0.02).is_late
+    assert plan(late_from + 0.02).is_late
+
+
 def test_a_late_state_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     for rate, is_said in (("20000", True), ("1000", False)):
         command = ["plan", "--preset", "40m", "--up", "20", "--tokens-per-second", rate]
