@@ -6,13 +6,13 @@
     python tests/benchmarks/presets.py --presets 150m --minutes 60 --factors 1
     python tests/benchmarks/presets.py --presets 1m --minutes 6 --factors 0.5 1 --warmup-steps 100
     python tests/benchmarks/presets.py --modes                    # another 40 minutes
-    python tests/benchmarks/presets.py --presets 1.1b --context 128  # wants swap space; for hours
+    python tests/benchmarks/presets.py --presets 1.1b --context 128 --steps 8 --factors 1  # hours
 
 For each preset, on the default corpus (the Python library's sources) and one thread:
 
 1. One peer trains a round of a few steps of one micro-batch in a process of its own: CPU seconds
    a sequence and peak resident memory. A preset that needs more memory than there is, swap space
-   included, stays at the count of bytes.
+   included, stays at the count of bytes (`1.1b` had 24 GB of memory and 56 of swap space).
 2. One worker alone with the preset's inner learning rate times each of `--factors`.
 3. Two workers with the same inner rates and the outer step of the preset.
 4. Two workers with the other outer steps of `OUTER_STEPS`, at the rate that was best for two.
@@ -21,8 +21,9 @@ For each preset, on the default corpus (the Python library's sources) and one th
 
 A trial has as many steps as all of them have time for in `--minutes` of CPU time, and warm-up,
 cosine, H and warm-up rounds in proportion. Where that would be under `STEPS_WANTED` steps it has
-fewer sequences a step; under `STEPS_MIN` with a single one, there are no trials. The loss is of a
-sample of the held-out text at the end. The seed draws the weights only; the text is the same.
+fewer sequences a step; under `STEPS_MIN` with a single one, there are no trials, unless `--steps`
+asks for so many of a single sequence. The loss is of a sample of the held-out text at the end. The
+seed draws the weights only; the text is the same.
 
 What short trials cannot say: they favour high rates (nothing is lost yet by not settling), but a
 warm-up as short as they are (`--warmup-steps` sets it) and few sequences a step favour low ones;
@@ -333,6 +334,8 @@ class Experiment:
             self._name += f" warm-up {options.warmup_steps}"
         if options.context:
             self._name += f" context {options.context}"
+        if options.steps:
+            self._name += f" steps {options.steps}"
         self._entries = load(options.output)
         kept = self._entries.get(self._name)
         if kept is None or options.fresh or kept.settings != settings_of(preset):
@@ -404,6 +407,8 @@ class Experiment:
         assert entry.sequence_seconds is not None
         seconds = 60 * options.minutes / len(options.seeds)
         entry.steps, entry.sequences = plan_of(preset, entry.sequence_seconds, seconds)
+        if options.steps:
+            entry.steps, entry.sequences = options.steps, 1
         entry.warmup_steps = options.warmup_steps or warmup_of(preset.inner, entry.steps)
         console.print(f"{self._name}: {entry.steps} steps of {entry.sequences} sequences each")
 
@@ -469,6 +474,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--minutes", type=float, default=DEFAULT_MINUTES, help="CPU time of a preset"
     )
+    parser.add_argument("--steps", type=int, help="of a single sequence, however long they take")
     parser.add_argument("--factors", type=float, nargs="+", default=FACTORS)
     parser.add_argument("--seeds", type=int, nargs="+", default=(1,))
     parser.add_argument("--warmup-steps", type=int, help="of AdamW; else in proportion")
