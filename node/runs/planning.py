@@ -57,11 +57,11 @@ LATENESS_MAX = 0.15
 by a fifth 1.2 % (tests/benchmarks/losses.py)."""
 
 FRAGMENTS_LATENESS_MAX = 0.5
-"""Likewise with `FRAGMENTS_ADVISED` fragments or more: a state that was late by half of a turn cost
-nothing, by all of it 1 %."""
+"""Likewise from `FRAGMENTS_ADVISED` fragments on: with four a state that was late by half of a turn
+cost nothing, by all of it 1 %. More are taken to bear as much."""
 
 FRAGMENTS_ADVISED = 4
-"""So many were measured. With more, the agreement on so many rings would count."""
+"""More were not measured, and the agreement on so many rings would count."""
 
 
 @dataclass(frozen=True)

@@ -406,9 +406,11 @@ class Experiment:
         preset, entry, options = self._preset, self.entry, self._options
         assert entry.sequence_seconds is not None
         seconds = 60 * options.minutes / len(options.seeds)
-        entry.steps, entry.sequences = plan_of(preset, entry.sequence_seconds, seconds)
-        if options.steps:
-            entry.steps, entry.sequences = options.steps, 1
+        entry.steps, entry.sequences = (
+            (options.steps, 1)
+            if options.steps
+            else plan_of(preset, entry.sequence_seconds, seconds)
+        )
         entry.warmup_steps = options.warmup_steps or warmup_of(preset.inner, entry.steps)
         console.print(f"{self._name}: {entry.steps} steps of {entry.sequences} sequences each")
 
