@@ -13,7 +13,8 @@ from gossamer.trainer.distro.dct_exact import Grid, basis, grids_of
 
 
 class ModelDct:
-    """The transform of all of a model's parameters. Vectors are (num_parameters,)."""
+    """The transform of a model's parameters, tensor by tensor: of all at once it would need several
+    times the model's memory."""
 
     def __init__(self, model: ModelConfig, device: torch.device | None = None) -> None:
         self.num_parameters = model.num_parameters
@@ -23,23 +24,18 @@ class ModelDct:
             side: torch.from_numpy(basis(side)).to(device, torch.float32) for side in sides
         }
 
-    def forward(self, vector: torch.Tensor) -> torch.Tensor:
-        """Coefficients of a vector, in chunk order."""
-        parts = []
-        for grid in self.grids:
-            chunks = _to_chunks(vector[grid.tensor.range], grid)
-            rows, columns = self._bases[grid.rows], self._bases[grid.columns]
-            parts.append((rows @ chunks @ columns.T).reshape(-1))
-        return torch.cat(parts)
+    def forward(self, grid: Grid, values: torch.Tensor) -> torch.Tensor:
+        """(num_elements,) of a tensor -> (num_chunks, chunk_elements): its coefficients."""
+        rows, columns = self._bases[grid.rows], self._bases[grid.columns]
+        chunks = rows @ _to_chunks(values, grid) @ columns.T
+        return chunks.view(grid.num_chunks, grid.chunk_elements)
 
-    def inverse(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """The vector with these coefficients, in fp32, rounded as the device likes."""
-        parts = []
-        for grid in self.grids:
-            chunks = coefficients[grid.tensor.range].view(-1, grid.rows, grid.columns)
-            rows, columns = self._bases[grid.rows], self._bases[grid.columns]
-            parts.append(_from_chunks(rows.T @ chunks @ columns, grid).reshape(-1))
-        return torch.cat(parts)
+    def inverse(self, grid: Grid, coefficients: torch.Tensor) -> torch.Tensor:
+        """(num_chunks, chunk_elements) -> (num_elements,): the tensor with these coefficients, in
+        fp32, rounded as the device likes."""
+        rows, columns = self._bases[grid.rows], self._bases[grid.columns]
+        chunks = coefficients.view(-1, grid.rows, grid.columns)
+        return _from_chunks(rows.T @ chunks @ columns, grid).view(-1)
 
 
 def _to_chunks(values: torch.Tensor, grid: Grid) -> torch.Tensor:

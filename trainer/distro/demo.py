@@ -18,11 +18,24 @@ one peer's own: nobody else needs its bits. It is kept over restarts (`shared_ro
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterable
+from typing import NamedTuple
+
 import torch
 
 from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.trainer.distro.dct import ModelDct
+from gossamer.trainer.distro.dct_exact import Grid
+
+
+class _Strongest(NamedTuple):
+    """The coefficients that are offered of a tensor."""
+
+    grid: Grid
+    indices: torch.Tensor
+    """(num_chunks, k) within the chunks, ascending."""
+    values: torch.Tensor
+    """(num_chunks, k)"""
 
 
 class Momentum:
@@ -38,49 +51,53 @@ class Momentum:
     ) -> None:
         self._dct, self._top_k, self._decay = dct, top_k, decay
         self.values = torch.zeros(dct.num_parameters, device=device)
-        self._offered: torch.Tensor | None = None
+        self._offered: list[_Strongest] = []
+        """Of all tensors, or of none."""
 
     @torch.no_grad()
-    def add(self, gradient: torch.Tensor) -> None:
-        """One more gradient, (num_parameters,)."""
-        self.values.mul_(self._decay).add_(gradient)
+    def add(self, gradients: Iterable[torch.Tensor]) -> None:
+        """One more gradient: of each tensor, in flat order."""
+        self.values.mul_(self._decay)
+        for grid, gradient in zip(self._dct.grids, gradients, strict=True):
+            self.values[grid.tensor.range].add_(gradient.view(-1))
 
     @torch.no_grad()
     def offer(self) -> SignUpdate:
         """The strongest coefficients as they are now; they stay in until `taken`."""
-        coefficients = self._dct.forward(self.values)
-        kept = torch.zeros_like(coefficients)
-        is_kept = torch.zeros_like(coefficients, dtype=torch.bool)
+        self._offered = []
+        places = []
         for grid in self._dct.grids:
-            part = grid.tensor.range
-            chunks = coefficients[part].view(-1, grid.chunk_elements)
+            chunks = self._dct.forward(grid, self.values[grid.tensor.range])
             top = chunks.abs().topk(min(self._top_k, grid.chunk_elements), dim=1).indices
-            kept[part].view(-1, grid.chunk_elements).scatter_(1, top, chunks.gather(1, top))
-            is_kept[part].view(-1, grid.chunk_elements).scatter_(1, top, True)
-        self._offered = kept
-        places = np.flatnonzero(is_kept.cpu().numpy())
-        return SignUpdate(places, kept.cpu().numpy()[places] >= 0)
+            indices = top.sort(dim=1).values
+            self._offered.append(_Strongest(grid, indices, chunks.gather(1, indices)))
+            first = torch.arange(grid.num_chunks, device=top.device) * grid.chunk_elements
+            places.append((grid.tensor.start + first[:, None] + indices).view(-1))
+        values = torch.cat([strongest.values.view(-1) for strongest in self._offered])
+        return SignUpdate(torch.cat(places).cpu().numpy(), (values >= 0).cpu().numpy())
 
     @torch.no_grad()
     def taken(self) -> None:
         """The swarm took what was offered last: it leaves the momentum."""
-        if self._offered is not None:
-            self.values.sub_(self._dct.inverse(self._offered))
-            self._offered = None
+        for grid, indices, values in self._offered:
+            part = self.values[grid.tensor.range]
+            kept = part.new_zeros(grid.num_chunks, grid.chunk_elements)
+            part.sub_(self._dct.inverse(grid, kept.scatter_(1, indices, values)))
+        self._offered = []
 
     @torch.no_grad()
     def restore(self, values: torch.Tensor) -> None:
         """Goes on from `values`, (num_parameters,); nothing is offered."""
         self.values.copy_(values)
-        self._offered = None
+        self._offered = []
 
     @torch.no_grad()
     def clear(self) -> None:
         """Begins anew."""
         self.values.zero_()
-        self._offered = None
+        self._offered = []
 
     @torch.no_grad()
-    def lookahead(self, theta: torch.Tensor, last_rate: float) -> torch.Tensor:
-        """Where to take the next gradient."""
-        return theta - last_rate * self.values.sign()
+    def look_ahead(self, theta: torch.Tensor, last_rate: float) -> None:
+        """Moves `theta` to where to take the next gradient."""
+        theta.sub_(self.values.sign(), alpha=last_rate)

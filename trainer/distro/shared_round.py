@@ -122,13 +122,11 @@ class SharedTrainer(LocalTrainer):
     def _take_position(self) -> None:
         self._load_base()
         if self._has_lookahead:
-            flat = self._decoder.flat
-            flat.copy_(self._momentum.lookahead(flat, self._last_rate))
+            self._momentum.look_ahead(self._decoder.flat, self._last_rate)
 
     @torch.no_grad()
     def _use_gradients(self, learning_rate: float) -> None:
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        self._momentum.add(torch.cat([gradient.reshape(-1) for gradient in gradients]))
+        self._momentum.add(p.grad for p in self._parameters if p.grad is not None)
         self._last_rate = learning_rate
 
     def finish(self) -> messages.Finished:

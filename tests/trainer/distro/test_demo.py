@@ -22,8 +22,22 @@ def dct(model_config: ModelConfig) -> ModelDct:
     return ModelDct(model_config)
 
 
-def gradient_of(seed: int, dct: ModelDct) -> torch.Tensor:
+def vector_of(seed: int, dct: ModelDct) -> torch.Tensor:
     return torch.randn(dct.num_parameters, generator=torch.Generator().manual_seed(seed))
+
+
+def by_tensor(vector: torch.Tensor, dct: ModelDct) -> list[torch.Tensor]:
+    return [vector[grid.tensor.range].view(grid.tensor.shape) for grid in dct.grids]
+
+
+def gradient_of(seed: int, dct: ModelDct) -> list[torch.Tensor]:
+    return by_tensor(vector_of(seed, dct), dct)
+
+
+def coefficients_of(vector: torch.Tensor, dct: ModelDct) -> torch.Tensor:
+    """(num_parameters,), as places number them."""
+    parts = (dct.forward(grid, vector[grid.tensor.range]).view(-1) for grid in dct.grids)
+    return torch.cat(list(parts))
 
 
 def fp32(value: float) -> float:
@@ -33,7 +47,7 @@ def fp32(value: float) -> float:
 def test_the_strongest_coefficients_are_offered_and_leave_the_momentum(dct: ModelDct) -> None:
     momentum = Momentum(dct, top_k=3, decay=0.999)
     momentum.add(gradient_of(1, dct))
-    before = dct.forward(momentum.values)
+    before = coefficients_of(momentum.values, dct)
     update = momentum.offer()
     assert len(update.places) == 3 * sum(grid.num_chunks for grid in dct.grids)
     for grid in dct.grids:
@@ -48,7 +62,7 @@ def test_the_strongest_coefficients_are_offered_and_leave_the_momentum(dct: Mode
     assert (update.is_positive == (before.numpy()[update.places] > 0)).all()
 
     momentum.taken()
-    after = dct.forward(momentum.values)
+    after = coefficients_of(momentum.values, dct)
     sent = torch.from_numpy(update.places)
     assert after[sent].abs().max().item() < 1e-5
     after[sent] = before[sent] = 0
@@ -73,8 +87,8 @@ def test_a_late_part_stays_in_its_senders_momentum(dct: ModelDct) -> None:
 def test_the_lookahead_goes_against_the_momentum(dct: ModelDct) -> None:
     momentum = Momentum(dct, top_k=32, decay=0.999)
     momentum.add(gradient_of(1, dct))
-    theta = gradient_of(2, dct)
-    ahead = momentum.lookahead(theta, 0.25)
+    theta = vector_of(2, dct)
+    momentum.look_ahead(ahead := theta.clone(), 0.25)
     torch.testing.assert_close(theta - ahead, 0.25 * momentum.values.sign(), atol=1e-6, rtol=0)
 
 
@@ -150,15 +164,15 @@ def test_the_rate_is_the_schedules(inner_config: InnerConfig) -> None:
 
 def test_it_learns_a_sign_pattern(dct: ModelDct) -> None:
     """Four peers with noisy gradients of one quadratic reach its minimum within the rate."""
-    target = 0.02 * gradient_of(9, dct).numpy()
+    target = 0.02 * vector_of(9, dct).numpy()
     theta = np.zeros(dct.num_parameters, np.float32)
     peers = [Momentum(dct, top_k=32, decay=0.9) for _ in range(4)]
     before = np.square(theta - target).mean()
     for step in range(150):
         given = []
         for number, peer in enumerate(peers):
-            noise = 0.01 * gradient_of(1000 * step + number, dct)
-            peer.add(torch.from_numpy(theta - target) + noise)
+            noise = 0.01 * vector_of(1000 * step + number, dct)
+            peer.add(by_tensor(torch.from_numpy(theta - target) + noise, dct))
             given.append(peer.offer())
             peer.taken()
         shared_step(dct.grids, theta, given, 1e-3, 0.0, theta)
