@@ -69,8 +69,8 @@ and its other figures were made with it.
 
 The other modes in the same trials, two workers (`--modes`): `sparse` as the preset has it and as
 published, `distro` with 3e-3 and 1e-3 (decay 0.95, 32 values of a chunk) and as published (4e-4,
-0.999, 4 values). `diloco` chooses its momentum, and has like `sparse` the inner rate that was best
-for it; the first line is with the long warm-up:
+0.999, 4 values). `diloco` chooses its momentum (`1.1b`: 0.7/0.9), and has like `sparse` the inner
+rate that was best for it; the first line is with the long warm-up:
 
     preset   diloco   sparse  published   distro 3e-3    1e-3   published
     1m         4.43     4.66       5.02          4.72    5.19        6.39
@@ -79,6 +79,7 @@ for it; the first line is with the long warm-up:
     10m        6.59     6.84       7.11          6.62    6.67        7.05
     40m        7.05     7.41       7.41          6.91    6.90        7.32
     150m       7.41     8.70       8.70          7.20    7.08        7.66
+    1.1b       8.96     9.47       9.47             -       -        8.80
 
 `sparse` as published sends a value once in 64 rounds, and `150m` had nine. `distro` with 1e-3 was
 the best of all that were tried there, and as published no worse than one worker alone. The
@@ -98,7 +99,7 @@ than that it trains, and sixteen of `150m` less. `150m` and `1.1b` are as publis
 needs 69 s for a step of `40m` and 2.3 hours for one of `150m`, by the time of two steps of one
 micro-batch, in which the training process had 4.2 and 11.6 GB. The eleven vectors of a peer with
 `1.1b`, trainer and daemon, take 48 GB; its trials (10.4 nats would be random) had 24 GB of memory,
-56 of swap space, and took more than an hour. Its `sparse` and `distro` were not tried.
+up to 66 of swap space, and took up to two hours.
 """
 
 from __future__ import annotations

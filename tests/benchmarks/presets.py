@@ -12,7 +12,7 @@ For each preset, on the default corpus (the Python library's sources) and one th
 
 1. One peer trains a round of a few steps of one micro-batch in a process of its own: CPU seconds
    a sequence and peak resident memory. A preset that needs more memory than there is, swap space
-   included, stays at the count of bytes (`1.1b` had 24 GB of memory and 56 of swap space).
+   included, stays at the count of bytes (`1.1b` had 24 GB of memory and up to 66 of swap space).
 2. One worker alone with the preset's inner learning rate times each of `--factors`.
 3. Two workers with the same inner rates and the outer step of the preset.
 4. Two workers with the other outer steps of `OUTER_STEPS`, at the rate that was best for two.
