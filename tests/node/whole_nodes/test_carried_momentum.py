@@ -103,7 +103,8 @@ class SharingTrainer(NumbersTrainer):
         return finished
 
     async def _share(self, round_number: int, deadline: float) -> None:
-        self.worker._momentum.add(torch.randn(self.base.size, generator=self._draw))
+        shapes = [parameter.shape for parameter in self.worker._parameters]
+        self.worker._momentum.add(torch.randn(shape, generator=self._draw) for shape in shapes)
         update = self.worker.offer().update
         self.offered.append(update)
         self.births[update] = self.origin.birth
