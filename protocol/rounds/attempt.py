@@ -64,6 +64,9 @@ every few seconds, or a link has failed (`RECEIPT_SECONDS`); adding takes millis
 KEPT_STEP_SECONDS = 4.0
 """An accusation is everywhere by then, and what follows from it is under way."""
 
+SLOW = "slow"
+"""The reason for which `RingPace` puts a member out."""
+
 
 @dataclass(frozen=True)
 class Self:
@@ -235,7 +238,7 @@ class Attempt:
         if to_say is not None:
             actions.append(self._self.seal(Pace(self.ring.ring_id, *to_say)))
         slow = self.pace.too_slow(now, self.reduce.living, peer)
-        return actions if slow is None else [*actions, *self.accuse(now, slow, "slow")]
+        return actions if slow is None else [*actions, *self.accuse(now, slow, SLOW)]
 
     def statement(self, now: float, signed: Signed, statement: RingStatement) -> list[Action]:
         """A checked statement about this ring."""
@@ -313,6 +316,8 @@ class Attempt:
             return self._repeat()
         actions: list[Action] = [Removed(accused, reason), *self.reduce.member_removed(accused)]
         self._progress_seconds = now
+        if reason == SLOW:
+            self.pace.put_out(author, accused)
         if self.is_out:
             if accused == self._me != author:
                 actions.append(self._suspect(self._me, f"accused by {author}"))

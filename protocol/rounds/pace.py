@@ -22,10 +22,14 @@ Rules
 - My link is worth giving up if it is slow, and what it still has to carry would take longer than
   `PATIENCE_SECONDS_MIN` and `PATIENCE_FRACTION` of the round so far, at its pace.
 - Then my successor is the slow one, unless my predecessor's link to me is slow as well: I am. With
-  the second successor that looks slow it is my own line too; and who found that in the ring before
-  does not begin by blaming others.
+  the second successor that looks slow it is my own line too; and who was found to be slow in the
+  ring before, I or my successor, is at once.
 - Before my predecessor's pace is known I wait `PREDECESSOR_SECONDS` for it; and where what comes to
   me has become as slow as what I send, `WORD_SECONDS` for its next word.
+- With shared steps it is I, unless my successor says within `STEPS_WORD_SECONDS` that its own link
+  is slow as well. One slow line keeps all others idle, so that who sends over it sees no other
+  slow one (home lines are slower up than down), and would blame a neighbour. If a member between
+  us left for the same reason, two of us found this successor slow: it goes.
 - A link may carry its first chunk to the end, within that patience: so a slow member has a part in
   some chunk of each round, in other ones each time. Put out at once, it would carry all its work
   until that is stale.
@@ -73,6 +77,13 @@ STEPS_MIN = 2
 GAP_SECONDS = 1.0
 """Links are looked at several times a second."""
 
+PATIENCE_SECONDS_MIN = 2.0
+"""A slow link that is done this soon is waited for, however short the round was."""
+
+PATIENCE_FRACTION = 0.25
+"""Part of the time that the round took until its ring began: with the time to notice it, a slow
+member makes a round take at most half as long again as without it."""
+
 PREDECESSOR_SECONDS = 3.0
 """A predecessor that has not said its pace by then will not; see `SAMPLE_SECONDS`."""
 
@@ -80,15 +91,12 @@ WORD_SECONDS = 3.0
 """Whoever saw the same line become slow at the same time has said so by then: it takes its measure
 a second later at worst, and its word comes over that line, behind what is queued there."""
 
+STEPS_WORD_SECONDS = VERDICT_SECONDS / PATIENCE_FRACTION
+"""A slow link of shared steps may be busy for little more than that part of the time, and is judged
+when that was `VERDICT_SECONDS`. Both links of a slow line are, one after the other."""
+
 SLOW_FACTOR = 8.0
 """Home lines differ by five (10 to 50 Mbit/s up) and may well be in one ring."""
-
-PATIENCE_SECONDS_MIN = 2.0
-"""A slow link that is done this soon is waited for, however short the round was."""
-
-PATIENCE_FRACTION = 0.25
-"""Part of the time that the round took until its ring began: with the time to notice it, a slow
-member makes a round take at most half as long again as without it."""
 
 BUSY_SECONDS_MIN = 0.25
 """Less, without a whole chunk received, says more about round trips than about the line."""
@@ -187,14 +195,14 @@ class RingPace:
         chunk_bytes: int,
         num_chunks: int,
         round_seconds: float,
-        line_was_slow: bool,
+        was_slow: frozenset[PeerId] = frozenset(),
         is_in_steps: bool = False,
     ) -> None:
         """
         Args:
             chunk_bytes: size of an encoded chunk.
             round_seconds: what the round took until its ring began.
-            line_was_slow: whether I found in the ring before that my own line is the slow one.
+            was_slow: who was `found_slow` in the ring before.
             is_in_steps: whether each chunk waits for the one before.
         """
         self._members = tuple(members)
@@ -214,9 +222,9 @@ class RingPace:
         self._num_said = 0
         self._said = 0.0
         """The pace that I said last."""
-        self._has_blamed = line_was_slow
-        self.line_is_slow = False
-        """Whether it is my own line that is far slower than the others'."""
+        self._was_slow = was_slow
+        self._found: dict[PeerId, PeerId] = {}
+        """Whose line is the slow one, and who found it: perhaps itself."""
 
     def said(self, author: PeerId, sequence: int, bytes_per_second: float) -> None:
         """Another member said its pace; the highest sequence is its newest word."""
@@ -225,6 +233,20 @@ class RingPace:
         word = self._words.get(author)
         if word is None or sequence > word.sequence:
             self._words[author] = _Word(sequence, bytes_per_second)
+
+    def put_out(self, author: PeerId, accused: PeerId) -> None:
+        """A member, or I, put out one whose line is slow, or left because its own is."""
+        if author == accused:  # and not the line of whom it blamed before
+            cleared = {peer for peer, finder in self._found.items() if finder == author}
+        else:
+            cleared = self._left_between(author, accused)
+        self._found = {peer: by for peer, by in self._found.items() if peer not in cleared}
+        self._found[accused] = author
+
+    @property
+    def found_slow(self) -> frozenset[PeerId]:
+        """Whose lines are far slower than the others', mine perhaps."""
+        return frozenset(self._found)
 
     def received(self, now: float) -> None:
         """A chunk came to me."""
@@ -286,14 +308,30 @@ class RingPace:
         pace_to_me = self._pace_to_me(living)
         if pace_to_me is None and now < self._began_seconds + PREDECESSOR_SECONDS:
             return None
-        if self._has_blamed or (pace_to_me is not None and pace_to_me < threshold):
-            self.line_is_slow = True
+        is_slow_to_me = pace_to_me is not None and pace_to_me < threshold
+        has_blamed = self._me in self._found.values()
+        if is_slow_to_me or has_blamed or self._me in self._was_slow:
             return self._me
-        may_be_mine = self._arriving_bytes_per_second(now) < threshold
-        if may_be_mine and now < link.slow_since_seconds + WORD_SECONDS:
+        if successor in self._was_slow or self._left_between(self._me, successor):
+            return successor
+        wait_seconds = WORD_SECONDS if self._arriving_bytes_per_second(now) < threshold else 0.0
+        is_mine = False
+        if self._is_in_steps:
+            word = self._words.get(successor)
+            is_mine = word is None or word.bytes_per_second >= threshold
+            wait_seconds = STEPS_WORD_SECONDS if is_mine else 0.0
+        if now < link.slow_since_seconds + wait_seconds:
             return None
-        self._has_blamed = True
-        return successor
+        return self._me if is_mine else successor
+
+    def _left_between(self, author: PeerId, accused: PeerId) -> set[PeerId]:
+        """Who left a ring of shared steps because the link to the accused looked slow."""
+        if not self._is_in_steps:
+            return set()
+        first = self._members.index(author) + 1
+        after = self._members[first:] + self._members[:first]
+        between = after[: after.index(accused)]
+        return {peer for peer in between if self._found.get(peer) == peer}
 
     def _window_seconds(self, now: float) -> float:
         so_far_seconds = self._round_seconds + now - self._began_seconds

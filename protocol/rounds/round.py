@@ -181,7 +181,7 @@ class Round:
         elif attempt is not None and not attempt.removed:  # it would be the time of the fault
             replay_seconds = attempt.reduced_seconds or replay_seconds
         return Lessons(
-            attempt is not None and attempt.pace.line_is_slow,
+            frozenset() if attempt is None else attempt.pace.found_slow,
             came_late=self.state != "committed",
             replay_seconds=replay_seconds,
         )
@@ -453,7 +453,7 @@ class Round:
             chunk_bytes=rules.chunk_bytes(len(ring.members)),
             num_chunks=rules.num_chunks,
             round_seconds=now - self._began_seconds,
-            line_was_slow=self._lessons.line_is_slow,
+            was_slow=self._lessons.found_slow,
             is_in_steps=rules.payloads.are_steps,
         )
         reduce = RingReduce(ring.members, self._me, rules.num_chunks)

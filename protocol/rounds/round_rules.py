@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gossamer.protocol.codecs.payloads import Payloads
+from gossamer.protocol.ids import PeerId
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class RoundRules:
 class Lessons(NamedTuple):
     """What a round showed a peer, for its next one."""
 
-    line_is_slow: bool = False
-    """A ring found that its own line is far slower than the others'."""
+    found_slow: frozenset[PeerId] = frozenset()
+    """Whose lines its ring found to be far slower than the others', its own perhaps."""
     came_late: bool = False
     """The others committed without it, or it is new."""
     replay_seconds: float = 0.0

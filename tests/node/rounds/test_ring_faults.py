@@ -357,7 +357,7 @@ def test_one_has_a_twentieth_of_the_line(up: bool, down: bool) -> None:
             # It blames its successor first, and itself when the next one looks slow as well.
             assert lab.removed == {slow, lab.order[3]}
         assert member.driver is not None
-        assert member.driver.machine.lessons.line_is_slow == up
+        assert member.driver.machine.lessons.found_slow == {slow}
 
     run_ring(story)
 
@@ -391,6 +391,6 @@ def test_the_line_of_one_falls_in_one_direction(seconds: float) -> None:
         # It blames its successor first, and itself when the next one looks slow as well.
         assert lab.reasons() == {(slow, "slow"), (lab.order[3], "slow")}
         assert member.driver is not None
-        assert member.driver.machine.lessons.line_is_slow
+        assert member.driver.machine.lessons.found_slow == {slow}
 
     run_ring(story)

@@ -34,6 +34,12 @@ STEP_TOKENS = 2 * MODEL.context
 SLOW_LINK_SECONDS = 0.5
 """One way: fifty times as long as over the others."""
 
+SLOW_LINE = 3_000.0
+"""Bytes a second."""
+
+SHORT_SECONDS = 0.002
+"""Small against what a step takes over the slow line."""
+
 
 def test_three_take_every_step_together(tmp_path: Path) -> None:
     world = World(tmp_path, seed=1, codec="distro", wait_for_peers=2)
@@ -314,6 +320,51 @@ def test_a_trainer_that_dies_in_its_rounds(tmp_path: Path) -> None:
             if len(header.members) == 2:
                 assert tokens_of(world, header, "b") == wanted
         for name in "ab":
+            assert_account_is_true(world, name)
+
+    simulate(world, story)
+
+
+@pytest.mark.parametrize("direction", ["up", "down", "both"])
+def test_a_slow_line_costs_its_neighbours_at_most_one_round(
+    tmp_path: Path, direction: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Up, as at home, it costs them nothing."""
+    steps = 120
+    world = World(
+        tmp_path,
+        seed=5,
+        codec="distro",
+        wait_for_peers=3,
+        inner_steps=steps,
+        latency_seconds=SHORT_SECONDS,
+    )
+    d = world.identity("d").peer_id
+
+    def blamed() -> set[str]:
+        """Since it was asked last."""
+        lines = [line for line in capsys.readouterr().out.splitlines() if "reason=slow" in line]
+        return {name for name in "abcd" if any(world.identity(name).peer_id in x for x in lines)}
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abcd")
+        await world.reach(2, *"abcd")
+        await trio.sleep(steps * STEP_SECONDS / 8)  # in the middle of a ring
+        for name in "abc":
+            up, down = world.network.links(d, world.identity(name).peer_id)
+            for link in {"up": [up], "down": [down], "both": [up, down]}[direction]:
+                link.bytes_per_second = SLOW_LINE
+        assert not blamed()
+        await world.reach(3, *"abc")
+        first = blamed()
+        assert "d" in first
+        assert len(first) <= (2 if direction == "down" else 1)
+        for number in range(4, 6):
+            await world.reach(number, *"abc")
+            assert blamed() <= {"d"}
+        await settled(world, *"abc")
+        world.assert_one_chain(*"abc")
+        for name in "abc":
             assert_account_is_true(world, name)
 
     simulate(world, story)

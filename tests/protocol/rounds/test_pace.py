@@ -16,6 +16,7 @@ from gossamer.protocol.rounds.pace import (
     PREDECESSOR_SECONDS,
     SAMPLE_SECONDS,
     SLOW_FACTOR,
+    STEPS_WORD_SECONDS,
     VERDICT_SECONDS,
     WINDOW_SECONDS_MAX,
     WINDOW_SECONDS_MIN,
@@ -35,7 +36,7 @@ def pace(
     members: list[PeerId] = RING,
     *,
     round_seconds: float = 0.0,
-    line_was_slow: bool = False,
+    was_slow: frozenset[PeerId] = frozenset(),
     num_chunks: int = 40,
     is_in_steps: bool = False,
 ) -> RingPace:
@@ -47,7 +48,7 @@ def pace(
         chunk_bytes=1_000_000,
         num_chunks=num_chunks,
         round_seconds=round_seconds,
-        line_was_slow=line_was_slow,
+        was_slow=was_slow,
         is_in_steps=is_in_steps,
     )
 
@@ -124,7 +125,6 @@ def test_a_successor_with_a_slow_line_goes() -> None:
     measured(mine, SLOW)
     said(mine, {**ALL_FAST, SUCCESSOR: SLOW})
     assert mine.too_slow(NOW, RING, SUCCESSOR) == SUCCESSOR
-    assert not mine.line_is_slow
 
 
 def test_i_go_if_the_line_to_me_is_slow_as_well() -> None:
@@ -132,7 +132,6 @@ def test_i_go_if_the_line_to_me_is_slow_as_well() -> None:
     measured(mine, SLOW)
     said(mine, {**ALL_FAST, PREDECESSOR: SLOW})
     assert mine.too_slow(NOW, RING, SUCCESSOR) == ME
-    assert mine.line_is_slow
 
 
 def test_i_go_with_the_second_successor_that_looks_slow() -> None:
@@ -140,17 +139,26 @@ def test_i_go_with_the_second_successor_that_looks_slow() -> None:
     measured(mine, SLOW)
     said(mine, ALL_FAST)
     assert mine.too_slow(NOW, RING, SUCCESSOR) == SUCCESSOR
+    mine.put_out(ME, SUCCESSOR)
     living = [peer for peer in RING if peer != SUCCESSOR]
     assert mine.too_slow(NOW, living, NEXT) is None  # not measured yet
     measured(mine, SLOW, NEXT)
     assert mine.too_slow(NOW, living, NEXT) == ME
+    mine.put_out(ME, ME)
+    assert mine.found_slow == {ME}, "and not whom I blamed first"
 
 
-def test_who_was_slow_in_the_ring_before_blames_nobody_else() -> None:
-    mine = pace(line_was_slow=True)
-    measured(mine, SLOW)
-    said(mine, ALL_FAST)
-    assert mine.too_slow(NOW, RING, SUCCESSOR) == ME
+@pytest.mark.parametrize("is_in_steps", [False, True])
+def test_who_was_slow_in_the_ring_before_is_first(is_in_steps: bool) -> None:
+    for was_slow, slow in (
+        ({ME}, ME),
+        ({SUCCESSOR}, SUCCESSOR),
+        ({ME, SUCCESSOR}, ME),
+    ):
+        mine = pace(was_slow=frozenset(was_slow), is_in_steps=is_in_steps)
+        measured(mine, SLOW)
+        said(mine, ALL_FAST)
+        assert mine.too_slow(NOW, RING, SUCCESSOR) == slow
 
 
 def test_lines_that_differ_as_home_lines_do_are_no_reason() -> None:
@@ -306,7 +314,6 @@ def test_it_is_my_line_if_the_predecessor_says_that_the_line_to_me_became_slow()
     said(mine, {PREDECESSOR: FAST / SLOW_FACTOR / 2}, sequence=2)
     line.run(3.0, SLOW)
     assert line.verdict == ME
-    assert mine.line_is_slow
 
 
 def test_the_predecessors_next_word_is_waited_for_if_little_comes_to_me() -> None:
@@ -360,8 +367,10 @@ def test_who_makes_every_step_wait_is_slow_although_nothing_waits_for_its_link()
     said(mine, ALL_FAST)
     line = Line(mine)
     step_by_step(line, 3.0, FAST, 1.0)
-    assert step_by_step(line, 20.0, SLOW, 1.0) < 10.0
-    assert line.verdict == SUCCESSOR
+    # Busy for a quarter of the time: it is slow when that was long enough.
+    found_seconds = 4 * VERDICT_SECONDS + STEPS_WORD_SECONDS
+    assert STEPS_WORD_SECONDS < step_by_step(line, 20.0, SLOW, 1.0) < found_seconds + 2.0
+    assert line.verdict == ME, "one slow line hides all others, and mine is the one that I see"
 
 
 def test_a_slow_link_that_adds_little_to_a_step_is_none() -> None:
@@ -371,7 +380,50 @@ def test_a_slow_link_that_adds_little_to_a_step_is_none() -> None:
     step_by_step(line, 100.0, SLOW, 1.5 * STEP_BYTES / SLOW / PATIENCE_FRACTION)
     assert line.verdict is None
     step_by_step(line, 40.0, SLOW, 0.5 * STEP_BYTES / SLOW / PATIENCE_FRACTION)
-    assert line.verdict == SUCCESSOR
+    assert line.verdict == ME
+
+
+def slow_steps(was_slow: frozenset[PeerId] = frozenset()) -> RingPace:
+    """My link is slow in a ring of shared steps, since second 10."""
+    mine = pace(is_in_steps=True, was_slow=was_slow)
+    said(mine, ALL_FAST)
+    measured(mine, SLOW)
+    return mine
+
+
+def test_with_shared_steps_it_is_my_line_unless_my_successor_has_two_slow_links() -> None:
+    mine = slow_steps()
+    assert mine.too_slow(NOW, RING, SUCCESSOR) is None
+    assert mine.too_slow(NOW + STEPS_WORD_SECONDS - 0.1, RING, SUCCESSOR) is None
+    said(mine, {SUCCESSOR: SLOW}, sequence=2)
+    assert mine.too_slow(NOW + STEPS_WORD_SECONDS - 0.1, RING, SUCCESSOR) == SUCCESSOR
+    mine = slow_steps()
+    assert mine.too_slow(NOW, RING, SUCCESSOR) is None
+    assert mine.too_slow(NOW + STEPS_WORD_SECONDS, RING, SUCCESSOR) == ME
+    mine = slow_steps()
+    said(mine, {PREDECESSOR: SLOW}, sequence=2)
+    assert mine.too_slow(NOW, RING, SUCCESSOR) == ME
+
+
+def test_with_shared_steps_whom_two_found_slow_one_after_the_other_is() -> None:
+    left = pace(is_in_steps=True)
+    said(left, ALL_FAST)
+    left.put_out(SUCCESSOR, SUCCESSOR)
+    living = [peer for peer in RING if peer != SUCCESSOR]
+    measured(left, SLOW, NEXT)
+    assert left.too_slow(NOW, living, NEXT) == NEXT
+    left.put_out(ME, NEXT)
+    assert left.found_slow == {NEXT}, "who left for it is as good as before"
+    assert slow_steps(left.found_slow).too_slow(NOW, RING, SUCCESSOR) is None
+
+
+def test_who_left_before_another_link_is_no_witness() -> None:
+    mine = slow_steps()
+    for peer in (PREDECESSOR, NEXT):
+        mine.put_out(peer, peer)
+    assert mine.too_slow(NOW, RING, SUCCESSOR) is None
+    mine.put_out(LAST, SUCCESSOR)
+    assert mine.found_slow == {NEXT, SUCCESSOR}, "from LAST on only PREDECESSOR was before it"
 
 
 def test_who_stands_still_is_silent_and_not_slow() -> None:
