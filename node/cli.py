@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, CycloptsError, Parameter
 
 if TYPE_CHECKING:
-    from gossamer.node.interface.client import Order
-    from gossamer.node.interface.config import Role, Settings
+    from gossamer.node.app.client import Order
+    from gossamer.node.base.settings import Role, Settings
 
 app = App(
     name="gossamer",
@@ -123,7 +123,7 @@ def plan(
     """
     from rich.console import Console
 
-    from gossamer.node.interface.config import ConfigError
+    from gossamer.node.base.settings import ConfigError
     from gossamer.node.interface.plan_view import print_plan
     from gossamer.node.runs.draft import draft_of_preset
     from gossamer.node.runs.manifest_file import read_manifest_file
@@ -162,7 +162,7 @@ def start(
     corpus
         Folders and files of text and JSONL to train on (default: the Python library's sources).
     """
-    from gossamer.node.interface.config import Found, Resume
+    from gossamer.node.base.settings import Found, Resume
     from gossamer.node.storage.state_dir import StateDir
 
     settings = _settings(options)
@@ -190,7 +190,7 @@ def join(*addresses: str, options: _Node = None) -> int:
     addresses
         Links that `gossamer start` and `gossamer status` show: /ip4/../tcp/../p2p/12D3..#RUN_ID
     """
-    from gossamer.node.interface.config import ConfigError, Join, Resume, parse_links
+    from gossamer.node.base.settings import ConfigError, Join, Resume, parse_links
     from gossamer.node.storage.state_dir import StateDir
 
     settings = _settings(options)
@@ -219,9 +219,9 @@ def status(*, json: bool = False, options: _State = None) -> int:
     """
     import msgspec
 
-    from gossamer.node.interface.client import fetch_status
-    from gossamer.node.interface.status import encode_status
+    from gossamer.node.app.client import fetch_status
     from gossamer.node.storage.state_dir import StateDir
+    from gossamer.node.telemetry.status import encode_status
 
     answer = fetch_status(StateDir(_settings(options).state_dir))
     if json:
@@ -328,14 +328,14 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def _errors_for_people() -> tuple[type[Exception], ...]:
-    from gossamer.node.interface.client import ClientError
-    from gossamer.node.interface.config import ConfigError
-    from gossamer.node.machine.training import TrainerFailedError
+    from gossamer.node.app.client import ClientError
+    from gossamer.node.base.disk_health import DiskError
+    from gossamer.node.base.settings import ConfigError
+    from gossamer.node.machine.trainer_client import TrainerFailedError
     from gossamer.node.network.identity import IdentityError
     from gossamer.node.network.transport import TransportError
     from gossamer.node.peers.run_exchange import JoinError
     from gossamer.node.storage.blocks import BlockError
-    from gossamer.node.storage.disk import DiskError
     from gossamer.node.storage.state_dir import StateDirError
     from gossamer.protocol.errors import ManifestError
     from gossamer.trainer.export import ExportError
@@ -365,14 +365,14 @@ def _explain(error: Exception) -> str:
 
 
 def _complain(problems: list[str]) -> None:
-    from gossamer.node.interface.logs import printable
+    from gossamer.node.telemetry.logs import printable
 
     for problem in problems:
         print(f"gossamer: {printable(problem)}", file=sys.stderr)
 
 
 def _settings(options: StateOptions | None) -> Settings:
-    from gossamer.node.interface.config import load_settings
+    from gossamer.node.base.settings import load_settings
 
     flags: dict[str, Any] = {} if options is None else asdict(options)
     config: Path | None = flags.pop("config", None)
@@ -380,7 +380,7 @@ def _settings(options: StateOptions | None) -> Settings:
 
 
 def _check_founding(manifest: Path | None, preset: str | None, corpus: tuple[Path, ...]) -> None:
-    from gossamer.node.interface.config import ConfigError
+    from gossamer.node.base.settings import ConfigError
 
     problems = []
     if manifest is not None and preset is not None:
@@ -395,7 +395,7 @@ def _check_founding(manifest: Path | None, preset: str | None, corpus: tuple[Pat
 
 
 def _order(order: Order, options: StateOptions | None, done: str) -> int:
-    from gossamer.node.interface.client import give_order
+    from gossamer.node.app.client import give_order
     from gossamer.node.storage.state_dir import StateDir
 
     give_order(StateDir(_settings(options).state_dir), order)
@@ -406,8 +406,8 @@ def _order(order: Order, options: StateOptions | None, done: str) -> int:
 def _run(settings: Settings, role: Role, ignored: list[str] | None = None) -> int:
     import structlog
 
-    from gossamer.node.daemon import run
-    from gossamer.node.interface.logs import configure_logs
+    from gossamer.node.app.daemon import run
+    from gossamer.node.telemetry.logs import configure_logs
 
     configure_logs(settings.log_format, settings.log_level)
     if ignored:

@@ -64,7 +64,7 @@ ROSTERS_KEPT_MAX = 64
 ATTEMPTS_MAX = 1000
 
 # Words of one member on the pace of its link, in one ring: it changed by two each time.
-PACES_MAX = 64
+LINK_RATES_MAX = 64
 
 # Headers in one reply of the chain protocol (about 1 KiB each, plus 200 bytes a signature).
 HEADERS_PER_REPLY_MAX = 64

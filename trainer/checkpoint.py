@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer import messages
+from gossamer.trainer.ipc import messages
 from gossamer.trainer.optimizer import AdamW
 
 FORMAT = "gossamer-adamw-1"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer.flat import HEAD, layout_of
+from gossamer.protocol.state.parameter_layout import HEAD, layout_of
 
 
 class ExportError(ValueError):

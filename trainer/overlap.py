@@ -3,19 +3,19 @@
 A state arrives `tau` inner steps after the work for it was handed over: all parameters of it, or
 one fragment (`protocol.fragments`). The local progress since that snapshot is kept on top:
 
-    theta_local' = theta_new + (theta_local - theta_snapshot)
+    local_parameters' = new_parameters + (local_parameters - snapshot_parameters)
 
 This is the delayed application of the outer step in Eager updates (arXiv 2502.12996, section 3)
 with the peer's own newer steps on top, as in DESIGN.md's "overlap". What is handed over next is
-`theta_new - theta_local'` at the end of the round: the steps since the snapshot, none twice.
+`new_parameters - local_parameters'` at the end of the round: the steps since the snapshot, none twice.
 
 Streaming DiLoCo (arXiv 2501.18512, algorithm 2 and section 3.3) mixes instead, with an alpha of
-0.5: `alpha * theta_local + (1 - alpha) * theta_new`. That throws a part of the newer steps away and
+0.5: `alpha * local_parameters + (1 - alpha) * new_parameters`. That throws a part of the newer steps away and
 keeps a part of what the swarm has just averaged out, which is handed over once more. With `mixing`,
 its alpha, the local parameters stay behind by that part of the way to the new state, and keep all
 of their newer steps:
 
-    theta_local' = theta_local + (1 - alpha) * (theta_new - theta_snapshot)
+    local_parameters' = local_parameters + (1 - alpha) * (new_parameters - snapshot_parameters)
 
 0, which is the line at the top, is the best, but for states in one piece that come a whole round
 late (README).

@@ -108,7 +108,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from gossamer.protocol.chunks import default_chunk_elements
 from gossamer.protocol.manifest import (
     InnerConfig,
     ModelConfig,
@@ -116,6 +115,7 @@ from gossamer.protocol.manifest import (
     RoundConfig,
     SyncMode,
 )
+from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.trainer.text.tokens import BYTES_VOCABULARY, TokenizerKind
 
 DEFAULT_PRESET = "tiny"

@@ -26,10 +26,10 @@ from typing import BinaryIO
 import msgspec
 import torch
 
-from gossamer.trainer import memory, messages
 from gossamer.trainer.device import Device, DeviceError, choose_device, is_out_of_memory
-from gossamer.trainer.distro.shared_round import SharedTrainer
-from gossamer.trainer.local_round import LocalTrainer, TrainerError
+from gossamer.trainer.distro.shared_trainer import SharedTrainer
+from gossamer.trainer.ipc import memory, messages
+from gossamer.trainer.local_trainer import LocalTrainer, TrainerError
 from gossamer.trainer.text.data import DataError
 
 # Messages read and not yet looked at. Bounds the memory; the daemon never has so many under way.

@@ -23,12 +23,12 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from gossamer.node.interface.client import ClientError, NotRunningError, fetch_status
-from gossamer.node.interface.config import HostPort, Settings, parse_host_port, parse_link
-from gossamer.node.interface.logs import printable
+from gossamer.node.app.client import ClientError, NotRunningError, fetch_status
+from gossamer.node.base.settings import HostPort, Settings, parse_host_port, parse_link
 from gossamer.node.interface.views import format_bytes
 from gossamer.node.machine.capacity import Gpu, Gpus, host_memory_bytes, measure_capacity
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.logs import printable
 
 Level = Literal["ok", "warn", "fail"]
 _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}

@@ -6,8 +6,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.node.interface.logs import printable
-from gossamer.node.interface.status import DataStatus, PeerStatus, Status, WorkStatus
+from gossamer.node.telemetry.logs import printable
+from gossamer.node.telemetry.status import DataStatus, PeerStatus, Status, WorkStatus
 
 _PHASE_STYLES = {
     "training": "green",

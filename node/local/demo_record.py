@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from gossamer.node.interface.status import LastRound, Status
+from gossamer.node.telemetry.status import LastRound, Status
 
 RATE_SECONDS = 15.0
 """Tokens per second are the mean over this long: several rounds."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from gossamer.node.interface.client import ClientError, fetch_status
-from gossamer.node.interface.status import Status
+from gossamer.node.app.client import ClientError, fetch_status
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.status import Status
 
 POLL_SECONDS = 0.1
 END_SECONDS = 15.0

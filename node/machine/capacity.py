@@ -25,7 +25,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gossamer.protocol import limits
-from gossamer.protocol.messages import Capacity
+from gossamer.protocol.wire.statements import Capacity
 
 DeviceKind = Literal["cuda", "rocm", "mps", "cpu"]
 DEVICE_KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)

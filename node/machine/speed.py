@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from gossamer.node.interface.metrics import Metrics
-from gossamer.protocol.messages import Capacity
-from gossamer.trainer import messages
+from gossamer.node.telemetry.metrics import Metrics
+from gossamer.protocol.wire.statements import Capacity
+from gossamer.trainer.ipc import messages
 
 SMOOTHING = 0.1
 """Weight of the newest step: a speed follows a change within some ten steps."""

@@ -27,9 +27,9 @@ import structlog
 import trio
 from numpy.typing import NDArray
 
-from gossamer.node.machine.stall import StallWatch
+from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.machine.trainer_exit import TrainerExit, kernel_memory_kills
-from gossamer.trainer import memory, messages
+from gossamer.trainer.ipc import memory, messages
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -242,7 +242,7 @@ class _Life:
         self._events = events
         self.failure = ""
         self.hung = False
-        self._stalls = StallWatch()
+        self._stalls = AwakeClock()
         self._heard_seconds = -math.inf
         """When it gave the last sign of life; -inf before the first."""
         self._delivering = False

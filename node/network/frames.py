@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from gossamer.node.network.transport import Stream
-from gossamer.protocol import framing, limits
+from gossamer.protocol import limits
+from gossamer.protocol.wire import framing
 
 PIECE_BYTES = 256 * 1024
 """A tenth of a second on a line of 20 Mbit/s, and copied in a fraction of a millisecond."""

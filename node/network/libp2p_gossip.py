@@ -17,7 +17,6 @@ from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.validators import signature_validator
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
-from gossamer.node.network.gossip_gate import GossipGate
 from gossamer.node.network.libp2p_addresses import peer_id_of
 from gossamer.node.network.libp2p_guards import GuardedHost
 from gossamer.node.network.libp2p_yamux_stream import YamuxStream
@@ -29,6 +28,7 @@ from gossamer.protocol.errors import (
 )
 from gossamer.protocol.ids import public_key_of
 from gossamer.protocol.limits import GOSSIP_BYTES_MAX, MIB
+from gossamer.protocol.policy.gossip_quota import GossipQuota
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class GuardedPubsub(Pubsub):
             max_subscriptions_per_peer=TOPICS_PER_PEER_MAX,
             max_inbound_rpc_size=RPC_BYTES_MAX,
         )
-        self._gate = GossipGate()
+        self._gate = GossipQuota()
         self._turn = trio.Lock()
         self._num_streams: Counter[ID] = Counter()
 

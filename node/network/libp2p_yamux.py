@@ -47,8 +47,8 @@ from gossamer.node.network.libp2p_yamux_stream import (
     PeerViolation,
     YamuxStream,
 )
-from gossamer.node.network.throttle import Rate, Throttle
 from gossamer.node.network.transport import PING_SECONDS
+from gossamer.protocol.policy.throttle import Rate, Throttle
 
 logger = logging.getLogger(__name__)
 

@@ -18,18 +18,18 @@ import msgspec
 import structlog
 import trio
 
+from gossamer.node.base.disk_health import DiskError
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
-from gossamer.node.peers.exchange import BlockService, FetchError
+from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.rounds.round_driver import RunInThread
 from gossamer.node.storage.committed import CannotRebuildError, CommittedState, Replayed
-from gossamer.node.storage.disk import DiskError
 from gossamer.node.storage.restoring import rebuild
 from gossamer.protocol import limits
-from gossamer.protocol.chain import Commit, Header, decode_commit
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, short
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.state.chain import Commit, Header, decode_commit
 
 CHAIN_PROTOCOL = "/gossamer/chain/1"
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import structlog
 import trio
 
-from gossamer.node.interface.metrics import Metrics
+from gossamer.node.base.disk_health import DiskError, DiskHealth
 from gossamer.node.network.transport import ConnectError, Transport
-from gossamer.node.peers.redial import BACK_OFF_SECONDS_MIN, Redial
-from gossamer.node.storage.disk import DiskError, DiskHealth
 from gossamer.node.storage.state_dir import KnownPeers
+from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.ids import PeerId, short
-from gossamer.protocol.messages import Announce
+from gossamer.protocol.policy.redial import BACK_OFF_SECONDS_MIN, Redial
+from gossamer.protocol.wire.statements import Announce
 
 LOOK_SECONDS = 1.0
 SAVE_SECONDS = 10.0

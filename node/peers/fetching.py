@@ -29,15 +29,15 @@ import trio
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.protocol.block_messages import (
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId, digest_of, short
+from gossamer.protocol.limits import KIB
+from gossamer.protocol.wire.block_messages import (
     BLOCK_MESSAGE_BYTES_MAX,
     BLOCKS_PROTOCOL,
     decode_reply,
     encode_request,
 )
-from gossamer.protocol.errors import MalformedError, RemoteProtocolError
-from gossamer.protocol.ids import Digest, PeerId, digest_of, short
-from gossamer.protocol.limits import KIB
 
 _log = structlog.get_logger()
 

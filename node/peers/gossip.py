@@ -1,7 +1,7 @@
 """Gossip and anti-entropy: signed statements out to everybody, and everybody's statements in.
 
 Statements go out by gossipsub, which is quick and may lose them. What still matters lies on the
-`Board`; every `EXCHANGE_SECONDS` this node compares its board with one random peer's and takes what
+`StatementStore`; every `RECONCILE_SECONDS` this node compares its board with one random peer's and takes what
 it lacks. So nothing hangs on a gossip message that was lost.
 
 Topics:   gossamer/<run id>/members   Signed(Announce)
@@ -25,11 +25,11 @@ from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
 from gossamer.protocol import limits
-from gossamer.protocol.board import STATEMENTS_MAX, Board
-from gossamer.protocol.chain import Commit, decode_commit, encode_commit
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
-from gossamer.protocol.messages import (
+from gossamer.protocol.policy.statement_store import STATEMENTS_MAX, StatementStore
+from gossamer.protocol.state.chain import Commit, decode_commit, encode_commit
+from gossamer.protocol.wire.statements import (
     Announce,
     Roster,
     Signed,
@@ -42,12 +42,12 @@ from gossamer.protocol.messages import (
     version_of,
 )
 
-BOARD_PROTOCOL = "/gossamer/board/1"
+STATEMENTS_PROTOCOL = "/gossamer/board/1"
 
-EXCHANGE_SECONDS = 1.0
+RECONCILE_SECONDS = 1.0
 """A statement that gossip lost is here after about this long; one exchange costs a few KiB."""
 
-EXCHANGE_TIMEOUT_SECONDS = 10.0
+RECONCILE_TIMEOUT_SECONDS = 10.0
 """A peer that takes longer for a few hundred KiB is as good as gone for this purpose."""
 
 OUTBOX_MAX = 1024
@@ -62,7 +62,7 @@ log = structlog.get_logger("gossip")
 _reply_encoder = msgspec.msgpack.Encoder()
 _reply_decoder = msgspec.msgpack.Decoder(list[Signed])
 
-STRANGERS_PER_EXCHANGE = 64
+STRANGERS_PER_RECONCILIATION = 64
 """Of what one peer hands us at once so many statements may be by authors that are not connected
 here: a newcomer knows a swarm of hundreds after some seconds, and a liar's inventions stay few."""
 
@@ -74,7 +74,7 @@ Admission = Callable[[PeerId, Statement], bool]
 make."""
 
 
-def decode_board(message: bytes | bytearray) -> list[Signed]:
+def decode_statement_store(message: bytes | bytearray) -> list[Signed]:
     """Statements that were not looked at, at most `STATEMENTS_MAX`. Raises MalformedError."""
     try:
         return _reply_decoder.decode(message)[:STATEMENTS_MAX]
@@ -115,7 +115,7 @@ class Gossip:
         self._newest_own: Announce | None = None
         self._is_welcome = is_welcome
         self._admits = admits
-        self.board = Board(near=lambda: {*transport.peers(), identity.peer_id})
+        self.statement_store = StatementStore(near=lambda: {*transport.peers(), identity.peer_id})
         self._members_topic = f"gossamer/{run_id.hex()}/members"
         self._rounds_topic = f"gossamer/{run_id.hex()}/rounds"
         self._send_outbox, self._outbox = trio.open_memory_channel[tuple[str, bytes]](OUTBOX_MAX)
@@ -124,13 +124,13 @@ class Gossip:
         """Begins to listen; call once, before the first connection."""
         self._transport.subscribe(self._members_topic, self._received)
         self._transport.subscribe(self._rounds_topic, self._received)
-        self._transport.handle(BOARD_PROTOCOL, self._serve_exchange)
+        self._transport.handle(STATEMENTS_PROTOCOL, self._serve_reconciliation)
 
     async def run(self) -> None:
         """Publishes and exchanges boards until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._publish_outbox)
-            nursery.start_soon(self._exchange_forever)
+            nursery.start_soon(self._reconcile_forever)
 
     # Out
 
@@ -144,7 +144,7 @@ class Gossip:
 
     def publish(self, signed: Signed, statement: Statement) -> None:
         """Publishes a statement that is signed already."""
-        self.board.post(signed, statement)
+        self.statement_store.post(signed, statement)
         topic = self._members_topic if isinstance(statement, Announce) else self._rounds_topic
         self._enqueue(topic, _STATEMENT + encode_signed(signed))
 
@@ -192,7 +192,7 @@ class Gossip:
             return False
         if not self._is_welcome(author):
             return False
-        if self.board.has(signed.digest):
+        if self.statement_store.has(signed.digest):
             return False
         try:
             # The signature last: it takes most of the time, and most of what is not taken has one.
@@ -205,7 +205,7 @@ class Gossip:
                 raise
             self._on_offence(author, error)
             return False
-        if not self.board.post(signed, statement):
+        if not self.statement_store.post(signed, statement):
             return False
         self._on_statement(signed, statement)
         return True
@@ -221,44 +221,44 @@ class Gossip:
         ):
             open_signed(signed, self._run_id, verify)
             self._on_own(statement)
-        if isinstance(statement, Roster) and not self.board.has(signed.digest):
+        if isinstance(statement, Roster) and not self.statement_store.has(signed.digest):
             # An earlier life organised this ring. As long as it is at work I begin no other.
             open_signed(signed, self._run_id, verify)
-            if self.board.post(signed, statement):
+            if self.statement_store.post(signed, statement):
                 self._on_statement(signed, statement)
 
     # Anti-entropy
 
-    async def _exchange_forever(self) -> None:
+    async def _reconcile_forever(self) -> None:
         while True:
-            await trio.sleep(EXCHANGE_SECONDS * self._random.uniform(0.8, 1.2))
+            await trio.sleep(RECONCILE_SECONDS * self._random.uniform(0.8, 1.2))
             peers = self._transport.peers()
             if not peers:
                 continue
             peer = self._random.choice(peers)
-            with trio.move_on_after(EXCHANGE_TIMEOUT_SECONDS):
+            with trio.move_on_after(RECONCILE_TIMEOUT_SECONDS):
                 try:
-                    await self.exchange(peer)
+                    await self.reconcile(peer)
                 except (TransportError, RemoteProtocolError) as error:
                     log.debug("exchange failed", peer=peer, error=str(error))
 
-    async def exchange(self, peer: PeerId) -> None:
+    async def reconcile(self, peer: PeerId) -> None:
         """Takes from a peer's board what ours lacks.
 
         Raises:
             TransportError: the peer cannot be reached.
             RemoteProtocolError: it answered nonsense (reported as its offence too).
         """
-        stream = await self._transport.open_stream(peer, BOARD_PROTOCOL)
+        stream = await self._transport.open_stream(peer, STATEMENTS_PROTOCOL)
         try:
             try:
-                held = self.board.digests()
+                held = self.statement_store.digests()
                 await send_frame(stream, b"", b"".join(held))
                 message, _ = await receive_frame(stream, payload_bytes_max=0)
             finally:
                 with trio.CancelScope(shield=True):
                     await stream.reset()
-            await self._take_all(peer, decode_board(message))
+            await self._take_all(peer, decode_statement_store(message))
         except RemoteProtocolError as error:
             self._on_offence(peer, error)
             raise
@@ -269,13 +269,13 @@ class Gossip:
         num_strangers = 0
         for signed in statements:
             is_stranger = signed.author not in connected
-            if is_stranger and num_strangers == STRANGERS_PER_EXCHANGE:
+            if is_stranger and num_strangers == STRANGERS_PER_RECONCILIATION:
                 continue
             num_strangers += self._take(peer, signed) and is_stranger
             await trio.lowlevel.checkpoint()
 
-    async def _serve_exchange(self, stream: Stream) -> None:
-        with trio.move_on_after(EXCHANGE_TIMEOUT_SECONDS):
+    async def _serve_reconciliation(self, stream: Stream) -> None:
+        with trio.move_on_after(RECONCILE_TIMEOUT_SECONDS):
             try:
                 _, held = await receive_frame(
                     stream, message_bytes_max=0, payload_bytes_max=STATEMENTS_MAX * DIGEST_BYTES
@@ -286,7 +286,7 @@ class Gossip:
                     bytes(held[start : start + DIGEST_BYTES])
                     for start in range(0, len(held), DIGEST_BYTES)
                 }
-                reply = _reply_encoder.encode(self.board.missing_from(digests))
+                reply = _reply_encoder.encode(self.statement_store.missing_from(digests))
                 assert len(reply) <= limits.FRAME_MESSAGE_BYTES_MAX
                 await send_frame(stream, reply)
                 await stream.close()

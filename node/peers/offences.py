@@ -5,11 +5,11 @@ from __future__ import annotations
 import structlog
 import trio
 
-from gossamer.node.interface.metrics import Metrics
 from gossamer.node.network.transport import Transport
-from gossamer.node.peers.bans import Bans
+from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId, short
+from gossamer.protocol.policy.bans import Bans
 
 SAY_SECONDS = 60.0
 """The same of the same peer is a warning this often; in between it is only counted. Else a log

@@ -11,13 +11,13 @@ from __future__ import annotations
 import structlog
 import trio
 
-from gossamer.node.peers.exchange import BlockService, FetchError
+from gossamer.node.base.disk_health import DiskError
+from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.disk import DiskError
+from gossamer.protocol.accounting.ledger import keepers
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.shard_index import ShardIndex
-from gossamer.protocol.work.ledger import keepers
 
 COPIES = 3
 """Two peers may vanish at the same moment before a shard is lost."""

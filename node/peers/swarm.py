@@ -19,13 +19,14 @@ from gossamer.node.network.transport import Transport
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.peers.offences import Offences
 from gossamer.node.storage.incarnation import Incarnation
-from gossamer.protocol.chain import Commit, Header, open_commit
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.limits import ADDRESSES_MAX
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.membership import ANNOUNCE_SECONDS, Awaited, Membership, awaited
-from gossamer.protocol.messages import (
+from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS, Awaited, Membership, awaited
+from gossamer.protocol.policy.plausible_work import WorkBounds
+from gossamer.protocol.state.chain import Commit, Header, open_commit
+from gossamer.protocol.wire.statements import (
     Announce,
     Capacity,
     Phase,
@@ -34,7 +35,6 @@ from gossamer.protocol.messages import (
     Signed,
     Statement,
 )
-from gossamer.protocol.plausible import WorkBounds
 
 WATCH_SECONDS = 0.1
 """How late a broken connection is noticed."""

@@ -15,20 +15,20 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 import structlog
 import trio
 
-from gossamer.node.peers.exchange import BlockService, FetchError
+from gossamer.node.base.disk_health import DiskError
+from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.disk import DiskError
 from gossamer.protocol import limits
-from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.messages import Span
-from gossamer.protocol.shard_index import ShardIndex
-from gossamer.protocol.work.ledger import (
+from gossamer.protocol.accounting.ledger import (
     EpochProgress,
     Ledger,
     choose_shards,
     epoch_progress,
     lost_claims,
 )
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.shard_index import ShardIndex
+from gossamer.protocol.wire.statements import Span
 
 ROUNDS_AHEAD = 2
 """Rounds of tokens kept queued: this one and, prefetched, the next."""

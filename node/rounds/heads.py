@@ -1,8 +1,8 @@
 """Heads: which one wins, and how this node gets there.
 
-Announcements say which heads the others hold; commit records prove it (`scout`), and only what is
+Announcements say which heads the others hold; commit records prove it (`head_prover`), and only what is
 proven counts here. `better` names the heaviest head that wins over ours; `try_take_over` makes it
-ours. `Upkeep.settle` then sees to what the rounds on both ways took of our work.
+ours. `Settlement.settle` then sees to what the rounds on both ways took of our work.
 
 A proven head may still lead nowhere: its blocks are gone with those who had them, or its signers
 signed a state that does not follow. A head that could not be reached is left alone for a while, and
@@ -18,12 +18,12 @@ import structlog
 import trio
 
 from gossamer.node.peers.chain_sync import BehindError
-from gossamer.node.rounds.parts import Parts
-from gossamer.protocol.chain import is_heavier
+from gossamer.node.rounds.context import NodeContext
 from gossamer.protocol.errors import RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, short
-from gossamer.protocol.membership import NEAR_ROUNDS, TRAILING_ROUNDS
-from gossamer.protocol.messages import Ready, Roster
+from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
+from gossamer.protocol.state.chain import is_heavier
+from gossamer.protocol.wire.statements import Ready, Roster
 
 AVOID_SECONDS = 20.0
 """A head that could not be reached is left alone this long."""
@@ -59,8 +59,8 @@ class BetterHead:
 class Heads:
     """What is known of heads."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: NodeContext) -> None:
+        self._context = context
         self._avoided: dict[Digest, float] = {}
         self._branch_failures: dict[Digest, int] = {}
         self._better_since: float | None = None
@@ -68,7 +68,7 @@ class Heads:
     def better(self) -> BetterHead | None:
         """The heaviest proven head that wins over ours; None if ours is the best."""
         now = trio.current_time()
-        committed = self._parts.committed
+        committed = self._context.committed
         chain, mine = committed.chain, committed.entry
         best: tuple[int, Digest] | None = None
         for head in chain.tips():
@@ -77,7 +77,7 @@ class Heads:
                 is_heavier(tokens, head, mine.tokens_total, mine.head)
                 and (best is None or is_heavier(tokens, head, best[0], best[1]))
                 and chain.is_whole(head)
-                and head not in self._parts.chain_sync.unfinished
+                and head not in self._context.chain_sync.unfinished
                 and not self._is_avoided(now, head)
             ):
                 best = (tokens, head)
@@ -93,17 +93,17 @@ class Heads:
 
     def _branch_of(self, head: Digest) -> Digest:
         """The first round on the way to a head that is not on the way to mine."""
-        committed = self._parts.committed
+        committed = self._context.committed
         return (committed.chain.only_in(head, committed.head) or [head])[-1]
 
     def is_by_way_of(self, ring_id: Digest | None, head: Digest) -> bool:
         """Whether the first round on the way to a head that is not on mine is this ring's."""
-        chain = self._parts.committed.chain
+        chain = self._context.committed.chain
         return chain.header(self._branch_of(head)).ring_id == ring_id
 
     def is_on_mine(self, head: Digest) -> bool:
         """Whether a known head goes on from my own."""
-        committed = self._parts.committed
+        committed = self._context.committed
         return not committed.chain.only_in(committed.head, head)
 
     def is_overtaken(
@@ -132,7 +132,7 @@ class Heads:
 
     def is_near(self, head: Digest) -> bool:
         """Whether I am so few rounds behind a head that the others may wait for me."""
-        committed = self._parts.committed
+        committed = self._context.committed
         chain = committed.chain
         return committed.is_loaded and (
             head not in chain or committed.head in chain.ancestors(head, NEAR_ROUNDS)
@@ -140,7 +140,7 @@ class Heads:
 
     def recent(self) -> list[Digest]:
         """My head and those before it, newest first, as far as `awaited` looks."""
-        committed = self._parts.committed
+        committed = self._context.committed
         return committed.chain.ancestors(committed.head, TRAILING_ROUNDS)
 
     async def try_take_over(self, head: Digest) -> bool:
@@ -158,15 +158,15 @@ class Heads:
             self._avoid(head)
             return False
         self.note_new()
-        entry = self._parts.committed.entry
+        entry = self._context.committed.entry
         log.info("at the swarm's head", round=entry.round, head=short(entry.head))
         return True
 
     async def fetch_ahead(self) -> None:
         """What taking over the better head will want comes while a round here is still ended."""
         better = self.better()
-        if better is not None and self._parts.committed.is_loaded:
-            await self._parts.chain_sync.fetch_ahead(better.head, self._parts.swarm.sources)
+        if better is not None and self._context.committed.is_loaded:
+            await self._context.chain_sync.fetch_ahead(better.head, self._context.swarm.sources)
 
     def _avoid(self, head: Digest) -> None:
         """Leaves a head alone; who says to be there does not help others there."""
@@ -182,38 +182,38 @@ class Heads:
         if len(self._branch_failures) >= SIDE_ROUNDS_MAX:
             self._branch_failures.clear()
         self._branch_failures[branch] = failures
-        swarm = self._parts.swarm
+        swarm = self._context.swarm
         for peer, announce in swarm.living().items():
             if announce.head == head:
                 swarm.offence(peer, UnprovenError(f"at head {short(head)}, to which nobody gets"))
 
     async def _take_over(self, head: Digest) -> None:
-        parts = self._parts
-        chain = parts.committed.chain
-        mine = parts.committed.head
-        if parts.committed.is_loaded and not chain.is_heavier(head, mine):
+        context = self._context
+        chain = context.committed.chain
+        mine = context.committed.head
+        if context.committed.is_loaded and not chain.is_heavier(head, mine):
             raise BehindError("it is lighter than mine by now")
-        await parts.chain_sync.follow(head, parts.swarm.sources)
+        await context.chain_sync.follow(head, context.swarm.sources)
 
     def note_new(self) -> None:
         """The committed head has changed: tidy up what belonged to earlier ones, and say so."""
-        entry = self._parts.committed.entry
+        entry = self._context.committed.entry
         self._better_since = None
-        self._parts.metrics.round.set(entry.round)
-        board = self._parts.swarm.gossip.board
-        board.age()
-        board.keep(
+        self._context.metrics.round.set(entry.round)
+        statement_store = self._context.swarm.gossip.statement_store
+        statement_store.age()
+        statement_store.keep(
             lambda _signed, statement: (
                 not isinstance(statement, Ready | Roster) or statement.round > entry.round
             )
         )
         self._branch_failures.clear()
         self._forget_side_rounds()
-        self._parts.swarm.forgive_accusers()
-        self._parts.swarm.announce()
+        self._context.swarm.forgive_accusers()
+        self._context.swarm.announce()
 
     def _forget_side_rounds(self) -> None:
-        chain, entry = self._parts.committed.chain, self._parts.committed.entry
+        chain, entry = self._context.committed.chain, self._context.committed.entry
         if len(chain) - entry.round - 1 > SIDE_ROUNDS_MAX:
-            announced = {Digest(a.head) for a in self._parts.swarm.living().values()}
+            announced = {Digest(a.head) for a in self._context.swarm.living().values()}
             chain.forget_all_but([entry.head, *sorted(announced)])

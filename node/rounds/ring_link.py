@@ -24,10 +24,8 @@ import trio
 
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import Stream, StreamClosed, Transport, TransportError
-from gossamer.protocol.chain import mask_bytes
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
-from gossamer.protocol.messages import Signed
 from gossamer.protocol.rounds.inventory import (
     Held,
     Inventory,
@@ -35,6 +33,8 @@ from gossamer.protocol.rounds.inventory import (
     encode_inventory,
 )
 from gossamer.protocol.rounds.ring import Payload, Send
+from gossamer.protocol.state.chain import mask_bytes
+from gossamer.protocol.wire.statements import Signed
 
 RING_PROTOCOL = "/gossamer/ring/1"
 
@@ -60,7 +60,9 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     roster: Signed
 
 
-class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="token"):
+class ChunkMessage(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="token"
+):
     chunk: int
     contributors: bytes
     finisher: int | None
@@ -79,12 +81,14 @@ class Ack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 _encoder = msgspec.msgpack.Encoder()
-_to_receiver: msgspec.msgpack.Decoder[Hello | Token] = msgspec.msgpack.Decoder(Hello | Token)
+_to_receiver: msgspec.msgpack.Decoder[Hello | ChunkMessage] = msgspec.msgpack.Decoder(
+    Hello | ChunkMessage
+)
 _to_sender: msgspec.msgpack.Decoder[HeldChunks | Ack] = msgspec.msgpack.Decoder(HeldChunks | Ack)
 
 
 class LinkFailed(Exception):
-    """The member at the other end does not keep up; the text is the reason for `Suspect`."""
+    """The member at the other end does not keep up; the text is the reason for `Accusation`."""
 
 
 class RingLink:
@@ -197,8 +201,10 @@ class RingLink:
                 self._busy_bytes = 0
                 self._silent_seconds = 0.0
             self._under_way.append(len(action.payload))
-            token = Token(action.chunk, mask_bytes(action.mask, self._num_members), action.finisher)
-            await send_frame(stream, _encoder.encode(token), action.payload)
+            chunk_message = ChunkMessage(
+                action.chunk, mask_bytes(action.mask, self._num_members), action.finisher
+            )
+            await send_frame(stream, _encoder.encode(chunk_message), action.payload)
 
     async def _receive_answers(self, stream: Stream, scope: trio.CancelScope) -> None:
         while True:
@@ -273,7 +279,7 @@ class CommittedRing:
     def __init__(self, num_chunks: int, num_members: int) -> None:
         best = ((1 << num_members) - 1, Digest(bytes(DIGEST_BYTES)))
         self.num_members = num_members
-        self._inventory = Inventory((Held(final=best),) * num_chunks)
+        self._inventory = Inventory((Held(average=best),) * num_chunks)
 
     def inventory(self) -> Inventory:
         """See `Receiver`."""
@@ -324,17 +330,19 @@ async def serve_ring(stream: Stream, on_hello: HelloHandler) -> None:
         message, payload = await receive_frame(
             stream, message_bytes_max=TOKEN_BYTES_MAX, on_progress=acknowledge_part
         )
-        token = _decode(message)
-        if not isinstance(token, Token):
+        chunk_message = _decode(message)
+        if not isinstance(chunk_message, ChunkMessage):
             raise MalformedError("ring stream with a second hello")
         received += 1
         acked_seconds = trio.current_time()
         await send_frame(stream, _encoder.encode(Ack(received)))
-        mask = int.from_bytes(token.contributors, "big")
-        await receiver.take(stream.peer_id, token.chunk, mask, token.finisher, payload)
+        mask = int.from_bytes(chunk_message.contributors, "big")
+        await receiver.take(
+            stream.peer_id, chunk_message.chunk, mask, chunk_message.finisher, payload
+        )
 
 
-def _decode(message: bytes | bytearray) -> Hello | Token:
+def _decode(message: bytes | bytearray) -> Hello | ChunkMessage:
     try:
         return _to_receiver.decode(message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

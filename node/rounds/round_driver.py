@@ -13,18 +13,15 @@ from typing import Protocol, TypeAlias, TypeVar
 import structlog
 import trio
 
+from gossamer.node.modes.contribution import Contribution
 from gossamer.node.network.transport import StreamClosed, Transport, TransportError
 from gossamer.node.peers.gossip import Gossip
-from gossamer.node.rounds.residual import Contribution
 from gossamer.node.rounds.ring_link import LinkFailed, Receiver, RingLink
 from gossamer.node.rounds.silence import Silence
-from gossamer.protocol.chain import Commit, Member
-from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
-from gossamer.protocol.membership import Awaited
-from gossamer.protocol.messages import Ready, Signed, Statement
+from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.attempt import (
     Action,
     BeginRing,
@@ -35,9 +32,12 @@ from gossamer.protocol.rounds.attempt import (
 )
 from gossamer.protocol.rounds.inventory import Inventory
 from gossamer.protocol.rounds.proposal import members_of
-from gossamer.protocol.rounds.ring import Contribute, Finalise, Payload, Send
+from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Payload, Send
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
+from gossamer.protocol.state.chain import Commit, Member
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.wire.statements import Ready, Signed, Statement
 
 TICK_SECONDS = 0.1
 """How late the machine may learn that time passed; its own waits are seconds."""
@@ -141,7 +141,7 @@ class RoundDriver:
                 if self._is_cancelled:
                     nursery.cancel_scope.cancel()
                     return
-                for signed, statement in self._gossip.board.statements():
+                for signed, statement in self._gossip.statement_store.statements():
                     self.heard(signed, statement)
                 while self.committed is None:
                     self.tick()
@@ -268,10 +268,12 @@ class RoundDriver:
             return
         now = trio.current_time()
         if finisher is None or digest is None:
-            self._apply(self.machine.token_received(now, ring_id, sender, chunk, mask, payload))
+            self._apply(
+                self.machine.partial_sum_received(now, ring_id, sender, chunk, mask, payload)
+            )
         else:
             self._apply(
-                self.machine.final_received(
+                self.machine.average_received(
                     now, ring_id, sender, chunk, mask, finisher, payload, digest
                 )
             )
@@ -310,8 +312,8 @@ class RoundDriver:
                 self._begin(action)
             case Contribute():
                 self._nursery.start_soon(self._contribute, self._ring_id(), action)
-            case Finalise():
-                self._nursery.start_soon(self._finalise, self._ring_id(), action)
+            case FinishAverage():
+                self._nursery.start_soon(self._finish_average, self._ring_id(), action)
             case Send():
                 self._send(action)
             case Compute():
@@ -425,16 +427,16 @@ class RoundDriver:
             return
         self._apply(self.machine.contributed(trio.current_time(), ring_id, action.chunk, payload))
 
-    async def _finalise(self, ring_id: Digest, action: Finalise) -> None:
+    async def _finish_average(self, ring_id: Digest, action: FinishAverage) -> None:
         contribution = self.contribution
         assert contribution is not None
 
-        def finalise() -> tuple[Payload, Digest]:
-            payload = contribution.finalise(action.chunk, action.payload, action.mask)
+        def finish_average() -> tuple[Payload, Digest]:
+            payload = contribution.finish_average(action.chunk, action.payload, action.mask)
             return payload, digest_of(payload)
 
         try:
-            payload, digest = await self._run_in_thread(finalise)
+            payload, digest = await self._run_in_thread(finish_average)
         except (MalformedError, ValueError) as error:
             log.error(
                 "an average cannot be encoded; this ring goes on without us", error=str(error)
@@ -442,12 +444,14 @@ class RoundDriver:
             self._apply(self.machine.leave(trio.current_time()))
             return
         self._apply(
-            self.machine.finalised(trio.current_time(), ring_id, action.chunk, payload, digest)
+            self.machine.average_finished(
+                trio.current_time(), ring_id, action.chunk, payload, digest
+            )
         )
 
     async def _compute(self, ring_id: Digest, action: Compute) -> None:
-        payloads = [final.payload for final in action.finals]
-        masks = [final.mask for final in action.finals]
+        payloads = [average.payload for average in action.averages]
+        masks = [average.mask for average in action.averages]
         ring = self.machine.ring
         assert ring is not None
         contributors = self._payloads.contributors

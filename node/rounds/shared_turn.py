@@ -12,15 +12,15 @@ round that was not committed as dropped ("missed").
 
 from __future__ import annotations
 
-from gossamer.node.rounds.local_round import LocalRound
-from gossamer.node.rounds.residual import Contribution
-from gossamer.node.rounds.shared_round import SharedRound, StepPace
+from gossamer.node.modes.contribution import Contribution
+from gossamer.node.modes.shared_steps import SharedStepRunner, StepTiming
+from gossamer.node.rounds.local_training import LocalTraining
 from gossamer.node.rounds.turn import POLL_SECONDS, Turn
 from gossamer.protocol import limits
-from gossamer.protocol.messages import Ready, Span
+from gossamer.protocol.accounting.work_account import LATE
 from gossamer.protocol.rounds.roster import Ring
-from gossamer.protocol.work.work_account import LATE
-from gossamer.trainer.messages import Shared
+from gossamer.protocol.wire.statements import Ready, Span
+from gossamer.trainer.ipc.messages import Shared
 
 MISSED = "missed"
 
@@ -28,12 +28,12 @@ MISSED = "missed"
 class SharedTurn(Turn):
     """One round of shared steps of one node."""
 
-    def __init__(self, *arguments: object, pace: StepPace, **others: object) -> None:
-        """`pace` outlives the turn; all else as for `Turn`."""
-        self._pace = pace
+    def __init__(self, *arguments: object, timing: StepTiming, **others: object) -> None:
+        """`timing` outlives the turn; all else as for `Turn`."""
+        self._timing = timing
         super().__init__(*arguments, **others)  # type: ignore[arg-type]
-        self._shared = SharedRound(self._parts, self.driver.machine, pace)
-        self._local: LocalRound | None = None
+        self._shared = SharedStepRunner(self._context, self.driver.machine, timing)
+        self._local: LocalTraining | None = None
         self._told_spans: tuple[Span, ...] = ()
         """Data that my `Ready` named: of rounds before."""
 
@@ -41,12 +41,12 @@ class SharedTurn(Turn):
     def _steps_seconds(self) -> float:
         """Else nobody would wait for longer than a part of one gradient: who takes longer to follow
         a commit would find the next ring at work each time, one round behind for ever."""
-        return self._pace.step_seconds * self._parts.manifest.outer.inner_steps
+        return self._timing.step_seconds * self._context.manifest.outer.inner_steps
 
     def shared(self, shared: Shared) -> None:
         if shared.round == self.driver.machine.number:
             self._shared.offered(shared.update)
-            self._orders.ring()
+            self._orders.notify()
 
     def _on_changed(self) -> None:
         self._shared.ring()
@@ -56,12 +56,14 @@ class SharedTurn(Turn):
 
     async def _train(self) -> None:
         """The first gradient, from the committed state: with it in hand I am ready."""
-        parts, number = self._parts, self.driver.machine.number
+        context, number = self._context, self.driver.machine.number
         self._set_phase("training")
-        theta = parts.committed.shared_theta
-        assert theta is not None
-        await parts.run_in_thread(lambda: theta.begin(number, parts.committed.parameters))
-        await self._upkeep.momentum.settle()
+        shared_parameters = context.committed.shared_parameters
+        assert shared_parameters is not None
+        await context.run_in_thread(
+            lambda: shared_parameters.begin(number, context.committed.parameters)
+        )
+        await self._settlement.momentum.settle()
         self._local = self._begin(number, "base")
         self._spawn(self._shared.run)
         while not (self._shared.has_offer or self._local.is_done):
@@ -74,14 +76,14 @@ class SharedTurn(Turn):
         return self._shared.has_offer
 
     async def _ready(self) -> Ready:
-        manifest = self._parts.manifest
-        self._told_spans = tuple(self._parts.work.account.state.spans[: limits.SPANS_MAX])
+        manifest = self._context.manifest
+        self._told_spans = tuple(self._context.work.account.state.spans[: limits.SPANS_MAX])
         steps = manifest.outer.inner_steps
         tokens = steps * manifest.inner.sequences_per_step * manifest.model.context
         return self._ready_with(tokens, steps, 0.0, self._told_spans)
 
     async def _go_on(self) -> None:
-        """Its part in the steps is `SharedRound`'s."""
+        """Its part in the steps is `SharedStepRunner`'s."""
 
     async def _make_way(self) -> None:
         assert self._local is not None
@@ -95,27 +97,29 @@ class SharedTurn(Turn):
 
     async def _end_work(self) -> None:
         """What was trained becomes an offer, as the round's header will find it."""
-        local, machine, work = self._local, self.driver.machine, self._parts.work
+        local, machine, work = self._local, self.driver.machine, self._context.work
         assert local is not None
         self._shared.close()
         await local.end(machine.head, machine.number)
         committed = self.driver.committed
-        finals = None if committed is None else [final.payload for final in committed.finals]
-        rings = await self._shared.settle(finals)
-        self._upkeep.momentum.had_parts_in(rings)
+        averages = (
+            None if committed is None else [average.payload for average in committed.averages]
+        )
+        rings = await self._shared.settle(averages)
+        self._settlement.momentum.had_parts_in(rings)
         if work.account.carried:
             work.offer(machine.head, machine.number, self._told_spans)
 
     async def _missed(self) -> None:
-        parts = self._parts
-        if parts.work.account.carried:
-            parts.work.drop(MISSED, self._told_spans)
+        context = self._context
+        if context.work.account.carried:
+            context.work.drop(MISSED, self._told_spans)
             # The data behind it goes back to the pool, from where we may take it again.
-            await parts.trainer.forget()
-            parts.feed.forget_progress()
-            parts.feed.carry(self._told_spans)
+            await context.trainer.forget()
+            context.feed.forget_progress()
+            context.feed.carry(self._told_spans)
 
     async def _settled(self) -> None:
-        work = self._parts.work
+        work = self._context.work
         if work.account.has_work:
             work.drop(LATE, work.account.state.spans)

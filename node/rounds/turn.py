@@ -20,24 +20,24 @@ from collections.abc import Awaitable, Callable
 import structlog
 import trio
 
-from gossamer.node.interface.status import LastRound, LossPoint, Outcome
+from gossamer.node.modes.contribution import Contribution, contribution_of
 from gossamer.node.network.identity import verify
+from gossamer.node.rounds.context import NodeContext, Orders, Progress
 from gossamer.node.rounds.heads import Heads
-from gossamer.node.rounds.local_round import LocalRound
-from gossamer.node.rounds.parts import Orders, Parts, Progress
-from gossamer.node.rounds.residual import Contribution, contribution_of
+from gossamer.node.rounds.local_training import LocalTraining
 from gossamer.node.rounds.ring_link import RING_PROTOCOL
 from gossamer.node.rounds.round_driver import RoundDriver
-from gossamer.node.rounds.upkeep import Upkeep
+from gossamer.node.rounds.settlement import Settlement
+from gossamer.node.telemetry.status import LastRound, LossPoint, Outcome
 from gossamer.protocol.codecs.payloads import SignPayloads
 from gossamer.protocol.ids import short
-from gossamer.protocol.messages import Phase, Ready, Span
 from gossamer.protocol.rounds.attempt import Committed
-from gossamer.protocol.rounds.outer_tuning import norm_of
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.rounds.round_rules import NO_LESSONS, Lessons, RoundRules
-from gossamer.trainer.messages import Ranges, Shared, Start
+from gossamer.protocol.rounds.round_rules import NO_HINTS, RoundHints, RoundRules
+from gossamer.protocol.state.outer_momentum import norm_of
+from gossamer.protocol.wire.statements import Phase, Ready, Span
+from gossamer.trainer.ipc.messages import Ranges, Shared, Start
 
 LEAVE_SECONDS = 20.0
 """An orderly leave gives its last round this long; then the work stays on disk as residual."""
@@ -57,16 +57,16 @@ class Turn:
 
     def __init__(
         self,
-        parts: Parts,
+        context: NodeContext,
         heads: Heads,
-        upkeep: Upkeep,
+        settlement: Settlement,
         orders: Orders,
         progress: Progress,
         set_phase: Callable[[Phase], None],
         *,
         spawn: Callable[[Callable[[], Awaitable[None]]], None],
-        training: LocalRound | None = None,
-        lessons: Lessons = NO_LESSONS,
+        training: LocalTraining | None = None,
+        hints: RoundHints = NO_HINTS,
     ) -> None:
         """
         Args:
@@ -76,13 +76,13 @@ class Turn:
         """
         self._spawn = spawn
         self._training = training
-        self._ahead: LocalRound | None = None
+        self._ahead: LocalTraining | None = None
         """The next round's."""
         self._fetches_ahead = False
-        self._lessons = lessons
-        self._parts = parts
+        self._hints = hints
+        self._context = context
         self._heads = heads
-        self._upkeep = upkeep
+        self._settlement = settlement
         self._orders = orders
         self._progress = progress
         self._set_phase = set_phase
@@ -90,18 +90,18 @@ class Turn:
         self._trains_since_seconds = (
             self._started_seconds if training is None else training.started_seconds
         )
-        self._exchange = parts.committed.exchanges.of_round(parts.committed.entry.round + 1)
-        self._traffic = parts.transport.traffic().get(RING_PROTOCOL, (0, 0))
+        self._sync_set = context.committed.sync_sets.of_round(context.committed.entry.round + 1)
+        self._traffic = context.transport.traffic().get(RING_PROTOCOL, (0, 0))
         self.driver = self._new_driver()
 
     def _new_driver(self) -> RoundDriver:
-        parts = self._parts
-        outer, rounds = parts.manifest.outer, parts.manifest.rounds
-        payloads, plan = parts.committed.payloads, self._exchange.plan
+        context = self._context
+        outer, rounds = context.manifest.outer, context.manifest.rounds
+        payloads, plan = context.committed.payloads, self._sync_set.plan
         machine = Round(
-            me=parts.me,
-            run_id=parts.manifest.run_id,
-            parent=parts.committed.parent,
+            me=context.me,
+            run_id=context.manifest.run_id,
+            parent=context.committed.parent,
             rules=RoundRules(
                 payloads,
                 outer.chunk_elements,
@@ -109,30 +109,30 @@ class Turn:
                 rounds.gather_seconds,
                 rounds.gather_fraction,
                 rounds.attempt_seconds,
-                rounds.round_seconds if parts.manifest.sync == "distro" else 0.0,
+                rounds.round_seconds if context.manifest.sync == "distro" else 0.0,
                 self._steps_seconds,
             ),
-            sign=parts.identity.sign,
+            sign=context.identity.sign,
             verify=verify,
             now=self._trains_since_seconds,
-            lessons=self._lessons,
+            hints=self._hints,
         )
-        recent_heads, entry = self._heads.recent(), parts.committed.entry
+        recent_heads, entry = self._heads.recent(), context.committed.entry
         return RoundDriver(
             machine,
-            me=parts.me,
-            transport=parts.transport,
-            gossip=parts.swarm.gossip,
+            me=context.me,
+            transport=context.transport,
+            gossip=context.swarm.gossip,
             plan=plan,
             payloads=payloads,
             new_contribution=self._new_contribution,
-            compute=parts.committed.compute,
-            run_in_thread=parts.run_in_thread,
-            on_offence=parts.swarm.offence,
-            on_removed=lambda _peer, reason: parts.metrics.ring_skips.add(first_word(reason)),
-            expected=lambda: parts.swarm.awaited(recent_heads, entry.round, entry.tokens_total),
-            reach=parts.swarm.reach,
-            on_transfer=parts.speed.transfer,
+            compute=context.committed.compute,
+            run_in_thread=context.run_in_thread,
+            on_offence=context.swarm.offence,
+            on_removed=lambda _peer, reason: context.metrics.ring_skips.add(first_word(reason)),
+            expected=lambda: context.swarm.awaited(recent_heads, entry.round, entry.tokens_total),
+            reach=context.swarm.reach,
+            on_transfer=context.speed.transfer,
             on_changed=self._on_changed,
         )
 
@@ -143,15 +143,15 @@ class Turn:
 
     def _new_contribution(self, ring: Ring) -> Contribution:
         """A ring begins."""
-        parts, payloads = self._parts, self._parts.committed.payloads
+        context, payloads = self._context, self._context.committed.payloads
         assert not isinstance(payloads, SignPayloads)
         return contribution_of(
-            parts.trainer.pending[self._exchange.within],
-            self._exchange.plan,
+            context.trainer.pending[self._sync_set.within],
+            self._sync_set.plan,
             payloads,
             ring,
-            parts.me,
-            parts.manifest.outer.error_decay,
+            context.me,
+            context.manifest.outer.error_decay,
         )
 
     def _on_changed(self) -> None:
@@ -160,12 +160,12 @@ class Turn:
     def shared(self, shared: Shared) -> None:
         """The trainer has a part for a shared step: in such rounds only."""
 
-    async def run(self) -> LocalRound | None:
+    async def run(self) -> LocalTraining | None:
         """Trains and averages once; returns the next round's training if it is under way.
 
         The driver has to be running. Cancelled: the round is given up without a word to the others.
         """
-        driver, metrics = self.driver, self._parts.metrics
+        driver, metrics = self.driver, self._context.metrics
         try:
             await self._train()
             trained = trio.current_time()
@@ -185,7 +185,7 @@ class Turn:
                 await self._ahead.end(driver.machine.head, driver.machine.number)
                 self._ahead = None
             await self._missed()
-            await self._upkeep.save()
+            await self._settlement.save()
         else:
             metrics.observe_round_phase("averaging", trio.current_time() - trained)
             await self._commit(outcome)
@@ -196,15 +196,15 @@ class Turn:
     @property
     def _has_work(self) -> bool:
         """Whether there is something to be handed to a ring."""
-        return self._parts.work.account.carried > 0
+        return self._context.work.account.carried > 0
 
     async def _go_on(self) -> None:
         """The work is handed to the ring."""
         self._set_phase("averaging")
-        outer = self._parts.manifest.outer
+        outer = self._context.manifest.outer
         # Not in the warm-up, whose short rounds are to keep the peers together.
         if outer.overlap and not outer.is_warmup(self.driver.machine.number + 1):
-            if not self._lessons.came_late:  # else there is no time to be lost
+            if not self._hints.came_late:  # else there is no time to be lost
                 await self._evaluate()  # the device has nothing else to do
             self._ahead = self._begin(self.driver.machine.number + 1, "local")
 
@@ -216,9 +216,9 @@ class Turn:
 
     # Training
 
-    def _begin(self, number: int, start: Start, new: Ranges = ()) -> LocalRound:
-        training = LocalRound(
-            self._parts, self._progress, self._orders, number, start=start, new=new
+    def _begin(self, number: int, start: Start, new: Ranges = ()) -> LocalTraining:
+        training = LocalTraining(
+            self._context, self._progress, self._orders, number, start=start, new=new
         )
         self._spawn(training.run)
         return training
@@ -251,15 +251,15 @@ class Turn:
 
     async def _ready(self) -> Ready:
         machine, norm = self.driver.machine, 0.0
-        if self._parts.manifest.outer.displacement:
-            pending = self._parts.trainer.pending[self._exchange.within]
-            norm = await self._parts.run_in_thread(lambda: norm_of(pending))
-        offer = self._parts.work.offer(machine.head, machine.number)
+        if self._context.manifest.outer.displacement:
+            pending = self._context.trainer.pending[self._sync_set.within]
+            norm = await self._context.run_in_thread(lambda: norm_of(pending))
+        offer = self._context.work.offer(machine.head, machine.number)
         return self._ready_with(offer.tokens, self._progress.inner_step, norm, offer.spans)
 
     def _ready_with(self, tokens: int, steps: int, norm: float, spans: tuple[Span, ...]) -> Ready:
         """A new one, for this turn's round."""
-        swarm, machine, loss = self._parts.swarm, self.driver.machine, self._progress.loss
+        swarm, machine, loss = self._context.swarm, self.driver.machine, self._progress.loss
         return Ready(
             incarnation=swarm.incarnation,
             sequence=swarm.new_sequence(),
@@ -276,9 +276,9 @@ class Turn:
         """What was offered may be in the ring that was followed, whether it is committed or not."""
         ring_id, contribution = self.driver.ring_id, self.driver.contribution
         if ring_id is None:
-            self._parts.work.withdraw()
+            self._context.work.withdraw()
         elif contribution is not None:
-            self._parts.work.followed(ring_id, contribution, self._exchange.first_chunk)
+            self._context.work.followed(ring_id, contribution, self._sync_set.first_chunk)
 
     async def _outcome(self) -> Committed | None:
         """Waits for the commit here; None when the round is not to be waited for any more."""
@@ -315,37 +315,37 @@ class Turn:
         )
 
     async def _commit(self, committed: Committed) -> None:
-        parts = self._parts
+        context = self._context
         started = trio.current_time()
-        payloads = [final.payload for final in committed.finals]
+        payloads = [average.payload for average in committed.averages]
         proposal = committed.proposal
-        await parts.trainer.base_is_read()
-        await parts.run_in_thread(
-            lambda: parts.committed.install(committed.commit, proposal, payloads)
+        await context.trainer.base_is_read()
+        await context.run_in_thread(
+            lambda: context.committed.install(committed.commit, proposal, payloads)
         )
-        is_whole = self._exchange is parts.committed.exchanges.whole
-        new = tuple((part.start, part.stop) for part in self._exchange.ranges)
+        is_whole = self._sync_set is context.committed.sync_sets.whole
+        new = tuple((part.start, part.stop) for part in self._sync_set.ranges)
         goes_on = self._ahead is not None
         if goes_on:
-            await parts.trainer.rebase(new)
-        self._upkeep.note(proposal.header, proposal.update.finals)
-        await self._upkeep.settle()
-        parts.swarm.gossip.publish_commit(committed.commit)
+            await context.trainer.rebase(new)
+        self._settlement.note(proposal.header, proposal.update.averages)
+        await self._settlement.settle()
+        context.swarm.gossip.publish_commit(committed.commit)
         self._heads.note_new()
         await self._settled()
-        await self._upkeep.save()
-        parts.metrics.observe_round_phase("committing", trio.current_time() - started)
+        await self._settlement.save()
+        context.metrics.observe_round_phase("committing", trio.current_time() - started)
         if not goes_on:
             await self._evaluate()
             if not is_whole:
                 self._ahead = self._begin(proposal.header.round + 1, "local", new)
 
     async def _evaluate(self) -> None:
-        await self._upkeep.evaluate(trio.current_time() - self._trains_since_seconds)
+        await self._settlement.evaluate(trio.current_time() - self._trains_since_seconds)
 
     async def _settled(self) -> None:
         """What of mine the round took is known."""
-        await self._upkeep.drop_if_stale()
+        await self._settlement.drop_if_stale()
 
     def _report(self, outcome: Committed | None) -> None:
         machine, progress = self.driver.machine, self._progress
@@ -356,7 +356,7 @@ class Turn:
             header = outcome.proposal.header
             contributors = tuple(m.peer_id for m in header.members if m.tokens > 0)
         seconds = trio.current_time() - self._started_seconds
-        sent, received = self._parts.transport.traffic().get(RING_PROTOCOL, (0, 0))
+        sent, received = self._context.transport.traffic().get(RING_PROTOCOL, (0, 0))
         progress.last_round = LastRound(
             round=machine.number,
             members=tuple(members),
@@ -366,8 +366,8 @@ class Turn:
             bytes_received=received - self._traffic[1],
             outcome=result,
         )
-        self._parts.metrics.end_round(result, len(members))
-        heldout_loss = self._upkeep.take_heldout_loss()
+        self._context.metrics.end_round(result, len(members))
+        heldout_loss = self._settlement.take_heldout_loss()
         progress.history.add(
             LossPoint(round=machine.number, loss=progress.loss, heldout_loss=heldout_loss)
         )
@@ -376,5 +376,5 @@ class Turn:
             peers=len(members),
             loss=None if progress.loss is None else round(progress.loss, 3),
             seconds=round(seconds, 2),
-            head=short(self._parts.committed.head),
+            head=short(self._context.committed.head),
         )

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from gossamer.node.storage.shared_theta import sign_payloads
+from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import DIGEST_BYTES, PeerId, peer_id_from_public_key

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from gossamer.node.interface.config import Settings
+from gossamer.node.base.settings import Settings
 from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.storage.blocks import BlockError, BlockStore
 from gossamer.node.storage.chain_store import ChainStore

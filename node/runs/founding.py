@@ -28,7 +28,7 @@ from gossamer.protocol.manifest import (
 )
 from gossamer.protocol.manifest_checks import require_valid
 from gossamer.protocol.shard_index import ShardIndex, encode_index
-from gossamer.protocol.state import FloatVector, genesis_digest_of
+from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
 from gossamer.trainer.text.corpus import (
     CorpusError,
     Progress,

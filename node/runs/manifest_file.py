@@ -27,9 +27,9 @@ from gossamer.node.runs.draft import (
 )
 from gossamer.node.runs.manifest_keys import EXPLANATIONS, HEADER, HINTS, SECTION_TITLES, SECTIONS
 from gossamer.protocol import limits
-from gossamer.protocol.chunks import default_chunk_elements
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS, adapted
 from gossamer.trainer.text.tokens import BPE_VOCABULARY_MIN, BYTES_VOCABULARY
 

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from statistics import mean
 
 from gossamer.node.runs.draft import Draft
-from gossamer.node.storage.shared_theta import sign_payloads
+from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.protocol.codecs.payloads import Payloads, payloads_of
-from gossamer.protocol.fragments import Exchanges
+from gossamer.protocol.state.sync_sets import SyncSets
 
 LINE_SHARE = 0.95
 """Of a line's rate, for chunks: the rest is TCP, encryption and framing (tests/benchmarks/ring.py
@@ -177,7 +177,7 @@ def plan_round(
         payloads = payloads_of(draft.sync, outer)
     slower = min(line.up, line.down) * MEGA / BITS_PER_BYTE * LINE_SHARE
     payload_of, sent_of, averaging_of = [], [], []
-    turns = Exchanges(model, outer, draft.sync).turns
+    turns = SyncSets(model, outer, draft.sync).turns
     for exchange in turns:
         sizes = [exchange.plan.elements_of(chunk) for chunk in range(exchange.plan.num_chunks)]
         payload_of.append(sum(map(payloads.part_bytes, sizes)))

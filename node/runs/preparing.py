@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 import trio
 
+from gossamer.node.base.disk_health import DiskError
 from gossamer.node.peers.replication import CACHE_SHARE
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.founding import PreparedData, prepare_data
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.disk import DiskError
 from gossamer.node.storage.state_dir import StateDirError
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest, digest_of

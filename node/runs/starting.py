@@ -12,18 +12,18 @@ import trio
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from gossamer.node.interface.config import Found, Settings
+from gossamer.node.base.settings import Found, Settings
+from gossamer.node.machine.trainer_client import TrainerFailedError
 from gossamer.node.machine.trainer_exit import TrainerExit
 from gossamer.node.machine.trainer_process import TrainerProcess
-from gossamer.node.machine.training import TrainerFailedError
 from gossamer.node.network.identity import Identity
 from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.node.runs.founding import sign_manifest
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.preparing import prepare_elsewhere
 from gossamer.protocol.manifest import SignedManifest
-from gossamer.protocol.state import FloatVector
-from gossamer.trainer import messages
+from gossamer.protocol.state.digest import FloatVector
+from gossamer.trainer.ipc import messages
 from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from typing import BinaryIO, NoReturn
 
 from blake3 import blake3
 
-from gossamer.node.storage.disk import DiskFullError, disk_error, remove_quietly, sync_directory
+from gossamer.node.base.disk_health import DiskFullError, disk_error, remove_quietly, sync_directory
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of, short

@@ -15,9 +15,11 @@ from pathlib import Path
 
 import structlog
 
-from gossamer.node.storage.disk import DiskError, DiskHealth, disk_error, remove_quietly
+from gossamer.node.base.disk_health import DiskError, DiskHealth, disk_error, remove_quietly
 from gossamer.protocol import limits
-from gossamer.protocol.chain import (
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
+from gossamer.protocol.state.chain import (
     Commit,
     Header,
     check_follows,
@@ -26,8 +28,6 @@ from gossamer.protocol.chain import (
     encode_commit,
     is_heavier,
 )
-from gossamer.protocol.errors import MalformedError, RemoteProtocolError
-from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
 
 log = structlog.get_logger("chain")
 

@@ -21,15 +21,22 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
+from gossamer.node.base.disk_health import DiskError, write_atomically
 from gossamer.node.storage.blocks import BlockError, BlockStore, CorruptBlockError
 from gossamer.node.storage.chain_store import ChainStore, Entry
-from gossamer.node.storage.disk import DiskError, write_atomically
 from gossamer.node.storage.next_state import NextState, StateVectors
 from gossamer.node.storage.retention import Retention
-from gossamer.node.storage.shared_theta import SharedTheta
+from gossamer.node.storage.shared_parameters import SharedParameters
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.chain import (
-    ChunkFinal,
+from gossamer.protocol.accounting.ledger import Ledger, apply_spans, decode_ledger, encode_ledger
+from gossamer.protocol.codecs.payloads import SetPayloads, SignPayloads, SumPayloads
+from gossamer.protocol.errors import ForgedError, RemoteProtocolError
+from gossamer.protocol.ids import Digest, digest_of, short
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.rounds.proposal import Parent, Proposal
+from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.state.chain import (
+    ChunkAverage,
     Commit,
     Header,
     Member,
@@ -37,15 +44,8 @@ from gossamer.protocol.chain import (
     decode_update_index,
     encode_update_index,
 )
-from gossamer.protocol.chunks import ChunkPlan
-from gossamer.protocol.codecs.payloads import SetPayloads, SignPayloads, SumPayloads
-from gossamer.protocol.errors import ForgedError, RemoteProtocolError
-from gossamer.protocol.fragments import Exchanges
-from gossamer.protocol.ids import Digest, digest_of, short
-from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.rounds.proposal import Parent, Proposal
-from gossamer.protocol.rounds.ring import Payload
-from gossamer.protocol.state import (
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import (
     FloatVector,
     StateIndex,
     chunk_bytes,
@@ -53,7 +53,7 @@ from gossamer.protocol.state import (
     encode_state_index,
     index_of,
 )
-from gossamer.protocol.work.ledger import Ledger, apply_spans, decode_ledger, encode_ledger
+from gossamer.protocol.state.sync_sets import SyncSets
 
 _WAY_PIN = "way to a head"
 
@@ -101,7 +101,7 @@ class CommittedState:
         """Of the state's blocks."""
         self._next = NextState(manifest, self.plan, base)
         self.parameters = base
-        if self._next.shared_theta is not None:
+        if self._next.shared_parameters is not None:
             self.parameters = np.zeros_like(base)
         self.momentum: FloatVector = np.zeros_like(base)
         self.index: StateIndex | None = None
@@ -116,17 +116,17 @@ class CommittedState:
         self._is_on_disk = True
 
     @property
-    def exchanges(self) -> Exchanges:
-        return self._next.exchanges
+    def sync_sets(self) -> SyncSets:
+        return self._next.sync_sets
 
     @property
     def payloads(self) -> SumPayloads | SetPayloads | SignPayloads:
         return self._next.payloads
 
     @property
-    def shared_theta(self) -> SharedTheta | None:
+    def shared_parameters(self) -> SharedParameters | None:
         """With shared steps: the parameters between two commits."""
-        return self._next.shared_theta
+        return self._next.shared_parameters
 
     @property
     def entry(self) -> Entry:
@@ -152,21 +152,21 @@ class CommittedState:
     def compute(
         self,
         round_number: int,
-        finals: Sequence[Payload],
+        averages: Sequence[Payload],
         masks: Sequence[int],
         members: Sequence[Member],
     ) -> Digest:
         """Takes the outer step into the next vectors, see `NextState.compute`; the state digest."""
         present = StateVectors(self.parameters, self.momentum, self.index)
-        return self._next.compute(present, round_number, finals, masks, members).digest
+        return self._next.compute(present, round_number, averages, masks, members).digest
 
-    def install(self, commit: Commit, proposal: Proposal, finals: Sequence[Payload]) -> None:
+    def install(self, commit: Commit, proposal: Proposal, averages: Sequence[Payload]) -> None:
         """Makes the computed state the committed one, in memory and on disk.
 
         A disk that does not take it does not undo the commit: the disk's health says so, and the
         next commit tries to bring everything to disk again.
         """
-        self._apply(commit, proposal.header, proposal.update, proposal.ledger, finals)
+        self._apply(commit, proposal.header, proposal.update, proposal.ledger, averages)
 
     def _apply(
         self,
@@ -174,11 +174,11 @@ class CommittedState:
         header: Header,
         update: UpdateIndex,
         ledger: Ledger,
-        finals: Sequence[Payload],
+        averages: Sequence[Payload],
     ) -> None:
         """The next buffers become the state; then it goes to disk, as far as the rules say.
 
-        `finals` are the averaged chunks that are not in the store yet.
+        `averages` are the averaged chunks that are not in the store yet.
         """
         index = self._next.vectors.index
         assert index is not None
@@ -190,8 +190,8 @@ class CommittedState:
         problem: DiskError | None = None
         try:
             self._state_dir.require_ours()
-            for payload, final in zip(finals, update.finals, strict=False):
-                self._store.put(payload, expected=Digest(final.digest))
+            for payload, average in zip(averages, update.averages, strict=False):
+                self._store.put(payload, expected=Digest(average.digest))
             self._store.put(encode_update_index(update))
             self._retention.add_update(head, header.round, _update_digests(header, update))
         except DiskError as error:
@@ -324,13 +324,15 @@ class CommittedState:
         self._retention.hold_checkpoint(entry, _state_digests(entry, index, ledger))
         self._retention.add_checkpoint(entry)
 
-    def finals_of(self, header: Header) -> tuple[ChunkFinal, ...]:
+    def averages_of(self, header: Header) -> tuple[ChunkAverage, ...]:
         """Who is in each average of a committed round. Raises CannotRebuildError."""
-        return self._update_index(header).finals
+        return self._update_index(header).averages
 
     def update_blocks(self, head: Digest) -> list[Digest]:
         """Blocks of the averaged chunks of a round, whose update index must be here."""
-        return [Digest(final.digest) for final in self._update_index(self.header(head)).finals]
+        return [
+            Digest(average.digest) for average in self._update_index(self.header(head)).averages
+        ]
 
     def header(self, head: Digest) -> Header:
         """The header of a known head. CannotRebuildError if its file is damaged or gone."""
@@ -351,9 +353,9 @@ class CommittedState:
         commit = self.chain.commit(head)
         update = self._update_index(header)
         try:
-            finals = [self._store.get(Digest(final.digest)) for final in update.finals]
-            masks = [final.mask() for final in update.finals]
-            state_digest = self.compute(header.round, finals, masks, header.members)
+            averages = [self._store.get(Digest(average.digest)) for average in update.averages]
+            masks = [average.mask() for average in update.averages]
+            state_digest = self.compute(header.round, averages, masks, header.members)
         except (BlockError, RemoteProtocolError) as error:
             raise CannotRebuildError(f"round {header.round}: {error}") from error
         ledger = apply_spans(self.ledger, header.spans)
@@ -415,17 +417,17 @@ class CommittedState:
             data = self._store.get(Digest(header.update_digest))
             return decode_update_index(
                 data,
-                self.exchanges.of_round(header.round).plan.num_chunks,
+                self.sync_sets.of_round(header.round).plan.num_chunks,
                 len(header.members),
-                may_lack=self.shared_theta is not None,
+                may_lack=self.shared_parameters is not None,
             )
         except (BlockError, RemoteProtocolError) as error:
             raise CannotRebuildError(f"averages of round {header.round}: {error}") from error
 
 
-def chunks_with(finals: Sequence[ChunkFinal], position: int) -> list[bool]:
+def chunks_with(averages: Sequence[ChunkAverage], position: int) -> list[bool]:
     """For each chunk whether the member at a ring position is in its average."""
-    return [bool(final.mask() >> position & 1) for final in finals]
+    return [bool(average.mask() >> position & 1) for average in averages]
 
 
 def _state_digests(entry: Entry, index: StateIndex, ledger: Ledger) -> list[Digest]:
@@ -434,4 +436,4 @@ def _state_digests(entry: Entry, index: StateIndex, ledger: Ledger) -> list[Dige
 
 
 def _update_digests(header: Header, update: UpdateIndex) -> list[Digest]:
-    return [Digest(header.update_digest), *(Digest(f.digest) for f in update.finals)]
+    return [Digest(header.update_digest), *(Digest(f.digest) for f in update.averages)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from gossamer.node.storage.disk import DiskError, write_atomically
+from gossamer.node.base.disk_health import DiskError, write_atomically
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.limits import INCARNATION_MAX
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gossamer.node.storage.shared_theta import SharedTheta, sign_payloads
-from gossamer.protocol.chain import Member
-from gossamer.protocol.chunks import ChunkPlan
+from gossamer.node.storage.shared_parameters import SharedParameters, sign_payloads
 from gossamer.protocol.codecs.payloads import SetPayloads, SignPayloads, SumPayloads, payloads_of
-from gossamer.protocol.fragments import Exchange, Exchanges
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.rounds.outer_tuning import tuned_rates
 from gossamer.protocol.rounds.ring import Payload
-from gossamer.protocol.state import FloatVector, StateIndex, chunk_bytes, index_of
-from gossamer.trainer.outer import nesterov
+from gossamer.protocol.state.chain import Member
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import FloatVector, StateIndex, chunk_bytes, index_of
+from gossamer.protocol.state.outer_momentum import tuned_rates
+from gossamer.protocol.state.outer_step import nesterov
+from gossamer.protocol.state.sync_sets import SyncSet, SyncSets
 
 
 @dataclass
@@ -40,12 +40,12 @@ class NextState:
             base: (num_parameters,), what the trainer works from; with shared steps those write it.
         """
         self._manifest, self._plan = manifest, plan
-        self.exchanges = Exchanges(manifest.model, manifest.outer, manifest.sync)
+        self.sync_sets = SyncSets(manifest.model, manifest.outer, manifest.sync)
         self.payloads: SumPayloads | SetPayloads | SignPayloads
-        self.shared_theta: SharedTheta | None = None
+        self.shared_parameters: SharedParameters | None = None
         if manifest.sync == "distro":
             self.payloads = sign_payloads(manifest.model, manifest.outer)
-            self.shared_theta = SharedTheta(manifest, self.payloads, base)
+            self.shared_parameters = SharedParameters(manifest, self.payloads, base)
         else:
             self.payloads = payloads_of(manifest.sync, manifest.outer)
         self.vectors = StateVectors(np.empty_like(base), np.empty_like(base))
@@ -58,7 +58,7 @@ class NextState:
         self,
         present: StateVectors,
         round_number: int,
-        finals: Sequence[Payload],
+        averages: Sequence[Payload],
         masks: Sequence[int],
         members: Sequence[Member],
     ) -> StateIndex:
@@ -72,74 +72,74 @@ class NextState:
         Raises:
             MalformedError: a final that is not one.
         """
-        if self.shared_theta is not None:
+        if self.shared_parameters is not None:
             np.copyto(self.vectors.momentum, present.momentum)  # the peers' own, and zero here
             parameters = self.vectors.parameters
-            self.shared_theta.lead(round_number, present.parameters, finals, parameters)
+            self.shared_parameters.lead(round_number, present.parameters, averages, parameters)
             self.vectors.index = index_of(parameters, self.vectors.momentum, self._plan)
         else:
-            exchange = self.exchanges.of_round(round_number)
-            self._take_averages(present, exchange, round_number, finals, masks, members)
-            self.vectors.index = self._index_after(present, exchange)
+            sync_set = self.sync_sets.of_round(round_number)
+            self._take_averages(present, sync_set, round_number, averages, masks, members)
+            self.vectors.index = self._index_after(present, sync_set)
         return self.vectors.index
 
     def _take_averages(
         self,
         present: StateVectors,
-        exchange: Exchange,
+        sync_set: SyncSet,
         round_number: int,
-        finals: Sequence[Payload],
+        averages: Sequence[Payload],
         masks: Sequence[int],
         members: Sequence[Member],
     ) -> None:
         new, outer = self.vectors, self._manifest.outer
         self.tuned = None
-        if exchange is not self.exchanges.whole:
+        if sync_set is not self.sync_sets.whole:
             np.copyto(new.parameters, present.parameters)
             np.copyto(new.momentum, present.momentum)
         tuned: tuple[float, float] | None = None
         if outer.displacement:
-            averages = self._averages(exchange, finals, masks, members)
-            pieces = ((average, present.momentum[part]) for part, average, _ in averages)
+            decoded = self._decoded_averages(sync_set, averages, masks, members)
+            pieces = ((values, present.momentum[part]) for part, values, _ in decoded)
             norms = [member.norm for member in members if member.tokens]
             total_steps = self._manifest.inner.total_steps
             tuned = tuned_rates(outer, total_steps, round_number, pieces, norms)
-        for part, average, mask in self._averages(exchange, finals, masks, members):
+        for part, values, mask in self._decoded_averages(sync_set, averages, masks, members):
             rate, mu = outer.rates_of(round_number, mask.bit_count())
             if tuned is not None and mask.bit_count() > 1:
                 rate, mu = self.tuned = tuned
             nesterov(
                 present.parameters[part],
                 present.momentum[part],
-                average,
+                values,
                 rate,
                 mu,
                 new.parameters[part],
                 new.momentum[part],
             )
 
-    def _averages(
+    def _decoded_averages(
         self,
-        exchange: Exchange,
-        finals: Sequence[Payload],
+        sync_set: SyncSet,
+        averages: Sequence[Payload],
         masks: Sequence[int],
         members: Sequence[Member],
     ) -> Iterator[tuple[slice, FloatVector, int]]:
         """Piece by piece: where it is in the flat vectors, the average there, and whose it is."""
         assert not isinstance(self.payloads, SignPayloads)
         tokens = [member.tokens for member in members]
-        for chunk, (payload, mask) in enumerate(zip(finals, masks, strict=True)):
-            num_elements = exchange.plan.elements_of(chunk)
-            average = self.payloads.average(payload, num_elements, mask, tokens)
-            for part, of_chunk in exchange.pieces_of(chunk):
-                yield part, average[of_chunk], mask
+        for chunk, (payload, mask) in enumerate(zip(averages, masks, strict=True)):
+            num_elements = sync_set.plan.elements_of(chunk)
+            values = self.payloads.average(payload, num_elements, mask, tokens)
+            for part, of_chunk in sync_set.pieces_of(chunk):
+                yield part, values[of_chunk], mask
 
-    def _index_after(self, present: StateVectors, exchange: Exchange) -> StateIndex:
+    def _index_after(self, present: StateVectors, sync_set: SyncSet) -> StateIndex:
         """Only blocks in which something is new are digested."""
         plan, size = self._plan, self._plan.chunk_elements
         new = {
             chunk
-            for part in exchange.ranges
+            for part in sync_set.ranges
             for chunk in range(part.start // size, -(-part.stop // size))
         }
 

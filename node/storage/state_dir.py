@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from gossamer.node.storage.disk import (
+from gossamer.node.base.disk_health import (
     TEMPORARY_SUFFIX,
     DiskError,
     DiskHealth,

@@ -1,6 +1,6 @@
 """This node's own work on disk: the account, `pending`, and the vectors behind what was offered.
 
-`protocol/work/work_account.py` has the rules; here are the files, the vectors and the metrics.
+`protocol/accounting/work_account.py` has the rules; here are the files, the vectors and the metrics.
 
     work/journal       the account as of its newest event; of inner steps it may miss half a second
     work/pending       `pending` and the account as of then, when there is something carried
@@ -30,15 +30,15 @@ import msgspec
 import numpy as np
 import structlog
 
-from gossamer.node.interface.metrics import Metrics
-from gossamer.node.interface.status import WorkStatus
-from gossamer.node.storage.disk import TEMPORARY_SUFFIX, remove_quietly, write_atomically
-from gossamer.protocol.chunks import ChunkPlan
+from gossamer.node.base.disk_health import TEMPORARY_SUFFIX, remove_quietly, write_atomically
+from gossamer.node.telemetry.metrics import Metrics
+from gossamer.node.telemetry.status import WorkStatus
+from gossamer.protocol.accounting.work_account import LATE, STALE, Settlement, WorkAccount
+from gossamer.protocol.accounting.work_records import AccountState, Offer
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
-from gossamer.protocol.messages import Span
-from gossamer.protocol.state import FloatVector
-from gossamer.protocol.work.work_account import LATE, STALE, Settlement, WorkAccount
-from gossamer.protocol.work.work_records import AccountState, Offer
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.wire.statements import Span
 
 VERSION = 1
 """Of the files. What another version left is left out."""

@@ -4,7 +4,7 @@
                              ^                   |
                              +-- better finals: compute again
 
-It composes `ring` (who adds what to which chunk), `accusations` (who is out), `pace` (who is too
+It composes `ring` (who adds what to which chunk), `accusations` (who is out), `link_rate` (who is too
 slow) and `commit` (votes), and holds what connects them:
 
 - A member whose link fails is accused. So is one that holds up the votes, and one that is far
@@ -30,25 +30,25 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from gossamer.protocol import limits
-from gossamer.protocol.chain import Commit, encode_header
 from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.messages import (
-    Pace,
+from gossamer.protocol.rounds.accusations import Accusations
+from gossamer.protocol.rounds.commit import Commitment
+from gossamer.protocol.rounds.link_rates import RingLinkRates
+from gossamer.protocol.rounds.proposal import Parent, Proposal, propose
+from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, RingReduce, Send
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.state.chain import Commit, encode_header
+from gossamer.protocol.wire.statements import (
+    Accusation,
+    LinkRate,
     RingStatement,
     Sign,
     Signed,
     Statement,
-    Suspect,
     Vote,
     seal,
 )
-from gossamer.protocol.rounds.accusations import Accusations
-from gossamer.protocol.rounds.commit import Commitment
-from gossamer.protocol.rounds.pace import RingPace
-from gossamer.protocol.rounds.proposal import Parent, Proposal, propose
-from gossamer.protocol.rounds.ring import Contribute, Final, Finalise, RingReduce, Send
-from gossamer.protocol.rounds.roster import Ring
 
 AttemptState = Literal["reducing", "computing", "voting", "committed"]
 
@@ -65,7 +65,7 @@ KEPT_STEP_SECONDS = 4.0
 """An accusation is everywhere by then, and what follows from it is under way."""
 
 SLOW = "slow"
-"""The reason for which `RingPace` puts a member out."""
+"""The reason for which `RingLinkRates` puts a member out."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Compute:
     """Take the outer step with these finals, then call `computed`."""
 
     generation: int
-    finals: list[Final] = field(repr=False)
+    averages: list[Average] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Committed:
 
     commit: Commit
     proposal: Proposal
-    finals: list[Final] = field(repr=False)
+    averages: list[Average] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Removed:
 
 
 Action: TypeAlias = (
-    Publish | BeginRing | Contribute | Finalise | Send | Compute | Committed | Removed
+    Publish | BeginRing | Contribute | FinishAverage | Send | Compute | Committed | Removed
 )
 
 
@@ -136,7 +136,7 @@ class Attempt:
         ring: Ring,
         payloads: Payloads,
         reduce: RingReduce,
-        pace: RingPace,
+        link_rate: RingLinkRates,
         now: float,
     ) -> None:
         self._self = identity
@@ -146,11 +146,11 @@ class Attempt:
         self.state: AttemptState = "reducing"
         self._payloads = payloads
         self.reduce = reduce
-        self.pace = pace
+        self.link_rate = link_rate
         self.accusations = Accusations(ring.members, self._me)
         self._commitment = Commitment(ring.ring_id, ring.members, self._me)
         self._generation = 0
-        self._computed_finals: list[Final] = []
+        self._computed_averages: list[Average] = []
         self._proposal: Proposal | None = None
         self._began_seconds = now
         self.reduced_seconds = 0.0
@@ -207,7 +207,7 @@ class Attempt:
 
     def progress(self, now: float, actions: Sequence[Action]) -> list[Action]:
         """Actions of the ring, and what follows from them for the round."""
-        done = [*actions, *self._after_finals()]
+        done = [*actions, *self._after_averages()]
         if done and not self.is_out:
             self._progress_seconds = now
         if self.state == "computing" and not self.reduced_seconds:
@@ -223,21 +223,21 @@ class Attempt:
         """In my own name; of myself: I leave. Nothing if I am out."""
         if self.is_out or accused not in self.ring.members or accused in self.removed:
             return []
-        return [self._suspect(accused, reason), *self._accused(now, self._me, accused, reason)]
+        return [self._accuse(accused, reason), *self._accused(now, self._me, accused, reason)]
 
     def link_measured(
         self, now: float, peer: PeerId, acked_bytes: int, busy_seconds: float, waiting_bytes: int
     ) -> list[Action]:
-        """My link to a member so far: see `RingPace.measured`."""
-        self.pace.measured(now, peer, acked_bytes, busy_seconds, waiting_bytes)
+        """My link to a member so far: see `RingLinkRates.measured`."""
+        self.link_rate.measured(now, peer, acked_bytes, busy_seconds, waiting_bytes)
         # Who has all finals may be the one that the others wait for.
         if peer != self.successor or self.state == "committed":
             return []
         actions: list[Action] = []
-        to_say = self.pace.to_say(now, peer)
+        to_say = self.link_rate.to_say(now, peer)
         if to_say is not None:
-            actions.append(self._self.seal(Pace(self.ring.ring_id, *to_say)))
-        slow = self.pace.too_slow(now, self.reduce.living, peer)
+            actions.append(self._self.seal(LinkRate(self.ring.ring_id, *to_say)))
+        slow = self.link_rate.too_slow(now, self.reduce.living, peer)
         return actions if slow is None else [*actions, *self.accuse(now, slow, SLOW)]
 
     def statement(self, now: float, signed: Signed, statement: RingStatement) -> list[Action]:
@@ -246,10 +246,10 @@ class Attempt:
         if author not in self.ring.members:
             return []
         match statement:
-            case Suspect():
+            case Accusation():
                 return self._accused(now, author, PeerId(statement.accused), statement.reason)
-            case Pace():
-                self.pace.said(author, statement.sequence, statement.bytes_per_second)
+            case LinkRate():
+                self.link_rate.said(author, statement.sequence, statement.bytes_per_second)
                 return []
             case Vote():
                 if not self._commitment.vote_received(now, author, statement, signed):
@@ -260,15 +260,17 @@ class Attempt:
         """The outer step was taken: vote for the header that follows."""
         if generation != self._generation or self.is_out:
             return []
-        finals = self._computed_finals
-        contributors = [self._payloads.contributors(final.payload, final.mask) for final in finals]
+        averages = self._computed_averages
+        contributors = [
+            self._payloads.contributors(average.payload, average.mask) for average in averages
+        ]
         if not any(contributors):
             return self.accuse(now, self._me, "nothing was done in it")
         self._proposal = propose(
             self._self.run_id,
             self._parent,
             self.ring,
-            finals,
+            averages,
             contributors,
             state_digest,
         )
@@ -306,9 +308,9 @@ class Attempt:
             return float("inf")
         return self._progress_seconds + KEPT_SECONDS + KEPT_STEP_SECONDS * (missing - 1)
 
-    def _suspect(self, accused: PeerId, reason: str) -> Publish:
+    def _accuse(self, accused: PeerId, reason: str) -> Publish:
         reason = reason[: limits.TEXT_CHARACTERS_MAX]
-        return self._self.seal(Suspect(self.ring.ring_id, accused, reason))
+        return self._self.seal(Accusation(self.ring.ring_id, accused, reason))
 
     def _accused(self, now: float, author: PeerId, accused: PeerId, reason: str) -> list[Action]:
         """A member of my ring, or I, accused a member."""
@@ -317,39 +319,39 @@ class Attempt:
         actions: list[Action] = [Removed(accused, reason), *self.reduce.member_removed(accused)]
         self._progress_seconds = now
         if reason == SLOW:
-            self.pace.put_out(author, accused)
+            self.link_rate.put_out(author, accused)
         if self.is_out:
             if accused == self._me != author:
-                actions.append(self._suspect(self._me, f"accused by {author}"))
+                actions.append(self._accuse(self._me, f"accused by {author}"))
                 self.accusations.accuse(self._me, self._me)
             return actions
         actions += self._repeat()
         if self.state == "voting":
             assert self._commitment.header is not None
             actions += self._vote(now, self._commitment.header)
-        return [*actions, *self._after_finals()]
+        return [*actions, *self._after_averages()]
 
     def _repeat(self) -> list[Action]:
         """In my own name what others said of members that are out."""
         actions: list[Action] = []
         for peer in self.accusations.to_repeat():
             self.accusations.accuse(self._me, peer)
-            actions.append(self._suspect(peer, "is out"))
+            actions.append(self._accuse(peer, "is out"))
         return actions
 
     # The rules: finals and votes
 
-    def _after_finals(self) -> list[Action]:
+    def _after_averages(self) -> list[Action]:
         """Computes (again) once all finals are there and differ from what was computed."""
         if self.state == "committed" or not self.reduce.is_complete or self.is_out:
             return []
-        finals = self.reduce.finals
-        if finals == self._computed_finals:
+        averages = self.reduce.averages
+        if averages == self._computed_averages:
             return []
-        self._computed_finals = finals
+        self._computed_averages = averages
         self._generation += 1
         self.state = "computing"
-        return [Compute(self._generation, finals)]
+        return [Compute(self._generation, averages)]
 
     def _vote(self, now: float, header: bytes) -> list[Action]:
         vote = self._commitment.propose(now, header, self.removed)
@@ -366,7 +368,7 @@ class Attempt:
 
     def _commit(self, commit: Commit, proposal: Proposal) -> list[Action]:
         self.state = "committed"
-        return [Committed(commit, proposal, self._computed_finals)]
+        return [Committed(commit, proposal, self._computed_averages)]
 
     def _urge(self, now: float) -> list[Action]:
         """Hands over finals where votes differ, and accuses who holds up the round."""
@@ -374,7 +376,7 @@ class Attempt:
         successor = self.successor
         if self._commitment.to_reconcile(now, successor):
             assert successor is not None
-            actions += self.reduce.finals_for(successor)
+            actions += self.reduce.averages_for(successor)
         for peer, reason in self._commitment.to_accuse(now, self.reduce.living):
             if self.state == "voting":
                 actions += self.accuse(now, peer, reason)

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gossamer.protocol.chain import Commit, quorum_reached
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.messages import Signed, Vote
+from gossamer.protocol.state.chain import Commit, quorum_reached
+from gossamer.protocol.wire.statements import Signed, Vote
 
 VOTE_SECONDS = 30.0
 """Time a member has to vote after I did: the outer step of a 1 B model on a slow CPU."""

@@ -31,9 +31,9 @@ from collections.abc import Collection, Mapping
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.messages import Signed
 from gossamer.protocol.rounds.accusations import Accusations
 from gossamer.protocol.rounds.roster import Decision, Gathering, Ring, decide, is_complete
+from gossamer.protocol.wire.statements import Signed
 
 GATHER_SECONDS_MIN = 2.0
 """A few round trips over an ocean, the replay of a round, and a newcomer's first inner steps."""

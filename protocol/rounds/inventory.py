@@ -28,7 +28,7 @@ class Held:
 
     copy_mask: int = 0
     """Who is in the kept copy; 0 without one."""
-    final: tuple[int, Digest] | None = None
+    average: tuple[int, Digest] | None = None
     """Mask and digest of the final."""
 
 
@@ -38,19 +38,19 @@ class Inventory:
 
     chunks: tuple[Held, ...]
 
-    def wants(self, chunk: int, mask: int, final_digest: Digest | None) -> bool:
+    def wants(self, chunk: int, mask: int, average_digest: Digest | None) -> bool:
         """Whether a final (its digest given) or a token would change anything there."""
         held = self.chunks[chunk]
-        if held.final is None:
-            return final_digest is not None or mask & ~held.copy_mask != 0
-        return final_digest is not None and is_better(mask, final_digest, *held.final)
+        if held.average is None:
+            return average_digest is not None or mask & ~held.copy_mask != 0
+        return average_digest is not None and is_better(mask, average_digest, *held.average)
 
 
 def encode_inventory(inventory: Inventory, num_members: int) -> bytes:
     mask_bytes = _mask_bytes(num_members)
     parts: list[bytes] = []
     for held in inventory.chunks:
-        mask, digest = held.final or (0, bytes(DIGEST_BYTES))
+        mask, digest = held.average or (0, bytes(DIGEST_BYTES))
         parts += (held.copy_mask.to_bytes(mask_bytes, "big"), mask.to_bytes(mask_bytes, "big"))
         parts.append(digest)
     return b"".join(parts)

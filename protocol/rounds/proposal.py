@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gossamer.protocol import limits
-from gossamer.protocol.chain import (
-    ChunkFinal,
+from gossamer.protocol.accounting.ledger import Ledger, apply_spans, newly_consumed
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.rounds.ring import Average
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.state.chain import (
+    ChunkAverage,
     Header,
     Member,
     UpdateIndex,
@@ -15,11 +19,7 @@ from gossamer.protocol.chain import (
     spans_taken,
     tokens_taken,
 )
-from gossamer.protocol.ids import Digest
-from gossamer.protocol.messages import Span
-from gossamer.protocol.rounds.ring import Final
-from gossamer.protocol.rounds.roster import Ring
-from gossamer.protocol.work.ledger import Ledger, apply_spans, newly_consumed
+from gossamer.protocol.wire.statements import Span
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def propose(
     run_id: Digest,
     parent: Parent,
     ring: Ring,
-    finals: Sequence[Final],
+    averages: Sequence[Average],
     contributors: Sequence[int],
     state_digest: Digest,
 ) -> Proposal:
@@ -72,7 +72,7 @@ def propose(
     Args:
         contributors: mask of who has a part in each final.
     """
-    num_members, num_chunks = len(ring.members), len(finals)
+    num_members, num_chunks = len(ring.members), len(averages)
     members = members_of(ring, contributors)
     spans: set[Span] = set()
     for ready, count in zip(ring.ready, _counts(ring, contributors), strict=True):
@@ -83,8 +83,8 @@ def propose(
     update = UpdateIndex(
         ring.roster.codec,
         tuple(
-            ChunkFinal(final.digest, mask_bytes(mask, num_members))
-            for final, mask in zip(finals, contributors, strict=True)
+            ChunkAverage(average.digest, mask_bytes(mask, num_members))
+            for average, mask in zip(averages, contributors, strict=True)
         ),
     )
     header = Header(

@@ -37,7 +37,7 @@ took lacks none of those that it held to be in then, so none of those that are l
 these keeps it aside in the end, and by the lattice rule the best one goes round to them all.
 
 Events are methods, and what is to be done comes back as a list of actions. Arithmetic is done
-outside: `Contribute` and `Finalise` are answered by `contributed` and `finalised`. Payloads are
+outside: `Contribute` and `FinishAverage` are answered by `contributed` and `average_finished`. Payloads are
 opaque here.
 """
 
@@ -65,8 +65,8 @@ class Contribute:
 
 
 @dataclass(frozen=True)
-class Finalise:
-    """Divide and encode the sum of all in `mask`, then call `finalised`."""
+class FinishAverage:
+    """Divide and encode the sum of all in `mask`, then call `average_finished`."""
 
     chunk: int
     payload: Payload
@@ -89,7 +89,7 @@ class Send:
 
 
 @dataclass(frozen=True)
-class Final:
+class Average:
     """An averaged chunk: who is in it and the digest of its encoded bytes."""
 
     mask: int
@@ -97,14 +97,14 @@ class Final:
     finisher: int
     payload: Payload = field(repr=False)
 
-    def is_better_than(self, other: Final | None) -> bool:
+    def is_better_than(self, other: Average | None) -> bool:
         """The lattice rule: most contributors, then the lowest digest."""
         if other is None:
             return True
         return is_better(self.mask, self.digest, other.mask, other.digest)
 
 
-Action: TypeAlias = Contribute | Finalise | Send
+Action: TypeAlias = Contribute | FinishAverage | Send
 
 
 @dataclass
@@ -114,12 +114,12 @@ class _Chunk:
     """Mask of the token that is being added to; None when no addition is under way."""
     waiting: tuple[PeerId, int, Payload] | None = None
     """The best other token that came meanwhile."""
-    finalising: bool = False
+    finishing_average: bool = False
     copy_mask: int = 0
     copy: Payload | None = None
     copy_receiver: PeerId | None = None
-    final: Final | None = None
-    early: dict[PeerId, Final] = field(default_factory=dict)
+    average: Average | None = None
+    early: dict[PeerId, Average] = field(default_factory=dict)
     """Of each sender the last early final: what a member sends later is better."""
 
 
@@ -134,7 +134,7 @@ class RingReduce:
         self._position = self.members.index(me)
         self._chunks = [_Chunk() for _ in range(num_chunks)]
         self._removed: set[PeerId] = set()
-        self._num_finals = 0
+        self._num_averages = 0
         self.living = self.members
         """Members believed living, in ring order."""
         self._living_mask = (1 << len(self.members)) - 1
@@ -150,24 +150,24 @@ class RingReduce:
     @property
     def is_complete(self) -> bool:
         """Whether every chunk has a final."""
-        return self._num_finals == len(self._chunks)
+        return self._num_averages == len(self._chunks)
 
     @property
-    def num_finals(self) -> int:
-        return self._num_finals
+    def num_averages(self) -> int:
+        return self._num_averages
 
     @property
-    def finals(self) -> list[Final]:
+    def averages(self) -> list[Average]:
         """All finals in chunk order. LocalProtocolError while one is missing."""
-        finals = [chunk.final for chunk in self._chunks if chunk.final is not None]
-        if len(finals) != len(self._chunks):
+        averages = [chunk.average for chunk in self._chunks if chunk.average is not None]
+        if len(averages) != len(self._chunks):
             raise LocalProtocolError("finals of a ring that is not complete")
-        return finals
+        return averages
 
-    def final_of(self, chunk: int) -> Payload | None:
+    def average_of(self, chunk: int) -> Payload | None:
         """The best final of a chunk so far."""
-        final = self._chunks[chunk].final
-        return None if final is None else final.payload
+        average = self._chunks[chunk].average
+        return None if average is None else average.payload
 
     def fewest_missing(self) -> int | None:
         """Of the sums that my successor has of me and that no final came of: how many living
@@ -176,7 +176,7 @@ class RingReduce:
             (
                 (self._living_mask & ~chunk.copy_mask).bit_count()
                 for chunk in self._chunks
-                if chunk.final is None
+                if chunk.average is None
                 and chunk.copy is not None
                 and chunk.copy_receiver == self.successor
             ),
@@ -190,7 +190,9 @@ class RingReduce:
                 Held(
                     # What is still being added to may turn out to be no good.
                     chunk.copy_mask if chunk.copy is not None else 0,
-                    (chunk.final.mask, chunk.final.digest) if chunk.final is not None else None,
+                    (chunk.average.mask, chunk.average.digest)
+                    if chunk.average is not None
+                    else None,
                 )
                 for chunk in self._chunks
             )
@@ -202,7 +204,7 @@ class RingReduce:
         """The ring begins: start the chunks that are mine to start."""
         return self._start_chunks()
 
-    def token_received(
+    def partial_sum_received(
         self, sender: PeerId, chunk: int, mask: int, payload: Payload
     ) -> list[Action]:
         """A partial sum arrived.
@@ -215,7 +217,7 @@ class RingReduce:
         bit = 1 << self._position
         if mask & bit and not state.added:
             raise MalformedError(f"token of chunk {chunk} claims a part that I never added")
-        if state.final is not None or state.finalising or self._me in self._removed:
+        if state.average is not None or state.finishing_average or self._me in self._removed:
             return []
         if state.contributing_mask is not None:
             if state.waiting is None or _worth(mask | bit) > _worth(state.waiting[1] | bit):
@@ -236,12 +238,12 @@ class RingReduce:
         state.copy_mask = state.contributing_mask | (1 << self._position)
         state.contributing_mask = None
         state.copy_receiver = None
-        if state.final is None and self._me not in self._removed:
+        if state.average is None and self._me not in self._removed:
             state.copy = payload
         waiting, state.waiting = state.waiting, None
         actions = self._advance(chunk)
         if waiting is not None:
-            actions += self.token_received(waiting[0], chunk, waiting[1], waiting[2])
+            actions += self.partial_sum_received(waiting[0], chunk, waiting[1], waiting[2])
         return actions
 
     def rejected(self, chunk: int) -> list[Action]:
@@ -258,27 +260,27 @@ class RingReduce:
         state.added = state.copy_mask != 0
         waiting, state.waiting = state.waiting, None
         if waiting is not None:
-            actions = self.token_received(waiting[0], chunk, waiting[1], waiting[2])
+            actions = self.partial_sum_received(waiting[0], chunk, waiting[1], waiting[2])
             return actions or self._advance(chunk)
         if state.added:
             return self._advance(chunk)
-        if state.final is None and self._me not in self._removed and self._is_starter(chunk):
+        if state.average is None and self._me not in self._removed and self._is_starter(chunk):
             # Those before me fell while I was adding, and I did not start it then.
             return [self._contribute(chunk, 0, None)]
         return []
 
-    def finalised(self, chunk: int, payload: Payload, digest: Digest) -> list[Action]:
+    def average_finished(self, chunk: int, payload: Payload, digest: Digest) -> list[Action]:
         """The average of a chunk was made here."""
         state = self._chunks[chunk]
-        if not state.finalising:
-            raise LocalProtocolError(f"chunk {chunk} is not being finalised")
-        state.finalising = False
+        if not state.finishing_average:
+            raise LocalProtocolError(f"chunk {chunk} is not being average_finished")
+        state.finishing_average = False
         state.copy = None  # not before: a removed member's mask belongs to this copy
         if self._me in self._removed:
             return []
-        return self._take(chunk, Final(state.copy_mask, digest, self._position, payload), None)
+        return self._take(chunk, Average(state.copy_mask, digest, self._position, payload), None)
 
-    def final_received(
+    def average_received(
         self,
         sender: PeerId,
         chunk: int,
@@ -291,7 +293,7 @@ class RingReduce:
         self._checked(sender, chunk, mask)
         if not 0 <= finisher < len(self.members):
             raise MalformedError(f"final of chunk {chunk} by member {finisher}")
-        return self._take(chunk, Final(mask, digest, finisher, payload), sender)
+        return self._take(chunk, Average(mask, digest, finisher, payload), sender)
 
     def member_removed(self, peer: PeerId) -> list[Action]:
         """A member is out of this ring for good."""
@@ -309,14 +311,14 @@ class RingReduce:
             return []
         actions: list[Action] = []
         if self.successor is not None and self.successor != old_successor:
-            actions += self._finals_for(self.successor)
+            actions += self._averages_for(self.successor)
         for chunk in range(len(self._chunks)):
             actions += self._take_early(chunk) + self._advance(chunk)
         return actions + self._start_chunks()
 
-    def finals_for(self, peer: PeerId) -> list[Action]:
+    def averages_for(self, peer: PeerId) -> list[Action]:
         """All finals that I have, for a member whose finals differ from mine."""
-        return self._finals_for(peer)
+        return self._averages_for(peer)
 
     # The rules
 
@@ -348,7 +350,7 @@ class RingReduce:
         return [
             self._contribute(chunk, 0, None)
             for chunk, state in enumerate(self._chunks)
-            if not state.added and state.final is None and self._is_starter(chunk)
+            if not state.added and state.average is None and self._is_starter(chunk)
         ]
 
     def _contribute(
@@ -362,13 +364,13 @@ class RingReduce:
     def _advance(self, chunk: int) -> list[Action]:
         """Finishes or passes on the kept copy of a chunk, where the rules say so."""
         state = self._chunks[chunk]
-        if state.copy is None or state.finalising or self._me in self._removed:
+        if state.copy is None or state.finishing_average or self._me in self._removed:
             return []
         if state.contributing_mask is not None:
             return []  # a better sum is on its way into the copy's place
         if self._covers_living(state.copy_mask):
-            state.finalising = True
-            return [Finalise(chunk, state.copy, state.copy_mask)]
+            state.finishing_average = True
+            return [FinishAverage(chunk, state.copy, state.copy_mask)]
         if state.copy_receiver is not None and state.copy_receiver not in self._removed:
             return []
         successor = self.successor
@@ -376,22 +378,22 @@ class RingReduce:
         state.copy_receiver = successor
         return [Send(successor, chunk, state.copy_mask, None, state.copy)]
 
-    def _take(self, chunk: int, final: Final, sender: PeerId | None) -> list[Action]:
+    def _take(self, chunk: int, average: Average, sender: PeerId | None) -> list[Action]:
         state = self._chunks[chunk]
-        if not final.is_better_than(state.final):
+        if not average.is_better_than(state.average):
             return []
-        if sender is not None and self._is_early(final.mask):
-            state.early[sender] = final
+        if sender is not None and self._is_early(average.mask):
+            state.early[sender] = average
             return []
-        if state.final is None:
-            self._num_finals += 1
-        state.final = final
-        if not state.finalising:
+        if state.average is None:
+            self._num_averages += 1
+        state.average = average
+        if not state.finishing_average:
             state.copy = None
         successor = self.successor
         if self._me in self._removed or successor is None or successor == sender:
             return []
-        return self._pass_on(successor, chunk, final)
+        return self._pass_on(successor, chunk, average)
 
     def _is_early(self, mask: int) -> bool:
         """Whether a final lacks a member that I hold to be in. Who is out does not ask."""
@@ -402,20 +404,20 @@ class RingReduce:
         state = self._chunks[chunk]
         early, state.early = state.early, {}
         actions: list[Action] = []
-        for sender, final in early.items():
-            actions += self._take(chunk, final, sender)
+        for sender, average in early.items():
+            actions += self._take(chunk, average, sender)
         return actions
 
-    def _pass_on(self, peer: PeerId, chunk: int, final: Final) -> list[Action]:
-        if self.members[final.finisher] == peer:
+    def _pass_on(self, peer: PeerId, chunk: int, average: Average) -> list[Action]:
+        if self.members[average.finisher] == peer:
             return []
-        return [Send(peer, chunk, final.mask, final.finisher, final.payload, final.digest)]
+        return [Send(peer, chunk, average.mask, average.finisher, average.payload, average.digest)]
 
-    def _finals_for(self, peer: PeerId) -> list[Action]:
+    def _averages_for(self, peer: PeerId) -> list[Action]:
         actions: list[Action] = []
         for chunk, state in enumerate(self._chunks):
-            if state.final is not None:
-                actions += self._pass_on(peer, chunk, state.final)
+            if state.average is not None:
+                actions += self._pass_on(peer, chunk, state.average)
         return actions
 
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.messages import Ready, Roster, Signed, Verify, open_signed
+from gossamer.protocol.wire.statements import Ready, Roster, Signed, Verify, open_signed
 
 ROSTER_BYTES_MAX = limits.GOSSIP_BYTES_MAX // 2 - limits.KIB
 """Members of one roster: it has to fit a gossip message, and a board's reply."""

@@ -22,7 +22,7 @@ Rules
   order of deaths and accusations leaves a peer waiting.
 
 Events are methods with the local clock in seconds; actions come back. The arithmetic (`Contribute`,
-`Finalise`, `Compute`) is done outside and answered with the ring's id, so that an answer for a
+`FinishAverage`, `Compute`) is done outside and answered with the ring's id, so that an answer for a
 ring that was replaced is dropped.
 """
 
@@ -32,22 +32,8 @@ from collections.abc import Collection
 from typing import Literal
 
 from gossamer.protocol import limits
-from gossamer.protocol.chain import Commit
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.messages import (
-    Pace,
-    Ready,
-    RingStatement,
-    Roster,
-    Sign,
-    Signed,
-    Statement,
-    Suspect,
-    Verify,
-    Vote,
-    key_of,
-)
 from gossamer.protocol.rounds.attempt import (
     Action,
     Attempt,
@@ -57,11 +43,25 @@ from gossamer.protocol.rounds.attempt import (
 )
 from gossamer.protocol.rounds.gathering import Gatherer
 from gossamer.protocol.rounds.inventory import Inventory
-from gossamer.protocol.rounds.pace import RingPace
+from gossamer.protocol.rounds.link_rates import RingLinkRates
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Payload, RingReduce
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster, preference
-from gossamer.protocol.rounds.round_rules import NO_LESSONS, Lessons, RoundRules
+from gossamer.protocol.rounds.round_rules import NO_HINTS, RoundHints, RoundRules
+from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.wire.statements import (
+    Accusation,
+    LinkRate,
+    Ready,
+    RingStatement,
+    Roster,
+    Sign,
+    Signed,
+    Statement,
+    Verify,
+    Vote,
+    key_of,
+)
 
 RoundState = Literal["gathering"] | AttemptState
 
@@ -90,7 +90,7 @@ class Round:
         sign: Sign,
         verify: Verify,
         now: float,
-        lessons: Lessons = NO_LESSONS,
+        hints: RoundHints = NO_HINTS,
     ) -> None:
         """
         Args:
@@ -103,7 +103,7 @@ class Round:
         self._rules = rules
         self._verify = verify
         self._began_seconds = now
-        self._lessons = lessons
+        self._hints = hints
         self.number = parent.round + 1
         self._gatherer = Gatherer(
             me,
@@ -114,7 +114,7 @@ class Round:
             rules.attempt_seconds,
             rules.ring_seconds,
             rules.steps_seconds,
-            lessons.replay_seconds,
+            hints.replay_seconds,
         )
         self._attempt: Attempt | None = None
         """The ring that I follow, or followed last."""
@@ -172,16 +172,16 @@ class Round:
         return frozenset() if self._attempt is None else self._attempt.removed
 
     @property
-    def lessons(self) -> Lessons:
+    def hints(self) -> RoundHints:
         """For my next round."""
         attempt = self._attempt
-        replay_seconds = self._lessons.replay_seconds
+        replay_seconds = self._hints.replay_seconds
         if self._rules.payloads.are_steps:  # their averages come while the members train
             replay_seconds = LATER_FACTOR * self._gatherer.late_seconds
         elif attempt is not None and not attempt.removed:  # it would be the time of the fault
             replay_seconds = attempt.reduced_seconds or replay_seconds
-        return Lessons(
-            frozenset() if attempt is None else attempt.pace.found_slow,
+        return RoundHints(
+            frozenset() if attempt is None else attempt.link_rate.found_slow,
             came_late=self.state != "committed",
             replay_seconds=replay_seconds,
         )
@@ -197,7 +197,7 @@ class Round:
         first_ready_seconds = self._gatherer.first_ready_seconds
         if first_ready_seconds is None:
             return None
-        fraction = 0.0 if self._lessons.came_late else STRAGGLER_FRACTION
+        fraction = 0.0 if self._hints.came_late else STRAGGLER_FRACTION
         return first_ready_seconds + fraction * self._gatherer.gather_seconds
 
     @property
@@ -213,12 +213,12 @@ class Round:
             return self._parent.tokens_total
         return attempt.attainable_tokens
 
-    def final_of(self, ring_id: Digest, chunk: int) -> Payload | None:
+    def average_of(self, ring_id: Digest, chunk: int) -> Payload | None:
         """The best average of a chunk so far; None while there is none, or in another ring."""
         attempt = self._attempt
         if attempt is None or attempt.ring.ring_id != ring_id:
             return None
-        return attempt.reduce.final_of(chunk)
+        return attempt.reduce.average_of(chunk)
 
     def inventory(self, ring_id: Digest) -> Inventory | None:
         """What I hold of the ring's chunks; None if it is not the one that I follow."""
@@ -260,7 +260,7 @@ class Round:
             case Ready() if statement.head == self.head and statement.round == self.number:
                 self._gatherer.note_ready(now, signed)
                 return self.tick(now)
-            case Suspect() | Vote() | Pace():
+            case Accusation() | Vote() | LinkRate():
                 return self._ring_statement(now, signed, statement)
         return []
 
@@ -283,16 +283,16 @@ class Round:
 
     # Events: the ring
 
-    def token_received(
+    def partial_sum_received(
         self, now: float, ring_id: Digest, sender: PeerId, chunk: int, mask: int, payload: Payload
     ) -> list[Action]:
         if (attempt := self._working(ring_id)) is None:
             return []
-        attempt.pace.received(now)
-        actions = attempt.reduce.token_received(sender, chunk, mask, payload)
+        attempt.link_rate.received(now)
+        actions = attempt.reduce.partial_sum_received(sender, chunk, mask, payload)
         return self._after(now, attempt.progress(now, actions))
 
-    def final_received(
+    def average_received(
         self,
         now: float,
         ring_id: Digest,
@@ -305,8 +305,8 @@ class Round:
     ) -> list[Action]:
         if (attempt := self._working(ring_id)) is None:
             return []
-        attempt.pace.received(now)
-        actions = attempt.reduce.final_received(sender, chunk, mask, finisher, payload, digest)
+        attempt.link_rate.received(now)
+        actions = attempt.reduce.average_received(sender, chunk, mask, finisher, payload, digest)
         return self._after(now, attempt.progress(now, actions))
 
     def contributed(
@@ -323,12 +323,12 @@ class Round:
             return []
         return self._after(now, attempt.rejected(now, chunk, sender))
 
-    def finalised(
+    def average_finished(
         self, now: float, ring_id: Digest, chunk: int, payload: Payload, digest: Digest
     ) -> list[Action]:
         if (attempt := self._working(ring_id)) is None:
             return []
-        actions = attempt.reduce.finalised(chunk, payload, digest)
+        actions = attempt.reduce.average_finished(chunk, payload, digest)
         return self._after(now, attempt.progress(now, actions))
 
     def link_failed(self, now: float, ring_id: Digest, peer: PeerId, reason: str) -> list[Action]:
@@ -421,13 +421,13 @@ class Round:
         if not self._gatherer.note_foreign(ring):
             return []
         for signed, statement in self._early.values():
-            if isinstance(statement, Suspect):
+            if isinstance(statement, Accusation):
                 self._gatherer.note_accusation(
                     statement.ring_id, PeerId(signed.author), PeerId(statement.accused)
                 )
         if self._me not in ring.members:
             return []
-        return [self._self.seal(Suspect(ring.ring_id, self._me, "restarted"))]
+        return [self._self.seal(Accusation(ring.ring_id, self._me, "restarted"))]
 
     def _follow(self, now: float, ring: Ring, envelope: Signed) -> list[Action]:
         actions: list[Action] = []
@@ -435,8 +435,8 @@ class Round:
         if old is not None and old.ring.ring_id not in self._void_rings:
             self._void_rings.add(old.ring.ring_id)
             if not old.is_out:
-                suspect = Suspect(old.ring.ring_id, self._me, "follows another ring")
-                actions.append(self._self.seal(suspect))
+                accusation = Accusation(old.ring.ring_id, self._me, "follows another ring")
+                actions.append(self._self.seal(accusation))
         attempt = self._attempt = self._new_attempt(now, ring)
         actions += [BeginRing(ring, envelope), *attempt.start()]
         early, self._early = self._early, {}
@@ -446,18 +446,18 @@ class Round:
 
     def _new_attempt(self, now: float, ring: Ring) -> Attempt:
         rules = self._rules
-        pace = RingPace(
+        link_rate = RingLinkRates(
             ring.members,
             self._me,
             began_seconds=now,
             chunk_bytes=rules.chunk_bytes(len(ring.members)),
             num_chunks=rules.num_chunks,
             round_seconds=now - self._began_seconds,
-            was_slow=self._lessons.found_slow,
+            was_slow=self._hints.found_slow,
             is_in_steps=rules.payloads.are_steps,
         )
         reduce = RingReduce(ring.members, self._me, rules.num_chunks)
-        return Attempt(self._self, self._parent, ring, rules.payloads, reduce, pace, now)
+        return Attempt(self._self, self._parent, ring, rules.payloads, reduce, link_rate, now)
 
     # The rules: the ring
 
@@ -474,7 +474,7 @@ class Round:
 
     def _after_commit(self, now: float, signed: Signed, statement: Statement) -> list[Action]:
         """Others of the ring may still be on their way to it."""
-        if not isinstance(statement, Suspect | Vote) or signed.author == self._me:
+        if not isinstance(statement, Accusation | Vote) or signed.author == self._me:
             return []
         attempt = self._open(statement.ring_id)
         return [] if attempt is None else attempt.statement(now, signed, statement)
@@ -498,7 +498,7 @@ class Round:
         attempt = self._working(statement.ring_id)
         if attempt is not None:
             return self._after(now, attempt.statement(now, signed, statement))
-        if isinstance(statement, Suspect):
+        if isinstance(statement, Accusation):
             self._gatherer.note_accusation(
                 statement.ring_id, PeerId(signed.author), PeerId(statement.accused)
             )

@@ -34,7 +34,7 @@ class RoundRules:
         return self.payloads.mean_bytes(self.chunk_elements, num_members)
 
 
-class Lessons(NamedTuple):
+class RoundHints(NamedTuple):
     """What a round showed a peer, for its next one."""
 
     found_slow: frozenset[PeerId] = frozenset()
@@ -45,4 +45,4 @@ class Lessons(NamedTuple):
     """What those who fetch such a round instead may need for it."""
 
 
-NO_LESSONS = Lessons()
+NO_HINTS = RoundHints()

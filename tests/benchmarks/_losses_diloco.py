@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
-from _losses_arms import Arm
-from _losses_ring import ring_average
-from _losses_workers import Worker
-from _parity_training import CURVE_TOKENS, Curve, Heldout, Text, rounds_of
 
 from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads, payloads_named
-from gossamer.protocol.fragments import Exchanges
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
-from gossamer.protocol.rounds.outer_tuning import norm_of, tuned_rates
-from gossamer.protocol.state import FloatVector
-from gossamer.trainer.messages import Start
-from gossamer.trainer.outer import nesterov
+from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.state.outer_momentum import norm_of, tuned_rates
+from gossamer.protocol.state.outer_step import nesterov
+from gossamer.protocol.state.sync_sets import SyncSets
+from gossamer.trainer.ipc.messages import Start
+from tests.benchmarks._losses_arms import Arm
+from tests.benchmarks._losses_ring import ring_average
+from tests.benchmarks._losses_workers import Worker
+from tests.benchmarks._parity_training import CURVE_TOKENS, Curve, Heldout, Text, rounds_of
 
 MOMENTUM_MAX = 0.9
 """Of rounds that choose their own: the largest that is in use anywhere."""
@@ -48,8 +48,8 @@ class Swarm:
 
     def __init__(self, setting: Setting, num_workers: int) -> None:
         size = setting.model.num_parameters
-        self.exchanges = Exchanges(setting.model, setting.outer)
-        self.theta: FloatVector = np.zeros(size, np.float32)
+        self.sync_sets = SyncSets(setting.model, setting.outer)
+        self.parameters: FloatVector = np.zeros(size, np.float32)
         """Of the newest round. The trainers see `base`, which may lag behind it."""
         self.momentum: FloatVector = np.zeros(size, np.float32)
         self.base: FloatVector = np.zeros(size, np.float32)
@@ -60,7 +60,7 @@ class Swarm:
                 setting.text,
                 setting.seed,
                 self.base,
-                self.exchanges.whole,
+                self.sync_sets.whole,
                 setting.outer.mixing,
             )
             for _ in range(num_workers)
@@ -71,15 +71,15 @@ class Swarm:
         self.momenta: list[float] = []
         """See `Curve`."""
         self.workers[0].trainer.genesis()
-        np.copyto(self.theta, self.base)
+        np.copyto(self.parameters, self.base)
 
     def train_round(
         self, number: int, first: int, steps: int, delay: int, members: Sequence[Worker]
     ) -> list[int]:
         """Inner steps of one round; the newest state arrives after `delay` of them. Returns the
         members' tokens."""
-        earlier = self.exchanges.whole if number == 1 else self.exchanges.of_round(number - 1)
-        is_whole = earlier is self.exchanges.whole
+        earlier = self.sync_sets.whole if number == 1 else self.sync_sets.of_round(number - 1)
+        is_whole = earlier is self.sync_sets.whole
         new = tuple((part.start, part.stop) for part in earlier.ranges)
         delay = delay if number > 1 else 0
         if not delay:
@@ -105,29 +105,29 @@ class Swarm:
         payloads: SumPayloads | SetPayloads,
     ) -> None:
         """The ring of these members, in this order, and the outer step."""
-        exchange = self.exchanges.of_round(number)
-        carried = [worker.pending[exchange.within] for worker in members]
+        sync_set = self.sync_sets.of_round(number)
+        carried = [worker.pending[sync_set.within] for worker in members]
         norms = [norm_of(values) for values in carried] if outer.displacement else []
-        average = ring_average(carried, tokens, exchange.plan, payloads, outer.error_decay).values
+        average = ring_average(carried, tokens, sync_set.plan, payloads, outer.error_decay).values
         rate, mu = outer.rates_of(number, len(members))
         if outer.displacement and len(members) > 1:
             pieces = (  # as the daemon adds them up
-                (average[exchange.plan.range_of(chunk)][of_chunk], self.momentum[part])
-                for chunk in range(exchange.plan.num_chunks)
-                for part, of_chunk in exchange.pieces_of(chunk)
+                (average[sync_set.plan.range_of(chunk)][of_chunk], self.momentum[part])
+                for chunk in range(sync_set.plan.num_chunks)
+                for part, of_chunk in sync_set.pieces_of(chunk)
             )
             rate, mu = tuned_rates(outer, self._total_steps, number, pieces, norms)
         self.momenta.append(mu)
         start = 0
-        for part in exchange.ranges:
-            theta, momentum = self.theta[part], self.momentum[part]
-            of_average = average[start : start + theta.size]
-            nesterov(theta, momentum, of_average, rate, mu, theta, momentum)
-            start += theta.size
+        for part in sync_set.ranges:
+            parameters, momentum = self.parameters[part], self.momentum[part]
+            of_average = average[start : start + parameters.size]
+            nesterov(parameters, momentum, of_average, rate, mu, parameters, momentum)
+            start += parameters.size
 
     def publish(self) -> None:
         """The newest state becomes known to the trainers."""
-        np.copyto(self.base, self.theta)
+        np.copyto(self.base, self.parameters)
 
 
 class Progress:
@@ -203,6 +203,6 @@ def train_rounds(
         tokens = swarm.train_round(number, first, steps, delay, active)
         swarm.take_round(number, active, tokens, outer, payloads_of(number))
         progress.curve.tokens += sum(tokens)
-        progress.note(first + steps, swarm.theta)
+        progress.note(first + steps, swarm.parameters)
     progress.curve.momenta = swarm.momenta
-    return progress.end(swarm.theta, num_rounds)
+    return progress.end(swarm.parameters, num_rounds)

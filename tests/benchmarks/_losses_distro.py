@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import msgspec
 import numpy as np
-from _losses_arms import Arm
-from _losses_diloco import Progress, Setting
-from _losses_workers import Peer
-from _parity_training import Curve, Text
 
 from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
-from gossamer.protocol.state import FloatVector
-from gossamer.trainer.distro.dct_exact import grids_of
-from gossamer.trainer.distro.shared_round import SharedTrainer
-from gossamer.trainer.distro.shared_step import shapes_of, shared_rate_at, shared_step
-from gossamer.trainer.messages import SharedSteps
+from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.state.exact_transform import grids_of
+from gossamer.protocol.state.shared_step import shapes_of, shared_rate_at, shared_step
+from gossamer.trainer.distro.shared_trainer import SharedTrainer
+from gossamer.trainer.ipc.messages import SharedSteps
 from gossamer.trainer.presets import SMALL_DISTRO
+from tests.benchmarks._losses_arms import Arm
+from tests.benchmarks._losses_diloco import Progress, Setting
+from tests.benchmarks._losses_workers import Peer
+from tests.benchmarks._parity_training import Curve, Text
 
 
 class SharedPeer(Peer):
@@ -78,9 +78,9 @@ class SharedSwarm:
         model, self._inner = setting.model, setting.inner
         self._grids = grids_of(model)
         self._codec = SignCodec(shapes_of(self._grids), steps.top_k)
-        self.theta: FloatVector = np.zeros(model.num_parameters, np.float32)
+        self.parameters: FloatVector = np.zeros(model.num_parameters, np.float32)
         self.peers = [
-            SharedPeer(model, self._inner, steps, setting.text, setting.seed, self.theta)
+            SharedPeer(model, self._inner, steps, setting.text, setting.seed, self.parameters)
             for _ in range(num_peers)
         ]
         for number, peer in enumerate(self.peers):
@@ -92,8 +92,8 @@ class SharedSwarm:
         updates = [self._codec.decode(peer.update) for peer in contributors if peer.update]
         assert len(updates) == len(contributors), "a peer in a step that has nothing for it"
         rate, weight_decay = shared_rate_at(step, self._inner), self._inner.weight_decay
-        shared_step(self._grids, self.theta, updates, rate, weight_decay, self.theta)
-        assert np.isfinite(self.theta).all()
+        shared_step(self._grids, self.parameters, updates, rate, weight_decay, self.parameters)
+        assert np.isfinite(self.parameters).all()
         for peer in contributors:
             peer.taken()
 
@@ -115,5 +115,5 @@ def train_distro(setting: Setting, arm: Arm) -> Curve:
             assert peer.train(), "the corpus is too small for so many steps"
         swarm.take_step(step, swarm.peers)
         progress.curve.tokens += step_tokens * arm.num_peers
-        progress.note(step + 1, swarm.theta)
-    return progress.end(swarm.theta, 0)
+        progress.note(step + 1, swarm.parameters)
+    return progress.end(swarm.parameters, 0)

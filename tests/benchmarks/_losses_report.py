@@ -8,10 +8,11 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
-from _losses_arms import GROUPS, Arm, arm_of
-from _results import Results
 from matplotlib.axes import Axes
 from rich.table import Table
+
+from tests.benchmarks._losses_arms import GROUPS, Arm, arm_of
+from tests.benchmarks._results import Results
 
 CURVES = (
     *("sync-4", "alone", "diloco-4-h20-fp32", "diloco-4-h20-int4", "diloco-4-h20-int4-o50"),

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gossamer.node.rounds.residual import Contribution, SetContribution, SumContribution
-from gossamer.protocol.chunks import ChunkPlan
+from gossamer.node.modes.contribution import Contribution, SetContribution, SumContribution
 from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.state import FloatVector
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import FloatVector
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def ring_average(
         for part in order:
             payload = part.add(chunk, payload)
         assert payload is not None
-        final = order[-1].finalise(chunk, payload, everybody)
+        average = order[-1].finish_average(chunk, payload, everybody)
         where = plan.range_of(chunk)
-        values[where] = payloads.average(final, where.stop - where.start, everybody, tokens)
+        values[where] = payloads.average(average, where.stop - where.start, everybody, tokens)
         num_bytes += payloads.part_bytes(where.stop - where.start)
     for part, pending in zip(parts, pendings, strict=True):
         for chunk in range(plan.num_chunks):

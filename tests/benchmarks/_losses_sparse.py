@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
-from _losses_arms import Arm
-from _losses_diloco import Setting, outer_of, train_rounds
-from _parity_training import Curve
 
 from gossamer.protocol.codecs.payloads import SetPayloads, payloads_named
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.manifest import OuterConfig
+from tests.benchmarks._losses_arms import Arm
+from tests.benchmarks._losses_diloco import Setting, outer_of, train_rounds
+from tests.benchmarks._parity_training import Curve
 
 
 def train_sparse(setting: Setting, arm: Arm) -> Curve:

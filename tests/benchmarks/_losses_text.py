@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from _parity_training import Text, prepare_text
 
 from gossamer.node.runs.draft import Draft
 from gossamer.protocol.ids import Digest, digest_of
@@ -14,6 +13,7 @@ from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 from gossamer.trainer.text.corpus import default_files, find_files, scan_corpus
 from gossamer.trainer.text.shards import Split, split_documents, tokenise
 from gossamer.trainer.text.tokens import ByteTokenizer
+from tests.benchmarks._parity_training import Text, prepare_text
 
 TOPIC_SHARD_TOKENS = 65_536
 

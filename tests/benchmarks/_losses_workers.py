@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from _parity_training import Text
 
-from gossamer.protocol.fragments import Exchange
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
-from gossamer.protocol.messages import Span
-from gossamer.protocol.state import FloatVector
-from gossamer.trainer.local_round import LocalTrainer
-from gossamer.trainer.messages import Finished, Ranges, Start
+from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.state.sync_sets import SyncSet
+from gossamer.protocol.wire.statements import Span
+from gossamer.trainer.ipc.messages import Finished, Ranges, Start
+from gossamer.trainer.local_trainer import LocalTrainer
+from tests.benchmarks._parity_training import Text
 
 
 class Peer:
@@ -49,12 +49,12 @@ class Worker(Peer):
         text: Text,
         seed: int,
         base: FloatVector,
-        exchange: Exchange,
+        sync_set: SyncSet,
         mixing: float = 0.0,
     ) -> None:
         """`base`: (num_parameters,), the state that the peers share; only `genesis` writes it.
-        `exchange`: all parameters."""
-        self._exchange = exchange
+        `sync_set`: all parameters."""
+        self._sync_set = sync_set
         self._update = np.zeros_like(base)
         self.pending = np.zeros_like(base)
         """Work that no round has taken, in exchange order."""
@@ -86,5 +86,5 @@ class Worker(Peer):
         """Ends the round; its work is added to `pending`."""
         self.has_begun = True
         finished = self.trainer.finish()
-        self._exchange.add(self._update, self.pending)
+        self._sync_set.add(self._update, self.pending)
         return finished

@@ -8,18 +8,14 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from _member import Assignment, encode_assignment
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "chaos"))  # netns.py
-
-from netns import LINE, Network
+from tests.benchmarks._member import Assignment, encode_assignment
+from tests.support.netns import LINE, Network
 
 ANSWER_SECONDS = 600.0
 START_SECONDS = 0.3

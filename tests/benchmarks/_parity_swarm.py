@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from gossamer.node.interface.config import DEFAULT_CACHE_BYTES
+from gossamer.node.base.settings import DEFAULT_CACHE_BYTES
 from gossamer.node.local.local_swarm import LocalSwarm
 from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.chain import Header
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.state import FloatVector
+from gossamer.protocol.state.chain import Header
+from gossamer.protocol.state.digest import FloatVector
 
 ROUND_TIMEOUT_SECONDS = 120.0
 """Without a commit for so long, a swarm on even a busy machine is stuck."""

@@ -19,16 +19,16 @@ from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.founding import prepare_data
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
-from gossamer.protocol.messages import Span
-from gossamer.protocol.rounds.outer_tuning import norm_of, tuned_rates
 from gossamer.protocol.shard_index import ShardIndex
-from gossamer.protocol.state import FloatVector
+from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.state.outer_momentum import norm_of, tuned_rates
+from gossamer.protocol.state.outer_step import nesterov
+from gossamer.protocol.wire.statements import Span
 from gossamer.trainer import evaluate as evaluation
 from gossamer.trainer.device import choose_device
-from gossamer.trainer.local_round import LocalTrainer
+from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import AdamW
-from gossamer.trainer.outer import nesterov
 from gossamer.trainer.schedule import learning_rate_at
 from gossamer.trainer.text.data import DataQueue, Tokens, load_shard
 from gossamer.trainer.text.tokens import load_tokenizer
@@ -210,14 +210,14 @@ def local_rounds(
     """
     heldout, curve = Heldout(text, model), Curve()
     size = model.num_parameters
-    theta, momentum = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    parameters, momentum = np.zeros(size, np.float32), np.zeros(size, np.float32)
     updates = [np.zeros(size, np.float32) for _ in range(num_workers)]
     trainers = [
         LocalTrainer(
             model,
             inner,
             seed=seed,
-            base=theta,
+            base=parameters,
             pseudo_gradient=update,
             token_bytes=text.token_bytes,
             device="cpu",
@@ -247,11 +247,11 @@ def local_rounds(
         if outer.displacement and num_workers > 1:
             norms, pieces = [norm_of(update) for update in updates], [(gradient, momentum)]
             rate, mu = tuned_rates(outer, inner.total_steps, number, pieces, norms)
-        nesterov(theta, momentum, gradient, rate, mu, theta, momentum)
+        nesterov(parameters, momentum, gradient, rate, mu, parameters, momentum)
         curve.tokens += sum(tokens)
         if number < num_rounds and first + steps >= next_point + every:
             next_point = first + steps
-            curve.add(first + steps, heldout.loss(theta, CURVE_TOKENS))
+            curve.add(first + steps, heldout.loss(parameters, CURVE_TOKENS))
     curve.rounds = num_rounds
-    curve.add(inner.total_steps, heldout.loss(theta))
+    curve.add(inner.total_steps, heldout.loss(parameters))
     return curve

@@ -8,7 +8,8 @@ import time
 
 import torch
 import torch.distributed as dist
-from _member import Channel, Checker, Usage, sleep_until, vector_of
+
+from tests.benchmarks._member import Channel, Checker, Usage, sleep_until, vector_of
 
 
 def main() -> None:

@@ -12,22 +12,19 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import _ring_steps
 import numpy as np
 import trio
-from _member import Assignment, Channel, Checker, Part, Usage, Vector, sleep_until, vector_of
 
-from gossamer.node.daemon import limit_malloc_arenas
+from gossamer.node.app.daemon import limit_malloc_arenas
+from gossamer.node.modes.contribution import Contribution, contribution_of
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.libp2p_transport import open_libp2p_transport
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.gossip import Gossip
-from gossamer.node.rounds.residual import Contribution, contribution_of
 from gossamer.node.rounds.ring_link import RING_PROTOCOL, Receiver, serve_ring
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol import limits
-from gossamer.protocol.chain import Commit, Member
-from gossamer.protocol.chunks import ChunkPlan, default_chunk_elements
+from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.payloads import (
     DISTRO,
     SetPayloads,
@@ -37,16 +34,28 @@ from gossamer.protocol.codecs.payloads import (
 )
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.membership import Awaited
-from gossamer.protocol.messages import Ready, Roster, Signed, Statement, open_signed
+from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import RoundRules
-from gossamer.protocol.state import chunk_bytes
-from gossamer.protocol.work.ledger import Ledger
-from gossamer.trainer.outer import nesterov
+from gossamer.protocol.state.chain import Commit, Member
+from gossamer.protocol.state.chunk_plan import ChunkPlan, default_chunk_elements
+from gossamer.protocol.state.digest import chunk_bytes
+from gossamer.protocol.state.outer_step import nesterov
+from gossamer.protocol.wire.statements import Ready, Roster, Signed, Statement, open_signed
+from tests.benchmarks import _ring_steps
+from tests.benchmarks._member import (
+    Assignment,
+    Channel,
+    Checker,
+    Part,
+    Usage,
+    Vector,
+    sleep_until,
+    vector_of,
+)
 
 RUN_ID = digest_of(b"ring benchmark")
 CONNECT_SECONDS = 30.0
@@ -69,7 +78,7 @@ class OuterStep:
         self._parameters = np.empty(plan.chunk_elements, np.float32)
         self._momentum = np.empty(plan.chunk_elements, np.float32)
         self._chunk = ChunkPlan(plan.chunk_elements, plan.chunk_elements)
-        self.finals: Sequence[Payload] = ()
+        self.averages: Sequence[Payload] = ()
         self._masks: Sequence[int] = ()
         self._tokens: Sequence[int] = ()
         self.finished_seconds = 0.0
@@ -78,24 +87,24 @@ class OuterStep:
 
     def begin(self) -> None:
         """A new round: what it costs is counted from here."""
-        self.finals = ()
+        self.averages = ()
         self.usage = Usage()
 
     def __call__(
         self,
         _round: int,
-        finals: Sequence[Payload],
+        averages: Sequence[Payload],
         masks: Sequence[int],
         members: Sequence[Member],
     ) -> Digest:
         self.finished_seconds = time.monotonic()
         self.cost = self.usage.so_far()
-        self.finals, self._masks = finals, masks
+        self.averages, self._masks = averages, masks
         self._tokens = [member.tokens for member in members]
         if isinstance(self._payloads, SignPayloads):
-            return digest_of(*finals)
+            return digest_of(*averages)
         digests = []
-        for chunk, payload in enumerate(finals):
+        for chunk, payload in enumerate(averages):
             size = self._plan.elements_of(chunk)
             zeros, parameters = self._zeros[:size], self._parameters[:size]
             gradient = self._payloads.average(payload, size, masks[chunk], self._tokens)
@@ -108,7 +117,7 @@ class OuterStep:
         """The average."""
         assert not isinstance(self._payloads, SignPayloads)
         vector = np.empty(self._plan.num_elements, np.float32)
-        for chunk, payload in enumerate(self.finals):
+        for chunk, payload in enumerate(self.averages):
             part = self._plan.range_of(chunk)
             size = part.stop - part.start
             vector[part] = self._payloads.average(payload, size, self._masks[chunk], self._tokens)
@@ -177,7 +186,7 @@ class Peer:
         """One all-reduce; returns who is in which part of the average if that is to be checked."""
         head = head_of(number)
         self._removed = {}
-        self._gossip.board.keep(lambda _signed, _statement: False)
+        self._gossip.statement_store.keep(lambda _signed, _statement: False)
         async with trio.open_nursery() as nursery:
             driver = self._driver = self._new_driver(Parent(head, number, number, Ledger()))
             nursery.start_soon(driver.run)
@@ -211,8 +220,8 @@ class Peer:
         assert driver.machine.ring is not None
         ranks = [self._ranks[peer] for peer in driver.machine.ring.members]
         parts = []
-        for chunk, final in enumerate(driver.committed.finals):
-            contributors = [rank for place, rank in enumerate(ranks) if final.mask >> place & 1]
+        for chunk, average in enumerate(driver.committed.averages):
+            contributors = [rank for place, rank in enumerate(ranks) if average.mask >> place & 1]
             part = self._plan.range_of(chunk)
             parts.append(Part(part.start, part.stop, sorted(contributors)))
         return parts

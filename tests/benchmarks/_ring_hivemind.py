@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 
 import torch
-from _member import Channel, Checker, Usage, sleep_until, vector_of
 from hivemind import DHT, DecentralizedAverager
 from hivemind.averaging.control import AveragingStage
 from hivemind.compression import Float16Compression, NoCompression
+
+from tests.benchmarks._member import Channel, Checker, Usage, sleep_until, vector_of
 
 MATCHMAKING_SECONDS = 60.0
 ALLREDUCE_SECONDS = 300.0

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import SignPayloads
 from gossamer.protocol.codecs.sign_codec import CHUNK_COEFFICIENTS_MAX, SignCodec, SignUpdate
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.rounds.roster import Ring
-from gossamer.protocol.state import FloatVector
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import FloatVector
 
 STEPS = 50
 """Of a round; the default of `distro`."""
@@ -50,7 +50,7 @@ class Signs:
         """See `Contribution`."""
         return add_record(payload, self._position, self._block)
 
-    def finalise(self, chunk: int, payload: Payload, mask: int) -> Payload:
+    def finish_average(self, chunk: int, payload: Payload, mask: int) -> Payload:
         """See `Contribution`."""
         return payload
 

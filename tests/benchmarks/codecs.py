@@ -1,13 +1,13 @@
 """How fast are the ring's codecs, and what do they cost in accuracy?
 
-    python tests/benchmarks/codecs.py
-    python tests/benchmarks/codecs.py --rounds 50 --distribution laplace
+    python -m tests.benchmarks.codecs
+    python -m tests.benchmarks.codecs --rounds 50 --distribution laplace
 
 Speed, on one core: megabytes (1e6) of fp32 a second, encoded and decoded chunk by chunk (1 MiB
 each) over a vector that no cache holds; median of the turns. What sparse rings send is decoded to
 places and values.
 
-Accuracy: rings of N members with the arithmetic of a node (`node/rounds/residual.py`), every
+Accuracy: rings of N members with the arithmetic of a node (`node/modes/contribution.py`), every
 member's vector drawn independently. Relative errors (norm of the error / norm of the exact value):
 
     hop       one encoding of one vector
@@ -28,13 +28,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.node.rounds.residual import SumContribution
-from gossamer.protocol.chunks import ChunkPlan
+from gossamer.node.modes.contribution import SumContribution
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec, codec, codec_names
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.ring import Payload
-from gossamer.protocol.state import FloatVector
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import FloatVector
 
 CHUNK_ELEMENTS = 256 * 1024
 NUM_MEMBERS = (2, 4, 8)
@@ -98,7 +98,7 @@ class SimulatedRing:
                 side = sides[(chunk + offset) % len(sides)]
                 payload = side.add(chunk, payload)
             assert payload is not None
-            final = side.finalise(chunk, payload, (1 << len(sides)) - 1)
+            final = side.finish_average(chunk, payload, (1 << len(sides)) - 1)
             codec(self._name).decode(final, part.stop - part.start, result[part])
             if self._carries:
                 for side, residual in zip(sides, self._residuals, strict=True):

@@ -1,7 +1,7 @@
 """What a fault in the middle of an all-reduce costs: Gossamer's ring on machines with slow lines.
 
-    sudo python tests/benchmarks/faults.py                       # all faults, as in the README
-    sudo python tests/benchmarks/faults.py --faults kill freeze --repeats 3
+    sudo python -m tests.benchmarks.faults                       # all faults, as in the README
+    sudo python -m tests.benchmarks.faults --faults kill freeze --repeats 3
 
 Every member is a process on a machine (network namespace) of its own, behind a line of `--mbit` in
 each direction. For each fault fresh members do a warm-up, then an all-reduce that nothing happens
@@ -38,19 +38,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from _member import Assignment
-from _members import Members
-from _ring_gossamer import head_of
-from netns import NamespacesUnavailable, Network
 from rich.console import Console
 from rich.table import Table
-from ring import error_max
 
 from gossamer.node.rounds.turn import first_word
-from gossamer.protocol.chunks import default_chunk_elements
 from gossamer.protocol.codecs.tensor_codecs import codec_names
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.roster import ring_order
+from gossamer.protocol.state.chunk_plan import default_chunk_elements
+from tests.benchmarks._member import Assignment
+from tests.benchmarks._members import Members
+from tests.benchmarks._ring_gossamer import head_of
+from tests.benchmarks.ring import error_max
+from tests.support.netns import NamespacesUnavailable, Network
 
 FAULTS = ("kill", "neighbours", "freeze", "silent", "slow")
 
@@ -110,8 +110,7 @@ class Experiment:
                 host="",
                 interface="",
             )
-            script = Path(__file__).with_name("_ring_gossamer.py")
-            command = [sys.executable, str(script)]
+            command = [sys.executable, "-m", "tests.benchmarks._ring_gossamer"]
             self._members.start("Gossamer", command, plan, lines, logs)
             self._undisturbed(WARM_UP)
             undisturbed_seconds = self._undisturbed(UNDISTURBED)

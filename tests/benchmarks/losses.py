@@ -1,9 +1,9 @@
 """What does sending less, or not waiting, cost the model? All modes in one process.
 
-    python tests/benchmarks/losses.py             # codecs, overlap, sparse, distro; three seeds
-    python tests/benchmarks/losses.py --arms codecs sizes --seeds 1
-    python tests/benchmarks/losses.py --arms diloco-4-h20-int8 diloco-4-h50-int4-o50
-    python tests/benchmarks/losses.py --small     # a quarter of the model: a minute an arm
+    python -m tests.benchmarks.losses             # codecs, overlap, sparse, distro; three seeds
+    python -m tests.benchmarks.losses --arms codecs sizes --seeds 1
+    python -m tests.benchmarks.losses --arms diloco-4-h20-int8 diloco-4-h50-int4-o50
+    python -m tests.benchmarks.losses --small     # a quarter of the model: a minute an arm
 
 The peers of an arm are `LocalTrainer`s in this process; what they agree on is computed by the code
 of the daemon (residuals, codecs, additions in ring order, outer step, shared step), only without
@@ -51,18 +51,18 @@ from pathlib import Path
 
 import msgspec
 import torch
-from _losses_arms import GROUPS, Arm, arm_of
-from _losses_diloco import Setting, train_diloco
-from _losses_distro import train_distro
-from _losses_report import draw, table_of
-from _losses_sparse import train_sparse
-from _losses_text import Dealt, by_topic, mixed
-from _parity_training import Curve, synchronous
-from _results import Result, Results, Settings, load_results
 from rich.console import Console
 
 from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.trainer.presets import PRESETS
+from tests.benchmarks._losses_arms import GROUPS, Arm, arm_of
+from tests.benchmarks._losses_diloco import Setting, train_diloco
+from tests.benchmarks._losses_distro import train_distro
+from tests.benchmarks._losses_report import draw, table_of
+from tests.benchmarks._losses_sparse import train_sparse
+from tests.benchmarks._losses_text import Dealt, by_topic, mixed
+from tests.benchmarks._parity_training import Curve, synchronous
+from tests.benchmarks._results import Result, Results, Settings, load_results
 
 DEFAULT_ARMS = ("codecs", "overlap", "sparse", "distro")
 DEFAULT_OUTPUT = Path(__file__).parent / "results" / "losses.json"

@@ -1,8 +1,8 @@
 """Does a swarm learn as well as one big machine? Real daemons against synchronous training.
 
-    python tests/benchmarks/parity.py               # three seeds; an hour or so on two cores
-    python tests/benchmarks/parity.py --quick       # a few minutes: shorter, one seed, fewer arms
-    python tests/benchmarks/parity.py --seeds 1 --arms swarm-4-h20 sync-4 alone
+    python -m tests.benchmarks.parity               # three seeds; an hour or so on two cores
+    python -m tests.benchmarks.parity --quick       # a few minutes: shorter, one seed, fewer arms
+    python -m tests.benchmarks.parity --seeds 1 --arms swarm-4-h20 sync-4 alone
 
 The swarms are daemons started by `gossamer start` and `gossamer join`, which train, average and
 commit over the loopback; their states are read back from disk. Everything else trains in this
@@ -43,8 +43,14 @@ import matplotlib as mpl
 import msgspec
 import numpy as np
 import torch
-from _parity_swarm import train_swarm
-from _parity_training import (
+from rich.console import Console
+from rich.table import Table
+
+from gossamer.node.runs.draft import Draft, draft_of_preset
+from gossamer.node.runs.manifest_file import write_manifest_file
+from gossamer.protocol.wire.statements import Span
+from tests.benchmarks._parity_swarm import train_swarm
+from tests.benchmarks._parity_training import (
     CURVE_POINTS,
     CURVE_TOKENS,
     Curve,
@@ -55,13 +61,7 @@ from _parity_training import (
     rounds_of,
     synchronous,
 )
-from _results import Result, Results, Settings, load_results
-from rich.console import Console
-from rich.table import Table
-
-from gossamer.node.runs.draft import Draft, draft_of_preset
-from gossamer.node.runs.manifest_file import write_manifest_file
-from gossamer.protocol.messages import Span
+from tests.benchmarks._results import Result, Results, Settings, load_results
 
 ARMS = (
     "swarm-4-h20",

@@ -1,12 +1,12 @@
 """Which rates suit a preset, and what does it need? Short trials of the settings of each size.
 
-    python tests/benchmarks/presets.py                            # 1m to 40m: an hour
-    python tests/benchmarks/presets.py --presets 1m --minutes 5
-    python tests/benchmarks/presets.py --presets 10m --factors 4  # one more rate
-    python tests/benchmarks/presets.py --presets 150m --minutes 60 --factors 1
-    python tests/benchmarks/presets.py --presets 1m --minutes 6 --factors 0.5 1 --warmup-steps 100
-    python tests/benchmarks/presets.py --modes                    # another 40 minutes
-    python tests/benchmarks/presets.py --presets 1.1b --context 128 --steps 8 --factors 1  # hours
+    python -m tests.benchmarks.presets                            # 1m to 40m: an hour
+    python -m tests.benchmarks.presets --presets 1m --minutes 5
+    python -m tests.benchmarks.presets --presets 10m --factors 4  # one more rate
+    python -m tests.benchmarks.presets --presets 150m --minutes 60 --factors 1
+    python -m tests.benchmarks.presets --presets 1m --minutes 6 --factors 0.5 1 --warmup-steps 100
+    python -m tests.benchmarks.presets --modes                    # another 40 minutes
+    python -m tests.benchmarks.presets --presets 1.1b --context 128 --steps 8 --factors 1  # hours
 
 For each preset, on the default corpus (the Python library's sources) and one thread:
 
@@ -53,20 +53,27 @@ import msgspec
 import numpy as np
 import psutil
 import torch
-from _losses_arms import Arm, arm_of
-from _losses_diloco import Setting
-from _losses_distro import train_distro
-from _losses_sparse import train_sparse
-from _parity_training import Curve, Text, local_rounds, prepare_text, rounds_of, synchronous
 from rich.console import Console
 from rich.table import Table
 
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.protocol.manifest import InnerConfig, OuterConfig
 from gossamer.trainer.device import choose_device
-from gossamer.trainer.local_round import LocalTrainer
+from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.presets import PRESETS, OuterStep, Preset, adapted
 from gossamer.trainer.text.data import Tokens
+from tests.benchmarks._losses_arms import Arm, arm_of
+from tests.benchmarks._losses_diloco import Setting
+from tests.benchmarks._losses_distro import train_distro
+from tests.benchmarks._losses_sparse import train_sparse
+from tests.benchmarks._parity_training import (
+    Curve,
+    Text,
+    local_rounds,
+    prepare_text,
+    rounds_of,
+    synchronous,
+)
 
 DEFAULT_PRESETS = ("1m", "5m", "10m", "40m")
 DEFAULT_MINUTES = 12.0

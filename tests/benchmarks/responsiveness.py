@@ -4,7 +4,7 @@ Runs a real swarm on this machine, asks one node for `/api/status` all the time,
 resident memory of every daemon (without its trainer). Prints the percentiles, and the memory beside
 the bound: four times the state (parameters and momentum, fp32) plus 250 MB.
 
-    python tests/benchmarks/responsiveness.py --preset 5m --peers 4 --seconds 90
+    python -m tests.benchmarks.responsiveness --preset 5m --peers 4 --seconds 90
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How fast is the ring? Gossamer's all-reduce among N processes, beside gloo's and hivemind's.
 
-    python tests/benchmarks/ring.py --elements 50000000 --with-gloo --with-hivemind
-    sudo python tests/benchmarks/ring.py --elements 10000000 --mbit 100 --with-gloo
+    python -m tests.benchmarks.ring --elements 50000000 --with-gloo --with-hivemind
+    sudo python -m tests.benchmarks.ring --elements 10000000 --mbit 100 --with-gloo
 
 Every member is a process of its own. With `--mbit` each of them sits in its own network namespace
 behind a line of that rate in each direction (`tc tbf`), else they share the loopback. All systems
@@ -39,17 +39,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from _member import Assignment
-from _members import Members
-from netns import NamespacesUnavailable, Network
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.protocol.chunks import default_chunk_elements
 from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
 from gossamer.protocol.limits import CHUNK_ELEMENTS_MAX, CHUNK_ELEMENTS_MIN
-
-HERE = Path(__file__).parent
+from gossamer.protocol.state.chunk_plan import default_chunk_elements
+from tests.benchmarks._member import Assignment
+from tests.benchmarks._members import Members
+from tests.support.netns import NamespacesUnavailable, Network
 
 HIVEMIND = ("hivemind==1.1.12", "numpy<2.3", "torch==2.13.0")
 
@@ -93,7 +91,9 @@ class System:
             host="",
             interface="",
         )
-        self.members.start(self.name, [self.python, str(HERE / self.script)], plan, lines, logs)
+        self.members.start(
+            self.name, [self.python, "-m", f"tests.benchmarks.{self.script}"], plan, lines, logs
+        )
 
     def turn(self, number: int, num_elements: int) -> Turn:
         """One all-reduce."""
@@ -269,14 +269,14 @@ def main() -> int:
     options = parse_arguments()
     console = Console(width=None if sys.stdout.isatty() else 120, log_path=False)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is cleaned up
-    gossamer = System("Gossamer", "_ring_gossamer.py", sys.executable, options.codec)
+    gossamer = System("Gossamer", "_ring_gossamer", sys.executable, options.codec)
     systems = [gossamer]
     with contextlib.ExitStack() as stack:
         if options.with_gloo:
-            systems.append(System("gloo", "_ring_gloo.py", sys.executable, "fp32"))
+            systems.append(System("gloo", "_ring_gloo", sys.executable, "fp32"))
         if options.with_hivemind is not None:
             python = hivemind_python(options.with_hivemind, stack, console)
-            systems.append(System("hivemind", "_ring_hivemind.py", python, options.codec))
+            systems.append(System("hivemind", "_ring_hivemind", python, options.codec))
         measure(options, systems, console)
     console.print(table_of(options, systems))
     gather = statistics.median(turn.ring_seconds or 0.0 for turn in gossamer.turns)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import losses
 import msgspec
 import numpy as np
-import parity
 import pytest
 import torch
-from _losses_arms import GROUPS, arm_of
-from _losses_diloco import Setting, train_diloco
-from _losses_distro import train_distro
-from _losses_report import draw, panels_of
-from _losses_sparse import train_sparse
-from _losses_text import mixed
-from _parity_training import Curve
-from _results import Result, Results, load_results
 
 from gossamer.node.runs.draft import Draft, draft_of_preset
+from tests.benchmarks import losses, parity
+from tests.benchmarks._losses_arms import GROUPS, arm_of
+from tests.benchmarks._losses_diloco import Setting, train_diloco
+from tests.benchmarks._losses_distro import train_distro
+from tests.benchmarks._losses_report import draw, panels_of
+from tests.benchmarks._losses_sparse import train_sparse
+from tests.benchmarks._losses_text import mixed
+from tests.benchmarks._parity_training import Curve
+from tests.benchmarks._results import Result, Results, load_results
 
 RESULTS = Path(__file__).parent / "results"
 STEPS = 24

@@ -9,10 +9,10 @@ import argparse
 import sys
 
 import pytest
-import ring
-import traffic
-from netns import NamespacesUnavailable
 from rich.console import Console
+
+from tests.benchmarks import ring, traffic
+from tests.support.netns import NamespacesUnavailable
 
 ELEMENTS = 100_000
 

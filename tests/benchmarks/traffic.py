@@ -1,6 +1,6 @@
 """How many bytes does a round take? Counted at each member's network interface.
 
-    sudo python tests/benchmarks/traffic.py --output tests/benchmarks/results/traffic.json
+    sudo python -m tests.benchmarks.traffic --output tests/benchmarks/results/traffic.json
 
 Every member is a process in a network namespace of its own; what its interface sent and received
 during one all-reduce is read from the kernel: TCP/IP headers, encryption, framing, gossip, signs of
@@ -27,16 +27,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 
-import _ring_steps
 import psutil
-from _member import Assignment
-from _members import Members
-from netns import LINE, NamespacesUnavailable, Network
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.protocol.chunks import ChunkPlan, default_chunk_elements
 from gossamer.protocol.codecs.payloads import DISTRO, Payloads, payloads_named
+from gossamer.protocol.state.chunk_plan import ChunkPlan, default_chunk_elements
+from tests.benchmarks import _ring_steps
+from tests.benchmarks._member import Assignment
+from tests.benchmarks._members import Members
+from tests.support.netns import LINE, NamespacesUnavailable, Network
 
 HERE = Path(__file__).parent
 
@@ -111,7 +111,7 @@ def measure(mode: Mode, elements: int, peers: int, mbit: float = MBIT) -> Result
     ):
         try:
             assignment = Assignment(0, peers, elements, mode.codec, chunk_elements, "", "")
-            command = [sys.executable, str(HERE / "_ring_gossamer.py")]
+            command = [sys.executable, "-m", "tests.benchmarks._ring_gossamer"]
             members.start("gossamer", command, assignment, lines, Path(logs))
             counts = []
             for number in range(2):

@@ -1,7 +1,7 @@
 """How busy are trainers behind home lines? Real daemons, and beside it what `gossamer plan` says.
 
-    sudo python tests/benchmarks/utilisation.py
-    sudo python tests/benchmarks/utilisation.py --peers 4 --mbit 20 --rounds 20 --codec fp16
+    sudo python -m tests.benchmarks.utilisation
+    sudo python -m tests.benchmarks.utilisation --peers 4 --mbit 20 --rounds 20 --codec fp16
 
 Each peer is a daemon in a network namespace behind a line of `--mbit` in each direction. All share
 this machine's processors, so a step takes longer than it would on a machine of its own; that is
@@ -29,17 +29,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))  # daemons.py
-sys.path.insert(0, str(Path(__file__).parent.parent / "chaos"))  # lab.py, netns.py
-
-from lab import Lab, Machine
-from netns import NamespacesUnavailable
 from rich.console import Console
 from rich.table import Table
 
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.planning import Line, plan_round
 from gossamer.protocol.codecs.payloads import DISTRO, SPARSE
+from tests.support.lab import Lab, Machine
+from tests.support.netns import NamespacesUnavailable
 
 STEPS = "gossamer_step_duration_seconds_sum"
 WAITING = "gossamer_trainer_waiting_seconds_total"

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))  # daemons.py
-sys.path.insert(0, str(Path(__file__).parent))  # the modules beside this one
-
-from lab import Lab, Machine
-from netns import NamespacesUnavailable
-from runs import MODES, OPTIONS, PEERS, SLOW_RINGS, Run
-from watch import Watch
+from tests.chaos.runs import MODES, OPTIONS, PEERS, SLOW_RINGS, Run
+from tests.chaos.watch import Watch
+from tests.support.lab import Lab, Machine
+from tests.support.netns import NamespacesUnavailable
 
 UNDISTURBED_ROUNDS = 3
 

@@ -10,19 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from daemons import chain_of, head_of
-from lab import Machine, wait_until
-from runs import Run
-from watch import Watch
-
-from gossamer.node.interface.status import WorkStatus
 from gossamer.node.local.local_swarm import LocalNode
 from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.chain import Header, decode_update_index
-from gossamer.protocol.fragments import Exchanges
+from gossamer.node.telemetry.status import WorkStatus
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.state.chain import Header, decode_update_index
+from gossamer.protocol.state.sync_sets import SyncSets
+from tests.chaos.runs import Run
+from tests.chaos.watch import Watch
+from tests.support.daemons import chain_of, head_of
+from tests.support.lab import Machine, wait_until
 
 SETTLE_SECONDS = 5.0
 """From a commit to its place in the account: some file writes on a busy machine."""
@@ -53,15 +52,15 @@ class CommittedRound:
         signed = self.state_dir.read_manifest()
         assert signed is not None
         manifest = open_signed_manifest(signed)
-        exchanges = Exchanges(manifest.model, manifest.outer, manifest.sync)
-        plan = exchanges.of_round(self.header.round).plan
+        sync_sets = SyncSets(manifest.model, manifest.outer, manifest.sync)
+        plan = sync_sets.of_round(self.header.round).plan
         store = BlockStore(self.state_dir.blocks_path, 0, read_only=True)
         update = store.get(Digest(self.header.update_digest))
         members = list(self.tokens)
-        finals = decode_update_index(update, plan.num_chunks, len(members)).finals
+        averages = decode_update_index(update, plan.num_chunks, len(members)).averages
         return [
-            {peer for place, peer in enumerate(members) if final.mask() >> place & 1}
-            for final in finals
+            {peer for place, peer in enumerate(members) if average.mask() >> place & 1}
+            for average in averages
         ]
 
 

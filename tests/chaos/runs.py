@@ -11,14 +11,13 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lab import Lab
-
 from gossamer.protocol.codecs.payloads import DISTRO, SPARSE, SignPayloads, payloads_named
 from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.codecs.tensor_codecs import codec_names
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer.distro.dct_exact import grids_of
-from gossamer.trainer.distro.shared_step import shapes_of
+from gossamer.protocol.state.exact_transform import grids_of
+from gossamer.protocol.state.shared_step import shapes_of
+from tests.support.lab import Lab
 
 ATTEMPT_SECONDS = 2.0
 """Without a roster for so long, the next organiser is asked."""
@@ -62,7 +61,7 @@ CONTEXT = 32
 
 SHARED_STEPS = 3
 """Times as many steps a round with `distro`. A line that became slow is found when both links of
-its member were busy for `pace.VERDICT_SECONDS`; one after the other, where in other rings all are
+its member were busy for `link_rate.VERDICT_SECONDS`; one after the other, where in other rings all are
 busy at once. That takes some 5 s of a round, more than one of 32 steps lasts."""
 
 _MANIFEST = """\

@@ -1,8 +1,8 @@
 """A swarm under churn for as long as you like, and what became of its rounds, states and work.
 
-    sudo python tests/chaos/soak.py --minutes 30                 # the README's table
-    sudo python tests/chaos/soak.py --rounds 50 --seed 7 --mode sparse+overlap
-    sudo python tests/chaos/soak.py --minutes 30 --faults freeze cut slow
+    sudo python -m tests.chaos.soak --minutes 30                 # the README's table
+    sudo python -m tests.chaos.soak --rounds 50 --seed 7 --mode sparse+overlap
+    sudo python -m tests.chaos.soak --minutes 30 --faults freeze cut slow
 
 Every `--every` seconds one of `--peers` machines loses its power, and the one that lost it before
 (there is one more than runs) is started: by turns with what is on its disk, and as a newcomer that
@@ -42,9 +42,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))  # daemons.py
+from rich.console import Console
+from rich.table import Table
 
-from evidence import (
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.ids import Digest
+from tests.chaos.evidence import (
     check_account,
     check_data,
     history_of,
@@ -52,15 +55,10 @@ from evidence import (
     num_digests_compared,
     work_of,
 )
-from lab import Lab, Machine
-from netns import NamespacesUnavailable
-from rich.console import Console
-from rich.table import Table
-from runs import MODES, OPTIONS, QUICK_ROUNDS, Run
-from watch import Watch
-
-from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.ids import Digest
+from tests.chaos.runs import MODES, OPTIONS, QUICK_ROUNDS, Run
+from tests.chaos.watch import Watch
+from tests.support.lab import Lab, Machine
+from tests.support.netns import NamespacesUnavailable
 
 FAULTS = ("freeze", "cut", "slow", "trainer")
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 import time
 
 import pytest
-from evidence import Effort, check_round, history_of
-from lab import Lab, Machine
-from runs import ATTEMPT_SECONDS, Run
-from watch import Watch
 
-from gossamer.node.interface.status import Status
 from gossamer.node.peers.discovery import REUNION_SECONDS
+from gossamer.node.telemetry.status import Status
+from tests.chaos.evidence import Effort, check_round, history_of
+from tests.chaos.runs import ATTEMPT_SECONDS, Run
+from tests.chaos.watch import Watch
+from tests.support.lab import Lab, Machine
 
 pytestmark = pytest.mark.e2e
 

@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from netns import NamespacesUnavailable, Network
+
+from tests.support.netns import NamespacesUnavailable, Network
 
 PORT = 5000
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lab import Lab
-from watch import Watch
 
-from gossamer.node.interface.status import Status
+from gossamer.node.telemetry.status import Status
+from tests.chaos.watch import Watch
+from tests.support.lab import Lab
 
 
 @pytest.fixture

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeVar
 
-from lab import Lab, Machine
-
-from gossamer.node.interface.status import LastRound, Status
+from gossamer.node.telemetry.status import LastRound, Status
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.roster import ring_order
+from tests.support.lab import Lab, Machine
 
 PATIENCE_SECONDS = 90.0
 """For what takes some seconds on an idle machine."""

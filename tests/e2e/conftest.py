@@ -6,18 +6,13 @@ It is founded once a session, and its state directory is copied where a test wan
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # daemons.py and replays.py, beside this file
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))  # _losses_diloco.py and others
-
-from daemons import MANIFEST, OPTIONS, wait_for_round
-
 from gossamer.node.local.local_swarm import LocalSwarm
+from tests.support.daemons import MANIFEST, OPTIONS, wait_for_round
 
 WORDS = ("peer", "ring", "round", "chunk", "head", "token", "commit", "swarm", "block", "state")
 

@@ -9,23 +9,23 @@ from itertools import product
 from pathlib import Path
 
 import torch
-from _losses_diloco import Setting
-from _parity_training import Text
-from daemons import OPTIONS, chain_of, head_of, wait_for_round
 
-from gossamer.node.interface.config import DEFAULT_CACHE_BYTES
+from gossamer.node.base.settings import DEFAULT_CACHE_BYTES
 from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.chain import Header, decode_update_index
-from gossamer.protocol.chunks import ChunkPlan
-from gossamer.protocol.fragments import Exchanges
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.messages import Span
 from gossamer.protocol.shard_index import ShardIndex, decode_index
-from gossamer.protocol.state import FloatVector, index_of
+from gossamer.protocol.state.chain import Header, decode_update_index
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import FloatVector, index_of
+from gossamer.protocol.state.sync_sets import SyncSets
+from gossamer.protocol.wire.statements import Span
+from tests.benchmarks._losses_diloco import Setting
+from tests.benchmarks._parity_training import Text
+from tests.support.daemons import OPTIONS, chain_of, head_of, wait_for_round
 
 Reading = dict[str, list[Span]]
 """The text of a round by who read it, in order."""
@@ -63,18 +63,18 @@ class Record:
 
     def told_of(self, header: Header) -> str:
         """What the chain knows of a round, for who wonders why it cannot be done again."""
-        finals = decode_update_index(
+        averages = decode_update_index(
             self.store.get(Digest(header.update_digest)),
             self.num_chunks_of(header),
             len(header.members),
             may_lack=self.manifest.sync == "distro",
-        ).finals
-        return f"{header.members}, {header.spans}, masks {[final.mask() for final in finals]}"
+        ).averages
+        return f"{header.members}, {header.spans}, masks {[average.mask() for average in averages]}"
 
     def num_chunks_of(self, header: Header) -> int:
         manifest = self.manifest
-        exchanges = Exchanges(manifest.model, manifest.outer, manifest.sync)
-        return exchanges.of_round(header.round).plan.num_chunks
+        sync_sets = SyncSets(manifest.model, manifest.outer, manifest.sync)
+        return sync_sets.of_round(header.round).plan.num_chunks
 
     def state_digest(self, parameters: FloatVector, momentum: FloatVector) -> Digest:
         plan = ChunkPlan(self.manifest.model.num_parameters, self.manifest.outer.chunk_elements)

@@ -9,7 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemons import (
+
+from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.network.identity import Identity
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.ids import short
+from tests.support.daemons import (
     OPTIONS,
     PATIENCE_SECONDS,
     add_founder,
@@ -18,11 +23,6 @@ from daemons import (
     start_founder,
     takes_part,
 )
-
-from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
-from gossamer.node.network.identity import Identity
-from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.ids import short
 
 pytestmark = pytest.mark.e2e
 

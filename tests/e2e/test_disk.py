@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemons import (
+
+from gossamer.node.local.local_swarm import LocalSwarm
+from tests.support.daemons import (
     PATIENCE_SECONDS,
     add_founder,
     chain_of,
@@ -21,8 +23,6 @@ from daemons import (
     takes_part,
     wait_for_round,
 )
-
-from gossamer.node.local.local_swarm import LocalSwarm
 
 pytestmark = pytest.mark.e2e
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from daemons import (
+
+from gossamer.node.local.local_swarm import LocalSwarm
+from tests.support.daemons import (
     PATIENCE_SECONDS,
     add_founder,
     digests_on_disk,
@@ -18,8 +20,6 @@ from daemons import (
     takes_part,
     wait_for_round,
 )
-
-from gossamer.node.local.local_swarm import LocalSwarm
 
 pytestmark = pytest.mark.e2e
 

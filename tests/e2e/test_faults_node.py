@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from daemons import (
+
+from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.machine.trainer_client import FAILURES_MAX
+from gossamer.node.machine.trainer_process import SILENT_SECONDS_MAX
+from gossamer.node.network.libp2p_yamux import SILENCE_SECONDS_MAX
+from tests.support.daemons import (
     OPTIONS,
     PATIENCE_SECONDS,
     digests_on_disk,
@@ -28,11 +33,6 @@ from daemons import (
     trainer_of,
     wait_for_round,
 )
-
-from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
-from gossamer.node.machine.trainer_process import SILENT_SECONDS_MAX
-from gossamer.node.machine.training import FAILURES_MAX
-from gossamer.node.network.libp2p_yamux import SILENCE_SECONDS_MAX
 
 pytestmark = pytest.mark.e2e
 

@@ -6,7 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from daemons import (
+
+from gossamer.node.local.local_swarm import LocalSwarm
+from tests.support.daemons import (
     PATIENCE_SECONDS,
     digests_on_disk,
     in_rounds_of,
@@ -15,8 +17,6 @@ from daemons import (
     start_founder,
     wait_for_round,
 )
-
-from gossamer.node.local.local_swarm import LocalSwarm
 
 pytestmark = pytest.mark.e2e
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from _losses_diloco import Swarm
-from _parity_training import Text
-from replays import Reading, Record, num_replayed, one_thread, run_swarm
 
 from gossamer.protocol.codecs.payloads import SPARSE, payloads_of
+from tests.benchmarks._losses_diloco import Swarm
+from tests.benchmarks._parity_training import Text
+from tests.e2e.replays import Reading, Record, num_replayed, one_thread, run_swarm
 
 pytestmark = pytest.mark.e2e
 
@@ -66,7 +66,7 @@ def leads_there(record: Record, text: Text, read: Sequence[Reading]) -> bool:
     outer = manifest.outer
     swarm = Swarm(record.setting(text), len(record.peers))
     worker_of = dict(zip(record.peers, swarm.workers, strict=True))
-    assert record.state_digest(swarm.theta, swarm.momentum) == manifest.genesis_digest
+    assert record.state_digest(swarm.parameters, swarm.momentum) == manifest.genesis_digest
     for header, reading in zip(record.headers, read, strict=False):
         steps, first = (
             outer.inner_steps_of(header.round),
@@ -79,7 +79,7 @@ def leads_there(record: Record, text: Text, read: Sequence[Reading]) -> bool:
         assert tokens == [member.tokens for member in header.members]
         payloads = payloads_of(manifest.sync, outer)
         swarm.take_round(header.round, members, tokens, outer, payloads)
-    return record.state_digest(swarm.theta, swarm.momentum) == header.state_digest
+    return record.state_digest(swarm.parameters, swarm.momentum) == header.state_digest
 
 
 @pytest.mark.parametrize(

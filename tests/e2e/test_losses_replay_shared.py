@@ -18,19 +18,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from _losses_distro import SharedSwarm
-from _parity_training import Text
-from daemons import PATIENCE_SECONDS
-from replays import Reading, Record, num_replayed, one_thread, run_swarm
 
-from gossamer.node.interface.status import Status
 from gossamer.node.local.local_swarm import LocalSwarm
-from gossamer.node.storage.shared_theta import sign_payloads
-from gossamer.protocol.chain import Header, decode_update_index, spans_taken
+from gossamer.node.storage.shared_parameters import sign_payloads
+from gossamer.node.telemetry.status import Status
 from gossamer.protocol.codecs.contributions import split
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.messages import Span
-from gossamer.trainer.messages import SharedSteps
+from gossamer.protocol.state.chain import Header, decode_update_index, spans_taken
+from gossamer.protocol.wire.statements import Span
+from gossamer.trainer.ipc.messages import SharedSteps
+from tests.benchmarks._losses_distro import SharedSwarm
+from tests.benchmarks._parity_training import Text
+from tests.e2e.replays import Reading, Record, num_replayed, one_thread, run_swarm
+from tests.support.daemons import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.e2e
 
@@ -98,16 +98,18 @@ def parts_of(record: Record, header: Header) -> tuple[dict[str, bytes], ...]:
     members = [member.peer_id for member in header.members]
     payloads = sign_payloads(record.manifest.model, record.manifest.outer)
     data = record.store.get(Digest(header.update_digest))
-    finals = decode_update_index(data, STEPS, len(members), may_lack=True).finals
+    averages = decode_update_index(data, STEPS, len(members), may_lack=True).averages
     return tuple(
         {
             members[each.position]: bytes(each.block)
             for each in split(
-                record.store.get(Digest(final.digest)), final.mask(), payloads.coder.encoded_bytes
+                record.store.get(Digest(average.digest)),
+                average.mask(),
+                payloads.coder.encoded_bytes,
             )
             if each.block
         }
-        for final in finals
+        for average in averages
     )
 
 
@@ -158,8 +160,8 @@ def leads_there(
     steps = SharedSteps(top_k=outer.top_k, lookahead=outer.lookahead)
     swarm = SharedSwarm(record.setting(text), steps, len(record.peers))
     peer_of = dict(zip(record.peers, swarm.peers, strict=True))
-    momentum = np.zeros_like(swarm.theta)
-    assert record.state_digest(swarm.theta, momentum) == record.manifest.genesis_digest
+    momentum = np.zeros_like(swarm.parameters)
+    assert record.state_digest(swarm.parameters, momentum) == record.manifest.genesis_digest
     newest: Reading = {}
     for each, reading in zip(rounds, read, strict=False):
         first = outer.first_inner_step_of(each.header.round)
@@ -174,7 +176,7 @@ def leads_there(
                 if peer_of[name].update != part:
                     return False
             swarm.take_step(step, [peer_of[name] for name in parts])
-        if record.state_digest(swarm.theta, momentum) != each.header.state_digest:
+        if record.state_digest(swarm.parameters, momentum) != each.header.state_digest:
             return False
     return True
 

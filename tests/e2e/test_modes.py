@@ -6,7 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from daemons import (
+
+from gossamer.node.local.local_swarm import LocalSwarm
+from gossamer.node.storage.state_dir import StateDir
+from tests.support.daemons import (
     MANIFEST,
     OPTIONS,
     PATIENCE_SECONDS,
@@ -16,9 +19,6 @@ from daemons import (
     said,
     wait_for_round,
 )
-
-from gossamer.node.local.local_swarm import LocalSwarm
-from gossamer.node.storage.state_dir import StateDir
 
 pytestmark = pytest.mark.e2e
 

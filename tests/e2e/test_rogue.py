@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import re
-import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +17,15 @@ import psutil
 import pytest
 import trio
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "rogue"))
-
-import attacks_connections
-from catalogue import ATTACKS, Attack
-from daemons import (
+from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.libp2p_transport import open_libp2p_transport
+from gossamer.node.network.transport import TransportError
+from gossamer.protocol.ids import PeerId
+from tests.rogue import attacks_connections
+from tests.rogue.catalogue import ATTACKS, Attack
+from tests.rogue.rogue import Rogue
+from tests.support.daemons import (
     PATIENCE_SECONDS,
     digests_on_disk,
     get,
@@ -30,13 +33,6 @@ from daemons import (
     poll,
     start_founder,
 )
-from rogue import Rogue
-
-from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
-from gossamer.node.network.identity import Identity
-from gossamer.node.network.libp2p_transport import open_libp2p_transport
-from gossamer.node.network.transport import TransportError
-from gossamer.protocol.ids import PeerId
 
 pytestmark = pytest.mark.e2e
 

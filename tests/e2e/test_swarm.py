@@ -14,7 +14,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from daemons import (
+
+from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.network.identity import Identity
+from gossamer.node.storage.state_dir import StateDir
+from tests.support.daemons import (
     OPTIONS,
     PATIENCE_SECONDS,
     digests_on_disk,
@@ -30,10 +34,6 @@ from daemons import (
     trainer_of,
     wait_for_round,
 )
-
-from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
-from gossamer.node.network.identity import Identity
-from gossamer.node.storage.state_dir import StateDir
 
 pytestmark = pytest.mark.e2e
 

@@ -10,20 +10,20 @@ import msgspec
 import pytest
 import structlog
 import trio
-from builders import header, manifest, peer, peers, sealed, vote
 from hypothesis import given
 from hypothesis import strategies as st
-from mutations import anything
-from node_world import World, simulate
 
 from gossamer.node.network.identity import Identity, IdentityError
 from gossamer.node.storage.blocks import BlockError, BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.storage.state_dir import KnownPeers, StateDir, StateDirError
-from gossamer.protocol.chain import Commit, encode_commit, encode_header
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest
+from gossamer.protocol.state.chain import Commit, encode_commit, encode_header
+from tests.support.builders import header, manifest, peer, peers, sealed, vote
+from tests.support.mutations import anything
+from tests.support.node_world import World, simulate
 
 HEADER = encode_header(header(peers(3)))
 COMMIT = encode_commit(Commit(HEADER, (sealed(peer(0), vote(digest_of(HEADER))),)))

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
-from mutations import anything
-from scripted import ROGUE, ScriptedStream
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.libp2p_transport import open_libp2p_transport
 from gossamer.node.network.libp2p_yamux import YamuxConnection
 from gossamer.node.network.transport import StreamClosed
 from gossamer.protocol.errors import RemoteProtocolError
+from tests.fuzz.scripted import ROGUE, ScriptedStream
+from tests.support.mutations import anything
 
 HEADER = struct.Struct("!BBHII")
 

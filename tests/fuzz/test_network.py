@@ -14,15 +14,13 @@ import msgspec
 import pytest
 import trio
 import trio.testing
-from builders import HEAD, announce, header, manifest, peers, ready, ring_of, sealed, vote
 from hypothesis import given
 from hypothesis import strategies as st
-from mutations import anything, damaged
-from scripted import ME, ROGUE, Offences, ScriptedStream, ScriptedTransport
 
 from gossamer.node.network.frames import receive_frame
 from gossamer.node.network.libp2p_addresses import parse_address
 from gossamer.node.network.transport import ConnectError, StreamClosed
+from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.peers.chain_sync import (
     CHAIN_PROTOCOL,
     BehindError,
@@ -31,9 +29,8 @@ from gossamer.node.peers.chain_sync import (
     decode_chain_reply,
     decode_chain_request,
 )
-from gossamer.node.peers.exchange import BlockService, FetchError
 from gossamer.node.peers.fetching import FetchLimits
-from gossamer.node.peers.gossip import BOARD_PROTOCOL, Gossip, decode_board
+from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL, Gossip, decode_statement_store
 from gossamer.node.peers.run_exchange import (
     RUN_PROTOCOL,
     JoinError,
@@ -44,26 +41,39 @@ from gossamer.node.peers.run_exchange import (
 )
 from gossamer.node.rounds.ring_link import (
     Ack,
+    ChunkMessage,
     CommittedRing,
     HeldChunks,
     Hello,
     LinkFailed,
     Receiver,
     RingLink,
-    Token,
     serve_ring,
 )
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
-from gossamer.protocol.block_messages import BLOCKS_PROTOCOL, encode_reply, encode_request
-from gossamer.protocol.chain import Commit, Header, encode_commit, encode_header, open_commit
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
-from gossamer.protocol.framing import encode_prefix
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest
-from gossamer.protocol.messages import Signed, encode_signed, seal
 from gossamer.protocol.rounds.inventory import encode_inventory
 from gossamer.protocol.rounds.ring import Send
+from gossamer.protocol.state.chain import Commit, Header, encode_commit, encode_header, open_commit
+from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_reply, encode_request
+from gossamer.protocol.wire.framing import encode_prefix
+from gossamer.protocol.wire.statements import Signed, encode_signed, seal
+from tests.fuzz.scripted import ME, ROGUE, Offences, ScriptedStream, ScriptedTransport
+from tests.support.builders import (
+    HEAD,
+    announce,
+    header,
+    manifest,
+    peers,
+    ready,
+    ring_of,
+    sealed,
+    vote,
+)
+from tests.support.mutations import anything, damaged
 
 RUN_ID = manifest().run_id
 encode = msgspec.msgpack.encode
@@ -83,7 +93,7 @@ HEADER = encode_header(header([ROGUE.peer_id], run_id=RUN_ID))
 COMMIT = Commit(HEADER, (signed(vote(digest_of(HEADER))),))
 
 STATEMENTS = [signed(one) for one in (announce(), ready(), vote(HEAD), ring_of(peers(3)).roster)]
-BOARD = encode(STATEMENTS)
+STATEMENT_STORE = encode(STATEMENTS)
 RECORDS = encode([encode_commit(COMMIT)])
 MANIFEST = encode(SignedManifest(manifest=encode_manifest(manifest()), signature=bytes(64)))
 
@@ -91,7 +101,7 @@ Decoder = Callable[[bytes], object]
 DECODERS: dict[str, tuple[Decoder, bytes]] = {
     "chain request": (decode_chain_request, encode(ChainRequest(HEAD, 7))),
     "chain reply": (decode_chain_reply, RECORDS),
-    "board": (decode_board, BOARD),
+    "board": (decode_statement_store, STATEMENT_STORE),
     "run": (lambda data: open_signed_manifest(decode_signed_manifest(data)), MANIFEST),
 }
 
@@ -172,7 +182,7 @@ class Node:
 
 
 QUESTIONS: dict[str, list[tuple[bytes, bytes]]] = {
-    BOARD_PROTOCOL: [(b"", HEAD * 3)],
+    STATEMENTS_PROTOCOL: [(b"", HEAD * 3)],
     BLOCKS_PROTOCOL: [(encode_request(digest_of(BLOCK)), b"")],
     CHAIN_PROTOCOL: [(encode(ChainRequest(HEAD, 0)), b"")],
     RUN_PROTOCOL: [(b"", b"")],
@@ -191,14 +201,14 @@ def test_servers(
         try:
             await node.transport.handlers[protocol](stream)
         except (StreamClosed, RemoteProtocolError):
-            assert protocol in (BOARD_PROTOCOL, CHAIN_PROTOCOL, RUN_PROTOCOL)
+            assert protocol in (STATEMENTS_PROTOCOL, CHAIN_PROTOCOL, RUN_PROTOCOL)
         assert {peer for peer, _ in node.offences.noted} <= {stream.peer_id}
 
     _run(serve)
 
 
-async def _exchange(node: Node) -> None:
-    await node.gossip.exchange(ROGUE.peer_id)
+async def _reconcile(node: Node) -> None:
+    await node.gossip.reconcile(ROGUE.peer_id)
 
 
 async def _learn(node: Node) -> None:
@@ -216,7 +226,7 @@ async def _join(node: Node) -> None:
 
 
 ANSWERS: dict[str, tuple[Callable[[Node], Awaitable[None]], list[tuple[bytes, bytes]]]] = {
-    "board": (_exchange, [(BOARD, b"")]),
+    "board": (_reconcile, [(STATEMENT_STORE, b"")]),
     "chain": (_learn, [(RECORDS, b""), (encode([]), b"")]),
     "blocks": (
         _fetch,
@@ -251,8 +261,12 @@ async def _ignore_replayed(_replayed: object) -> None:
 
 
 def _to_receiver() -> list[tuple[bytes, bytes]]:
-    token = encode(Token(0, b"\x01", None))
-    return [(encode(Hello(ROSTER)), b""), (token, bytes(16)), (encode(Token(1, b"\x07", 2)), b"x")]
+    chunk_message = encode(ChunkMessage(0, b"\x01", None))
+    return [
+        (encode(Hello(ROSTER)), b""),
+        (chunk_message, bytes(16)),
+        (encode(ChunkMessage(1, b"\x07", 2)), b"x"),
+    ]
 
 
 @given(data=st.data())
@@ -327,7 +341,7 @@ def test_what_is_not_damaged_is_taken(tmp_path: Path) -> None:
         await _fetch(node)
         for message in GOSSIP[:-1]:
             node.gossip._received(ROGUE.peer_id, message)
-        assert len(node.gossip.board) == len(STATEMENTS)
+        assert len(node.gossip.statement_store) == len(STATEMENTS)
         node.transport.answer = frame(RECORDS)
         with pytest.raises(MalformedError, match="does not begin at the run"):
             await _learn(node)

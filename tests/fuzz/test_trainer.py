@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from builders import manifest
 from hypothesis import given
 from hypothesis import strategies as st
-from mutations import anything
 from torch import nn
 
 from gossamer.protocol.errors import MalformedError
-from gossamer.trainer import messages
 from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
-from gossamer.trainer.messages import (
+from gossamer.trainer.ipc import messages
+from gossamer.trainer.ipc.messages import (
     MessageError,
     MessageSplitter,
     decode_from_worker,
@@ -27,6 +25,8 @@ from gossamer.trainer.messages import (
 from gossamer.trainer.optimizer import AdamW
 from gossamer.trainer.text.data import DataError, load_shard
 from gossamer.trainer.text.tokens import BpeTokenizer
+from tests.support.builders import manifest
+from tests.support.mutations import anything
 
 TOKENS = np.arange(200, dtype="<u2").tobytes()
 SHARDS = [

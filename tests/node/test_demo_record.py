@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gossamer.node.interface.config import ConfigError
-from gossamer.node.interface.status import LastRound, LossPoint, Status
+from gossamer.node.base.settings import ConfigError
 from gossamer.node.local.demo import MANIFEST, failures, run_demo
 from gossamer.node.local.demo_record import Record
 from gossamer.node.local.demo_view import print_summary, sparkline
 from gossamer.node.local.plot import Mark, draw_loss_curve
 from gossamer.node.runs.manifest_file import parse_manifest_file
+from gossamer.node.telemetry.status import LastRound, LossPoint, Status
 
 
 def answer(name: str, number: int, loss: float, *, digest: str = "aa", head: str = "") -> Status:

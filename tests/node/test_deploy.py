@@ -19,13 +19,13 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from gossamer.node.base.settings import DEFAULT_API, load_settings, parse_host_port
 from gossamer.node.cli import app
-from gossamer.node.interface.config import DEFAULT_API, load_settings, parse_host_port
-from gossamer.node.interface.metrics import Metrics
 from gossamer.node.machine.capacity import Gpus
 from gossamer.node.machine.trainer_process import EXIT_SECONDS, TERMINATE_SECONDS
 from gossamer.node.rounds.turn import LEAVE_SECONDS
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -396,10 +396,10 @@ def test_the_import_contracts_find_what_breaks_them(tmp_path: Path) -> None:
         )
     planted = {
         "protocol/ids.py": "import socket",
-        "trainer/schedule.py": "import gossamer.node.interface.metrics",
+        "trainer/schedule.py": "import gossamer.node.telemetry.metrics",
         # In a function, and around a corner.
         "node/network/frames.py": "def _late() -> None:\n    import gossamer.trainer.model",
-        "node/interface/status.py": "from libp2p.peer.id import ID",
+        "node/telemetry/status.py": "from libp2p.peer.id import ID",
     }
     for name, text in planted.items():
         with open(tmp_path / "gossamer" / name, "a") as module:
@@ -421,8 +421,8 @@ def test_the_import_contracts_find_what_breaks_them(tmp_path: Path) -> None:
     assert verdicts == [(contract["name"], "BROKEN") for contract in contracts]
     for chain in (
         "gossamer.protocol.ids -> socket",
-        "gossamer.trainer.schedule -> gossamer.node.interface.metrics",
+        "gossamer.trainer.schedule -> gossamer.node.telemetry.metrics",
         "gossamer.node.network.frames -> gossamer.trainer.model",
-        "gossamer.node.interface.status -> libp2p",
+        "gossamer.node.telemetry.status -> libp2p",
     ):
         assert chain in done.stdout

@@ -1,6 +1,6 @@
 """Writes vectors.json: the test vectors of protocol/SPEC.md.
 
-    python tests/protocol/make_vectors.py
+    python -m tests.protocol.make_vectors
 
 A change of these bytes is a change of the protocol. Keys are Ed25519 from seeds of 32 equal bytes.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,18 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from builders import HEAD, RING_ID, RUN_ID, announce, header, manifest, ready, vote
-
-from gossamer.protocol.chain import (
-    ChunkFinal,
+from gossamer.protocol.accounting.ledger import Ledger, claim_rank, encode_ledger
+from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
+from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
+from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key
+from gossamer.protocol.manifest import encode_manifest
+from gossamer.protocol.manifest import signing_bytes as manifest_signing_bytes
+from gossamer.protocol.rounds.inventory import Held, Inventory, encode_inventory
+from gossamer.protocol.rounds.roster import make_roster, rank, ring_id_of, ring_order
+from gossamer.protocol.state.chain import (
+    ChunkAverage,
     Commit,
     UpdateIndex,
     encode_commit,
@@ -30,29 +35,20 @@ from gossamer.protocol.chain import (
     encode_update_index,
     mask_bytes,
 )
-from gossamer.protocol.chunks import ChunkPlan
-from gossamer.protocol.codecs.contributions import add_record
-from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
-from gossamer.protocol.codecs.sparse_codec import SparseCodec
-from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
-from gossamer.protocol.fragments import fragments_of
-from gossamer.protocol.framing import encode_prefix
-from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key
-from gossamer.protocol.manifest import encode_manifest
-from gossamer.protocol.manifest import signing_bytes as manifest_signing_bytes
-from gossamer.protocol.messages import (
-    Pace,
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import encode_state_index, index_of
+from gossamer.protocol.state.sync_sets import fragments_of
+from gossamer.protocol.wire.framing import encode_prefix
+from gossamer.protocol.wire.statements import (
+    Accusation,
+    LinkRate,
     Signed,
     Statement,
-    Suspect,
     encode_signed,
     seal,
     signing_bytes,
 )
-from gossamer.protocol.rounds.inventory import Held, Inventory, encode_inventory
-from gossamer.protocol.rounds.roster import make_roster, rank, ring_id_of, ring_order
-from gossamer.protocol.state import encode_state_index, index_of
-from gossamer.protocol.work.ledger import Ledger, claim_rank, encode_ledger
+from tests.support.builders import HEAD, RING_ID, RUN_ID, announce, header, manifest, ready, vote
 
 PATH = Path(__file__).parent / "vectors.json"
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in (1, 2, 3)]
@@ -88,8 +84,8 @@ def vectors() -> dict[str, Any]:
     update = UpdateIndex(
         "fp32",
         (
-            ChunkFinal(digest_of(b"chunk 0"), mask_bytes(0b111, 3)),
-            ChunkFinal(digest_of(b"chunk 1"), mask_bytes(0b101, 3)),
+            ChunkAverage(digest_of(b"chunk 0"), mask_bytes(0b111, 3)),
+            ChunkAverage(digest_of(b"chunk 1"), mask_bytes(0b101, 3)),
         ),
     )
     ledger = Ledger(((0, 100), (7, 1_000_000)))
@@ -112,8 +108,8 @@ def vectors() -> dict[str, Any]:
         "statements": {
             "announce": statement_vector(announce()),
             "ready": statement_vector(ready()),
-            "suspect": statement_vector(Suspect(RING_ID, PEERS[1], "reset")),
-            "pace": statement_vector(Pace(RING_ID, 1, 1_250_000.0)),
+            "suspect": statement_vector(Accusation(RING_ID, PEERS[1], "reset")),
+            "pace": statement_vector(LinkRate(RING_ID, 1, 1_250_000.0)),
             "vote": statement_vector(vote(HEAD, removed=[PEERS[1]])),
         },
         "fragments": {

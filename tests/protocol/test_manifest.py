@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from builders import manifest, peer
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, ManifestError, OversizedError, VersionError
@@ -12,6 +11,7 @@ from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest, encode_manifest
 from gossamer.protocol.manifest_checks import problems_of, require_valid
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo, decode_index, encode_index
+from tests.support.builders import manifest, peer
 
 
 def changed(path: str, value: object) -> Manifest:

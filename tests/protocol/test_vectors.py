@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from make_vectors import PATH, vectors
 
-from gossamer.protocol.chain import decode_commit, open_commit
 from gossamer.protocol.codecs.contributions import split
 from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId, public_key_of
-from gossamer.protocol.messages import Roster, decode_signed, open_signed
 from gossamer.protocol.rounds.roster import open_roster
+from gossamer.protocol.state.chain import decode_commit, open_commit
+from gossamer.protocol.wire.statements import Roster, decode_signed, open_signed
+from tests.protocol.make_vectors import PATH, vectors
 
 SPEC = Path(__file__).parents[2] / "protocol" / "SPEC.md"
 

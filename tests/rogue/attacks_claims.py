@@ -7,21 +7,21 @@ from contextlib import suppress
 
 import numpy as np
 import trio
-from attacks_gossip import next_header, vote_for
-from rogue import Rogue, encode, frame
 
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import Stream, TransportError
 from gossamer.node.peers.chain_sync import CHAIN_PROTOCOL
-from gossamer.node.rounds.ring_link import RING_PROTOCOL, Ack, Hello, Token
+from gossamer.node.rounds.ring_link import RING_PROTOCOL, Ack, ChunkMessage, Hello
 from gossamer.protocol import limits
-from gossamer.protocol.block_messages import BLOCKS_PROTOCOL, decode_request, encode_reply
-from gossamer.protocol.chain import Commit, encode_commit, encode_header
-from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.messages import Announce, Ready, Roster, Signed, Suspect, Vote
-from gossamer.protocol.plausible import WorkBounds
+from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.rounds.roster import ring_id_of, ring_order
+from gossamer.protocol.state.chain import Commit, encode_commit, encode_header
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, decode_request, encode_reply
+from gossamer.protocol.wire.statements import Accusation, Announce, Ready, Roster, Signed, Vote
+from tests.rogue.attacks_gossip import next_header, vote_for
+from tests.rogue.rogue import Rogue, encode, frame
 
 
 async def made_up_heads(rogue: Rogue, victims: list[PeerId]) -> None:
@@ -120,7 +120,7 @@ async def rings_without_end(rogue: Rogue, victims: list[PeerId]) -> None:
             mine = [rogue.sealed(rogue.ready(head, steps=number)) for number in range(1, 40)]
             theirs = [
                 signed
-                for signed, statement in await rogue.board(victims[0])
+                for signed, statement in await rogue.statement_store(victims[0])
                 if isinstance(statement, Ready) and statement.head == head.head
             ]
             rosters = [rogue.sealed(_roster(rogue, head, [one, *theirs])) for one in mine]
@@ -161,7 +161,7 @@ async def _as_member(rogue: Rogue, victims: list[PeerId], misbehave: Member) -> 
             head = await rogue.head(victims[0])
             await rogue.gossip(rogue.announce(head, phase="training"))
             await rogue.gossip(rogue.ready(head))
-            for signed, statement in await rogue.board(victims[0]):
+            for signed, statement in await rogue.statement_store(victims[0]):
                 ring_id = ring_id_of(signed)
                 if (
                     isinstance(statement, Roster)
@@ -240,7 +240,7 @@ async def member_that_accuses_everybody(rogue: Rogue, victims: list[PeerId]) -> 
     async def accuse(rogue: Rogue, _victims: list[PeerId], signed: Signed, roster: Roster) -> None:
         for member in roster.members:
             if member.author != rogue.me:
-                await rogue.gossip(Suspect(ring_id_of(signed), member.author, "silent"))
+                await rogue.gossip(Accusation(ring_id_of(signed), member.author, "silent"))
 
     await _as_member(rogue, victims, accuse)
 
@@ -290,10 +290,10 @@ async def member_that_sends_wrong_chunks(rogue: Rogue, victims: list[PeerId]) ->
             (0, mine, None, b""),
             (0, mine, None, bytes(limits.BLOCK_BYTES_MAX)),
         ):
-            token = frame(encode(Token(chunk, mask, finisher)), payload)
+            chunk_message = frame(encode(ChunkMessage(chunk, mask, finisher)), payload)
             hello = frame(encode(Hello(signed)))
             for victim in victims:
-                await rogue.say(hello, token, victim=victim, protocol=RING_PROTOCOL)
+                await rogue.say(hello, chunk_message, victim=victim, protocol=RING_PROTOCOL)
 
     # Or it would be out of the ring before anybody looks at what it sends.
     rogue.transport.handle(RING_PROTOCOL, _acknowledge_all)
@@ -304,10 +304,10 @@ async def stranger_in_the_ring(rogue: Rogue, victims: list[PeerId]) -> None:
     """It greets with the roster of a ring that it is not in, and sends it chunks."""
     with trio.move_on_after(10.0):
         while True:
-            for signed, statement in await rogue.board(victims[0]):
+            for signed, statement in await rogue.statement_store(victims[0]):
                 if isinstance(statement, Roster):
-                    token = frame(encode(Token(0, b"\x01", None)), bytes(64))
+                    chunk_message = frame(encode(ChunkMessage(0, b"\x01", None)), bytes(64))
                     for victim in victims:
                         hello = frame(encode(Hello(signed)))
-                        await rogue.say(hello, token, victim=victim, protocol=RING_PROTOCOL)
+                        await rogue.say(hello, chunk_message, victim=victim, protocol=RING_PROTOCOL)
             await trio.sleep(0.1)

@@ -11,13 +11,13 @@ import trio
 from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.validators import PUBSUB_SIGNING_PREFIX
-from rogue import Rogue
 
 from gossamer.node.network.libp2p_transport import Libp2pTransport
 from gossamer.node.network.libp2p_yamux import YamuxConnection
 from gossamer.node.network.transport import TransportError
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.messages import encode_signed, seal
+from gossamer.protocol.wire.statements import encode_signed, seal
+from tests.rogue.rogue import Rogue
 
 HOLD_SECONDS = 4.0
 SILENT_CONNECTIONS = 300

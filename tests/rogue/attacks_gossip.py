@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import msgspec
 import trio
-from rogue import Rogue, encode
 
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import Stream
-from gossamer.node.peers.gossip import BOARD_PROTOCOL
+from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
 from gossamer.protocol import limits
-from gossamer.protocol.chain import Commit, Header, Member, encode_commit, encode_header
 from gossamer.protocol.ids import PeerId, digest_of
-from gossamer.protocol.messages import (
+from gossamer.protocol.rounds.roster import ring_order
+from gossamer.protocol.state.chain import Commit, Header, Member, encode_commit, encode_header
+from gossamer.protocol.wire.statements import (
     Roster,
     Signed,
     Span,
@@ -20,7 +20,7 @@ from gossamer.protocol.messages import (
     seal,
     signing_bytes,
 )
-from gossamer.protocol.rounds.roster import ring_order
+from tests.rogue.rogue import Rogue, encode
 
 NONSENSE = (b"", b"\x00", b"\x01", b"\x02", b"\xff" * 100, b"\x00" + b"\x91" * 100_000)
 
@@ -184,7 +184,7 @@ async def wrong_rosters(rogue: Rogue, victims: list[PeerId]) -> None:
 
 async def replays(rogue: Rogue, victims: list[PeerId]) -> None:
     """Everything that was said some rounds ago, again and again."""
-    old = [signed for signed, _ in await rogue.board(victims[0])]
+    old = [signed for signed, _ in await rogue.statement_store(victims[0])]
     await trio.sleep(3.0)
     for _ in range(5):
         for signed in old:
@@ -202,7 +202,7 @@ async def flood(rogue: Rogue, victims: list[PeerId]) -> None:
         await rogue.gossip(msgspec.structs.replace(large, steps=rogue.random.randrange(2**40)))
 
 
-async def lying_board(rogue: Rogue, victims: list[PeerId]) -> None:
+async def lying_statement_store(rogue: Rogue, victims: list[PeerId]) -> None:
     """Its board is full of what nobody said, and of the announcements of two thousand strangers."""
     head = await rogue.head(victims[0])
     forged = Signed(victims[0], encode(rogue.ready(head)), bytes(64))
@@ -211,13 +211,13 @@ async def lying_board(rogue: Rogue, victims: list[PeerId]) -> None:
         for sequence in range(10):
             statement = rogue.announce(head, sequence=sequence)
             invented.append(seal(statement, stranger.peer_id, rogue.run_id, stranger.sign))
-    boards = [encode(invented), encode([forged]), rogue.noise(100), encode([1, 2, 3])]
+    statement_stores = [encode(invented), encode([forged]), rogue.noise(100), encode([1, 2, 3])]
 
     async def serve(stream: Stream) -> None:
         await receive_frame(stream)
-        await send_frame(stream, rogue.random.choice(boards))
+        await send_frame(stream, rogue.random.choice(statement_stores))
 
-    rogue.transport.handle(BOARD_PROTOCOL, serve)
+    rogue.transport.handle(STATEMENTS_PROTOCOL, serve)
     await trio.sleep(12.0)
 
 

@@ -6,18 +6,18 @@ import struct
 from contextlib import suppress
 
 import trio
-from rogue import Rogue, encode, frame
 
 from gossamer.node.network.transport import Stream, TransportError
 from gossamer.node.peers.chain_sync import CHAIN_PROTOCOL, ChainRequest
-from gossamer.node.peers.gossip import BOARD_PROTOCOL
+from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
 from gossamer.node.peers.run_exchange import RUN_PROTOCOL
 from gossamer.node.rounds.ring_link import RING_PROTOCOL, Hello
-from gossamer.protocol.block_messages import BLOCKS_PROTOCOL, encode_request
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.messages import Signed
+from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_request
+from gossamer.protocol.wire.statements import Signed
+from tests.rogue.rogue import Rogue, encode, frame
 
-PROTOCOLS = (BOARD_PROTOCOL, BLOCKS_PROTOCOL, CHAIN_PROTOCOL, RUN_PROTOCOL, RING_PROTOCOL)
+PROTOCOLS = (STATEMENTS_PROTOCOL, BLOCKS_PROTOCOL, CHAIN_PROTOCOL, RUN_PROTOCOL, RING_PROTOCOL)
 
 TIMES = 4
 """Often enough for a ban by anything that weighs as much as it should."""
@@ -65,7 +65,7 @@ async def truncated_frames(rogue: Rogue, victims: list[PeerId]) -> None:
 async def wrong_questions(rogue: Rogue, victims: list[PeerId]) -> None:
     """Well-formed, and of values that nobody asks for."""
     wrong: dict[str, list[bytes]] = {
-        BOARD_PROTOCOL: [frame(b"", bytes(33)), frame(b"", bytes(1))],
+        STATEMENTS_PROTOCOL: [frame(b"", bytes(33)), frame(b"", bytes(1))],
         BLOCKS_PROTOCOL: [frame(encode([bytes(5)])), frame(encode([1])), frame(encode([b"", 2]))],
         CHAIN_PROTOCOL: [
             frame(encode(ChainRequest(bytes(31), 0))),
@@ -124,7 +124,7 @@ def _questions() -> dict[str, bytes]:
     """A good question on each protocol."""
     nobody = Signed("12D3KooW", b"", bytes(64))
     return {
-        BOARD_PROTOCOL: frame(b"", bytes(32)),
+        STATEMENTS_PROTOCOL: frame(b"", bytes(32)),
         BLOCKS_PROTOCOL: frame(encode_request(Digest(bytes(32)))),
         CHAIN_PROTOCOL: frame(encode(ChainRequest(bytes(32), 0))),
         RUN_PROTOCOL: frame(),

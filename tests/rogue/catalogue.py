@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-import attacks_claims as claims
-import attacks_gossip as gossip
-import attacks_streams as streams
-from rogue import Rogue
-
 from gossamer.protocol.ids import PeerId
+from tests.rogue import attacks_claims as claims
+from tests.rogue import attacks_gossip as gossip
+from tests.rogue import attacks_streams as streams
+from tests.rogue.rogue import Rogue
 
 Attack = Callable[[Rogue, list[PeerId]], Awaitable[None]]
 
@@ -28,7 +27,7 @@ ATTACKS: dict[Attack, str | None] = {
     gossip.wrong_rosters: "malformed",
     gossip.replays: None,
     gossip.flood: None,
-    gossip.lying_board: "forged",
+    gossip.lying_statement_store: "forged",
     gossip.wrong_weights: "implausible",
     claims.made_up_heads: "unproven",
     claims.made_up_chains: "malformed",

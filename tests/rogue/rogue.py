@@ -19,12 +19,12 @@ import trio
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Stream, Transport, TransportError
-from gossamer.node.peers.gossip import BOARD_PROTOCOL, decode_board
+from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL, decode_statement_store
 from gossamer.node.peers.run_exchange import RUN_PROTOCOL, decode_signed_manifest
-from gossamer.protocol.framing import PREFIX_BYTES, encode_prefix
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest
-from gossamer.protocol.messages import (
+from gossamer.protocol.wire.framing import PREFIX_BYTES, encode_prefix
+from gossamer.protocol.wire.statements import (
     Announce,
     Capacity,
     Ready,
@@ -64,7 +64,7 @@ class Rogue:
 
     def __post_init__(self) -> None:
         # So that its peers hand on to it what they hear, and take it for one of them.
-        self.transport.handle(BOARD_PROTOCOL, self._serve_board)
+        self.transport.handle(STATEMENTS_PROTOCOL, self._serve_statements)
         self.strangers = [
             Identity.from_seed(digest_of(self.identity.peer_id.encode(), bytes([number])))
             for number in range(64)
@@ -95,27 +95,27 @@ class Rogue:
         run = self.run_id.hex()
         return f"gossamer/{run}/members", f"gossamer/{run}/rounds"
 
-    async def board(self, victim: PeerId) -> list[tuple[Signed, Statement]]:
+    async def statement_store(self, victim: PeerId) -> list[tuple[Signed, Statement]]:
         """What a victim's board holds."""
-        stream = await self.transport.open_stream(victim, BOARD_PROTOCOL)
+        stream = await self.transport.open_stream(victim, STATEMENTS_PROTOCOL)
         await send_frame(stream, b"")
         message, _ = await receive_frame(stream)
         await stream.reset()
         return [
             (signed, open_signed(signed, self.run_id, lambda *_: True))
-            for signed in decode_board(message)
+            for signed in decode_statement_store(message)
         ]
 
     async def head(self, victim: PeerId) -> Announce:
         """Where a victim stands, as it announced itself."""
         with trio.fail_after(ASK_SECONDS):
             while True:
-                for signed, statement in await self.board(victim):
+                for signed, statement in await self.statement_store(victim):
                     if signed.author == victim and isinstance(statement, Announce):
                         return statement
                 await trio.sleep(0.1)
 
-    async def _serve_board(self, stream: Stream) -> None:
+    async def _serve_statements(self, stream: Stream) -> None:
         """What it said last, to whoever did not hear it by gossip."""
         await receive_frame(stream)
         await send_frame(stream, encode(list(self._said)))

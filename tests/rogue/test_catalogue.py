@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import structlog
 import trio
-from catalogue import ATTACKS, Attack
-from node_world import World, simulate
-from rogue import Rogue
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import TransportError
 from gossamer.protocol.ids import digest_of
+from tests.rogue.catalogue import ATTACKS, Attack
+from tests.rogue.rogue import Rogue
+from tests.support.node_world import World, simulate
 
 
 def count(world: World, name: str, metric: str, reason: str) -> float:

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
+from gossamer.protocol.accounting.work_account import Settlement, WorkAccount
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.ring import Action, Final, Payload, RingReduce
-from gossamer.protocol.work.work_account import Settlement, WorkAccount
+from gossamer.protocol.rounds.ring import Action, Average, Payload, RingReduce
 
-_token_received = RingReduce.token_received
+_partial_sum_received = RingReduce.partial_sum_received
 _advance = RingReduce._advance
 _committed_by = WorkAccount.committed_by
 
@@ -24,10 +24,10 @@ def _double_count(
 ) -> list[Action]:
     """A member does not look whether it is in a sum already."""
     others = mask & ~(1 << self._position)
-    return _token_received(self, sender, chunk, others or mask, payload)
+    return _partial_sum_received(self, sender, chunk, others or mask, payload)
 
 
-def _lost_token(self: RingReduce, chunk: int) -> list[Action]:
+def _lost_partial_sum(self: RingReduce, chunk: int) -> list[Action]:
     """A member keeps no copy of what it passed on."""
     actions = _advance(self, chunk)
     if self._chunks[chunk].copy_receiver is not None:
@@ -44,7 +44,7 @@ def _dead_starter(self: RingReduce, chunk: int) -> list[Action]:
     return _advance(self, chunk)
 
 
-def _first_come(self: Final, other: Final | None) -> bool:
+def _first_come(self: Average, other: Average | None) -> bool:
     """Of two finals of a chunk the one that came first is kept."""
     return other is None
 
@@ -56,10 +56,10 @@ def _residual_twice(self: WorkAccount, *args: object, **kwargs: object) -> Settl
 
 
 BUGS: dict[str, tuple[type, str, Callable[..., object]]] = {
-    "double count": (RingReduce, "token_received", _double_count),
-    "lost token": (RingReduce, "_advance", _lost_token),
+    "double count": (RingReduce, "partial_sum_received", _double_count),
+    "lost token": (RingReduce, "_advance", _lost_partial_sum),
     "a finisher that ignores a dead starter": (RingReduce, "_advance", _dead_starter),
-    "a merge that depends on message order": (Final, "is_better_than", _first_come),
+    "a merge that depends on message order": (Average, "is_better_than", _first_come),
     "a residual applied twice": (WorkAccount, "committed_by", _residual_twice),
 }
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from planted import planted
-from simulator.world import simulate
+from tests.sim.planted import planted
+from tests.sim.simulator.world import simulate
 
 SEEDS_AT_ONCE = 8
 """That a process is given: worlds differ much in size, and all processes should end together."""
@@ -35,7 +35,7 @@ class Outcome:
     @property
     def replay(self) -> str:
         """The command that shows what happened."""
-        return f"python tests/sim/run.py --start {self.seed} --seeds 1 --verbose"
+        return f"python -m tests.sim.run --start {self.seed} --seeds 1 --verbose"
 
     def __str__(self) -> str:
         return f"seed {self.seed}: {self.error}\n  replay: {self.replay}"

@@ -1,8 +1,8 @@
 """Runs any number of simulated worlds on all processors, and says how to replay those that fail.
 
-python tests/sim/run.py --seeds 10000 [--start 0]
-python tests/sim/run.py --seeds 1 --start 4711 --verbose
-python tests/sim/run.py --seeds 100 --bug "double count"
+python -m tests.sim.run --seeds 10000 [--start 0]
+python -m tests.sim.run --seeds 1 --start 4711 --verbose
+python -m tests.sim.run --seeds 100 --bug "double count"
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ import argparse
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from planted import BUGS
-from pool import run_seed, run_seeds
+from tests.sim.planted import BUGS
+from tests.sim.pool import run_seed, run_seeds
 
 
 def main() -> int:

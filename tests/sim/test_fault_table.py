@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from simulator.scenario import CHUNK_BYTES, CrashPoint, Fault, Machine, Scenario
-from simulator.turn import OVERTAKEN_SECONDS
-from simulator.world import World
 
 from gossamer.protocol.ids import PeerId
+from tests.sim.simulator.scenario import CHUNK_BYTES, CrashPoint, Fault, Machine, Scenario
+from tests.sim.simulator.turn import OVERTAKEN_SECONDS
+from tests.sim.simulator.world import World
 
 NUM_CHUNKS = 8
 RING_SECONDS = 5.0
@@ -144,8 +144,8 @@ def test_a_line_that_becomes_slow_in_the_middle_of_a_ring_sets_nobodys_pace() ->
         )
         head = next(head for head, header in world.checks.headers.items() if header.round == 1)
         places = [PeerId(member.peer_id) for member in world.checks.headers[head].members]
-        for final in world.checks.finals[head]:
-            assert all(final.mask >> places.index(other.peer_id) & 1 for other in others)
+        for average in world.checks.averages[head]:
+            assert all(average.mask >> places.index(other.peer_id) & 1 for other in others)
 
 
 @pytest.mark.parametrize("what", ["line", "device"])

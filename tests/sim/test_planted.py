@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from planted import BUGS
-from pool import run_seed, run_seeds
+
+from tests.sim.planted import BUGS
+from tests.sim.pool import run_seed, run_seeds
 
 SEEDS_MAX = 300
 """Seeds within which each bug has to be found; most are found among the first dozen."""

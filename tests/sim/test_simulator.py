@@ -6,9 +6,12 @@ from collections import Counter
 from itertools import product
 
 import pytest
-from builders import peers, ring_of
-from pool import run_seeds
-from simulator.arithmetic import (
+
+from gossamer.protocol.codecs.payloads import SPARSE
+from gossamer.protocol.ids import digest_of
+from gossamer.protocol.rounds.ring import Average
+from tests.sim.pool import run_seeds
+from tests.sim.simulator.arithmetic import (
     Sum,
     WrongSumError,
     add,
@@ -18,13 +21,10 @@ from simulator.arithmetic import (
     is_counted_once,
     unit_of,
 )
-from simulator.modes import Mode, WrongAverageError
-from simulator.scenario import MODES, FaultKind, draw
-from simulator.world import simulate
-
-from gossamer.protocol.codecs.payloads import SPARSE
-from gossamer.protocol.ids import digest_of
-from gossamer.protocol.rounds.ring import Final
+from tests.sim.simulator.modes import Mode, WrongAverageError
+from tests.sim.simulator.scenario import MODES, FaultKind, draw
+from tests.sim.simulator.world import simulate
+from tests.support.builders import peers, ring_of
 
 NUM_WORLDS = 2000
 
@@ -134,23 +134,23 @@ def test_the_bytes_of_a_final_are_those_of_the_members_in_its_mask(name: str) ->
         for pending, member in zip(pendings, ring.members, strict=True)
     ]
 
-    def final(*positions: int) -> Final:
+    def average(*positions: int) -> Average:
         encoded = None
         for position in positions:
             encoded = parts[position].add(0, encoded)
         mask = sum({1 << position for position in positions})
         assert encoded is not None
-        encoded = bytes(parts[0].finalise(0, encoded, mask))
-        return Final(mask, digest_of(encoded), 0, Sum((), encoded))
+        encoded = bytes(parts[0].finish_average(0, encoded, mask))
+        return Average(mask, digest_of(encoded), 0, Sum((), encoded))
 
     weights = [ring.weights[member] for member in ring.members]
-    mode.check_average(0, final(0, 1, 2), pendings, weights)
-    mode.check_average(0, final(2, 0), [pendings[0], pendings[2]], [weights[0], weights[2]])
+    mode.check_average(0, average(0, 1, 2), pendings, weights)
+    mode.check_average(0, average(2, 0), [pendings[0], pendings[2]], [weights[0], weights[2]])
     with pytest.raises(WrongAverageError):
-        mode.check_average(0, final(0, 1), [pendings[0], pendings[2]], weights[:2])
+        mode.check_average(0, average(0, 1), [pendings[0], pendings[2]], weights[:2])
     if name != SPARSE:  # a record that comes twice is malformed
         with pytest.raises(WrongAverageError):
-            mode.check_average(0, final(0, 1, 2, 0), pendings, weights)
+            mode.check_average(0, average(0, 1, 2, 0), pendings, weights)
 
 
 def test_work_shows_what_is_in_it_twice_or_less_than_not_at_all() -> None:

@@ -1,7 +1,7 @@
 """Runs any number of swarms of whole nodes, and says how to replay those that fail.
 
-python tests/swarms/run.py --seeds 200 [--start 0] [--mode distro]
-python tests/swarms/run.py --seeds 1 --start 17 --verbose
+python -m tests.swarms.run --seeds 200 [--start 0] [--mode distro]
+python -m tests.swarms.run --seeds 1 --start 17 --verbose
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ import sys
 import time
 import traceback
 from collections import Counter
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "node"))
-sys.path.insert(0, str(Path(__file__).parent))
 
 import structlog
-from swarm_story import MODES
-from swarm_world import replay, run_seed
+
+from tests.swarms.swarm_story import MODES
+from tests.swarms.swarm_world import replay, run_seed
 
 
 def main() -> int:

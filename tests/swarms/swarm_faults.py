@@ -9,11 +9,11 @@ from random import Random
 from typing import Any
 
 import trio
-from node_world import NumbersTrainer, World, initial_weights
-from standstill import Standstill
-from swarm_story import CRASHES_MAX, Fault, SwarmStory
 
 from gossamer.protocol.ids import PeerId
+from tests.support.node_world import NumbersTrainer, World, initial_weights
+from tests.swarms.standstill import Standstill
+from tests.swarms.swarm_story import CRASHES_MAX, Fault, SwarmStory
 
 LOOK_SECONDS = 0.1
 """How often it is looked at what is waited for."""
@@ -162,7 +162,7 @@ class SwarmFaults:
         node = self._world.participant_or_none(name)
         if node is None:  # its trainer has not begun
             return
-        trainer = node.parts.trainer
+        trainer = node.context.trainer
         assert isinstance(trainer, NumbersTrainer)
         usual = trainer.step_seconds
         trainer.step_seconds = SLOW_STEPS * usual

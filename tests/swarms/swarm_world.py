@@ -23,7 +23,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import trio
-from node_world import (
+
+from gossamer.node.app import assembly
+from gossamer.node.storage.incarnation import Incarnation
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.state.chain import Header
+from tests.support.node_world import (
     MODEL,
     World,
     assert_account_is_true,
@@ -31,14 +37,8 @@ from node_world import (
     settled,
     simulate,
 )
-from swarm_faults import LOOK_SECONDS, SwarmFaults, until
-from swarm_story import SwarmStory, draw
-
-from gossamer.node import assembly
-from gossamer.node.storage.incarnation import Incarnation
-from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.chain import Header
-from gossamer.protocol.ids import Digest, digest_of
+from tests.swarms.swarm_faults import LOOK_SECONDS, SwarmFaults, until
+from tests.swarms.swarm_story import SwarmStory, draw
 
 LIVENESS_SECONDS = 90.0
 """From the healing to the new rounds of all: the reunion of those who were cut off, at most a
@@ -68,9 +68,9 @@ class Observer:
 
     def _look_at(self, name: str) -> None:
         participant = self._world.participant_or_none(name)
-        if participant is None or not participant.parts.committed.is_loaded:
+        if participant is None or not participant.context.committed.is_loaded:
             return
-        committed = participant.parts.committed
+        committed = participant.context.committed
         life, tokens = self._world.tasks[name], committed.entry.tokens_total
         assert tokens >= self._tokens.get(life, 0), f"{name} moved to a lighter head"
         self._tokens[life] = tokens
@@ -94,7 +94,7 @@ class Errors(logging.Handler):
 
 def replay(seed: int, mode: str) -> str:
     """The command that shows what happened."""
-    return f"python tests/swarms/run.py --mode {mode} --start {seed} --seeds 1 --verbose"
+    return f"python -m tests.swarms.run --mode {mode} --start {seed} --seeds 1 --verbose"
 
 
 def run_seed(seed: int, mode: str = "distro", *, verbose: bool = False) -> Counter[str]:
@@ -133,7 +133,7 @@ def _run(story: SwarmStory, folder: Path, verbose: bool) -> Counter[str]:
 
         def is_well() -> bool:
             nodes = [world.participant_or_none(name) for name in names]
-            heads = {node.parts.committed.head if node is not None else None for node in nodes}
+            heads = {node.context.committed.head if node is not None else None for node in nodes}
             first = nodes[0]
             if len(heads) > 1 or first is None or world.round(names[0]) < goal:
                 return False

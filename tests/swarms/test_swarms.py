@@ -5,8 +5,9 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from swarm_story import FAULTS, MODES, draw
-from swarm_world import replay, run_seed
+
+from tests.swarms.swarm_story import FAULTS, MODES, draw
+from tests.swarms.swarm_world import replay, run_seed
 
 SEEDS = {"distro": range(6), "fp32": (0,), "sparse": (1,), "fragments": (2,)}
 """Some seconds of a processor."""

@@ -11,7 +11,7 @@ import torch
 import zstandard
 
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
-from gossamer.trainer.local_round import LocalTrainer
+from gossamer.trainer.local_trainer import LocalTrainer
 
 torch.set_num_threads(1)
 

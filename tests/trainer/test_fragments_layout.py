@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from gossamer.protocol.fragments import fragments_of
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer.flat import layout_of
+from gossamer.protocol.state.parameter_layout import layout_of
+from gossamer.protocol.state.sync_sets import fragments_of
 
 
 def test_layers_are_strided_and_rows_of_embedding_and_head_dealt(model_config: ModelConfig) -> None:

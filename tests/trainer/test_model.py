@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.state.parameter_layout import layout_of
 from gossamer.trainer.export import ExportError, byte_tokenizer_json, export_model
-from gossamer.trainer.flat import layout_of
 from gossamer.trainer.model import Decoder
 
 ONE_STEP = """

@@ -10,8 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from gossamer.trainer.local_round import LocalTrainer
-from gossamer.trainer.messages import Ranges, Start
+from gossamer.trainer.ipc.messages import Ranges, Start
+from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.overlap import rebase
 
 MakeTrainer = Callable[..., LocalTrainer]

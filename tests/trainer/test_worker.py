@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
-from gossamer.trainer import memory
-from gossamer.trainer import messages as m
+from gossamer.trainer.ipc import memory
+from gossamer.trainer.ipc import messages as m
 
 Worker = subprocess.Popen[bytes]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer.distro.dct_exact import Grid, basis, grids_of
+from gossamer.protocol.state.exact_transform import Grid, basis, grids_of
 
 
 class ModelDct:

@@ -12,7 +12,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from gossamer.protocol import limits
-from gossamer.trainer.messages import DATA_RANGES_MAX, Span
+from gossamer.trainer.ipc.messages import DATA_RANGES_MAX, Span
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 

@@ -9,10 +9,12 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
+from gossamer.node.app import client
+from gossamer.node.base.settings import Found, Join, Resume, Role, Settings
 from gossamer.node.cli import run_command
-from gossamer.node.interface import client
-from gossamer.node.interface.config import Found, Join, Resume, Role, Settings
-from gossamer.node.interface.status import (
+from gossamer.node.interface.views import format_bytes, render_status
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.status import (
     CapacityStatus,
     DataStatus,
     LastRound,
@@ -21,8 +23,6 @@ from gossamer.node.interface.status import (
     Status,
     WorkStatus,
 )
-from gossamer.node.interface.views import format_bytes, render_status
-from gossamer.node.storage.state_dir import StateDir
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 ADDRESS = f"/ip4/192.0.2.7/tcp/4610/p2p/{PEER}"
@@ -58,10 +58,10 @@ STATUS = Status(
 
 
 class FakeDaemon(ModuleType):
-    """Stands where `gossamer.node.daemon` is imported from, and notes what it should run."""
+    """Stands where `gossamer.node.app.daemon` is imported from, and notes what it should run."""
 
     def __init__(self) -> None:
-        super().__init__("gossamer.node.daemon")
+        super().__init__("gossamer.node.app.daemon")
         self.ran: list[tuple[Settings, Role]] = []
 
     def run(self, settings: Settings, role: Role) -> int:
@@ -71,10 +71,10 @@ class FakeDaemon(ModuleType):
 
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
-    from gossamer.node.interface import logs
+    from gossamer.node.telemetry import logs
 
     fake = FakeDaemon()
-    monkeypatch.setitem(sys.modules, "gossamer.node.daemon", fake)
+    monkeypatch.setitem(sys.modules, "gossamer.node.app.daemon", fake)
     # Logging is the process's: the tests keep theirs.
     monkeypatch.setattr(logs, "configure_logs", lambda *_arguments: None)
     return fake

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from gossamer.node.base.settings import Settings
 from gossamer.node.interface import doctor
-from gossamer.node.interface.config import Settings
 from gossamer.node.interface.doctor import TorchReport, run_doctor
 from gossamer.node.machine.capacity import Gpu
 

@@ -185,7 +185,9 @@ def test_the_name_of_the_cpu(tmp_path: Path) -> None:
 def test_the_daemons_shell_never_imports_torch() -> None:
     program = (
         "import sys, gossamer.node.cli\n"
-        "from gossamer.node.interface import doctor, http, logs, metrics\n"
+        "from gossamer.node.interface import doctor\n"
+        "from gossamer.node.app import http\n"
+        "from gossamer.node.telemetry import logs, metrics\n"
         "from gossamer.node.machine import capacity\n"
         "capacity.measure_capacity('auto', capacity.Gpus().read())\n"
         "sys.exit('torch' in sys.modules)"

@@ -5,8 +5,8 @@ from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import StreamClosed
 from gossamer.protocol import limits
 from gossamer.protocol.errors import OversizedError
-from gossamer.protocol.framing import PREFIX_BYTES
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.wire.framing import PREFIX_BYTES
 
 
 class Loop:

@@ -10,7 +10,6 @@ import trio
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.libp2p_transport import open_libp2p_transport
-from gossamer.node.network.memory_transport import MemoryNetwork, run_simulated
 from gossamer.node.network.transport import (
     ConnectError,
     ProtocolRefused,
@@ -20,6 +19,7 @@ from gossamer.node.network.transport import (
 )
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.limits import GOSSIP_BYTES_MAX
+from tests.support.memory_transport import MemoryNetwork, run_simulated
 
 ECHO = "/gossamer-test/echo/1"
 MIB = 1024 * 1024

@@ -10,10 +10,10 @@ import trio
 import trio.testing
 
 from gossamer.node.rounds.data_feed import DataFeed
+from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.ids import PeerId, digest_of
-from gossamer.protocol.messages import Span
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
-from gossamer.protocol.work.ledger import Ledger
+from gossamer.protocol.wire.statements import Span
 
 SHARD_TOKENS = 100
 OTHER = PeerId("other")

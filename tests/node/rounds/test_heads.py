@@ -16,8 +16,8 @@ from trio.testing import MockClock
 from gossamer.node.rounds.heads import OVERTAKEN_SECONDS, Heads
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol import limits
-from gossamer.protocol.chain import Commit, Header, Member, encode_header
 from gossamer.protocol.ids import Digest, digest_of, peer_id_from_public_key
+from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
 
 RUN_ID = Digest(bytes(32))
 PEER = peer_id_from_public_key(bytes(range(32)))

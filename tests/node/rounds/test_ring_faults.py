@@ -14,28 +14,28 @@ import numpy as np
 import pytest
 import trio
 
+from gossamer.node.modes.contribution import contribution_of
 from gossamer.node.network.identity import Identity, verify
-from gossamer.node.network.memory_transport import MemoryNetwork, run_simulated
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.gossip import Gossip
-from gossamer.node.rounds.residual import contribution_of
 from gossamer.node.rounds.ring_link import RING_PROTOCOL, Receiver, serve_ring
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.rounds.silence import SILENT_SECONDS
-from gossamer.protocol.chain import Commit, Header
-from gossamer.protocol.chunks import ChunkPlan
+from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.membership import Awaited
-from gossamer.protocol.messages import Ready, Roster, Signed, Statement, open_signed
+from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.attempt import Committed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import RoundRules
-from gossamer.protocol.work.ledger import Ledger
+from gossamer.protocol.state.chain import Commit, Header
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.wire.statements import Ready, Roster, Signed, Statement, open_signed
+from tests.support.memory_transport import MemoryNetwork, run_simulated
 
 RUN_ID = digest_of(b"ring faults")
 HEAD = digest_of(b"head")
@@ -47,9 +47,9 @@ UNDISTURBED_SECONDS = 6.5
 
 
 def state_digest(
-    _round: int, finals: Sequence[Payload], _masks: Sequence[int], _members: Sequence[object]
+    _round: int, averages: Sequence[Payload], _masks: Sequence[int], _members: Sequence[object]
 ) -> Digest:
-    return digest_of(*finals)
+    return digest_of(*averages)
 
 
 @dataclass
@@ -206,10 +206,10 @@ class Lab:
 
     def contributors(self) -> list[set[PeerId]]:
         """Of each chunk."""
-        finals = self.in_ring()[0].committed.finals
+        averages = self.in_ring()[0].committed.averages
         return [
-            {peer for place, peer in enumerate(self.order) if final.mask >> place & 1}
-            for final in finals
+            {peer for place, peer in enumerate(self.order) if average.mask >> place & 1}
+            for average in averages
         ]
 
     def reasons(self) -> set[tuple[PeerId, str]]:
@@ -357,7 +357,7 @@ def test_one_has_a_twentieth_of_the_line(up: bool, down: bool) -> None:
             # It blames its successor first, and itself when the next one looks slow as well.
             assert lab.removed == {slow, lab.order[3]}
         assert member.driver is not None
-        assert member.driver.machine.lessons.found_slow == {slow}
+        assert member.driver.machine.hints.found_slow == {slow}
 
     run_ring(story)
 
@@ -391,6 +391,6 @@ def test_the_line_of_one_falls_in_one_direction(seconds: float) -> None:
         # It blames its successor first, and itself when the next one looks slow as well.
         assert lab.reasons() == {(slow, "slow"), (lab.order[3], "slow")}
         assert member.driver is not None
-        assert member.driver.machine.lessons.found_slow == {slow}
+        assert member.driver.machine.hints.found_slow == {slow}
 
     run_ring(story)

@@ -8,10 +8,10 @@ import trio.testing
 
 from gossamer.node.network.transport import Bytes, Stream, Transport
 from gossamer.node.rounds.ring_link import RING_PROTOCOL, Ack, RingLink
-from gossamer.protocol.framing import encode_prefix
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.messages import Signed
 from gossamer.protocol.rounds.ring import Send
+from gossamer.protocol.wire.framing import encode_prefix
+from gossamer.protocol.wire.statements import Signed
 
 RECEIVER = PeerId("receiver")
 

@@ -12,7 +12,7 @@ from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest, digest_of, peer_id_from_public_key
 from gossamer.protocol.manifest import ModelConfig, decode_manifest, signing_bytes
 from gossamer.protocol.shard_index import decode_index
-from gossamer.protocol.state import FloatVector, genesis_digest_of
+from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
 from gossamer.trainer.text.corpus import CorpusError
 from gossamer.trainer.text.data import load_shard
 from gossamer.trainer.text.tokens import load_tokenizer

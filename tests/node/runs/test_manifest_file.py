@@ -18,9 +18,9 @@ from gossamer.node.runs.manifest_file import (
     write_manifest_file,
 )
 from gossamer.node.runs.manifest_keys import EXPLANATIONS, HINTS
-from gossamer.protocol.chunks import default_chunk_elements
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import peer_id_from_public_key
+from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.trainer.presets import PRESETS, SMALL_DISTRO
 
 PEER = peer_id_from_public_key(bytes(range(32)))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from gossamer.node.base.disk_health import DiskError, DiskFullError
 from gossamer.node.storage.blocks import BlockStore, CorruptBlockError, MissingBlockError
-from gossamer.node.storage.disk import DiskError, DiskFullError
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import Digest, digest_of

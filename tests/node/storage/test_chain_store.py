@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.node.base.disk_health import DiskError, DiskHealth
 from gossamer.node.storage.chain_store import ChainStore
-from gossamer.node.storage.disk import DiskError, DiskHealth
 from gossamer.protocol import limits
-from gossamer.protocol.chain import Commit, Header, Member, encode_header
 from gossamer.protocol.ids import Digest, PeerId, peer_id_from_public_key
+from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
 
 RUN_ID = Digest(bytes(32))
 PEER = peer_id_from_public_key(bytes(range(32)))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from node_world import found, initial_weights
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.next_state import NextState, StateVectors
-from gossamer.protocol.chain import Member
-from gossamer.protocol.chunks import ChunkPlan
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.manifest import Manifest, decode_manifest
-from gossamer.protocol.rounds.outer_tuning import norm_of
-from gossamer.protocol.state import FloatVector, index_of
+from gossamer.protocol.state.chain import Member
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import FloatVector, index_of
+from gossamer.protocol.state.outer_momentum import norm_of
+from tests.support.node_world import found, initial_weights
 
 DISPLACEMENT = 1.4
 EARLY, LATE = 5, 6
@@ -55,32 +55,32 @@ class Setting:
         parameters, momentum = draws[0], draws[1] + draws[2]
         index = index_of(parameters, momentum, self.plan)
         self.present = StateVectors(parameters, momentum, index)
-        self.exchange = self.next.exchanges.of_round(round_number)
+        self.sync_set = self.next.sync_sets.of_round(round_number)
         self.works: list[FloatVector] = []
         for own in draws[3:]:
-            work = np.zeros(self.exchange.plan.num_elements, np.float32)
-            self.exchange.add(draws[1] + own, work)
+            work = np.zeros(self.sync_set.plan.num_elements, np.float32)
+            self.sync_set.add(draws[1] + own, work)
             self.works.append(work)
 
     def take(self, masks: list[int]) -> FloatVector:
         """The outer step, (num_elements,) in exchange order."""
-        payloads, plan = self.next.payloads, self.exchange.plan
+        payloads, plan = self.next.payloads, self.sync_set.plan
         assert isinstance(payloads, SumPayloads)
-        finals = []
+        averages = []
         for chunk, mask in enumerate(masks):
             of_members = [self.works[i][plan.range_of(chunk)] for i in range(2) if mask >> i & 1]
-            finals.append(payloads.coder.encode(np.mean(of_members, axis=0, dtype=np.float32)))
+            averages.append(payloads.coder.encode(np.mean(of_members, axis=0, dtype=np.float32)))
         members = [Member("", 100, norm_of(work)) for work in self.works]
-        self.next.compute(self.present, self.round_number, finals, masks, members)
+        self.next.compute(self.present, self.round_number, averages, masks, members)
         step = np.zeros(plan.num_elements, np.float32)
-        self.exchange.add(self.present.parameters - self.next.vectors.parameters, step)
+        self.sync_set.add(self.present.parameters - self.next.vectors.parameters, step)
         return step
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_the_outer_step_is_as_long_as_the_manifest_says(fragments: int) -> None:
     setting = Setting(fragments, LATE)
-    step = setting.take([0b11] * setting.exchange.plan.num_chunks)
+    step = setting.take([0b11] * setting.sync_set.plan.num_chunks)
     own = np.median([norm_of(work) for work in setting.works])
     assert norm_of(step) == pytest.approx(DISPLACEMENT * own, rel=1e-3)
     assert setting.next.tuned is not None
@@ -91,14 +91,14 @@ def test_the_outer_step_is_as_long_as_the_manifest_says(fragments: int) -> None:
 
 def test_the_first_quarter_of_the_run_averages_only() -> None:
     setting = Setting(1, EARLY)
-    step = setting.take([0b11] * setting.exchange.plan.num_chunks)
+    step = setting.take([0b11] * setting.sync_set.plan.num_chunks)
     np.testing.assert_allclose(step, np.mean(setting.works, axis=0), atol=1e-6)
     assert setting.next.tuned == (1.0, 0.0)
 
 
 def test_what_a_single_member_did_is_taken_as_it_is() -> None:
     setting = Setting(1, LATE)
-    plan = setting.exchange.plan
+    plan = setting.sync_set.plan
     step = setting.take([0b01, *[0b11] * (plan.num_chunks - 1)])
     alone = plan.range_of(0)
     np.testing.assert_allclose(step[alone], setting.works[0][alone], atol=1e-6)
@@ -108,5 +108,5 @@ def test_what_a_single_member_did_is_taken_as_it_is() -> None:
 def test_a_round_of_one_member_chooses_nothing() -> None:
     setting = Setting(1, LATE)
     for mask, is_chosen in ((0b11, True), (0b01, False)):
-        setting.take([mask] * setting.exchange.plan.num_chunks)
+        setting.take([mask] * setting.sync_set.plan.num_chunks)
         assert (setting.next.tuned is not None) is is_chosen

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import structlog
 
-from gossamer.node.storage.disk import DiskError, DiskFullError, DiskHealth, write_atomically
+from gossamer.node.base.disk_health import DiskError, DiskFullError, DiskHealth, write_atomically
 from gossamer.node.storage.state_dir import (
     KnownPeers,
     StateDir,

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.interface.metrics import Metrics
-from gossamer.node.storage.disk import DiskError
+from gossamer.node.base.disk_health import DiskError
 from gossamer.node.storage.work import JOURNAL_SECONDS, VECTORS_MAX, Work
-from gossamer.protocol.chunks import ChunkPlan
+from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.messages import Span
-from gossamer.protocol.state import FloatVector
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.wire.statements import Span
 
 PLAN = ChunkPlan(8, 2)
 ALL = 0b1111

@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 import torch
 import trio
-from node_world import (
+
+from gossamer.node.rounds import settlement as settlement
+from gossamer.node.rounds import turn
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.shared_parameters import sign_payloads
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.codecs.contributions import split
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.state.chain import decode_update_index
+from gossamer.trainer.distro.shared_trainer import SharedTrainer
+from gossamer.trainer.ipc import messages
+from tests.support.node_world import (
     NumbersTrainer,
     World,
     assert_account_is_true,
@@ -20,16 +31,6 @@ from node_world import (
     simulate,
     tokens_of,
 )
-
-from gossamer.node.rounds import turn, upkeep
-from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.shared_theta import sign_payloads
-from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.chain import decode_update_index
-from gossamer.protocol.codecs.contributions import split
-from gossamer.protocol.ids import Digest
-from gossamer.trainer import messages
-from gossamer.trainer.distro.shared_round import SharedTrainer
 
 STALE_ROUNDS = 5
 """Of the manifest in these worlds."""
@@ -153,7 +154,7 @@ def _all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _as_in_long_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of these worlds are shorter than 30 s: here it is saved at each commit."""
-    monkeypatch.setattr(upkeep, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(settlement, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(SharingTrainer, "births", {}, raising=False)
     monkeypatch.setattr(SharingTrainer, "files", {}, raising=False)
 
@@ -164,7 +165,7 @@ def world_of(root: Path, seed: int, **others: Any) -> World:
 
 
 def trainer_of(world: World, name: str) -> SharingTrainer:
-    trainer = world.participant(name).parts.trainer
+    trainer = world.participant(name).context.trainer
     assert isinstance(trainer, SharingTrainer)
     return trainer
 
@@ -204,8 +205,10 @@ def parts_in_chain(world: World, name: str) -> set[bytes]:
     for header in headers_of(world, name):
         mine = [i for i, member in enumerate(header.members) if member.peer_id == me]
         index = Blocks.contents[header.update_digest]
-        for final in decode_update_index(index, steps, len(header.members), may_lack=True).finals:
-            records = split(Blocks.contents[final.digest], None, coder.encoded_bytes)
+        for average in decode_update_index(
+            index, steps, len(header.members), may_lack=True
+        ).averages:
+            records = split(Blocks.contents[average.digest], None, coder.encoded_bytes)
             found |= {bytes(r.block) for r in records if r.position in mine and len(r.block)}
     return found
 

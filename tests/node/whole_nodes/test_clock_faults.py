@@ -14,16 +14,16 @@ import pytest
 import trio
 import trio.testing
 from libp2p.peer.id import ID
-from node_world import World, simulate
 
-from gossamer.node import assembly
+from gossamer.node.app import assembly
+from gossamer.node.base.disk_health import DiskError
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.libp2p_gossip import GuardedGossipSub
 from gossamer.node.network.libp2p_transport import open_libp2p_transport
-from gossamer.node.storage.disk import DiskError
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.limits import INCARNATION_MAX
+from tests.support.node_world import World, simulate
 
 DAY_SECONDS = 86_400
 DAY = DAY_SECONDS * 10**9
@@ -93,7 +93,7 @@ def test_rounds_go_on_while_the_clock_jumps(
         await nursery.start(world.run, "b", ["a"])
         await nursery.start(world.run, "c", ["a"])
         await world.reach(6, *"abc")
-        chain = world.participant("a").parts.committed.chain
+        chain = world.participant("a").context.committed.chain
         await world.until(lambda: len(chain.header(world.path("a")[-1]).members) == 3)
         for jump_seconds in (DAY_SECONDS, -DAY_SECONDS, 0.0):
             offset_seconds = jump_seconds
@@ -124,7 +124,7 @@ def test_a_node_that_comes_back_with_its_clock_set_back(
         await nursery.start(world.run, "b", ["a"])
         peer = world.identity("b").peer_id
         await world.reach(6, "a", "b")
-        known = world.participant("a").parts.swarm.membership.known()[peer]
+        known = world.participant("a").context.swarm.membership.known()[peer]
         assert known.incarnation == NOW + YEAR
         world.crash("b")
         await world.reach(world.round("a") + 2, "a")
@@ -132,11 +132,11 @@ def test_a_node_that_comes_back_with_its_clock_set_back(
             (tmp_path / "b" / "incarnation").unlink()
         await nursery.start(world.run, "b", ["a"])
         started = trio.current_time()
-        swarm = world.participant("a").parts.swarm
+        swarm = world.participant("a").context.swarm
         await world.until(lambda: peer in swarm.living())
         assert trio.current_time() - started < 5
         assert swarm.living()[peer].incarnation > NOW + YEAR
-        chain = world.participant("a").parts.committed.chain
+        chain = world.participant("a").context.committed.chain
         await world.until(lambda: len(chain.header(world.path("a")[-1]).members) == 2)
         world.assert_one_chain("a", "b")
         world.crash("b")

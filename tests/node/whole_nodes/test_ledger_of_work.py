@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 import trio
-from node_world import (
+
+from gossamer.node.storage.committed import CannotRebuildError
+from gossamer.protocol.accounting.work_account import ABANDONED
+from gossamer.protocol.state.chain import ChunkAverage, Header
+from tests.support.node_world import (
     SHARD_TOKENS,
     World,
     assert_account_is_true,
@@ -17,10 +21,6 @@ from node_world import (
     simulate,
     start,
 )
-
-from gossamer.node.storage.committed import CannotRebuildError
-from gossamer.protocol.chain import ChunkFinal, Header
-from gossamer.protocol.work.work_account import ABANDONED
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,10 @@ def test_accounts_are_what_the_chain_says_under_churn(
         await settled(world, *"abcd")
         for name in "abcd":
             assert_account_is_true(world, name)
-        survivor = world.participant("a").parts.work.status
+        survivor = world.participant("a").context.work.status
         assert survivor.trained > 0
         assert survivor.dropped == survivor.lost == 0
-        lost = [world.participant(name).parts.work.status.lost for name in "bcd"]
+        lost = [world.participant(name).context.work.status.lost for name in "bcd"]
         assert max(lost) > 0, "nobody was killed while it trained"
 
     simulate(world, story)
@@ -92,7 +92,7 @@ def test_an_account_that_is_gone_is_told_by_the_chain(tmp_path: Path) -> None:
         await settled(world, "a", "b")
         for name in "ab":
             assert_account_is_true(world, name)
-        assert world.participant("b").parts.work.status.committed_late > 500
+        assert world.participant("b").context.work.status.committed_late > 500
 
     simulate(world, story)
 
@@ -103,18 +103,18 @@ def test_the_account_does_not_need_the_disk(
     """Who is in a round is not asked of blocks that a full disk did not take."""
     world = World(tmp_path, seed=45)
 
-    def not_there(_header: Header) -> tuple[ChunkFinal, ...]:
+    def not_there(_header: Header) -> tuple[ChunkAverage, ...]:
         raise CannotRebuildError("no such block")
 
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a")
         await nursery.start(world.run, "b", ["a"])
         await world.until(lambda: world.round("b") > 3 and credited(world, "b") > 0)
-        monkeypatch.setattr(world.participant("b").parts.committed, "finals_of", not_there)
+        monkeypatch.setattr(world.participant("b").context.committed, "averages_of", not_there)
         await world.reach(world.round("a") + 5, "a", "b")
         await settled(world, "b")
         assert_account_is_true(world, "b")
-        assert world.participant("b").parts.work.status.dropped == 0
+        assert world.participant("b").context.work.status.dropped == 0
 
     simulate(world, story)
 
@@ -152,7 +152,7 @@ def test_the_work_of_the_losing_half_is_carried(tmp_path: Path, fragments: int) 
         assert losers
         for name in "abcd":
             assert_account_is_true(world, name)
-            status = world.participant(name).parts.work.status
+            status = world.participant(name).context.work.status
             assert status.dropped == status.lost == 0
             reclaimed = world.nodes[name].metrics.registry.get_sample_value(
                 "gossamer_tokens_reclaimed_total", {"timing": "on_time"}
@@ -218,8 +218,8 @@ def test_an_epoch_is_consumed_once_although_a_peer_dies_and_another_joins(
         world.crash("c")
         await nursery.start(world.run, "d", ["b"])
         a = world.participant("a")
-        await world.until(lambda: a.parts.feed.epoch_progress().epoch >= 2)
-        chain = a.parts.committed.chain
+        await world.until(lambda: a.context.feed.epoch_progress().epoch >= 2)
+        chain = a.context.committed.chain
         headers = [chain.header(head) for head in world.path("a")]
         members = {member.peer_id for header in headers for member in header.members}
         assert members == {world.identity(name).peer_id for name in "abcd"}
@@ -229,10 +229,10 @@ def test_an_epoch_is_consumed_once_although_a_peer_dies_and_another_joins(
             for span in header.spans:
                 assert span.start == reached.get(span.shard, 0), "a gap, or a token twice"
                 reached[span.shard] = span.stop
-        assert reached == a.parts.committed.ledger.as_dict()
+        assert reached == a.context.committed.ledger.as_dict()
         assert set(reached) == set(range(12))
         assert all(2 <= position / SHARD_TOKENS <= 3 for position in reached.values())
-        progress = a.parts.feed.epoch_progress()
+        progress = a.context.feed.epoch_progress()
         assert progress.epoch == 2
         assert progress.tokens_consumed == sum(reached.values()) - 2 * 12 * SHARD_TOKENS
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import trio
-from node_world import World, simulate
 
 from gossamer.node.peers.chain_sync import ChainRequest, ChainSync
 from gossamer.node.storage.committed import CannotRebuildError, CommittedState
@@ -21,6 +20,7 @@ from gossamer.node.storage.retention import (
 )
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
+from tests.support.node_world import World, simulate
 
 PATIENCE_SECONDS = 10.0
 """Real ones, for a task of the event loop to begin."""
@@ -143,7 +143,9 @@ def test_a_round_of_others_is_fetched_while_my_last_step_goes_on(
         await nursery.start(world.run, "a")
         await nursery.start(world.run, "b", ["a"])
         await world.reach(2, "a", "b")
-        monkeypatch.setattr(world.participant("b").parts.trainer, "step_seconds", SLOW_STEP_SECONDS)
+        monkeypatch.setattr(
+            world.participant("b").context.trainer, "step_seconds", SLOW_STEP_SECONDS
+        )
         monkeypatch.setattr(ChainSync, "follow", noted)
         await world.reach(world.round("a") + 4, "a", "b")
 
@@ -172,7 +174,7 @@ def test_quick_checkpoints_are_kept_for_a_while(
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a")
         await world.reach(1, "a")
-        committed = world.participant("a").parts.committed
+        committed = world.participant("a").context.committed
         # Every third round is one.
         while world.round("a") < 45:
             newest = committed.checkpoint_round

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 import trio
-from node_world import NumbersTrainer, SlowTrainer, World, simulate
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.peers.discovery import REUNION_SECONDS, SAVE_SECONDS
-from gossamer.node.peers.redial import BACK_OFF_SECONDS_MAX
 from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.messages import Phase
+from gossamer.protocol.policy.redial import BACK_OFF_SECONDS_MAX
+from gossamer.protocol.wire.statements import Phase
+from tests.support.node_world import NumbersTrainer, SlowTrainer, World, simulate
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def test_a_node_whose_disk_takes_nothing_stays_in_the_ring(tmp_path: Path) -> No
         # It has data to train on for a while.
         await world.until(lambda: world.all_shards_are_with("b"))
         await world.reach(world.round("a") + 2, "a", "b")
-        health = world.participant("b").parts.health
+        health = world.participant("b").context.health
         with disk_that_takes_nothing(tmp_path / "b"):
             await world.until(lambda: health.problem is not None)
             assert health.problem is not None
@@ -71,7 +71,7 @@ def test_a_node_whose_disk_takes_nothing_stays_in_the_ring(tmp_path: Path) -> No
             before = world.round("a")
             # More rounds than a checkpoint is old, so that nothing of before would do.
             await world.reach(before + 7, "a", "b", seconds=60)
-            chain = world.participant("a").parts.committed.chain
+            chain = world.participant("a").context.committed.chain
             rings = [len(chain.header(head).members) for head in world.path("a")[before:]]
             assert min(rings) == 2, "it did not take part in every round"
         await world.until(lambda: health.problem is None, seconds=45)
@@ -102,17 +102,17 @@ def test_a_node_whose_disk_keeps_it_from_following_waits_for_it(tmp_path: Path) 
             reunite(world, "c", "ab")
             await world.until(lambda: phase(node) == "paused", seconds=60)
             assert node.progress.paused_reason == "disk"
-            assert node.parts.health.problem is not None
+            assert node.context.health.problem is not None
             before = world.round("a")
             await world.reach(before + 5, "a", "b", seconds=30)
             assert phase(node) == "paused"
-            chain = world.participant("a").parts.committed.chain
+            chain = world.participant("a").context.committed.chain
             rings = [len(chain.header(head).members) for head in world.path("a")[before + 1 :]]
             assert set(rings) == {2}, "others waited for it"
         await world.reach(world.round("a") + 3, *"abc", seconds=60)
         await world.until(lambda: phase(node) != "paused")
         assert node.progress.paused_reason is None
-        await world.until(lambda: node.parts.health.problem is None, seconds=45)
+        await world.until(lambda: node.context.health.problem is None, seconds=45)
         world.assert_one_chain(*"abc")
 
     simulate(world, story)
@@ -126,7 +126,7 @@ def test_a_state_directory_that_is_deleted_under_the_node(tmp_path: Path) -> Non
         await nursery.start(world.run, "b", ["a"])
         await world.reach(5, "a", "b")
         node = world.participant("b")
-        health = node.parts.health
+        health = node.context.health
         shutil.rmtree(tmp_path / "b")
         await world.until(lambda: health.problem is not None)
         assert health.problem is not None
@@ -173,12 +173,12 @@ def test_a_node_whose_trainer_failed_follows_serves_and_comes_back(tmp_path: Pat
         assert node.progress.problem == "the trainer failed: no device"
         a = world.participant("a")
         peer = world.identity("b").peer_id
-        await world.until(lambda: a.parts.swarm.living()[peer].phase == "failed")
+        await world.until(lambda: a.context.swarm.living()[peer].phase == "failed")
         before, started = world.round("a"), trio.current_time()
         await world.reach(before + 8, "a", "b", seconds=60)
         # Alone it takes less than a second; waiting for the other would take gather_seconds more.
         assert trio.current_time() - started < 8 * 1.5
-        assert a.parts.swarm.claims() == {}, "nobody else may have its shards"
+        assert a.context.swarm.claims() == {}, "nobody else may have its shards"
         world.assert_one_chain("a", "b")
 
         # It is the only one whom a newcomer can hear of the run from.
@@ -189,10 +189,10 @@ def test_a_node_whose_trainer_failed_follows_serves_and_comes_back(tmp_path: Pat
         world.assert_one_chain("b", "c")
 
         node.resume()
-        chain = world.participant("c").parts.committed.chain
+        chain = world.participant("c").context.committed.chain
         await world.until(lambda: len(chain.header(world.path("c")[-1]).members) == 2)
         assert node.progress.problem is None
-        account = node.parts.work.account
+        account = node.context.work.account
         assert account.is_balanced
 
     simulate(world, story)
@@ -278,7 +278,7 @@ def test_all_are_restarted_and_the_newest_known_addresses_are_dead(tmp_path: Pat
 def num_members(world: World, name: str) -> int:
     """Of the ring of the newest round that a node has committed."""
     path = world.path(name)
-    chain = world.participant(name).parts.committed.chain
+    chain = world.participant(name).context.committed.chain
     return len(chain.header(path[-1]).members) if path else 0
 
 

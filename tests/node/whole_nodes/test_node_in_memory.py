@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 import trio
-from node_world import SlowTrainer, World, assert_every_token_counted_once, simulate, start
 
-from gossamer.node.interface.reporting import Reporter
-from gossamer.node.interface.status import OuterStep
+from gossamer.node.app.reporting import Reporter
 from gossamer.node.rounds.round_driver import RoundDriver
+from gossamer.node.telemetry.status import OuterStep
 from gossamer.protocol.rounds.round import Round
+from tests.support.node_world import (
+    SlowTrainer,
+    World,
+    assert_every_token_counted_once,
+    simulate,
+    start,
+)
 
 
 def test_one_peer_commits_alone_and_a_second_joins_at_the_next_round(tmp_path: Path) -> None:
@@ -24,7 +30,7 @@ def test_one_peer_commits_alone_and_a_second_joins_at_the_next_round(tmp_path: P
         await nursery.start(world.run, "b", ["a"])
         await world.reach(12, "a", "b")
         world.assert_one_chain("a", "b")
-        chain = world.participant("a").parts.committed.chain
+        chain = world.participant("a").context.committed.chain
         rings = [len(chain.header(head).members) for head in world.path("a")]
         assert rings[0] == 1
         assert rings[-1] == 2
@@ -42,7 +48,7 @@ def test_the_first_round_waits_for_the_peers_that_were_asked_for(tmp_path: Path)
         assert world.round("a") == 0
         await nursery.start(world.run, "b", ["a"])
         await world.reach(3, "a", "b")
-        chain = world.participant("a").parts.committed.chain
+        chain = world.participant("a").context.committed.chain
         assert len(chain.header(world.path("a")[0]).members) == 2
         world.crash("b")
         await world.reach(world.round("a") + 3, "a")  # later rounds wait for nobody
@@ -59,12 +65,12 @@ def test_four_peers_share_every_round_and_consume_every_token_once(tmp_path: Pat
             await nursery.start(world.run, name, ["a"])
         await world.reach(15, *"abcd")
         world.assert_one_chain(*"abcd")
-        chain = world.participant("a").parts.committed.chain
+        chain = world.participant("a").context.committed.chain
         headers = [chain.header(head) for head in world.path("a")]
         assert len(headers[-1].members) == 4
         assert_every_token_counted_once(headers)
         for name in "abcd":
-            account = world.participant(name).parts.work.account
+            account = world.participant(name).context.work.account
             assert account.is_balanced
             assert account.dropped == 0
 
@@ -117,7 +123,7 @@ def test_a_slow_peer_is_cut_off_in_time_and_its_work_counts(tmp_path: Path) -> N
         await nursery.start(world.run, "slow", ["a"], SlowTrainer)
         await world.reach(10, "a", "b", "slow")
         world.assert_one_chain("a", "b", "slow")
-        chain = world.participant("a").parts.committed.chain
+        chain = world.participant("a").context.committed.chain
         members = [member for head in world.path("a")[1:] for member in chain.header(head).members]
 
         def tokens_of(name: str) -> int:
@@ -144,7 +150,7 @@ def test_paused_peers_follow_and_resume(tmp_path: Path) -> None:
         resumed_at = world.round("b")
         await world.reach(resumed_at + 4, "a", "b")
         world.assert_one_chain("a", "b")
-        account = world.participant("b").parts.work.account
+        account = world.participant("b").context.work.account
         assert account.carried == 0 or world.participant("b").progress.phase != "training"
 
     simulate(world, story)
@@ -166,7 +172,7 @@ def test_leaving_is_orderly(tmp_path: Path) -> None:
         world.nodes["b"].leave()
         with trio.fail_after(40):
             await left.wait()
-        account = world.participant("b").parts.work.account
+        account = world.participant("b").context.work.account
         assert account.carried == 0, "its last work was handed over"
         before = world.round("a")
         await world.reach(before + 3, "a", seconds=20)

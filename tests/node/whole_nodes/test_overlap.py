@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import trio
-from node_world import (
+
+from gossamer.protocol.ids import PeerId
+from tests.support.node_world import (
     STEP_SECONDS,
     World,
     assert_every_token_counted_once,
@@ -14,8 +16,6 @@ from node_world import (
     simulate,
     start,
 )
-
-from gossamer.protocol.ids import PeerId
 
 ROUND_SECONDS = 4 * STEP_SECONDS
 """Of training: the world's rounds have four steps."""
@@ -60,7 +60,7 @@ def round_seconds(folder: Path, *, overlap: bool) -> float:
         assert len(headers[-1].members) == 3
         assert_every_token_counted_once(headers)
         for name in "abc":
-            account = world.participant(name).parts.work.account
+            account = world.participant(name).context.work.account
             assert account.is_balanced
             assert account.dropped == account.state.lost == 0
 
@@ -96,7 +96,7 @@ def test_a_member_that_dies_costs_the_others_nothing_but_its_part(
             await nursery.start(world.run, name, ["a"])
             await world.reach(world.round("a") + 3, *"abcd")
         world.assert_one_chain(*"abcd")
-        assert world.participant("a").parts.work.status.lost == 0
+        assert world.participant("a").context.work.status.lost == 0
 
     simulate(world, story)
 
@@ -110,10 +110,10 @@ def test_pause_leave_and_a_trainer_that_is_gone_end_what_was_begun_ahead(tmp_pat
         await world.until(lambda: b.progress.phase == "averaging")
         b.pause()
         await world.until(lambda: b.progress.phase == "paused", seconds=10)
-        trained = b.parts.work.account.state.trained
+        trained = b.context.work.account.state.trained
         await world.reach(world.round("a") + 2, "a", "c")
-        assert b.parts.work.account.state.trained == trained
-        assert b.parts.work.account.is_balanced
+        assert b.context.work.account.state.trained == trained
+        assert b.context.work.account.is_balanced
         b.resume()
         await world.reach(world.round("a") + 3, *"abc")
         world.assert_one_chain(*"abc")

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import trio
-from node_world import (
+
+from gossamer.protocol.rounds.roster import ring_order
+from gossamer.trainer.ipc import messages
+from tests.support.node_world import (
     MODEL,
     STEP_SECONDS,
     NumbersTrainer,
@@ -22,9 +25,6 @@ from node_world import (
     start,
     tokens_of,
 )
-
-from gossamer.protocol.rounds.roster import ring_order
-from gossamer.trainer import messages
 
 STEPS = 4
 """Of a round in this world."""
@@ -54,7 +54,7 @@ def test_three_take_every_step_together(tmp_path: Path) -> None:
             assert [member.tokens for member in header.members] == 3 * [STEPS * STEP_TOKENS]
         for name in "abc":
             assert_account_is_true(world, name)
-            assert world.participant(name).parts.work.account.dropped == 0
+            assert world.participant(name).context.work.account.dropped == 0
         # The data of a round is in the ledger one round later: each piece once, none left out.
         told = [span for header in headers for span in header.spans]
         assert sum(span.stop - span.start for span in told) == headers[-2].tokens_total
@@ -69,9 +69,9 @@ def test_what_it_learns_is_what_a_lone_peer_would_not(tmp_path: Path) -> None:
     async def story(nursery: trio.Nursery) -> None:
         await start(world, nursery, "abc")
         await world.reach(1, *"abc")
-        before = world.participant("a").parts.committed.parameters.copy()
+        before = world.participant("a").context.committed.parameters.copy()
         await world.reach(4, *"abc")
-        after = world.participant("a").parts.committed.parameters
+        after = world.participant("a").context.committed.parameters
         assert (before != after).mean() > 0.9
 
     simulate(world, story)
@@ -291,7 +291,7 @@ def test_a_trainer_knows_of_every_part_that_was_taken_before_it_begins_the_next_
             await nursery.start(world.run, name, ["a"], CountingTrainer)
         await world.reach(6, *"abc")
         for name in "abc":
-            trainer = world.participant(name).parts.trainer
+            trainer = world.participant(name).context.trainer
             assert isinstance(trainer, CountingTrainer)
             assert trainer.at_begin[:6] == [STEPS * number for number in range(6)]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import trio
-from node_world import World, headers_of, simulate, start, tokens_of
+
+from tests.support.node_world import World, headers_of, simulate, start, tokens_of
 
 LINE = 3_000.0
 """Bytes a second: a round's averages take 8 s, and one peer alone makes the next round in 4."""

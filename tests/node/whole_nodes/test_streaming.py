@@ -7,7 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
-from node_world import (
+
+from gossamer.node.rounds.ring_link import RING_PROTOCOL
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.ids import digest_of
+from tests.support.node_world import (
     World,
     assert_every_token_counted_once,
     headers_of,
@@ -15,10 +19,6 @@ from node_world import (
     simulate,
     start,
 )
-
-from gossamer.node.rounds.ring_link import RING_PROTOCOL
-from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.ids import digest_of
 
 WARMUP_ROUNDS, WARMUP_STEPS, INNER_STEPS = 1, 2, 4
 """Of the world's manifest."""
@@ -43,19 +43,19 @@ def test_alone_every_fragment_is_trained_as_without_a_swarm(tmp_path: Path, frag
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a")
         await world.reach(WARMUP_ROUNDS + 3 * fragments + 1, "a")
-        parts = world.participant("a").parts
-        number, size = parts.committed.entry.round, parts.committed.parameters.size
+        context = world.participant("a").context
+        number, size = context.committed.entry.round, context.committed.parameters.size
         start = initial_weights(7, size)
         target = initial_weights(
             digest_of(str(StateDir(tmp_path / "a").optimizer_path).encode())[0], size
         )
-        for turn, exchange in enumerate(parts.committed.exchanges.turns):
+        for turn, sync_set in enumerate(context.committed.sync_sets.turns):
             ago = (number - 1 - WARMUP_ROUNDS - turn) % fragments
             rounds = number - WARMUP_ROUNDS - ago
             steps = WARMUP_ROUNDS * WARMUP_STEPS + rounds * INNER_STEPS // fragments
-            for part in exchange.ranges:
+            for part in sync_set.ranges:
                 expected = target[part] + (start - target)[part] * 0.9**steps
-                np.testing.assert_allclose(parts.committed.parameters[part], expected, atol=1e-5)
+                np.testing.assert_allclose(context.committed.parameters[part], expected, atol=1e-5)
 
     simulate(world, story)
 
@@ -69,21 +69,21 @@ def test_a_swarm_agrees_and_its_rounds_send_their_fragments(
 
     async def story(nursery: trio.Nursery) -> None:
         await begin(world, nursery, "abc")
-        parts = world.participant("a").parts
-        began, sent_before = world.round("a"), parts.transport.traffic()[RING_PROTOCOL][0]
+        context = world.participant("a").context
+        began, sent_before = world.round("a"), context.transport.traffic()[RING_PROTOCOL][0]
         await world.reach(began + 3 * fragments, *"abc")
-        ended, sent = world.round("a"), parts.transport.traffic()[RING_PROTOCOL][0]
+        ended, sent = world.round("a"), context.transport.traffic()[RING_PROTOCOL][0]
         world.assert_one_chain(*"abc")
         assert_every_token_counted_once(headers_of(world, "a"))
         for name in "abc":
-            account = world.participant(name).parts.work.account
+            account = world.participant(name).context.work.account
             assert account.is_balanced
             assert account.dropped == account.state.lost == 0
 
         # A member sends (2 N - 2) / N of what a round averages; at both ends one may be half done.
         # With chunks so small what is around them counts: a roster, frames, receipts.
-        payloads, exchanges = parts.committed.payloads, parts.committed.exchanges
-        plans = [exchanges.of_round(number).plan for number in range(began + 1, ended + 1)]
+        payloads, sync_sets = context.committed.payloads, context.committed.sync_sets
+        plans = [sync_sets.of_round(number).plan for number in range(began + 1, ended + 1)]
         expected = sum(
             4 / 3 * sum(payloads.part_bytes(plan.elements_of(c)) for c in range(plan.num_chunks))
             for plan in plans
@@ -107,7 +107,7 @@ def test_who_pauses_restarts_or_loses_its_trainer_agrees_with_the_others(
         await world.until(lambda: b.progress.phase == "averaging")
         b.pause()
         await world.until(lambda: b.progress.phase == "paused", seconds=10)
-        account = b.parts.work.account
+        account = b.context.work.account
         assert account.is_balanced
         assert any(account.state.since), "work in the other fragment waits for its turn"
         assert account.is_saved
@@ -121,7 +121,7 @@ def test_who_pauses_restarts_or_loses_its_trainer_agrees_with_the_others(
         await world.reach(world.round("a") + 3, *"abc")
         world.assert_one_chain(*"abc")
         for name in "abc":
-            assert world.participant(name).parts.work.account.is_balanced
+            assert world.participant(name).context.work.account.is_balanced
         world.nodes["c"].leave()
         await world.until(lambda: world.participant("c").progress.phase == "leaving", seconds=20)
         await world.reach(world.round("a") + 2, "a", "b", seconds=20)

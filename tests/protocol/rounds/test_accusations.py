@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from builders import peers
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol.rounds.accusations import Accusations
+from tests.support.builders import peers
 
 A, B, C, D = MEMBERS = peers(4)
 

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from builders import RING_ID, RUN_ID, header, peers, sealed, verify, vote
 
-from gossamer.protocol.chain import (
+from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
+from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.limits import GOSSIP_BYTES_MAX
+from gossamer.protocol.rounds.commit import (
+    DISAGREE_SECONDS,
+    RECONCILE_SECONDS,
+    VOTE_SECONDS,
+    Commitment,
+)
+from gossamer.protocol.state.chain import (
     Commit,
     Member,
     decode_commit,
@@ -14,16 +22,8 @@ from gossamer.protocol.chain import (
     open_commit,
     quorum_reached,
 )
-from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
-from gossamer.protocol.ids import PeerId, digest_of
-from gossamer.protocol.limits import GOSSIP_BYTES_MAX
-from gossamer.protocol.messages import Signed, Vote
-from gossamer.protocol.rounds.commit import (
-    DISAGREE_SECONDS,
-    RECONCILE_SECONDS,
-    VOTE_SECONDS,
-    Commitment,
-)
+from gossamer.protocol.wire.statements import Signed, Vote
+from tests.support.builders import RING_ID, RUN_ID, header, peers, sealed, verify, vote
 
 A, B, C, D = MEMBERS = peers(4)
 HEADER = encode_header(header(MEMBERS))
@@ -97,7 +97,7 @@ def test_votes_of_another_ring_do_not_count() -> None:
 
 
 def test_a_statement_that_is_no_vote_does_not_count() -> None:
-    from builders import ready
+    from tests.support.builders import ready
 
     commit = Commit(HEADER, tuple(sealed(member, ready()) for member in MEMBERS))
     with pytest.raises(ForgedError):

@@ -30,15 +30,15 @@ def test_a_token_is_of_use_if_it_holds_a_member_that_the_copy_lacks() -> None:
 
 
 def test_a_token_is_of_no_use_to_who_has_the_final() -> None:
-    assert not wants(Held(final=(0b001, LOW)), 0b111)
+    assert not wants(Held(average=(0b001, LOW)), 0b111)
 
 
 def test_a_final_is_of_use_if_it_is_better() -> None:
     assert wants(Held(copy_mask=0b111), 0b001, HIGH)
-    assert wants(Held(final=(0b011, HIGH)), 0b111, HIGH)
-    assert wants(Held(final=(0b111, HIGH)), 0b111, LOW)
-    assert not wants(Held(final=(0b111, LOW)), 0b111, LOW)
-    assert not wants(Held(final=(0b111, LOW)), 0b011, LOW)
+    assert wants(Held(average=(0b011, HIGH)), 0b111, HIGH)
+    assert wants(Held(average=(0b111, HIGH)), 0b111, LOW)
+    assert not wants(Held(average=(0b111, LOW)), 0b111, LOW)
+    assert not wants(Held(average=(0b111, LOW)), 0b011, LOW)
 
 
 @given(
@@ -53,8 +53,8 @@ def test_it_comes_back_from_the_wire(
     full = (1 << num_members) - 1
     inventory = Inventory(
         tuple(
-            Held(copy & full, (final & full, Digest(digest)) if final & full else None)
-            for copy, final, digest in records
+            Held(copy & full, (average & full, Digest(digest)) if average & full else None)
+            for copy, average, digest in records
         )
     )
     encoded = encode_inventory(inventory, num_members)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from builders import peers
 
 from gossamer.protocol.errors import LocalProtocolError, MalformedError
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.rounds.inventory import Held
-from gossamer.protocol.rounds.ring import Action, Contribute, Final, Finalise, RingReduce, Send
+from gossamer.protocol.rounds.ring import (
+    Action,
+    Average,
+    Contribute,
+    FinishAverage,
+    RingReduce,
+    Send,
+)
+from tests.support.builders import peers
 
 RING = peers(4)
 A, B, C, D = RING
@@ -22,16 +29,16 @@ def take_token(
     ring: RingReduce, sender: int, chunk: int, mask: int, payload: bytes = b"sum"
 ) -> list[Action]:
     """The token arrives and my part is added to it."""
-    assert ring.token_received(RING[sender], chunk, mask, payload) == [
+    assert ring.partial_sum_received(RING[sender], chunk, mask, payload) == [
         Contribute(chunk, payload, RING[sender])
     ]
     return ring.contributed(chunk, payload + b"+")
 
 
-def final(
+def average(
     ring: RingReduce, sender: int, chunk: int, mask: int, payload: bytes = b"f", finisher: int = 0
 ) -> list[Action]:
-    return ring.final_received(RING[sender], chunk, mask, finisher, payload, digest_of(payload))
+    return ring.average_received(RING[sender], chunk, mask, finisher, payload, digest_of(payload))
 
 
 def passed_on(peer: PeerId, chunk: int, mask: int, payload: bytes, finisher: int = 0) -> Send:
@@ -48,12 +55,12 @@ def test_each_member_starts_the_chunks_of_its_position() -> None:
 def test_a_token_is_added_to_once_and_passed_on() -> None:
     ring = member(1)
     assert take_token(ring, 0, 0, 0b0001) == [Send(C, 0, 0b0011, None, b"sum+")]
-    assert ring.token_received(A, 0, 0b0001, b"sum") == []
+    assert ring.partial_sum_received(A, 0, 0b0001, b"sum") == []
 
 
 def test_a_token_that_claims_my_part_is_malformed() -> None:
     with pytest.raises(MalformedError):
-        member(1).token_received(A, 0, 0b0011, b"sum")
+        member(1).partial_sum_received(A, 0, 0b0011, b"sum")
 
 
 @pytest.mark.parametrize(
@@ -63,28 +70,30 @@ def test_a_token_that_claims_my_part_is_malformed() -> None:
 def test_values_out_of_range_are_malformed(sender: str, chunk: int, mask: int) -> None:
     ring = member(1)
     with pytest.raises(MalformedError):
-        ring.token_received(sender, chunk, mask, b"sum")  # type: ignore[arg-type]
+        ring.partial_sum_received(sender, chunk, mask, b"sum")  # type: ignore[arg-type]
     with pytest.raises(MalformedError):
-        ring.final_received(sender, chunk, mask, 0, b"f", digest_of(b"f"))  # type: ignore[arg-type]
+        ring.average_received(sender, chunk, mask, 0, b"f", digest_of(b"f"))  # type: ignore[arg-type]
     with pytest.raises(MalformedError):
-        final(ring, 0, 0, 0b1111, finisher=4)
+        average(ring, 0, 0, 0b1111, finisher=4)
 
 
 def test_whoever_covers_the_living_finishes_and_sends_the_final_round() -> None:
     ring = member(3)
-    assert take_token(ring, 2, 0, 0b0111) == [Finalise(0, b"sum+", 0b1111)]
-    assert ring.finalised(0, b"f", digest_of(b"f")) == [passed_on(A, 0, 0b1111, b"f", finisher=3)]
-    assert ring.num_finals == 1
+    assert take_token(ring, 2, 0, 0b0111) == [FinishAverage(0, b"sum+", 0b1111)]
+    assert ring.average_finished(0, b"f", digest_of(b"f")) == [
+        passed_on(A, 0, 0b1111, b"f", finisher=3)
+    ]
+    assert ring.num_averages == 1
     assert not ring.is_complete
     with pytest.raises(LocalProtocolError):
-        _ = ring.finals
+        _ = ring.averages
 
 
 def test_one_member_alone_does_it_all() -> None:
     ring = RingReduce([A], A, 1)
     assert ring.start() == [Contribute(0, None)]
-    assert ring.contributed(0, b"mine") == [Finalise(0, b"mine", 1)]
-    assert ring.finalised(0, b"f", digest_of(b"f")) == []
+    assert ring.contributed(0, b"mine") == [FinishAverage(0, b"mine", 1)]
+    assert ring.average_finished(0, b"f", digest_of(b"f")) == []
     assert ring.is_complete
     assert ring.successor is None
 
@@ -93,42 +102,42 @@ def test_a_final_is_taken_and_passed_on_if_it_is_better() -> None:
     ring = member(1)
     ring.member_removed(D)
     low, high = sorted([b"x", b"y"], key=digest_of)
-    assert final(ring, 0, 0, 0b0111, high) == [passed_on(C, 0, 0b0111, high)]
-    assert final(ring, 0, 0, 0b0111, high) == []
-    assert final(ring, 0, 0, 0b0111, low) == [passed_on(C, 0, 0b0111, low)]
-    assert final(ring, 0, 0, 0b0111, high) == []
-    assert final(ring, 0, 0, 0b1111, high) == [passed_on(C, 0, 0b1111, high)]
-    assert final(ring, 0, 0, 0b0111, low) == []
+    assert average(ring, 0, 0, 0b0111, high) == [passed_on(C, 0, 0b0111, high)]
+    assert average(ring, 0, 0, 0b0111, high) == []
+    assert average(ring, 0, 0, 0b0111, low) == [passed_on(C, 0, 0b0111, low)]
+    assert average(ring, 0, 0, 0b0111, high) == []
+    assert average(ring, 0, 0, 0b1111, high) == [passed_on(C, 0, 0b1111, high)]
+    assert average(ring, 0, 0, 0b0111, low) == []
 
 
 def test_a_final_goes_neither_to_its_finisher_nor_back_to_its_sender() -> None:
     ring = member(1)
-    assert final(ring, 0, 0, 0b1111, finisher=2) == []
+    assert average(ring, 0, 0, 0b1111, finisher=2) == []
     pair = RingReduce([A, B], B, 1)
-    assert pair.final_received(A, 0, 0b11, 0, b"f", digest_of(b"f")) == []
+    assert pair.average_received(A, 0, 0b11, 0, b"f", digest_of(b"f")) == []
 
 
 def test_after_the_final_a_token_is_of_no_use() -> None:
     ring = member(1)
-    final(ring, 0, 0, 0b1111)
-    assert ring.token_received(A, 0, 0b0001, b"sum") == []
+    average(ring, 0, 0, 0b1111)
+    assert ring.partial_sum_received(A, 0, 0b0001, b"sum") == []
 
 
 def test_a_final_that_comes_while_i_add_ends_the_walk() -> None:
     ring = member(1)
-    ring.token_received(A, 0, 0b0001, b"sum")
-    final(ring, 0, 0, 0b1111)
+    ring.partial_sum_received(A, 0, 0b0001, b"sum")
+    average(ring, 0, 0, 0b1111)
     assert ring.contributed(0, b"sum+") == []
 
 
 def test_a_final_that_lacks_a_living_member_is_kept_aside_and_the_chunk_walks_on() -> None:
     ring = member(1, 1)
-    assert final(ring, 0, 0, 0b1011) == []
-    assert ring.num_finals == 0
+    assert average(ring, 0, 0, 0b1011) == []
+    assert ring.num_averages == 0
     assert take_token(ring, 0, 0, 0b0001) == [Send(C, 0, 0b0011, None, b"sum+")]
     assert ring.inventory().chunks[0] == Held(copy_mask=0b0011)
     assert ring.member_removed(C) == [passed_on(D, 0, 0b1011, b"f")]  # and the copy is of no use
-    assert ring.num_finals == 1
+    assert ring.num_averages == 1
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -137,29 +146,29 @@ def test_a_final_of_who_is_out_does_not_cost_a_living_member_its_part(order: int
     low, high = sorted([b"x", b"y"], key=digest_of)[::order]
     ring = member(0, 1)
     ring.member_removed(B)
-    assert final(ring, 3, 0, 0b1011, low, finisher=3) == []
-    assert final(ring, 2, 0, 0b0111, high, finisher=2) == []
+    assert average(ring, 3, 0, 0b1011, low, finisher=3) == []
+    assert average(ring, 2, 0, 0b0111, high, finisher=2) == []
     assert ring.member_removed(D) == []  # C made what A takes
-    assert [(final.mask, final.payload) for final in ring.finals] == [(0b0111, high)]
+    assert [(average.mask, average.payload) for average in ring.averages] == [(0b0111, high)]
 
 
 def test_of_each_sender_the_last_early_final_is_kept_and_of_all_the_best_one_taken() -> None:
     first, low, high = b"0", *sorted([b"x", b"y"], key=digest_of)
     ring = member(1, 1)
     for sender, payload in ((0, first), (0, low), (3, high)):
-        assert final(ring, sender, 0, 0b1011, payload) == []
+        assert average(ring, sender, 0, 0b1011, payload) == []
     ring.member_removed(C)
-    assert [final.payload for final in ring.finals] == [low]
+    assert [average.payload for average in ring.averages] == [low]
 
 
 def test_who_is_out_takes_finals_whatever_they_lack() -> None:
     ring = member(1)
-    assert final(ring, 0, 0, 0b1000) == []
-    assert ring.num_finals == 0
+    assert average(ring, 0, 0, 0b1000) == []
+    assert ring.num_averages == 0
     assert ring.member_removed(B) == []
-    assert ring.num_finals == 1
-    assert final(ring, 0, 1, 0b1000) == []
-    assert ring.num_finals == 2
+    assert ring.num_averages == 1
+    assert average(ring, 0, 1, 0b1000) == []
+    assert ring.num_averages == 2
 
 
 def test_when_the_receiver_of_a_copy_is_removed_the_next_one_gets_it() -> None:
@@ -175,7 +184,7 @@ def test_a_copy_that_covers_the_living_is_finished() -> None:
     ring = member(1)
     take_token(ring, 0, 0, 0b0001)
     ring.member_removed(C)
-    assert ring.member_removed(D) == [Finalise(0, b"sum+", 0b0011)]
+    assert ring.member_removed(D) == [FinishAverage(0, b"sum+", 0b0011)]
 
 
 def test_the_next_living_member_starts_the_chunk_of_a_removed_one() -> None:
@@ -190,8 +199,8 @@ def test_the_next_living_member_starts_the_chunk_of_a_removed_one() -> None:
 
 def test_a_new_successor_gets_every_final_again() -> None:
     ring = member(1)
-    final(ring, 0, 0, 0b1111)
-    final(ring, 0, 1, 0b1111, b"g")
+    average(ring, 0, 0, 0b1111)
+    average(ring, 0, 1, 0b1111, b"g")
     assert ring.member_removed(C) == [
         passed_on(D, 0, 0b1111, b"f"),
         passed_on(D, 1, 0b1111, b"g"),
@@ -203,23 +212,23 @@ def test_who_is_removed_only_listens() -> None:
     ring = member(1)
     take_token(ring, 0, 0, 0b0001)
     assert ring.member_removed(B) == []
-    assert ring.token_received(A, 1, 0b0001, b"sum") == []
+    assert ring.partial_sum_received(A, 1, 0b0001, b"sum") == []
     assert ring.member_removed(C) == []
-    assert final(ring, 0, 0, 0b1101) == []
-    assert ring.num_finals == 1
+    assert average(ring, 0, 0, 0b1101) == []
+    assert ring.num_averages == 1
     assert ring.removed == {B, C}
 
 
 def test_a_removal_while_i_add_or_finish_passes_nothing_on() -> None:
     ring = member(1)
-    ring.token_received(A, 0, 0b0001, b"sum")
+    ring.partial_sum_received(A, 0, 0b0001, b"sum")
     ring.member_removed(B)
     assert ring.contributed(0, b"sum+") == []
     finisher = member(3)
     take_token(finisher, 2, 0, 0b0111)
     finisher.member_removed(D)
-    assert finisher.finalised(0, b"f", digest_of(b"f")) == []
-    assert finisher.num_finals == 0
+    assert finisher.average_finished(0, b"f", digest_of(b"f")) == []
+    assert finisher.num_averages == 0
 
 
 def test_of_two_sums_of_a_chunk_the_one_with_more_members_walks_on() -> None:
@@ -227,24 +236,24 @@ def test_of_two_sums_of_a_chunk_the_one_with_more_members_walks_on() -> None:
     ring = RingReduce(RING[:3], A, 1)
     ring.start()
     assert ring.contributed(0, b"a") == [Send(B, 0, 0b001, None, b"a")]
-    assert take_token(ring, 2, 0, 0b110, b"bc") == [Finalise(0, b"bc+", 0b111)]
+    assert take_token(ring, 2, 0, 0b110, b"bc") == [FinishAverage(0, b"bc+", 0b111)]
 
 
 def test_a_sum_that_holds_less_than_the_kept_one_is_ignored() -> None:
     ring = member(2)
     take_token(ring, 1, 0, 0b0011)
     for mask in (0b0001, 0b0010, 0b0011):
-        assert ring.token_received(B, 0, mask, b"less") == []
-    assert take_token(ring, 1, 0, 0b1011, b"more") == [Finalise(0, b"more+", 0b1111)]
+        assert ring.partial_sum_received(B, 0, mask, b"less") == []
+    assert take_token(ring, 1, 0, 0b1011, b"more") == [FinishAverage(0, b"more+", 0b1111)]
 
 
 def test_a_sum_that_holds_me_and_more_than_mine_walks_on_as_it_is() -> None:
     ring = member(1)
     ring.start()
     ring.contributed(1, b"b")
-    assert ring.token_received(A, 1, 0b0111, b"abc") == [Send(C, 1, 0b0111, None, b"abc")]
-    assert ring.token_received(A, 1, 0b0111, b"abc") == []
-    assert ring.token_received(A, 1, 0b1111, b"abcd") == [Finalise(1, b"abcd", 0b1111)]
+    assert ring.partial_sum_received(A, 1, 0b0111, b"abc") == [Send(C, 1, 0b0111, None, b"abc")]
+    assert ring.partial_sum_received(A, 1, 0b0111, b"abc") == []
+    assert ring.partial_sum_received(A, 1, 0b1111, b"abcd") == [FinishAverage(1, b"abcd", 0b1111)]
 
 
 def test_two_that_hold_different_members_out_do_not_turn_down_each_others_sums() -> None:
@@ -254,12 +263,16 @@ def test_two_that_hold_different_members_out_do_not_turn_down_each_others_sums()
     for ring, removed in ((third, (3, 4)), (last, (0, 1))):
         for position in removed:
             ring.member_removed(names[position])
-    assert third.token_received(names[1], 3, 0b000011, b"ab")
+    assert third.partial_sum_received(names[1], 3, 0b000011, b"ab")
     assert third.contributed(3, b"abc") == [Send(names[5], 3, 0b000111, None, b"abc")]
-    assert last.token_received(names[4], 3, 0b011000, b"de")
+    assert last.partial_sum_received(names[4], 3, 0b011000, b"de")
     assert last.contributed(3, b"def") == [Send(names[2], 3, 0b111000, None, b"def")]
-    assert third.token_received(names[5], 3, 0b111000, b"def") == [Contribute(3, b"def", names[5])]
-    assert last.token_received(names[2], 3, 0b000111, b"abc") == [Contribute(3, b"abc", names[2])]
+    assert third.partial_sum_received(names[5], 3, 0b111000, b"def") == [
+        Contribute(3, b"def", names[5])
+    ]
+    assert last.partial_sum_received(names[2], 3, 0b000111, b"abc") == [
+        Contribute(3, b"abc", names[2])
+    ]
 
 
 def test_of_two_sums_with_as_many_members_everybody_keeps_the_same_one() -> None:
@@ -268,51 +281,51 @@ def test_of_two_sums_with_as_many_members_everybody_keeps_the_same_one() -> None
     for ring in (first_low, first_high):
         ring.start()
         take_token(ring, 0, 0, 0b0100 if ring is first_low else 0b1000)
-    assert first_low.token_received(D, 0, high, b"high") == [Send(C, 0, high, None, b"high")]
-    assert first_high.token_received(A, 0, low, b"low") == []
+    assert first_low.partial_sum_received(D, 0, high, b"high") == [Send(C, 0, high, None, b"high")]
+    assert first_high.partial_sum_received(A, 0, low, b"low") == []
 
 
 def test_what_comes_while_i_add_is_weighed_afterwards() -> None:
     ring = member(1)
-    ring.token_received(A, 0, 0b0001, b"a")
-    assert ring.token_received(A, 0, 0b1000, b"d") == []
-    assert ring.token_received(A, 0, 0b1101, b"acd") == []
+    ring.partial_sum_received(A, 0, 0b0001, b"a")
+    assert ring.partial_sum_received(A, 0, 0b1000, b"d") == []
+    assert ring.partial_sum_received(A, 0, 0b1101, b"acd") == []
     assert ring.contributed(0, b"ab") == [
         Send(C, 0, 0b0011, None, b"ab"),
         Contribute(0, b"acd", A),
     ]
     assert ring.member_removed(C) == [Contribute(1, None)]  # the copy waits for the better sum
-    assert ring.contributed(0, b"abcd") == [Finalise(0, b"abcd", 0b1111)]
+    assert ring.contributed(0, b"abcd") == [FinishAverage(0, b"abcd", 0b1111)]
 
 
 def test_a_bad_token_does_not_cost_the_copy() -> None:
     ring = member(1)
     ring.start()
     take_token(ring, 0, 0, 0b0001)
-    ring.token_received(A, 0, 0b1101, b"bad")
+    ring.partial_sum_received(A, 0, 0b1101, b"bad")
     assert ring.member_removed(C) == []
     assert ring.rejected(0) == [Send(D, 0, 0b0011, None, b"sum+")]
 
 
 def test_a_bad_token_leaves_room_for_a_good_one() -> None:
     ring = member(2)
-    ring.token_received(B, 0, 0b0011, b"bad")
+    ring.partial_sum_received(B, 0, 0b0011, b"bad")
     assert ring.rejected(0) == []
-    assert ring.token_received(A, 0, 0b0001, b"good") == [Contribute(0, b"good", A)]
+    assert ring.partial_sum_received(A, 0, 0b0001, b"good") == [Contribute(0, b"good", A)]
     with pytest.raises(LocalProtocolError):
         ring.rejected(1)
 
 
 def test_what_came_while_a_bad_token_was_added_is_taken_instead() -> None:
     ring = member(2)
-    ring.token_received(B, 0, 0b0011, b"bad")
-    assert ring.token_received(A, 0, 0b0001, b"good") == []
+    ring.partial_sum_received(B, 0, 0b0011, b"bad")
+    assert ring.partial_sum_received(A, 0, 0b0001, b"good") == []
     assert ring.rejected(0) == [Contribute(0, b"good", A)]
 
 
 def test_a_chunk_that_became_mine_while_a_bad_token_was_added_is_started() -> None:
     ring = member(2)
-    ring.token_received(B, 0, 0b0011, b"bad")
+    ring.partial_sum_received(B, 0, 0b0011, b"bad")
     ring.member_removed(A)
     ring.member_removed(B)
     assert ring.rejected(0) == [Contribute(0, None)]
@@ -322,10 +335,10 @@ def test_a_better_final_that_comes_while_i_finish_stays() -> None:
     ring = member(3)
     ring.member_removed(A)
     take_token(ring, 2, 0, 0b0110)
-    final(ring, 2, 0, 0b1111)
-    assert ring.finalised(0, b"worse", digest_of(b"worse")) == []
+    average(ring, 2, 0, 0b1111)
+    assert ring.average_finished(0, b"worse", digest_of(b"worse")) == []
     ring.member_removed(B)  # and the copy is not finished once more
-    assert ring.finals_for(C) == [passed_on(C, 0, 0b1111, b"f")]
+    assert ring.averages_for(C) == [passed_on(C, 0, 0b1111, b"f")]
 
 
 def test_events_that_nobody_asked_for_are_our_own_mistake() -> None:
@@ -333,20 +346,20 @@ def test_events_that_nobody_asked_for_are_our_own_mistake() -> None:
     with pytest.raises(LocalProtocolError):
         ring.contributed(0, b"sum")
     with pytest.raises(LocalProtocolError):
-        ring.finalised(0, b"f", digest_of(b"f"))
+        ring.average_finished(0, b"f", digest_of(b"f"))
     with pytest.raises(LocalProtocolError):
         RingReduce(RING, peers(9)[8], 1)
 
 
 def test_of_two_finals_exactly_one_is_better() -> None:
-    finals = [
-        Final(mask, digest_of(payload), 0, payload)
+    averages = [
+        Average(mask, digest_of(payload), 0, payload)
         for mask in (0b0001, 0b0011, 0b0110)
         for payload in (b"x", b"y")
     ]
-    for one in finals:
+    for one in averages:
         assert one.is_better_than(None)
-        for other in finals:
+        for other in averages:
             same = (one.mask.bit_count(), one.digest) == (other.mask.bit_count(), other.digest)
             assert one.is_better_than(other) + other.is_better_than(one) == (0 if same else 1)
 
@@ -354,11 +367,11 @@ def test_of_two_finals_exactly_one_is_better() -> None:
 def test_the_inventory_names_kept_copies_and_finals() -> None:
     ring = member(1, num_chunks=3)
     take_token(ring, 0, 0, 0b0001)
-    final(ring, 0, 1, 0b1111)
-    assert ring.token_received(A, 2, 0b0001, b"sum")  # is being added to, and may be no good
+    average(ring, 0, 1, 0b1111)
+    assert ring.partial_sum_received(A, 2, 0b0001, b"sum")  # is being added to, and may be no good
     assert ring.inventory().chunks == (
         Held(copy_mask=0b0011),
-        Held(final=(0b1111, digest_of(b"f"))),
+        Held(average=(0b1111, digest_of(b"f"))),
         Held(),
     )
     ring.member_removed(B)

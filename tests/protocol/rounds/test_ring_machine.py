@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeAlias
 
-from builders import peers
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -20,7 +19,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.rounds.accusations import Accusations
 from gossamer.protocol.rounds.inventory import Inventory
-from gossamer.protocol.rounds.ring import Action, Contribute, Finalise, Payload, RingReduce, Send
+from gossamer.protocol.rounds.ring import (
+    Action,
+    Contribute,
+    FinishAverage,
+    Payload,
+    RingReduce,
+    Send,
+)
+from tests.support.builders import peers
 
 STEPS_MAX = 20_000
 """Until everything has come to rest: some hundred are enough for six members and four chunks."""
@@ -53,7 +60,7 @@ class Member:
         self.alive = True
         self.ring = RingReduce(members, me, num_chunks)
         self.accusations = Accusations(members, me)
-        self.tasks: list[Contribute | Finalise] = []
+        self.tasks: list[Contribute | FinishAverage] = []
         self.links: dict[PeerId, Link] = {}
         self.to_hear: list[tuple[PeerId, PeerId]] = []
         """(author, accused), in any order."""
@@ -91,7 +98,7 @@ class RingMachine(RuleBasedStateMachine):
             else:
                 member.tasks.append(action)
 
-    def compute(self, member: Member, task: Contribute | Finalise) -> None:
+    def compute(self, member: Member, task: Contribute | FinishAverage) -> None:
         payload = task.payload
         if isinstance(task, Contribute):
             before = b"" if payload is None else bytes(payload)
@@ -101,7 +108,7 @@ class RingMachine(RuleBasedStateMachine):
         assert payload is not None
         self.check_sum(bytes(payload), task.mask)
         digest = digest_of_sum(payload)
-        self.do(member, member.ring.finalised(task.chunk, payload, digest))
+        self.do(member, member.ring.average_finished(task.chunk, payload, digest))
 
     def accuse(self, member: Member, author: PeerId, accused: PeerId) -> None:
         """As `attempt` does."""
@@ -119,7 +126,7 @@ class RingMachine(RuleBasedStateMachine):
             if other is not author:
                 other.to_hear.append((author.me, accused))
 
-    def suspect_successor(self, member: Member) -> None:
+    def accuse_successor(self, member: Member) -> None:
         successor = member.ring.successor
         assert successor is not None
         self.publish(member, successor)
@@ -137,10 +144,10 @@ class RingMachine(RuleBasedStateMachine):
             return
         chunk, mask, payload = frame.chunk, frame.mask, frame.payload
         if frame.finisher is None:
-            actions = target.ring.token_received(source.me, chunk, mask, payload)
+            actions = target.ring.partial_sum_received(source.me, chunk, mask, payload)
         else:
             digest = digest_of_sum(payload)
-            actions = target.ring.final_received(
+            actions = target.ring.average_received(
                 source.me, chunk, mask, frame.finisher, payload, digest
             )
         self.do(target, actions)
@@ -194,7 +201,7 @@ class RingMachine(RuleBasedStateMachine):
         assert successor is not None
         if loses_frames:
             member.links.pop(successor, None)
-        self.suspect_successor(member)
+        self.accuse_successor(member)
 
     @precondition(lambda self: self.num_faults)
     @rule(which=choices, num_sent=choices)
@@ -224,10 +231,10 @@ class RingMachine(RuleBasedStateMachine):
     def sums_hold_those_that_they_name(self) -> None:
         for member in getattr(self, "members", {}).values():
             for chunk in member.ring._chunks:
-                if chunk.copy is not None and not chunk.finalising:
+                if chunk.copy is not None and not chunk.finishing_average:
                     self.check_sum(bytes(chunk.copy), chunk.copy_mask)
-                if chunk.final is not None:
-                    self.check_sum(bytes(chunk.final.payload), chunk.final.mask)
+                if chunk.average is not None:
+                    self.check_sum(bytes(chunk.average.payload), chunk.average.mask)
 
     def teardown(self) -> None:
         """Everything that is on its way arrives; the dead are found by those before them."""
@@ -237,16 +244,16 @@ class RingMachine(RuleBasedStateMachine):
         else:
             raise AssertionError("it does not come to rest")
         left = [member for member in self.members.values() if member.is_in]
-        finals = {
-            member.me: [(final.mask, final.digest) for final in member.ring.finals]
+        averages = {
+            member.me: [(average.mask, average.digest) for average in member.ring.averages]
             for member in left
         }
         for member in left:
             for other in left:
                 # Two that accused each other at once both go on, each without the other.
                 if other.me not in member.accusations.out:
-                    assert finals[member.me] == finals[other.me]
-                    assert all(mask >> other.position & 1 for mask, _ in finals[member.me])
+                    assert averages[member.me] == averages[other.me]
+                    assert all(mask >> other.position & 1 for mask, _ in averages[member.me])
 
     def step(self) -> bool:
         """One of the things that are left to do; False if there is nothing."""
@@ -256,7 +263,7 @@ class RingMachine(RuleBasedStateMachine):
             for member in self.members.values():
                 successor = member.ring.successor
                 if member.is_in and successor is not None and not self.members[successor].alive:
-                    self.suspect_successor(member)
+                    self.accuse_successor(member)
                     return True
             return False
         match random.choice(random.choice(ways)):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from builders import HEAD, RUN_ID, announce, peer, peers, ready, ring_of, sealed, verify
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError, MalformedError
 from gossamer.protocol.ids import PeerId, digest_of
-from gossamer.protocol.messages import Roster, Signed
 from gossamer.protocol.rounds.gathering import GATHER_SECONDS_MIN, Gatherer
 from gossamer.protocol.rounds.roster import (
     Decision,
@@ -23,6 +21,18 @@ from gossamer.protocol.rounds.roster import (
     preference,
     ring_id_of,
     ring_order,
+)
+from gossamer.protocol.wire.statements import Roster, Signed
+from tests.support.builders import (
+    HEAD,
+    RUN_ID,
+    announce,
+    peer,
+    peers,
+    ready,
+    ring_of,
+    sealed,
+    verify,
 )
 
 GATHER, ATTEMPT = 20.0, 5.0

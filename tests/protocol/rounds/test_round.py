@@ -6,16 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from builders import HEAD, RUN_ID, peers, ready, sealed, sign_as, verify
 
-from gossamer.protocol.chain import open_commit
+from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import Payloads, SignPayloads, SumPayloads
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.messages import Ready, Roster, Signed, Suspect, Vote
 from gossamer.protocol.rounds.attempt import (
     STALL_SECONDS,
     Action,
@@ -27,11 +25,13 @@ from gossamer.protocol.rounds.attempt import (
 )
 from gossamer.protocol.rounds.commit import VOTE_SECONDS
 from gossamer.protocol.rounds.proposal import Parent
-from gossamer.protocol.rounds.ring import Contribute, Finalise, Send
+from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster, ring_order
 from gossamer.protocol.rounds.round import LATER_FACTOR, Round
-from gossamer.protocol.rounds.round_rules import NO_LESSONS, Lessons, RoundRules
-from gossamer.protocol.work.ledger import Ledger
+from gossamer.protocol.rounds.round_rules import NO_HINTS, RoundHints, RoundRules
+from gossamer.protocol.state.chain import open_commit
+from gossamer.protocol.wire.statements import Accusation, Ready, Roster, Signed, Vote
+from tests.support.builders import HEAD, RUN_ID, peers, ready, sealed, sign_as, verify
 
 GATHER, ATTEMPT = 20.0, 5.0
 MEMBERS = ring_order(HEAD, 0, peers(3))
@@ -43,7 +43,7 @@ def machine(
     me: PeerId = ME,
     began: float = -100.0,
     payloads: Payloads = SUMS,
-    lessons: Lessons = NO_LESSONS,
+    hints: RoundHints = NO_HINTS,
 ) -> Round:
     return Round(
         me=me,
@@ -53,7 +53,7 @@ def machine(
         sign=sign_as(me),
         verify=verify,
         now=began,
-        lessons=lessons,
+        hints=hints,
     )
 
 
@@ -88,8 +88,10 @@ def in_ring(me: PeerId = ME, members: list[PeerId] = MEMBERS) -> tuple[Round, Di
     return round_, round_.ring.ring_id
 
 
-def suspect(ring_id: Digest, accused: PeerId) -> Callable[[PeerId], tuple[Signed, Suspect]]:
-    statement = Suspect(ring_id, accused, "reset")
+def accusation_of(
+    ring_id: Digest, accused: PeerId
+) -> Callable[[PeerId], tuple[Signed, Accusation]]:
+    statement = Accusation(ring_id, accused, "reset")
     return lambda author: (sealed(author, statement), statement)
 
 
@@ -100,8 +102,8 @@ def test_one_peer_alone_commits_alone() -> None:
     assert round_.ring is not None
     ring_id = round_.ring.ring_id
     assert of(Contribute, actions) == [Contribute(0, None)]
-    assert round_.contributed(1.0, ring_id, 0, b"sum") == [Finalise(0, b"sum", 1)]
-    (compute,) = round_.finalised(2.0, ring_id, 0, b"f", digest_of(b"f"))
+    assert round_.contributed(1.0, ring_id, 0, b"sum") == [FinishAverage(0, b"sum", 1)]
+    (compute,) = round_.average_finished(2.0, ring_id, 0, b"f", digest_of(b"f"))
     assert isinstance(compute, Compute)
     actions = round_.computed(3.0, ring_id, compute.generation, digest_of(b"state"))
     (committed,) = of(Committed, actions)
@@ -110,7 +112,7 @@ def test_one_peer_alone_commits_alone() -> None:
     assert (header.round, header.parent, header.tokens_total) == (5, HEAD, 1000 + 8192)
     assert header.spans == ready().spans
     assert round_.state == "committed"
-    assert round_.lessons == Lessons(replay_seconds=2.0)
+    assert round_.hints == RoundHints(replay_seconds=2.0)
     assert round_.tick(99.0) == []
     assert round_.wake_seconds(99.0) is None
 
@@ -125,18 +127,18 @@ def test_a_round_in_which_nobody_has_a_part_is_none(abstains: bool) -> None:
     assert round_.ring is not None
     ring_id = round_.ring.ring_id
     round_.contributed(1.0, ring_id, 0, step)
-    (compute,) = round_.finalised(2.0, ring_id, 0, step, digest_of(step))
+    (compute,) = round_.average_finished(2.0, ring_id, 0, step, digest_of(step))
     assert isinstance(compute, Compute)
     actions = round_.computed(3.0, ring_id, compute.generation, digest_of(b"state"))
     assert bool(of(Committed, actions)) != abstains
     if abstains:  # and gathers again
-        assert published(actions) == [Suspect(ring_id, ME, "nothing was done in it")]
+        assert published(actions) == [Accusation(ring_id, ME, "nothing was done in it")]
         assert round_.state == "gathering"
 
 
 def test_a_ring_that_lost_a_member_does_not_say_how_long_fetching_takes() -> None:
-    before = Lessons(replay_seconds=3.0)
-    round_ = machine(lessons=before)
+    before = RoundHints(replay_seconds=3.0)
+    round_ = machine(hints=before)
     round_.expect(0.0, [NEXT])
     round_.ready(0.0, ready())
     round_.statement(0.0, *roster([ME, NEXT]))
@@ -144,19 +146,19 @@ def test_a_ring_that_lost_a_member_does_not_say_how_long_fetching_takes() -> Non
     ring_id = round_.ring.ring_id
     round_.link_failed(6.0, ring_id, NEXT, "timeout: silent")
     round_.contributed(7.0, ring_id, 0, b"sum")
-    (compute,) = of(Compute, round_.finalised(8.0, ring_id, 0, b"f", digest_of(b"f")))
+    (compute,) = of(Compute, round_.average_finished(8.0, ring_id, 0, b"f", digest_of(b"f")))
     assert isinstance(compute, Compute)
     assert of(Committed, round_.computed(9.0, ring_id, compute.generation, digest_of(b"state")))
-    assert round_.lessons == before
+    assert round_.hints == before
 
 
 def test_who_was_late_for_a_ring_of_shared_steps_may_be_as_late_in_the_next_round() -> None:
     round_ = machine(payloads=SignPayloads(SignCodec([(1, 4)], 1)))
     round_.ready(1.0, ready())
     assert round_.ring is not None
-    assert round_.lessons == Lessons(came_late=True)
+    assert round_.hints == RoundHints(came_late=True)
     round_.statement(5.0, sealed(NEXT, ready()), ready())
-    assert round_.lessons == Lessons(came_late=True, replay_seconds=LATER_FACTOR * 4.0)
+    assert round_.hints == RoundHints(came_late=True, replay_seconds=LATER_FACTOR * 4.0)
 
 
 def test_ready_is_for_this_round_only() -> None:
@@ -192,8 +194,8 @@ def test_who_was_ready_too_late_stops_next_time_when_the_first_is_ready() -> Non
     late.expect(0.0, [NEXT, LAST])
     late.statement(0.0, *roster([NEXT, LAST]))
     late.ready(1.0, ready())
-    assert late.lessons == Lessons(came_late=True)
-    again = machine(lessons=late.lessons)
+    assert late.hints == RoundHints(came_late=True)
+    again = machine(hints=late.hints)
     assert again.stop_training_seconds is None
     again.statement(3.0, sealed(NEXT, ready()), ready())
     assert again.stop_training_seconds == 3.0
@@ -202,7 +204,7 @@ def test_who_was_ready_too_late_stops_next_time_when_the_first_is_ready() -> Non
 def test_a_preferred_roster_replaces_the_ring_and_the_others_hear_that_i_left() -> None:
     round_, first = in_ring(NEXT, [NEXT, LAST])
     actions = round_.statement(1.0, *roster(MEMBERS))
-    assert published(actions) == [Suspect(first, NEXT, "follows another ring")]
+    assert published(actions) == [Accusation(first, NEXT, "follows another ring")]
     assert of(BeginRing, actions)
     assert round_.statement(2.0, *roster([NEXT, LAST])) == []
     assert round_.contributed(3.0, first, 0, b"sum") == []  # an answer for the old ring
@@ -228,14 +230,14 @@ def test_a_ring_without_me_that_its_members_left_has_no_commit_to_wait_for() -> 
         round_.statement(0.0, sealed(member, ready()), ready())
     round_.ready(1.0, ready())
     ring_id = ring_of([NEXT, LAST]).ring_id
-    round_.statement(1.0, *suspect(ring_id, LAST)(NEXT))
-    assert of(BeginRing, round_.statement(1.0, *suspect(ring_id, NEXT)(NEXT)))
+    round_.statement(1.0, *accusation_of(ring_id, LAST)(NEXT))
+    assert of(BeginRing, round_.statement(1.0, *accusation_of(ring_id, NEXT)(NEXT)))
 
 
 def test_a_ring_that_waits_for_my_life_before_a_restart_is_not_followed() -> None:
     round_ = machine()
     actions = round_.statement(0.0, *roster(MEMBERS))
-    assert published(actions) == [Suspect(ring_of(MEMBERS).ring_id, ME, "restarted")]
+    assert published(actions) == [Accusation(ring_of(MEMBERS).ring_id, ME, "restarted")]
     assert round_.statement(1.0, *roster(MEMBERS)) == []  # once
     assert round_.statement(1.0, sealed(ME, ready()), ready()) == []  # my own, come back
     assert not round_.is_ready
@@ -247,7 +249,7 @@ def test_a_ring_that_waits_for_my_life_before_a_restart_is_not_followed_if_i_do_
     round_.ready(0.0, ready(incarnation=4, sequence=1))
     assert round_.statement(1.0, *roster(MEMBERS)) == [
         Publish(sealed(ME, restarted), restarted)
-        for restarted in [Suspect(ring_of(MEMBERS).ring_id, ME, "restarted")]
+        for restarted in [Accusation(ring_of(MEMBERS).ring_id, ME, "restarted")]
     ]
     assert round_.ring is None or round_.ring.members == (ME,)
 
@@ -264,7 +266,7 @@ def test_a_failed_link_is_an_accusation() -> None:
     round_, ring_id = in_ring()
     round_.contributed(1.0, ring_id, 0, b"sum")
     actions = round_.link_failed(2.0, ring_id, NEXT, "reset")
-    assert published(actions) == [Suspect(ring_id, NEXT, "reset")]
+    assert published(actions) == [Accusation(ring_id, NEXT, "reset")]
     assert of(Removed, actions) == [Removed(NEXT, "reset")]
     assert of(Send, actions) == [Send(LAST, 0, 0b001, None, b"sum")]
     assert round_.link_failed(3.0, ring_id, NEXT, "reset") == []
@@ -277,15 +279,15 @@ def test_what_was_said_of_a_ring_before_i_follow_it_counts() -> None:
     round_.expect(0.0, [NEXT, LAST])
     round_.ready(0.0, ready())
     ring_id = ring_of(MEMBERS).ring_id
-    assert round_.statement(0.0, *suspect(ring_id, LAST)(NEXT)) == []
+    assert round_.statement(0.0, *accusation_of(ring_id, LAST)(NEXT)) == []
     actions = round_.statement(1.0, *roster(MEMBERS))
     assert of(Removed, actions) == [Removed(LAST, "reset")]
 
 
 def test_who_is_out_says_so_and_listens() -> None:
     round_, ring_id = in_ring()
-    actions = round_.statement(1.0, *suspect(ring_id, ME)(NEXT))
-    assert published(actions) == [Suspect(ring_id, ME, f"accused by {NEXT}")]
+    actions = round_.statement(1.0, *accusation_of(ring_id, ME)(NEXT))
+    assert published(actions) == [Accusation(ring_id, ME, f"accused by {NEXT}")]
     assert round_.successor is None
     assert round_.attainable_tokens == 1000
     assert round_.state == "reducing"
@@ -295,8 +297,8 @@ def test_who_is_out_says_so_and_listens() -> None:
 
 def test_when_nobody_is_left_in_the_ring_it_is_gathered_again() -> None:
     round_, ring_id = in_ring()
-    round_.statement(1.0, *suspect(ring_id, ME)(NEXT))
-    round_.statement(2.0, *suspect(ring_id, LAST)(NEXT))
+    round_.statement(1.0, *accusation_of(ring_id, ME)(NEXT))
+    round_.statement(2.0, *accusation_of(ring_id, LAST)(NEXT))
     assert round_.state == "reducing"
     round_.expect(3.0, [LAST])  # NEXT, the only one in the ring, is dead
     assert round_.state == "gathering"
@@ -316,16 +318,16 @@ def test_when_nobody_is_left_in_the_ring_it_is_gathered_again() -> None:
 def test_an_accusation_is_repeated_when_its_author_falls() -> None:
     members = ring_order(HEAD, 0, peers(4))
     round_, ring_id = in_ring(members[0], members)
-    round_.statement(1.0, *suspect(ring_id, members[2])(members[1]))
-    actions = round_.statement(2.0, *suspect(ring_id, members[1])(members[3]))
-    assert published(actions) == [Suspect(ring_id, members[2], "is out")]
+    round_.statement(1.0, *accusation_of(ring_id, members[2])(members[1]))
+    actions = round_.statement(2.0, *accusation_of(ring_id, members[1])(members[3]))
+    assert published(actions) == [Accusation(ring_id, members[2], "is out")]
 
 
 def test_a_ring_in_which_nothing_happens_is_left() -> None:
     round_, ring_id = in_ring()
     assert round_.wake_seconds(0.0) == STALL_SECONDS
     assert round_.tick(STALL_SECONDS - 0.1) == []
-    assert published(round_.tick(STALL_SECONDS)) == [Suspect(ring_id, ME, "stalled")]
+    assert published(round_.tick(STALL_SECONDS)) == [Accusation(ring_id, ME, "stalled")]
     assert round_.state == "reducing"  # the others may yet commit without me
     round_.tick(2 * STALL_SECONDS)
     assert round_.state == "gathering"
@@ -333,15 +335,15 @@ def test_a_ring_in_which_nothing_happens_is_left() -> None:
 
 def test_leaving_for_another_head_is_said() -> None:
     round_, ring_id = in_ring()
-    assert published(round_.leave(1.0)) == [Suspect(ring_id, ME, "follows another head")]
+    assert published(round_.leave(1.0)) == [Accusation(ring_id, ME, "follows another head")]
     assert round_.leave(2.0) == []
     assert machine().leave(0.0) == []
 
 
 def voting(round_: Round, ring_id: Digest) -> Vote:
     """Brings the machine to its vote for an average of all three."""
-    final = (0b111, 1, b"f", digest_of(b"f"))
-    (compute,) = of(Compute, round_.final_received(1.0, ring_id, LAST, 0, *final))
+    average = (0b111, 1, b"f", digest_of(b"f"))
+    (compute,) = of(Compute, round_.average_received(1.0, ring_id, LAST, 0, *average))
     assert isinstance(compute, Compute)
     assert round_.state == "computing"
     actions = round_.computed(2.0, ring_id, compute.generation, digest_of(b"state"))
@@ -364,7 +366,7 @@ def test_the_silent_are_accused_and_the_survivor_commits() -> None:
     voting(round_, ring_id)
     assert round_.wake_seconds(2.0) == 2.0 + VOTE_SECONDS
     actions = round_.tick(2.0 + VOTE_SECONDS)
-    accused = [s.accused for s in published(actions) if isinstance(s, Suspect)]
+    accused = [s.accused for s in published(actions) if isinstance(s, Accusation)]
     assert accused == [NEXT, LAST]
     (committed,) = of(Committed, actions)
     assert isinstance(committed, Committed)
@@ -374,7 +376,7 @@ def test_the_silent_are_accused_and_the_survivor_commits() -> None:
 def test_whose_link_breaks_while_i_wait_for_its_vote_is_not_waited_for() -> None:
     round_, ring_id = in_ring()
     vote = voting(round_, ring_id)
-    assert not of(Committed, round_.statement(3.0, *suspect(ring_id, LAST)(NEXT)))
+    assert not of(Committed, round_.statement(3.0, *accusation_of(ring_id, LAST)(NEXT)))
     actions = round_.link_failed(4.0, ring_id, NEXT, "reset")
     assert len(of(Committed, actions)) == 1
     assert [s.header_digest for s in published(actions) if isinstance(s, Vote)] == [
@@ -386,7 +388,7 @@ def test_a_better_final_is_computed_and_voted_for_again() -> None:
     round_, ring_id = in_ring()
     worse = (0b111, 1, b"worst", digest_of(b"worst"))
     assert worse[3] > digest_of(b"f")
-    (first,) = of(Compute, round_.final_received(1.0, ring_id, LAST, 0, *worse))
+    (first,) = of(Compute, round_.average_received(1.0, ring_id, LAST, 0, *worse))
     assert isinstance(first, Compute)
     vote = voting(round_, ring_id)
     assert vote.sequence == 1

@@ -29,24 +29,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gossamer.protocol.chain import Commit, Header, check_follows, is_heavier, open_commit
+from gossamer.protocol.accounting.ledger import Ledger, apply_spans
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.messages import Suspect
 from gossamer.protocol.rounds.attempt import Committed
-from gossamer.protocol.rounds.ring import Final
+from gossamer.protocol.rounds.ring import Average
 from gossamer.protocol.rounds.roster import Ring
-from gossamer.protocol.state import FloatVector
-from gossamer.protocol.work.ledger import Ledger, apply_spans
-from simulator import arithmetic
-from simulator.arithmetic import Sum
-from simulator.driver import HELLO_SECONDS
-from simulator.modes import State
-from simulator.scenario import HOLD_SECONDS
-from simulator.signatures import verify
+from gossamer.protocol.state.chain import Commit, Header, check_follows, is_heavier, open_commit
+from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.wire.statements import Accusation
+from tests.sim.simulator import arithmetic
+from tests.sim.simulator.arithmetic import Sum
+from tests.sim.simulator.driver import HELLO_SECONDS
+from tests.sim.simulator.modes import State
+from tests.sim.simulator.scenario import HOLD_SECONDS
+from tests.sim.simulator.signatures import verify
 
 if TYPE_CHECKING:
-    from simulator.peer import Peer
-    from simulator.world import World
+    from tests.sim.simulator.peer import Peer
+    from tests.sim.simulator.world import World
 
 
 class Checks:
@@ -57,7 +57,7 @@ class Checks:
         self.verify = verify
         self.headers: dict[Digest, Header] = {}
         self.commits: dict[Digest, Commit] = {}
-        self.finals: dict[Digest, list[Final]] = {}
+        self.averages: dict[Digest, list[Average]] = {}
         self.ledgers: dict[Digest, Ledger] = {world.run_id: Ledger()}
         self.heaviest = world.run_id
         """Of all heads that anybody committed."""
@@ -98,13 +98,13 @@ class Checks:
         """Whether a head's chain has a round of this ring."""
         return any(self.headers[h].ring_id == ring_id for h in self.ancestors(head)[:-1])
 
-    def state_after(self, parent: Digest, finals: list[Final], tokens: Sequence[int]) -> State:
+    def state_after(self, parent: Digest, averages: list[Average], tokens: Sequence[int]) -> State:
         """The state that an outer step leads to; `tokens` of the members, by position."""
-        key = (parent, *((final.mask, final.digest) for final in finals), *tokens)
+        key = (parent, *((average.mask, average.digest) for average in averages), *tokens)
         if key not in self._steps:
             first_chunk = self._world.scenario.first_chunk_of(self.round_of(parent) + 1)
             self._steps[key] = self._world.mode.state_after(
-                self._states[parent], first_chunk, finals, tokens
+                self._states[parent], first_chunk, averages, tokens
             )
         return self._steps[key]
 
@@ -118,13 +118,13 @@ class Checks:
         """A peer stands at a head now."""
         self.reached.setdefault((peer.peer_id, self.round_of(head)), self._world.now)
 
-    def note_suspect(self, author: Peer, suspect: Suspect) -> None:
-        world, accused = self._world, PeerId(suspect.accused)
-        self._accused.setdefault(suspect.ring_id, set()).add(accused)
+    def note_accusation(self, author: Peer, accusation: Accusation) -> None:
+        world, accused = self._world, PeerId(accusation.accused)
+        self._accused.setdefault(accusation.ring_id, set()).add(accused)
         if world.peers[accused].alive:
-            self._accused_living.add(suspect.ring_id)
-        world.count(f"suspect: {suspect.reason.split(' by ')[0]}")
-        world.note(f"{author.name} accuses {world.name(accused)}: {suspect.reason}")
+            self._accused_living.add(accusation.ring_id)
+        world.count(f"suspect: {accusation.reason.split(' by ')[0]}")
+        world.note(f"{author.name} accuses {world.name(accused)}: {accusation.reason}")
 
     def note_commit(self, peer: Peer, committed: Committed) -> None:
         """A peer committed a header of its own ring."""
@@ -139,7 +139,7 @@ class Checks:
         assert header.ledger_digest == proposal.ledger.digest
         # As whoever replays the round takes the step: with the tokens that the header says.
         tokens = [member.tokens for member in header.members]
-        state = self.state_after(old, committed.finals, tokens)
+        state = self.state_after(old, committed.averages, tokens)
         assert header.state_digest == state.digest
         world.count("commits")
         world.note(
@@ -147,22 +147,22 @@ class Checks:
             f"{header.ring_id.hex()[:6]} ({header.tokens} tokens)"
         )
         if head in self.headers:
-            known = [(final.mask, final.digest) for final in self.finals[head]]
-            mine = [(final.mask, final.digest) for final in committed.finals]
+            known = [(average.mask, average.digest) for average in self.averages[head]]
+            mine = [(average.mask, average.digest) for average in committed.averages]
             assert known == mine, "one head with two sets of finals"
             return
         self._note_rivals(header)
         self.headers[head] = header
         self.commits[head] = committed.commit
-        self.finals[head] = committed.finals
+        self.averages[head] = committed.averages
         self._states[head] = state
         heaviest = self.heaviest
         if is_heavier(header.tokens_total, head, self.tokens_of(heaviest), heaviest):
             self.heaviest = head
-        self._check_averages(header, committed.finals)
+        self._check_averages(header, committed.averages)
         self.ledgers[head] = proposal.ledger
         self._ancestors[head] = [head, *self._ancestors[old]]
-        self._work[head] = self._work_with(old, header, committed.finals)
+        self._work[head] = self._work_with(old, header, committed.averages)
 
     def _note_rivals(self, header: Header) -> None:
         world = self._world
@@ -178,7 +178,7 @@ class Checks:
         world.count("forks", any(other.parent == header.parent for other in others))
 
     def _work_with(
-        self, old: Digest, header: Header, finals: list[Final]
+        self, old: Digest, header: Header, averages: list[Average]
     ) -> dict[PeerId, list[int]]:
         """The work in a chain with one round more. In no chunk may a unit be twice."""
         work = dict(self._work[old])
@@ -187,12 +187,12 @@ class Checks:
         for position, member in enumerate(header.members):
             peer_id = PeerId(member.peer_id)
             work[peer_id] = list(work.get(peer_id, [0] * scenario.num_chunks_carried))
-            num_chunks_in = sum(final.mask >> position & 1 for final in finals)
+            num_chunks_in = sum(average.mask >> position & 1 for average in averages)
             assert (member.tokens > 0) == (num_chunks_in > 0)
-        for chunk, final in enumerate(finals, first_chunk):
-            payload = final.payload
+        for chunk, average in enumerate(averages, first_chunk):
+            payload = average.payload
             assert isinstance(payload, Sum)
-            arithmetic.check(payload, final.mask, chunk)
+            arithmetic.check(payload, average.mask, chunk)
             for position, part in payload.parts:
                 peer_id = PeerId(header.members[position].peer_id)
                 work[peer_id][chunk] += part
@@ -203,13 +203,13 @@ class Checks:
                 )
         return work
 
-    def _check_averages(self, header: Header, finals: list[Final]) -> None:
+    def _check_averages(self, header: Header, averages: list[Average]) -> None:
         """What the bytes decode to is the average of those that the masks name."""
-        for chunk, final in enumerate(finals):
-            places = [p for p in range(len(header.members)) if final.mask >> p & 1]
+        for chunk, average in enumerate(averages):
+            places = [p for p in range(len(header.members)) if average.mask >> p & 1]
             offers = [self._offers[header.ring_id, place] for place in places]
             pendings, weights = zip(*offers, strict=True)
-            self._world.mode.check_average(chunk, final, pendings, weights)
+            self._world.mode.check_average(chunk, average, pendings, weights)
 
     def work_of(self, peer: PeerId, head: Digest) -> list[int]:
         """What a head's chain holds of a peer's work, for each chunk."""
@@ -248,13 +248,13 @@ class Checks:
                 continue
             self._world.count("ring held")
             ring_id = driver.ring.ring_id
-            assert driver.finals, f"{peer.name} waits in ring {ring_id.hex()[:6]} for finals"
-            finals = [(final.mask, final.digest) for final in driver.finals]
-            held.append((peer, ring_id, driver.machine.removed, finals))
-        for one, ring_id, removed, finals in held:
-            for other, other_ring_id, _, other_finals in held:
+            assert driver.averages, f"{peer.name} waits in ring {ring_id.hex()[:6]} for finals"
+            averages = [(average.mask, average.digest) for average in driver.averages]
+            held.append((peer, ring_id, driver.machine.removed, averages))
+        for one, ring_id, removed, averages in held:
+            for other, other_ring_id, _, other_averages in held:
                 if ring_id == other_ring_id and other.peer_id not in removed:
-                    assert finals == other_finals, (
+                    assert averages == other_averages, (
                         f"{one.name} and {other.name} have other finals of ring {ring_id.hex()[:6]}"
                     )
 
@@ -304,7 +304,7 @@ class Checks:
                 peer_id = PeerId(member.peer_id)
                 if self._world.peers[peer_id].num_deaths or peer_id in accused:
                     continue
-                assert all(final.mask >> position & 1 for final in self.finals[head]), (
+                assert all(average.mask >> position & 1 for average in self.averages[head]), (
                     f"{self._world.name(peer_id)} lived and is missing in {head.hex()[:6]}"
                 )
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from gossamer.node.rounds.residual import Contribution
-from gossamer.protocol.chain import Commit
+from gossamer.node.modes.contribution import Contribution
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
-from gossamer.protocol.membership import Awaited
-from gossamer.protocol.messages import Pace, Ready, Roster, Signed, Statement, Suspect, Vote
+from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.attempt import (
     Action,
     BeginRing,
@@ -20,15 +18,25 @@ from gossamer.protocol.rounds.attempt import (
 )
 from gossamer.protocol.rounds.inventory import Held, Inventory
 from gossamer.protocol.rounds.proposal import members_of
-from gossamer.protocol.rounds.ring import Contribute, Final, Finalise, Send
+from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
-from simulator import arithmetic
-from simulator.arithmetic import Sum
-from simulator.links import Link
+from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.wire.statements import (
+    Accusation,
+    LinkRate,
+    Ready,
+    Roster,
+    Signed,
+    Statement,
+    Vote,
+)
+from tests.sim.simulator import arithmetic
+from tests.sim.simulator.arithmetic import Sum
+from tests.sim.simulator.links import Link
 
 if TYPE_CHECKING:
-    from simulator.peer import Peer
+    from tests.sim.simulator.peer import Peer
 
 HELLO_SECONDS = 10.0
 """How long a predecessor that began a ring waits for me to follow it."""
@@ -61,7 +69,7 @@ class Driver:
         self._world = peer.world
         self.ring: Ring | None = None
         """That is followed."""
-        self.finals: list[Final] = []
+        self.averages: list[Average] = []
         """Of the ring, once all are there; the newest."""
         self._envelope: Signed | None = None
         self._position = 0
@@ -77,7 +85,7 @@ class Driver:
 
     def begin(self) -> None:
         """Faster peers may have spoken of this round before this one came to it."""
-        for signed, statement in self.peer.board.statements():
+        for signed, statement in self.peer.statement_store.statements():
             self.heard(signed, statement)
 
     def leave(self) -> None:
@@ -136,7 +144,7 @@ class Driver:
         if self.is_open and self.ring is not None and peer == self.machine.successor:
             self._failed(peer, "reset")
 
-    def suspect_successor(self) -> None:
+    def accuse_successor(self) -> None:
         """A wrong suspicion: the link is given up although nothing is wrong with it."""
         successor = self.machine.successor
         if self.is_running and self.ring is not None and successor is not None:
@@ -166,8 +174,8 @@ class Driver:
                 self._begin_ring(ring, envelope)
             case Contribute():
                 self._contribute(action)
-            case Finalise():
-                self._finalise(action)
+            case FinishAverage():
+                self._finish_average(action)
             case Compute():
                 self._compute(action)
             case Send(target):
@@ -183,12 +191,12 @@ class Driver:
     def _publish(self, signed: Signed, statement: Statement) -> None:
         peer, world = self.peer, self._world
         match statement:
-            case Suspect():
-                world.checks.note_suspect(peer, statement)
+            case Accusation():
+                world.checks.note_accusation(peer, statement)
                 world.count("gathered again", self.machine.state == "gathering")
             case Vote():
                 world.note(f"{peer.name} votes {statement.header_digest.hex()[:6]}")
-            case Pace():
+            case LinkRate():
                 world.count("pace said")
                 world.count("pace said again", statement.sequence > 1)
             case Roster():
@@ -204,7 +212,7 @@ class Driver:
         self._close_links()
         self.ring, self._envelope = ring, envelope
         self._position = ring.members.index(self.peer.peer_id)
-        self.finals = []
+        self.averages = []
         pending = self.peer.work.offered_vector(self.machine.number)
         self.contribution = self._world.mode.contribution(pending, ring, self.peer.peer_id)
         self._world.checks.note_offer(ring, self._position, pending)
@@ -229,31 +237,31 @@ class Driver:
             lambda ring_id: self.machine.contributed(self.peer.now, ring_id, chunk, total)  # type: ignore[arg-type]
         )
 
-    def _finalise(self, action: Finalise) -> None:
+    def _finish_average(self, action: FinishAverage) -> None:
         payload, chunk = action.payload, action.chunk
         assert isinstance(payload, Sum)
         arithmetic.check(payload, action.mask, chunk)
         assert self.contribution is not None
-        encoded = self.contribution.finalise(chunk, payload.encoded, action.mask)
-        final = Sum(payload.parts, bytes(encoded))
+        encoded = self.contribution.finish_average(chunk, payload.encoded, action.mask)
+        average = Sum(payload.parts, bytes(encoded))
         self._answer(
-            lambda ring_id: self.machine.finalised(
+            lambda ring_id: self.machine.average_finished(
                 self.peer.now,
                 ring_id,
                 chunk,
-                final,
-                final.digest,  # type: ignore[arg-type]
+                average,
+                average.digest,  # type: ignore[arg-type]
             )
         )
 
     def _compute(self, action: Compute) -> None:
-        self.finals = action.finals
+        self.averages = action.averages
         self._num_computed += 1
         self._world.count("computed again", self._num_computed > 1)
         assert self.ring is not None
-        members = members_of(self.ring, [final.mask for final in action.finals])
+        members = members_of(self.ring, [average.mask for average in action.averages])
         tokens = [member.tokens for member in members]
-        state = self._world.checks.state_after(self.machine.head, action.finals, tokens).digest
+        state = self._world.checks.state_after(self.machine.head, action.averages, tokens).digest
         self._answer(
             lambda ring_id: self.machine.computed(self.peer.now, ring_id, action.generation, state),
             not_before_seconds=self._world.scenario.hold_seconds,
@@ -360,7 +368,7 @@ class Driver:
         elif link.ring.roster.round < self.machine.number:
             # That round is over here: greeted all the same, so that nobody thinks that I fail.
             best = ((1 << len(link.ring.members)) - 1, Digest(bytes(DIGEST_BYTES)))
-            held = Inventory((Held(final=best),) * self._world.scenario.num_chunks)
+            held = Inventory((Held(average=best),) * self._world.scenario.num_chunks)
             link.accept(held, takes=False)
             return True
         if inventory is None:
@@ -377,9 +385,9 @@ class Driver:
         assert isinstance(payload, Sum)
         self._world.mode.check(payload, mask)
         if frame.finisher is None:
-            actions = self.machine.token_received(now, ring_id, source, chunk, mask, payload)
+            actions = self.machine.partial_sum_received(now, ring_id, source, chunk, mask, payload)
         else:
-            actions = self.machine.final_received(
+            actions = self.machine.average_received(
                 now, ring_id, source, chunk, mask, frame.finisher, payload, payload.digest
             )
         self._do(actions)

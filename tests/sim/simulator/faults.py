@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gossamer.protocol.messages import Signed, Statement
-from simulator.peer import Died, Peer
-from simulator.scenario import CrashPoint, Fault
+from gossamer.protocol.wire.statements import Signed, Statement
+from tests.sim.simulator.peer import Died, Peer
+from tests.sim.simulator.scenario import CrashPoint, Fault
 
 if TYPE_CHECKING:
-    from simulator.world import World
+    from tests.sim.simulator.world import World
 
 RESTART_SECONDS = (0.1, 8.0)
 FREEZE_SECONDS = (0.5, 40.0)
@@ -78,7 +78,7 @@ class Faults:
                 self._break(peer)
             case "suspect":
                 if peer.driver is not None and not peer.frozen:
-                    peer.driver.suspect_successor()
+                    peer.driver.accuse_successor()
             case "slow":
                 self._slow_down(peer, self._duration(fault, SLOW_SECONDS))
             case "isolate":

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gossamer.protocol.chain import Commit, is_heavier
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.membership import NEAR_ROUNDS, TRAILING_ROUNDS
-from simulator.scenario import CHUNK_BYTES
+from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
+from gossamer.protocol.state.chain import Commit, is_heavier
+from tests.sim.simulator.scenario import CHUNK_BYTES
 
 if TYPE_CHECKING:
-    from simulator.peer import Peer
+    from tests.sim.simulator.peer import Peer
 
 POLL_SECONDS = 0.25
 """Heads are compared this often, and whenever something changed."""
@@ -185,8 +185,8 @@ class Heads:
         """The head has changed and everything is settled."""
         peer, round_number = self._peer, self._world.checks.round_of(self.head)
         self._better_since_seconds = None
-        peer.board.age()
-        peer.board.keep(
+        peer.statement_store.age()
+        peer.statement_store.keep(
             lambda _, statement: (
                 getattr(statement, "round", round_number + 1) > round_number
                 or hasattr(statement, "incarnation")

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from gossamer.protocol.messages import Signed
 from gossamer.protocol.rounds.inventory import Inventory
 from gossamer.protocol.rounds.ring import Send
 from gossamer.protocol.rounds.roster import Ring
-from simulator.network import LOST_SECONDS, RESET_SECONDS
-from simulator.scenario import CHUNK_BYTES
+from gossamer.protocol.wire.statements import Signed
+from tests.sim.simulator.network import LOST_SECONDS, RESET_SECONDS
+from tests.sim.simulator.scenario import CHUNK_BYTES
 
 if TYPE_CHECKING:
-    from simulator.driver import Driver
-    from simulator.peer import Peer
-    from simulator.world import World
+    from tests.sim.simulator.driver import Driver
+    from tests.sim.simulator.peer import Peer
+    from tests.sim.simulator.world import World
 
 _RETRY_SECONDS = 0.5
 
@@ -95,9 +95,9 @@ class Link:
         self._num_unreceived += 1
         begin = max(world.now, source.line_free_seconds)
         source.line_free_seconds = begin + CHUNK_BYTES / source.bytes_per_second
-        pace = min(source.bytes_per_second, self.target.bytes_per_second)
+        link_rate = min(source.bytes_per_second, self.target.bytes_per_second)
         self._sending_since_seconds = begin
-        self._sending_for_seconds = CHUNK_BYTES / pace
+        self._sending_for_seconds = CHUNK_BYTES / link_rate
         source.at(begin + self._sending_for_seconds, lambda: self._sent(frame))
 
     def _sent(self, frame: Send) -> None:

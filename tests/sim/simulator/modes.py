@@ -15,19 +15,19 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from gossamer.node.rounds.residual import Contribution, contribution_of
-from gossamer.protocol.chunks import ChunkPlan
+from gossamer.node.modes.contribution import Contribution, contribution_of
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
 from gossamer.protocol.codecs.contributions import split
 from gossamer.protocol.codecs.payloads import SPARSE, SetPayloads, SumPayloads, payloads_named
 from gossamer.protocol.codecs.sparse_codec import SparseCodec, SparseVector
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.rounds.ring import Final
+from gossamer.protocol.rounds.ring import Average
 from gossamer.protocol.rounds.roster import Ring
-from gossamer.protocol.state import FloatVector
-from gossamer.trainer.outer import nesterov
-from simulator import arithmetic
-from simulator.arithmetic import Sum
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.state.outer_step import nesterov
+from tests.sim.simulator import arithmetic
+from tests.sim.simulator.arithmetic import Sum
 
 ELEMENTS = 150
 """Of a chunk: a whole block of 128 and a part of one, for codecs that have blocks."""
@@ -130,7 +130,7 @@ class Mode:
             self._checked.add((payload.encoded, mask))
 
     def state_after(
-        self, state: State, first_chunk: int, finals: Sequence[Final], tokens: Sequence[int]
+        self, state: State, first_chunk: int, finals: Sequence[Average], tokens: Sequence[int]
     ) -> State:
         """The outer step, as a node takes it."""
         parameters, momentum = state.parameters.copy(), state.momentum.copy()
@@ -150,7 +150,7 @@ class Mode:
         return State(parameters, momentum)
 
     def check_average(
-        self, chunk: int, final: Final, pendings: Sequence[FloatVector], weights: Sequence[int]
+        self, chunk: int, final: Average, pendings: Sequence[FloatVector], weights: Sequence[int]
     ) -> None:
         """Raises WrongAverageError unless a final is that of these vectors.
 

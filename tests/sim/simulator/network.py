@@ -12,11 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gossamer.protocol.ids import PeerId
-from simulator.scenario import HEALTHY_GOSSIP_SECONDS
+from tests.sim.simulator.scenario import HEALTHY_GOSSIP_SECONDS
 
 if TYPE_CHECKING:
-    from simulator.peer import Peer
-    from simulator.world import World
+    from tests.sim.simulator.peer import Peer
+    from tests.sim.simulator.world import World
 
 RESET_SECONDS = (0.02, 0.5)
 """After this a peer notices that a process at the other end died."""

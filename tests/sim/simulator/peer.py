@@ -6,11 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gossamer.protocol.board import Board
-from gossamer.protocol.chain import Commit
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.membership import ANNOUNCE_SECONDS, Awaited, Membership, awaited
-from gossamer.protocol.messages import (
+from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS, Awaited, Membership, awaited
+from gossamer.protocol.policy.statement_store import StatementStore
+from gossamer.protocol.rounds.ring import Send
+from gossamer.protocol.rounds.round_rules import RoundHints
+from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.wire.statements import (
     Announce,
     Capacity,
     Phase,
@@ -19,18 +21,16 @@ from gossamer.protocol.messages import (
     Statement,
     seal,
 )
-from gossamer.protocol.rounds.ring import Send
-from gossamer.protocol.rounds.round_rules import Lessons
-from simulator.driver import HELLO_SECONDS, Driver
-from simulator.heads import Heads
-from simulator.links import Link
-from simulator.scenario import CrashPoint
-from simulator.signatures import sign_as
-from simulator.turn import Turn
-from simulator.work import Feed, Work
+from tests.sim.simulator.driver import HELLO_SECONDS, Driver
+from tests.sim.simulator.heads import Heads
+from tests.sim.simulator.links import Link
+from tests.sim.simulator.scenario import CrashPoint
+from tests.sim.simulator.signatures import sign_as
+from tests.sim.simulator.turn import Turn
+from tests.sim.simulator.work import Feed, Work
 
 if TYPE_CHECKING:
-    from simulator.world import World
+    from tests.sim.simulator.world import World
 
 FIRST_CONTACT_SECONDS = 3.0
 """A peer waits this long for the others' announcements before it starts alone."""
@@ -73,7 +73,7 @@ class Peer:
         self.turn: Turn | None = None
         self.delivering: list[Driver] = []
         """Of rounds that are committed here, and perhaps not by all the others."""
-        self.board = Board()
+        self.statement_store = StatementStore()
         self.membership = Membership(peer_id)
 
     @property
@@ -128,7 +128,7 @@ class Peer:
         self.life += 1
         self.vanished_seconds = self.frozen_seconds = None
         self.awake_seconds = self.world.now
-        self.board = Board()
+        self.statement_store = StatementStore()
         self.membership = Membership(self.peer_id)
         self.connections = {}
         self.phase: Phase = "syncing"
@@ -138,14 +138,14 @@ class Peer:
         self._greetings: list[tuple[Link, float]] = []
         self._has_begun = False
         self.turn = None
-        self._lessons: Lessons | None = None
+        self._hints: RoundHints | None = None
         self.heads.restart()
         self.work.restart()
         self.feed.restart()
         self.world.network.dial_all(self)
         self.world.news()
         self._beat()
-        self.later(self._exchange_delay(), self._exchange)
+        self.later(self._reconcile_delay(), self._reconcile)
         self.later(FIRST_CONTACT_SECONDS, self._begin)
 
     def die(self, *, silently: bool = False) -> None:
@@ -287,7 +287,7 @@ class Peer:
         return seal(statement, self.peer_id, self.world.run_id, self.sign), statement
 
     def gossip(self, signed: Signed, statement: Statement) -> None:
-        self.board.post(signed, statement)
+        self.statement_store.post(signed, statement)
         for other in self._neighbours():
             self.tell(other, signed, statement)
 
@@ -315,7 +315,7 @@ class Peer:
         """By gossip or in an exchange, checked."""
         if signed.author == self.peer_id and not isinstance(statement, Roster):
             return  # a ring that an earlier life organised may be at work
-        if not self.board.post(signed, statement):
+        if not self.statement_store.post(signed, statement):
             return
         if isinstance(statement, Announce):
             author = PeerId(signed.author)
@@ -341,20 +341,22 @@ class Peer:
             self.gossip_commit(commit, head)
             self.consider()
 
-    def _exchange_delay(self) -> float:
-        return self.world.scenario.exchange_seconds * self.world.uniform((0.8, 1.2))
+    def _reconcile_delay(self) -> float:
+        return self.world.scenario.reconcile_seconds * self.world.uniform((0.8, 1.2))
 
-    def _exchange(self) -> None:
+    def _reconcile(self) -> None:
         """Anti-entropy: takes from another's board what mine lacks."""
-        self.later(self._exchange_delay(), self._exchange)
+        self.later(self._reconcile_delay(), self._reconcile)
         if not self.connections:
             return
         other = self.world.peers[self.world.random.choice(list(self.connections))]
-        held = self.board.digests()
+        held = self.statement_store.digests()
 
         def answer() -> None:
-            missing = {signed.digest for signed in other.board.missing_from(held)}
-            found = [each for each in other.board.statements() if each[0].digest in missing]
+            missing = {signed.digest for signed in other.statement_store.missing_from(held)}
+            found = [
+                each for each in other.statement_store.statements() if each[0].digest in missing
+            ]
             if found:
                 latency_seconds = self.world.uniform(self.world.scenario.latency_seconds)
                 take = partial(self.take, found)
@@ -393,18 +395,16 @@ class Peer:
         """Between two turns: to the best head, and on."""
         earlier = self.turn
         if earlier is not None:
-            self._lessons = earlier.driver.machine.lessons
+            self._hints = earlier.driver.machine.hints
         if earlier is not None and self.heads.better() is not None:
             earlier.end_ahead(self.heads.head, self.world.checks.round_of(self.heads.head) + 1)
         if self.heads.catch_up():
             return
-        lessons = self._lessons or Lessons(
-            came_late=self.world.checks.round_of(self.heads.head) > 0
-        )
-        self.world.count("came late", lessons.came_late)
+        hints = self._hints or RoundHints(came_late=self.world.checks.round_of(self.heads.head) > 0)
+        self.world.count("came late", hints.came_late)
         training = None if earlier is None else earlier.ahead
         self.world.count("trained ahead", training is not None)
-        self.turn = Turn(self, training=training, lessons=lessons)
+        self.turn = Turn(self, training=training, hints=hints)
         self._expected = Awaited([], [])
         self.turn.begin()
         self.members_changed()

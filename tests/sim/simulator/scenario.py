@@ -85,7 +85,7 @@ class Scenario:
     """Until everything heals, as the next."""
     gossip_duplicates: float = 0.0
     gossip_seconds: tuple[float, float] = HEALTHY_GOSSIP_SECONDS
-    exchange_seconds: float = 2.0
+    reconcile_seconds: float = 2.0
     """Each peer compares its board with another's this often."""
     faults: tuple[Fault, ...] = ()
     crash_points: tuple[tuple[CrashPoint, int], ...] = ()
@@ -230,7 +230,7 @@ def _draw_run(seed: int, random: Random) -> Scenario:
         gossip_loss=random.choice((0.0, 0.0, 0.1, 0.5)),
         gossip_duplicates=random.choice((0.0, 0.1)),
         gossip_seconds=random.choice(((0.01, 0.1), (0.05, 1.0), (0.1, 5.0))),
-        exchange_seconds=random.choice((1.0, 3.0)),
+        reconcile_seconds=random.choice((1.0, 3.0)),
         faults=faults,
         crash_points=_crash_points(random) if faults else (),
         fault_seconds=fault_seconds if faults else 0.0,

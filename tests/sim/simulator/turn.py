@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.messages import Ready
 from gossamer.protocol.rounds.attempt import Committed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.rounds.round_rules import Lessons, RoundRules
-from simulator.driver import Driver
-from simulator.scenario import CHUNK_BYTES
+from gossamer.protocol.rounds.round_rules import RoundHints, RoundRules
+from gossamer.protocol.wire.statements import Ready
+from tests.sim.simulator.driver import Driver
+from tests.sim.simulator.scenario import CHUNK_BYTES
 
 if TYPE_CHECKING:
-    from simulator.peer import Peer
+    from tests.sim.simulator.peer import Peer
 
 OVERTAKEN_SECONDS = 5.0
 """A ring member that hears of its ring's commit by others finishes within this, or fetches."""
@@ -73,7 +73,7 @@ class Training:
 class Turn:
     """One round of one peer."""
 
-    def __init__(self, peer: Peer, *, training: Training | None, lessons: Lessons) -> None:
+    def __init__(self, peer: Peer, *, training: Training | None, hints: RoundHints) -> None:
         """`training`: this round's, if it is under way."""
         world, head = peer.world, peer.heads.head
         self._training = training or Training(peer)
@@ -99,7 +99,7 @@ class Turn:
             sign=peer.sign,
             verify=checks.verify,
             now=peer.now - (world.now - self._training.began_seconds),
-            lessons=lessons,
+            hints=hints,
         )
         self.driver = Driver(peer, machine, self._committed)
         self._is_over = False
@@ -233,7 +233,9 @@ class Turn:
         peer.heads.disk.applied.add(head)
         place = self.driver.ring.members.index(peer.peer_id)
         chunks = sum(
-            1 << chunk for chunk, final in enumerate(committed.finals) if final.mask >> place & 1
+            1 << chunk
+            for chunk, average in enumerate(committed.averages)
+            if average.mask >> place & 1
         )
         peer.work.taken(self.driver.contribution, header.round, chunks)
         peer.heads.install(head)

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from gossamer.node.rounds.residual import Contribution
-from gossamer.protocol.chain import spans_taken
+from gossamer.node.modes.contribution import Contribution
+from gossamer.protocol.accounting.ledger import choose_shards, lost_claims
+from gossamer.protocol.accounting.work_account import WorkAccount
+from gossamer.protocol.accounting.work_records import AccountState, Offer
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.messages import Span
-from gossamer.protocol.state import FloatVector
-from gossamer.protocol.work.ledger import choose_shards, lost_claims
-from gossamer.protocol.work.work_account import WorkAccount
-from gossamer.protocol.work.work_records import AccountState, Offer
-from simulator import arithmetic
+from gossamer.protocol.state.chain import spans_taken
+from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.wire.statements import Span
+from tests.sim.simulator import arithmetic
 
 if TYPE_CHECKING:
-    from simulator.peer import Peer
+    from tests.sim.simulator.peer import Peer
 
 SHARDS_PER_PEER = 3
 SHARD_TOKENS = 3000
@@ -220,13 +220,15 @@ class Work:
     def _settle(self, head: Digest) -> None:
         """What a committed round took leaves what is carried."""
         checks, me = self._world.checks, self._peer.peer_id
-        header, finals = checks.headers[head], checks.finals[head]
+        header, averages = checks.headers[head], checks.averages[head]
         tokens = chunks = 0
         for position, member in enumerate(header.members):
             if member.peer_id == me:
                 tokens = member.tokens
                 chunks = sum(
-                    1 << chunk for chunk, final in enumerate(finals) if final.mask >> position & 1
+                    1 << chunk
+                    for chunk, average in enumerate(averages)
+                    if average.mask >> position & 1
                 )
         first = self._world.scenario.first_chunk_of(header.round)
         settled = self.account.committed_by(
@@ -234,8 +236,8 @@ class Work:
             header.parent,
             tokens,
             chunks << first,
-            counts_spans=spans_taken(chunks.bit_count(), len(finals)),
-            exchanged=((1 << len(finals)) - 1) << first,
+            counts_spans=spans_taken(chunks.bit_count(), len(averages)),
+            exchanged=((1 << len(averages)) - 1) << first,
         )
         vector = None if settled.offer is None else self.disk.offers.get(settled.offer)
         if vector is None:

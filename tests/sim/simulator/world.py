@@ -14,14 +14,14 @@ from collections.abc import Callable
 from random import Random
 
 from gossamer.protocol.ids import PeerId, digest_of
-from simulator.checks import Checks
-from simulator.faults import Faults
-from simulator.links import Links
-from simulator.modes import Mode
-from simulator.network import Network
-from simulator.peer import Died, Peer
-from simulator.scenario import Scenario, draw
-from simulator.signatures import peer_id_of
+from tests.sim.simulator.checks import Checks
+from tests.sim.simulator.faults import Faults
+from tests.sim.simulator.links import Links
+from tests.sim.simulator.modes import Mode
+from tests.sim.simulator.network import Network
+from tests.sim.simulator.peer import Died, Peer
+from tests.sim.simulator.scenario import Scenario, draw
+from tests.sim.simulator.signatures import peer_id_of
 
 PROGRESS_SECONDS = 400.0
 """Bound on the time from the healing until everybody is on one new head."""

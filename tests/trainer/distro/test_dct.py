@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer.distro.dct import ModelDct
-from gossamer.trainer.distro.dct_exact import (
+from gossamer.protocol.state.exact_transform import (
     BASIS_SCALE,
     CHUNK_SIDE_MAX,
     COEFFICIENT_MAX,
@@ -21,6 +20,7 @@ from gossamer.trainer.distro.dct_exact import (
     integer_basis,
     inverse_exact,
 )
+from gossamer.trainer.distro.dct import ModelDct
 
 
 @pytest.fixture

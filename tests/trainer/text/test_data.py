@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from gossamer.trainer.messages import DATA_RANGES_MAX
+from gossamer.trainer.ipc.messages import DATA_RANGES_MAX
 from gossamer.trainer.text.data import DataError, DataQueue, load_shard
 
 CONTEXT = 8

@@ -1,0 +1,98 @@
+"""How `gossamer status | pause | resume | leave` reach the daemon of a state directory."""
+
+from __future__ import annotations
+
+import http.client
+from typing import Literal
+
+import msgspec
+
+from gossamer.node.base.settings import HostPort, parse_host_port
+from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.node.telemetry.status import Status, decode_status
+
+Order = Literal["pause", "resume", "leave"]
+
+# The daemon answers within 100 ms; a machine that swaps may need longer.
+TIMEOUT_SECONDS = 10.0
+# 1,024 peers of about 2 KiB each.
+_ANSWER_BYTES_MAX = 8 * 1024 * 1024
+
+
+class ClientError(Exception):
+    """The daemon could not be asked; the message says why and what to do."""
+
+
+class NotRunningError(ClientError):
+    """No daemon runs on that state directory."""
+
+
+def fetch_status(state_dir: StateDir) -> Status:
+    """The running daemon's status. Blocks for `TIMEOUT_SECONDS` at most a step.
+
+    Raises:
+        NotRunningError: no daemon runs on this directory.
+        ClientError: one does, but it did not answer as it should.
+    """
+    data = _ask(state_dir, "GET", "/api/status")
+    try:
+        return decode_status(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ClientError(
+            f"the daemon of {state_dir.root} answered something else than a status ({error}): "
+            "is it of another version of Gossamer?"
+        ) from error
+
+
+def give_order(state_dir: StateDir, order: Order) -> None:
+    """Asks the running daemon to pause, resume or leave. Returns when it has accepted.
+
+    Raises: as `fetch_status`.
+    """
+    _ask(state_dir, "POST", f"/api/{order}")
+
+
+def _ask(state_dir: StateDir, method: str, path: str) -> bytes:
+    try:
+        address = state_dir.read_api()
+    except StateDirError as error:
+        raise ClientError(str(error)) from error
+    if address is None:
+        raise NotRunningError(
+            f"no node runs on {state_dir.root}. Start one with `gossamer start` or "
+            "`gossamer join`, or name its --state-dir"
+        )
+    try:
+        where = _reachable(parse_host_port(address))
+    except ValueError as error:
+        raise ClientError(f"{state_dir.api_path} is damaged: {error}") from error
+    connection = http.client.HTTPConnection(where.host, where.port, timeout=TIMEOUT_SECONDS)
+    try:
+        connection.request(method, path, headers={"X-Gossamer": "1", "Connection": "close"})
+        answer = connection.getresponse()
+        data = answer.read(_ANSWER_BYTES_MAX + 1)
+    except ConnectionRefusedError as error:
+        raise NotRunningError(
+            f"no node runs on {state_dir.root}: nothing listens on {where} any more, the node "
+            "there did not end in order. Start it again, it goes on where it was"
+        ) from error
+    except TimeoutError as error:
+        raise ClientError(
+            f"the daemon at {where} did not answer within {TIMEOUT_SECONDS:g} s: it hangs or the "
+            "machine is overloaded"
+        ) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise ClientError(f"the daemon at {where} broke off: {error or repr(error)}") from error
+    finally:
+        connection.close()
+    if answer.status >= 300:
+        reason = data[:300].decode("utf-8", errors="replace").strip()
+        raise ClientError(f"what listens on {where} refused {path}: {answer.status} {reason}")
+    if len(data) > _ANSWER_BYTES_MAX:
+        raise ClientError(f"what listens on {where} answered with too much")
+    return data
+
+
+def _reachable(where: HostPort) -> HostPort:
+    """A wildcard address is listened on, but not called."""
+    return HostPort({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(where.host, where.host), where.port)

@@ -1,0 +1,159 @@
+"""The daemon process: its lock, its signals, and what it runs: found, join or resume.
+
+SIGINT or SIGTERM asks the node to leave in order; a second one ends everything at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+import trio
+
+from gossamer.node.app.assembly import Node
+from gossamer.node.app.http import require_free
+from gossamer.node.base.settings import Found, Join, Role, Settings
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.libp2p_transport import open_libp2p_transport
+from gossamer.node.peers.run_exchange import (
+    JoinError,
+    open_signed_manifest,
+    request_manifest,
+)
+from gossamer.node.runs.starting import found_here
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.manifest import SignedManifest
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+_M_ARENA_MAX = -8  # <malloc.h>
+_MALLOC_ARENAS = 2
+
+log = structlog.get_logger("node")
+
+
+def run(settings: Settings, role: Role) -> int:
+    """Runs a node until it is told to leave. The exit status: 0 after an orderly leave.
+
+    Raises:
+        StateDirError, DiskError, ListenError, JoinError, ManifestError, CorpusError, OSError: the
+            node cannot run; the text says why and what to do.
+    """
+    state_dir = StateDir(settings.state_dir)
+    limit_malloc_arenas()
+    with state_dir.locked():
+        try:
+            return trio.run(_Daemon(settings, role, state_dir).main)
+        except BaseExceptionGroup as group:
+            raise _single(group) from None
+
+
+def limit_malloc_arenas() -> None:
+    """Tells glibc to keep few heaps.
+
+    By default every worker thread gets a heap of its own, and what one large step leaves behind in
+    each of them stays resident: a third more memory than is in use, measured with 5 M parameters.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl and macOS have none
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, _MALLOC_ARENAS)
+
+
+def _single(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one exception inside nested groups, for people; the group itself if there are more."""
+    inner: BaseException = group
+    while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
+        inner = inner.exceptions[0]
+    return inner
+
+
+class _Daemon:
+    """One life of the daemon."""
+
+    def __init__(self, settings: Settings, role: Role, state_dir: StateDir) -> None:
+        self._settings = settings
+        self._role = role
+        self._state_dir = state_dir
+        self._leave: Callable[[], None] | None = None
+        self._status = 0
+
+    async def main(self) -> int:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._watch_signals, nursery.cancel_scope)
+            await self._run()
+            nursery.cancel_scope.cancel()
+        return self._status
+
+    async def _watch_signals(
+        self,
+        scope: trio.CancelScope,
+        task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            num_signals = 0
+            async for _ in signals:
+                num_signals += 1
+                if num_signals == 1 and self._leave is not None:
+                    log.info("leaving; once more to leave at once")
+                    self._leave()
+                else:
+                    if num_signals == 1:
+                        log.info("stopped before it took part in a run")
+                    self._status = 1 if num_signals > 1 else 0
+                    scope.cancel()
+
+    async def _run(self) -> None:
+        settings, state_dir = self._settings, self._state_dir
+        require_free(settings.api)
+        identity = Identity.load_or_create(state_dir.identity_path)
+        signed = _manifest_here(state_dir)
+        async with open_libp2p_transport(identity, settings.listen) as transport:
+            addresses = settings.bootstrap
+            if isinstance(self._role, Found):
+                signed = await found_here(self._role, identity, state_dir.blocks_path, settings)
+                state_dir.write_manifest(signed)
+            else:
+                addresses = (*self._role.addresses, *addresses)
+                if isinstance(self._role, Join):
+                    wanted = bytes.fromhex(self._role.run_id) if self._role.run_id else None
+                    signed = await request_manifest(
+                        transport, addresses, None if wanted is None else Digest(wanted)
+                    )
+                    state_dir.write_manifest(signed)
+            if signed is None:
+                raise JoinError(
+                    f"there is no run in {state_dir.root}: `gossamer start` founds one, "
+                    "`gossamer join ADDRESS` joins one"
+                )
+            store = BlockStore(
+                state_dir.blocks_path, settings.cache_bytes, check_place=state_dir.require_ours
+            )
+            node = Node(settings, state_dir, identity, store, transport, signed, addresses)
+            self._leave = node.leave
+            await node.run()
+
+
+def _manifest_here(state_dir: StateDir) -> SignedManifest | None:
+    """The manifest in a state directory, with its founder's signature checked.
+
+    Raises:
+        StateDirError: it is damaged.
+    """
+    signed = state_dir.read_manifest()
+    if signed is not None:
+        try:
+            open_signed_manifest(signed)
+        except RemoteProtocolError as error:
+            raise StateDirError(
+                f"{state_dir.manifest_path} is damaged ({error}). Move {state_dir.root} away and "
+                "join the run again; identity.key may be copied into the new directory"
+            ) from error
+    return signed

@@ -1,0 +1,347 @@
+"""The local HTTP endpoint: `/`, `/api/status`, `/metrics`, `/livez`, `/readyz`, and three orders.
+
+It listens on loopback unless told otherwise, and even there it has to fear the web pages that the
+person's browser has open:
+
+- A page may point a name of its own at 127.0.0.1 (DNS rebinding) and read everything. So the Host
+  header must be an address, a loopback name, or a name from the settings.
+- A page may send a plain form to it. So an order (POST) needs the header `X-Gossamer: 1`, which a
+  foreign page can send only after a CORS preflight, and there is no answer to that. Orders are
+  taken from this machine alone.
+
+Requests carry no body; headers are bounded by h11 (16 KiB), idle and stalled connections end.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import ipaddress
+import logging
+import re
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Any, cast
+
+import structlog
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gossamer.node.base.settings import HostPort, parse_host_port
+from gossamer.node.telemetry.status import Status, encode_status, is_ready
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+log = structlog.get_logger()
+
+# Typed loosely: the stubs of trio-typing, which libp2p brings, are older than abandon_on_cancel.
+_run_in_thread: Any = trio.to_thread.run_sync
+
+CONTROL_HEADER = "x-gossamer"
+_LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
+# A client that reads nothing holds its connection, and an orderly exit, no longer than this.
+_STALLED_CLIENT_MS_MAX = 5_000
+_IDLE_SECONDS_MAX = 15
+# Orders have no body; a client that sends one is no client of ours.
+_BODY_BYTES_MAX = 0
+# After a failure of the server itself; without it a persistent one would spin.
+_RESTART_SECONDS = 1.0
+
+
+class ApiBindError(OSError):
+    """The HTTP endpoint's address cannot be had; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What the three orders call. They return at once; the status shows what comes of it."""
+
+    pause: Callable[[], None]
+    resume: Callable[[], None]
+    leave: Callable[[], None]
+
+
+async def serve_http(
+    bind: str,
+    status: Callable[[], Status],
+    registry: CollectorRegistry,
+    controls: Controls,
+    *,
+    hosts: Sequence[str] = (),
+    task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serves until cancelled; `task_status` gets the HOST:PORT that it really listens on.
+
+    Cancelling drops open connections. A failure in serving one client never leaves this function:
+    the node must not die of its status page.
+
+    Args:
+        bind: HOST:PORT; port 0 picks a free one.
+        status: called for each request on the event loop: must be quick.
+        hosts: names by which the endpoint may be called besides loopback names and addresses.
+
+    Raises:
+        ApiBindError: the address is in use or not this machine's.
+    """
+    listener = _bind(parse_host_port(bind))
+    name = listener.getsockname()
+    address = str(HostPort(name[0], name[1]))
+    app = build_app(status, registry, controls, hosts)
+    with listener:
+        started = task_status
+        while True:
+            try:
+                await serve(
+                    cast(Any, app),
+                    _config(listener),
+                    mode="asgi",
+                    task_status=_Started(started, address),
+                )
+                return
+            except Exception as error:
+                # Hypercorn ends as a whole when its handling of one connection fails.
+                log.error("http endpoint failed; it starts again", error=repr(error))
+                started = trio.TASK_STATUS_IGNORED
+                await trio.sleep(_RESTART_SECONDS)
+
+
+class _Started:
+    """Hands our address, instead of hypercorn's list, to whoever waits for the start."""
+
+    def __init__(self, task_status: TaskStatus[str], address: str) -> None:
+        self._task_status = task_status
+        self._address = address
+
+    def started(self, _binds: object = None) -> None:
+        self._task_status.started(self._address)
+
+
+def require_free(bind: str) -> None:
+    """Raises ApiBindError now rather than after minutes of other work if the address is taken."""
+    _bind(parse_host_port(bind)).close()
+
+
+def _bind(where: HostPort) -> socket.socket:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            where.host, where.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind)
+    except OSError as error:
+        raise ApiBindError(
+            f"--api {where}: {error.strerror}; use an address of this machine, such as 127.0.0.1:0"
+        ) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # inherited by what it accepts
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STALLED_CLIENT_MS_MAX)
+        listener.bind(address)
+        listener.listen(100)
+    except OSError as error:
+        listener.close()
+        raise ApiBindError(
+            f"--api {where}: {error.strerror}. Give another port (0 picks a free one), "
+            "or stop what listens there"
+        ) from error
+    return listener
+
+
+def _config(listener: socket.socket) -> Config:
+    config = Config()
+    config.bind = [f"fd://{listener.dup().detach()}"]
+    config.errorlog = logging.getLogger("hypercorn.error")
+    config.include_server_header = False
+    config.keep_alive_timeout = _IDLE_SECONDS_MAX
+    config.read_timeout = _IDLE_SECONDS_MAX
+    config.graceful_timeout = 1.0
+    return config
+
+
+def build_app(
+    status: Callable[[], Status],
+    registry: CollectorRegistry,
+    controls: Controls,
+    hosts: Sequence[str] = (),
+) -> ASGIApp:
+    """The endpoint as an ASGI application; see `serve_http`."""
+    page, policy = _load_page()
+    scrape_limiter = trio.CapacityLimiter(1)
+
+    async def show_page(_request: Request) -> Response:
+        return HTMLResponse(page, headers={"content-security-policy": policy})
+
+    async def show_status(_request: Request) -> Response:
+        return Response(encode_status(status()), media_type="application/json")
+
+    async def show_metrics(request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        # In a thread: GPUs are asked while it is written, and a driver can take its time.
+        text = await _run_in_thread(
+            encode, registry, limiter=scrape_limiter, abandon_on_cancel=True
+        )
+        return Response(text, headers={"content-type": content_type})
+
+    async def show_alive(_request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def show_ready(_request: Request) -> Response:
+        now = status()
+        if is_ready(now):
+            return PlainTextResponse("ok\n")
+        return PlainTextResponse(f"not taking part in rounds: {now.phase}\n", status_code=503)
+
+    def order(act: Callable[[], None]) -> Callable[[Request], Response]:
+        def handle(request: Request) -> Response:
+            refusal = _refuse_order(request)
+            if refusal is not None:
+                return refusal
+            act()
+            return JSONResponse({"accepted": True}, status_code=202)
+
+        return handle
+
+    def on_loop(handle: Callable[[Request], Response]) -> Callable[[Request], object]:
+        # A plain function would run in a thread; orders touch the daemon's own state.
+        @functools.wraps(handle)
+        async def wrapped(request: Request) -> Response:
+            return handle(request)
+
+        return wrapped
+
+    app = Starlette(
+        routes=[
+            Route("/", show_page),
+            Route("/api/status", show_status),
+            Route("/metrics", show_metrics),
+            Route("/livez", show_alive),
+            Route("/readyz", show_ready),
+            Route("/api/pause", on_loop(order(controls.pause)), methods=["POST"]),
+            Route("/api/resume", on_loop(order(controls.resume)), methods=["POST"]),
+            Route("/api/leave", on_loop(order(controls.leave)), methods=["POST"]),
+        ]
+    )
+    return _Guard(app, hosts)
+
+
+def _refuse_order(request: Request) -> Response | None:
+    if request.client is None or not _is_loopback(request.client.host):
+        return PlainTextResponse("orders are taken from this machine alone\n", status_code=403)
+    if request.headers.get(CONTROL_HEADER) != "1" or "origin" in request.headers:
+        return PlainTextResponse(
+            "orders come from `gossamer pause | resume | leave`: header X-Gossamer: 1 is missing\n",
+            status_code=403,
+        )
+    return None
+
+
+class _Guard:
+    """Checks what every request must fulfil, and puts the headers that every answer has."""
+
+    _HEADERS = (
+        (b"cache-control", b"no-store"),
+        (b"cross-origin-resource-policy", b"same-origin"),
+        (b"cross-origin-opener-policy", b"same-origin"),
+        (b"referrer-policy", b"no-referrer"),
+        (b"x-content-type-options", b"nosniff"),
+        (b"x-frame-options", b"DENY"),
+    )
+    _POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(name.lower() for name in (*_LOOPBACK_NAMES, *hosts))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = list(message.get("headers", ()))
+                headers.extend(self._HEADERS)
+                if not any(name == self._POLICY[0] for name, _ in headers):
+                    headers.append(self._POLICY)
+                message = {**message, "headers": headers}
+            await send(message)
+
+        headers: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.lower(), []).append(value)
+        refusal = self._refuse(headers)
+        await (refusal or self._app)(scope, receive, send_guarded)
+
+    def _refuse(self, headers: dict[bytes, list[bytes]]) -> Response | None:
+        if not self._is_known_host(headers.get(b"host", [])):
+            return PlainTextResponse(
+                "this node does not answer to that host name. Use its address, or name it in "
+                "the setting api_hosts (GOSSAMER_API_HOSTS)\n",
+                status_code=421,
+            )
+        length = headers.get(b"content-length", [b"0"])[0]
+        if b"transfer-encoding" in headers or length.strip() != str(_BODY_BYTES_MAX).encode():
+            return PlainTextResponse(
+                "no request here has a body\n", status_code=413, headers={"connection": "close"}
+            )
+        return None
+
+    def _is_known_host(self, values: list[bytes]) -> bool:
+        if len(values) != 1:
+            return False
+        host = values[0].decode("latin-1").strip().lower()
+        if host.startswith("["):
+            host = host[1:].partition("]")[0]
+        elif host.count(":") <= 1:
+            host = host.partition(":")[0]
+        # An address cannot be pointed anywhere else by its owner: only names can be rebound.
+        return host.rstrip(".") in self._hosts or _is_address(host)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def _load_page() -> tuple[str, str]:
+    """The page and a policy that lets run just its own script and style, and nothing be loaded."""
+    page = resources.files("gossamer.node.app").joinpath("page.html").read_text(encoding="utf-8")
+
+    def hashes(tag: str) -> str:
+        contents = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digests = (hashlib.sha256(text.encode()).digest() for text in contents)
+        return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+
+    policy = (
+        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+    return page, policy

@@ -1,0 +1,162 @@
+"""The node's state as `Status`, and the gauges that follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from gossamer.node.base.disk_health import DiskHealth
+from gossamer.node.peers.block_exchange import BlockService
+from gossamer.node.rounds.participant import Participant
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.telemetry.metrics import package_version
+from gossamer.node.telemetry.status import CapacityStatus, DataStatus, OuterStep, PeerStatus, Status
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.wire.statements import Announce, Capacity
+
+GAUGE_SECONDS = 1.0
+
+
+class Reporter:
+    """Reads the parts of a node; changes nothing but gauges."""
+
+    def __init__(
+        self,
+        participant: Participant,
+        store: BlockStore,
+        blocks: BlockService,
+        capacity: Callable[[], Capacity],
+        health: DiskHealth,
+    ) -> None:
+        self._participant = participant
+        self._health = health
+        self._transport = participant.context.transport
+        self._store = store
+        self._blocks = blocks
+        self._metrics = participant.context.metrics
+        self._capacity = capacity
+        self._started_seconds = trio.current_time()
+        self._verify_failures = 0
+        self._newest_checkpoint: Digest | None = None
+
+    def status(self) -> Status:
+        """Quick: it is called on the event loop for every request."""
+        node, progress = self._participant.context, self._participant.progress
+        entry = node.committed.entry
+        capacity = self._capacity()
+        traffic = self._transport.traffic().values()
+        return Status(
+            peer_id=self._transport.peer_id,
+            run_id=node.manifest.run_id.hex(),
+            run_name=node.manifest.name,
+            version=package_version("gossamer"),
+            addresses=tuple(self._transport.addresses()),
+            phase=progress.phase,
+            problem=progress.problem or self._health.problem or node.feed.problem,
+            paused_reason=progress.paused_reason,
+            round=entry.round,
+            head=entry.head.hex(),
+            state_digest=entry.state_digest.hex(),
+            rounds_behind=self._rounds_behind(),
+            inner_step=progress.inner_step,
+            inner_steps=progress.inner_steps,
+            tokens_total=node.work.status.committed_on_time + node.work.status.committed_late,
+            work=node.work.status,
+            data=self._data(),
+            swarm_tokens_total=entry.tokens_total,
+            tokens_per_second=capacity.tokens_per_second or None,
+            loss=progress.loss,
+            heldout_loss=progress.heldout_loss,
+            num_parameters=node.manifest.model.num_parameters,
+            capacity=CapacityStatus.of(capacity),
+            uptime_seconds=trio.current_time() - self._started_seconds,
+            bytes_sent_total=sum(sent for sent, _ in traffic),
+            bytes_received_total=sum(received for _, received in traffic),
+            disk_used_bytes=self._store.used_bytes(),
+            peers=self._peers(),
+            peers_banned=node.swarm.num_banned,
+            ring=self._participant.ring,
+            last_round=progress.last_round,
+            outer_step=self._outer_step(),
+            loss_history=progress.history.points(),
+        )
+
+    def _rounds_behind(self) -> int:
+        mine = self._participant.context.committed.entry
+        others = self._participant.context.swarm.living().values()
+        newest = max((a.round for a in others if a.tokens_total > mine.tokens_total), default=0)
+        return max(0, newest - mine.round)
+
+    def _data(self) -> DataStatus:
+        progress = self._participant.context.feed.epoch_progress()
+        return DataStatus(
+            epoch=progress.epoch,
+            tokens_consumed=progress.tokens_consumed,
+            num_tokens=progress.num_tokens,
+            shards_consumed=progress.shards_consumed,
+            num_shards=progress.num_shards,
+        )
+
+    def _outer_step(self) -> OuterStep | None:
+        tuned = self._participant.context.committed.tuned
+        return None if tuned is None else OuterStep(learning_rate=tuned[0], momentum=tuned[1])
+
+    def _peers(self) -> tuple[PeerStatus, ...]:
+        connected = set(self._transport.peers())
+        living = self._participant.context.swarm.living_anywhere()
+        return tuple(
+            _peer_status(peer, announce, peer in connected) for peer, announce in living.items()
+        )
+
+    def _note_checkpoint(self) -> None:
+        checkpoints = self._participant.context.committed.checkpoints
+        newest = checkpoints[-1].head if checkpoints else None
+        if newest is not None and newest != self._newest_checkpoint:
+            self._newest_checkpoint = newest
+            self._metrics.checkpoint_last_success_timestamp_seconds.set_to_current_time()
+
+    async def run(self) -> None:
+        """Keeps the gauges up to date until cancelled."""
+        metrics, store = self._metrics, self._store
+        metrics.disk_quota_bytes.set(store.quota_bytes)
+        while True:
+            metrics.set_paused(self._participant.progress.paused_reason)
+            self._note_checkpoint()
+            metrics.set_traffic(self._transport.traffic())
+            metrics.peers.set("direct", len(self._transport.peers()))
+            metrics.peers_banned.set(self._participant.context.swarm.num_banned)
+            metrics.blocks.set("stored", store.num_blocks())
+            metrics.blocks.set("pinned", store.num_pinned())
+            metrics.disk_used_bytes.set("blocks", store.used_bytes())
+            metrics.rounds_behind.set(self._rounds_behind())
+            metrics.swarm_tokens.set(self._participant.context.committed.entry.tokens_total)
+            metrics.set_data(self._data())
+            metrics.set_outer_step(self._outer_step())
+            for peer in self._transport.peers():
+                seconds = self._transport.round_trip_seconds(peer)
+                if seconds is not None:
+                    metrics.peer_rtt_seconds.observe(seconds)
+            failures = store.verify_failures + self._blocks.verify_failures
+            metrics.block_verify_failures.inc(failures - self._verify_failures)
+            self._verify_failures = failures
+            await trio.sleep(GAUGE_SECONDS)
+
+
+def _peer_status(peer: str, announce: Announce, connected: bool) -> PeerStatus:
+    capacity = announce.capacity
+    return PeerStatus(
+        peer_id=peer,
+        phase=announce.phase,
+        round=announce.round,
+        head=announce.head.hex(),
+        tokens_per_second=capacity.tokens_per_second or None,
+        device=capacity.device,
+        device_kind=capacity.device_kind,
+        device_memory_bytes=capacity.device_memory_bytes,
+        host_memory_bytes=capacity.host_memory_bytes,
+        cores=capacity.cores,
+        bandwidth_bytes_per_second=capacity.bandwidth_bytes_per_second or None,
+        addresses=announce.addresses,
+        connected=connected,
+    )

@@ -1,0 +1,453 @@
+"""The trainer as the node uses it: one call a job, restarts hidden, failures told.
+
+Behind it is a worker process (`trainer_process`) that may die at any time. Then its running job is
+answered as far as it can be (a round that died has no work), and the worker is started again with
+back-off. After `FAILURES_MAX` lives in a row in which it finished no round it is given up:
+`failure` says why, jobs are answered at once as if it had died over them, and `resume` tries anew.
+
+`pending`, the work that the swarm has not taken, is the daemon's alone. The worker leaves a round's
+pseudo-gradient in memory of its own, from where it is added when the worker has said that it is
+whole. So a worker that is killed, at whatever instant, leaves `pending` as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import structlog
+import trio
+
+from gossamer.node.base.settings import Settings
+from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
+from gossamer.node.machine.trainer_process import TrainerGoneError, TrainerProcess
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.state.sync_sets import SyncSets
+from gossamer.trainer.ipc import messages
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
+
+FAILURES_MAX = 5
+"""Lives in a row without a finished round (with 0.5 to 4 s between them) before the node says
+`failed`."""
+
+GONE_SECONDS = 0.05
+"""After a worker that is gone, until its end has been noticed everywhere."""
+
+log = structlog.get_logger("trainer")
+
+
+class TrainerFailedError(Exception):
+    """The trainer does not do what the node cannot start without; the text says why."""
+
+
+class Trainer(Protocol):
+    """What the node needs of a trainer. Tests have one that trains in virtual time."""
+
+    base: FloatVector
+    pending: FloatVector
+    """In exchange order (`protocol.fragments`)."""
+
+    lives: int
+    """Workers so far that were ready to be asked."""
+
+    loaded_momentum: messages.Place | None
+    """Of the momentum that the newest worker found on disk (`sync = "distro"`)."""
+
+    failure: str | None
+    """Why there is no trainer any more, and what to do; None while it is up or will be."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a trainer is there to be asked."""
+
+    async def run(self) -> None:
+        """Keeps the trainer up until cancelled."""
+
+    async def genesis(self) -> bool:
+        """Fills `base` with the initial weights of the run's seed. False if it cannot be had."""
+
+    async def train(
+        self,
+        round_number: int,
+        first_step: int,
+        steps: int,
+        seconds: float,
+        start: messages.Start = "base",
+        new: messages.Ranges = (),
+    ) -> messages.Finished:
+        """Trains one round; see `messages.Begin`. Its work is to be collected before the next."""
+
+    async def collect(self) -> None:
+        """Adds the work of the newest finished round to `pending`. Once a round."""
+
+    async def rebase(self, ranges: messages.Ranges) -> None:
+        """`base` is new in these ranges: the work of the newest round, finished or not, is kept on
+        top of it. Not after its work was collected."""
+
+    async def base_is_read(self) -> None:
+        """Returns when `base` may be written again after `rebase`, and the work of a round
+        that had finished is whole again."""
+
+    async def share(self, *, taken: bool) -> None:
+        """`base` is where all are: the next shared step. `taken`: whether they took the last."""
+
+    async def stop(self) -> None:
+        """Ends the running round after its present step."""
+
+    async def queue(self, shard: int, path: str, start: int, stop: int) -> None:
+        """Queues tokens to train on. Where a worker has to be waited for, they are not queued: it
+        begins with an empty queue, as `on_configured` has said by then."""
+
+    async def forget(self) -> None:
+        """Empties the queue."""
+
+    async def evaluate(
+        self, paths: Sequence[str], tokens_max: int, seconds_max: float
+    ) -> messages.Evaluated | None:
+        """Loss of `base` on held-out shards, of as much as takes so long; None if the trainer died
+        over it."""
+
+    async def suspend(self) -> None:
+        """Ends the worker process, which frees the device, until `resume`."""
+
+    def resume(self) -> None:
+        """Starts it again, after `suspend` or a failure."""
+
+    async def keep_momentum(self, *, keep: bool) -> None:
+        """Whether a worker goes on from the momentum that it found on disk. Unless it was told so,
+        its first round begins without it."""
+
+    save_seconds: float
+    """What the newest save took."""
+
+    async def save(self, place: messages.Place) -> None:
+        """Has the inner optimiser's state, or the momentum and its place, written to disk after the
+        step that the worker is at. Nothing if it has not come to the last one yet."""
+
+    async def is_saved(self) -> None:
+        """Waits until that is done, or the worker is gone."""
+
+
+class TrainerClient:
+    """The real trainer, in a process of its own."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        settings: Settings,
+        optimizer_path: str,
+        *,
+        on_step: Callable[[messages.Step], None],
+        on_shared: Callable[[messages.Shared], None],
+        on_need: Callable[[int], None],
+        on_restart: Callable[[str], None],
+        on_configured: Callable[[messages.Configured], None],
+    ) -> None:
+        self._process = TrainerProcess(manifest.model.num_parameters)
+        self.base: FloatVector = self._process.base
+        self._sync_set = SyncSets(manifest.model, manifest.outer, manifest.sync).whole
+        self.pending: FloatVector = np.zeros(self._sync_set.plan.num_elements, np.float32)
+        self.lives = 0
+        self.loaded_momentum: messages.Place | None = None
+        self.save_seconds = 0.0
+        self.failure: str | None = None
+        self._configure = messages.Configure(
+            model=manifest.model,
+            inner=manifest.inner,
+            device=settings.device,
+            threads=settings.threads,
+            seed=manifest.seed,
+            base_fd=self._process.base_fd,
+            pseudo_gradient_fd=self._process.pseudo_gradient_fd,
+            token_bytes=manifest.data.token_bytes,
+            optimizer_path=optimizer_path,
+            mixing=manifest.outer.mixing,
+            shared_steps=_shared_steps(manifest),
+        )
+        self._on_step = on_step
+        self._on_shared = on_shared
+        self._on_need = on_need
+        self._on_restart = on_restart
+        self._on_configured = on_configured
+        self.is_up = False
+        self._changed = trio.Event()
+        """Replaced when `is_up` or `failure` changes."""
+        self._resumed = trio.Event()
+        self._resumed.set()
+        self._backoff = Backoff()
+        self._was_useful = False
+        """Whether the present worker has finished a round."""
+        self._answer: messages.FromWorker | TrainerExit | None = None
+        self._answered = trio.Event()
+        self._save_problem = ""
+        """Why the newest save did not work; said once."""
+        self._asking = trio.Lock()
+        self._round: int | None = None
+        self._stop_asked = False
+        self._has_work = False
+        """Whether a round's work waits in the worker's memory."""
+        self._base_read = trio.Event()
+        """Replaced at each `rebase`."""
+        self._base_read.set()
+        self._saved = trio.Event()
+        """Replaced at each `save`."""
+        self._saved.set()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the worker that runs now."""
+        return self._process.pid
+
+    async def run(self) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read_events)
+                await self._keep_up()
+        finally:
+            self._process.release()
+
+    async def _keep_up(self) -> None:
+        while True:
+            await self._resumed.wait()
+            self._was_useful = False
+            exit_ = await self._one_life()
+            self._set(is_up=False)
+            self._base_read.set()  # nobody reads it any more
+            self._saved.set()
+            if exit_.wanted:
+                continue
+            self._backoff = backoff = self._backoff.after(was_useful=self._was_useful)
+            log.error(
+                exit_.description,
+                restart_in_seconds=backoff.delay_seconds,
+                failures=backoff.failures,
+            )
+            if backoff.failures >= FAILURES_MAX:
+                self._give_up(exit_)
+                continue
+            self._on_restart(exit_.reason)
+            await trio.sleep(backoff.delay_seconds)
+
+    def _give_up(self, exit_: TrainerExit) -> None:
+        self._resumed = trio.Event()
+        self.failure = (
+            f"{exit_.description}. It was started {self._backoff.failures} times in a row and did "
+            "not finish a round. `gossamer doctor` checks the device, --device cpu trains without "
+            "it, `gossamer resume` tries again"
+        )
+        self._set(is_up=False)
+
+    def _set(self, *, is_up: bool) -> None:
+        self.is_up = is_up
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _one_life(self) -> TrainerExit:
+        exits: list[TrainerExit] = []
+
+        async def live(task_status: TaskStatus[None]) -> None:
+            try:
+                exits.append(await self._process.run(task_status=task_status))
+            except OSError as error:
+                exits.append(_not_started(error))
+                task_status.started()
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(live)
+            if not self._resumed.is_set():  # suspended while it was being started
+                nursery.start_soon(self._process.close)
+            await self._configure_worker()
+        return exits[0]
+
+    async def _configure_worker(self) -> None:
+        try:
+            await self._process.send(self._configure)
+        except TrainerGoneError:
+            log.debug("the trainer died at once")  # its TrainerExit says why
+
+    async def _read_events(self) -> None:
+        async for event in self._process.events:
+            match event:
+                case messages.Configured():
+                    self.lives += 1
+                    self.loaded_momentum = event.momentum
+                    self._on_configured(event)
+                    if event.problem:
+                        log.warning(event.problem)
+                    self._set(is_up=True)
+                case messages.Step():
+                    self._on_step(event)
+                case messages.Shared():
+                    self._on_shared(event)
+                case messages.NeedData():
+                    self._on_need(event.tokens_queued)
+                case messages.Rebased():
+                    self._base_read.set()
+                case messages.Saved():
+                    self.save_seconds = event.seconds
+                    if event.problem and not self._save_problem:
+                        log.warning(event.problem)
+                    self._save_problem = event.problem
+                    self._saved.set()
+                case messages.Failed():
+                    pass  # its TrainerExit follows and carries the reason
+                case _:
+                    # The first one counts: a worker may answer and be dead a moment later.
+                    if not self._answered.is_set():
+                        self._answer = event
+                        self._answered.set()
+
+    async def _ask(
+        self, message: messages.ToWorker, *, patient: bool = True
+    ) -> messages.FromWorker | TrainerExit | None:
+        """Sends a message to the worker, if `patient` when one is up, and waits for its answer or
+        its end. None without a worker to ask.
+        """
+        async with self._asking:
+            while self.failure is None:
+                if self.is_up:
+                    self._answered = trio.Event()
+                    try:
+                        await self._process.send(message)
+                    except TrainerGoneError:
+                        await trio.sleep(GONE_SECONDS)
+                    else:
+                        await self._answered.wait()
+                        return self._answer
+                elif patient:
+                    await self._changed.wait()
+                else:
+                    break
+        return None
+
+    async def _tell(self, message: messages.ToWorker) -> None:
+        """Sends a message that has no answer; nothing happens if no worker is up."""
+        if self.is_up:
+            try:
+                await self._process.send(message)
+            except TrainerGoneError:
+                log.debug("message to a trainer that is gone", message=type(message).__name__)
+
+    async def genesis(self) -> bool:
+        while self.failure is None:
+            if isinstance(await self._ask(messages.Genesis()), messages.GenesisDone):
+                return True
+            log.warning("the trainer died over the initial weights")
+        return False
+
+    async def train(
+        self,
+        round_number: int,
+        first_step: int,
+        steps: int,
+        seconds: float,
+        start: messages.Start = "base",
+        new: messages.Ranges = (),
+    ) -> messages.Finished:
+        begin = messages.Begin(
+            round=round_number,
+            first_step=first_step,
+            steps_max=steps,
+            seconds_max=seconds,
+            start=start,
+            new=new,
+        )
+        self._round, self._stop_asked = round_number, False
+        try:
+            while not (self.is_up or self.failure is not None or self._stop_asked):
+                await self._changed.wait()
+            answer = None if self._stop_asked else await self._ask(begin)
+        finally:
+            self._round = None
+        if isinstance(answer, messages.Finished):
+            self._has_work = True
+            self._was_useful = self._was_useful or answer.steps > 0
+            return answer
+        return messages.Finished(
+            round=round_number, steps=0, tokens=0, spans=(), loss_mean=math.nan, seconds=0.0
+        )
+
+    async def collect(self) -> None:
+        if self._has_work:
+            self._has_work = False
+            # The worker does not write before it is asked for another round.
+            await trio.to_thread.run_sync(
+                lambda: self._sync_set.add(self._process.pseudo_gradient, self.pending)
+            )
+
+    async def share(self, *, taken: bool) -> None:
+        await self._tell(messages.Share(taken=taken))
+
+    async def rebase(self, ranges: messages.Ranges) -> None:
+        if self.is_up:
+            self._base_read = trio.Event()
+            await self._tell(messages.Rebase(ranges=ranges))
+
+    async def base_is_read(self) -> None:
+        await self._base_read.wait()
+
+    async def stop(self) -> None:
+        if self._round is not None:
+            self._stop_asked = True
+            self._set(is_up=self.is_up)  # a round that waits for its worker does not begin
+            await self._tell(messages.Stop())
+
+    async def queue(self, shard: int, path: str, start: int, stop: int) -> None:
+        if self.is_up:
+            await self._tell(messages.Data(shard=shard, path=path, start=start, stop=stop))
+        while not self.is_up:
+            await self._changed.wait()
+
+    async def forget(self) -> None:
+        await self._tell(messages.Forget())
+
+    async def evaluate(
+        self, paths: Sequence[str], tokens_max: int, seconds_max: float
+    ) -> messages.Evaluated | None:
+        job = messages.Evaluate(paths=tuple(paths), tokens_max=tokens_max, seconds_max=seconds_max)
+        answer = await self._ask(job, patient=False)
+        return answer if isinstance(answer, messages.Evaluated) else None
+
+    async def suspend(self) -> None:
+        self._resumed = trio.Event()
+        await self._process.close()
+
+    def resume(self) -> None:
+        if self.failure is not None:
+            self.failure, self._backoff = None, Backoff()
+        self._resumed.set()
+
+    async def keep_momentum(self, *, keep: bool) -> None:
+        await self._tell(messages.KeepMomentum(keep=keep))
+
+    async def save(self, place: messages.Place) -> None:
+        # Not asked: a round that is under way is the answer that `_ask` waits for.
+        if self.is_up and self._saved.is_set():
+            self._saved = trio.Event()
+            await self._tell(messages.Save(place=place))
+
+    async def is_saved(self) -> None:
+        await self._saved.wait()
+
+
+def _shared_steps(manifest: Manifest) -> messages.SharedSteps | None:
+    if manifest.sync != "distro":
+        return None
+    return messages.SharedSteps(top_k=manifest.outer.top_k, lookahead=manifest.outer.lookahead)
+
+
+def _not_started(error: OSError) -> TrainerExit:
+    """The end of a life that did not begin."""
+    return TrainerExit(
+        code=None,
+        signal=None,
+        wanted=False,
+        failure=f"its process could not be started: {error}",
+        stderr=(),
+        lived_seconds=0.0,
+    )

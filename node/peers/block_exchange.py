@@ -1,0 +1,317 @@
+"""Blocks between peers: serving ours, and getting theirs into the store.
+
+Serving keeps one piece of a block (`PIECE_BYTES`) a stream in memory, and both streams and time are
+bounded: a peer that asks and never reads costs a slot for `send_seconds` and nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+import structlog
+import trio
+
+from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.transport import OffenceHandler, Stream, StreamClosed, Transport
+from gossamer.node.peers.fetching import INLINE_BYTES_MAX, Download, FetchLimits
+from gossamer.node.storage.blocks import (
+    BlockError,
+    BlockStore,
+    CorruptBlockError,
+    MissingBlockError,
+)
+from gossamer.protocol.errors import ForgedError, RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.limits import KIB
+from gossamer.protocol.wire.block_messages import (
+    BLOCK_MESSAGE_BYTES_MAX,
+    BLOCKS_PROTOCOL,
+    decode_request,
+    encode_reply,
+)
+from gossamer.protocol.wire.framing import encode_prefix
+
+_log = structlog.get_logger()
+
+PIECE_BYTES = 256 * KIB
+# Threads that check blocks for serving: the disk and two cores are busy with less.
+_CHECKING_THREADS = 2
+
+
+class FetchError(Exception):
+    """Some blocks could not be had from anybody; `missing` are their digests."""
+
+    def __init__(self, missing: Sequence[Digest], num_wanted: int, why: str) -> None:
+        super().__init__(
+            f"{len(missing)} of {num_wanted} blocks are missing, {short(missing[0])} is the first: "
+            f"{why}. What arrived is kept; it goes on from there when a peer that has them is back"
+        )
+        self.missing = tuple(missing)
+
+
+@dataclass(frozen=True)
+class ServeLimits:
+    """Bounds of what others may take."""
+
+    streams_max: int = 256
+    """64 MiB of pieces in the worst case."""
+    streams_per_peer_max: int = 16
+    """A peer fetches state, shards and averages at once, each with up to four streams."""
+    idle_seconds: float = 60.0
+    """An open stream without a request for so long is closed."""
+    send_seconds: float = 120.0
+    """For one whole block: a little longer than a fetching side waits."""
+
+
+class BlockService:
+    """Serves the store's blocks on `transport` and fetches missing ones into it.
+
+    Args:
+        on_offence: told when a peer sends wrong bytes or breaks the protocol.
+
+    Attributes:
+        blocks_served, bytes_served: whole blocks sent, since the start.
+        blocks_fetched, bytes_fetched: blocks received, checked and stored.
+        verify_failures: blocks received that did not have their digest.
+        not_found: requests for blocks that were not here (or damaged).
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        store: BlockStore,
+        on_offence: OffenceHandler | None = None,
+        fetch_limits: FetchLimits | None = None,
+        serve_limits: ServeLimits | None = None,
+    ) -> None:
+        self.blocks_served = 0
+        self.bytes_served = 0
+        self.blocks_fetched = 0
+        self.bytes_fetched = 0
+        self.verify_failures = 0
+        self.not_found = 0
+        self._transport = transport
+        self._store = store
+        self._on_offence = on_offence
+        self._fetch_limits = fetch_limits or FetchLimits()
+        self._serve_limits = serve_limits or ServeLimits()
+        self._num_streams = 0
+        self._checking = trio.CapacityLimiter(_CHECKING_THREADS)
+        self._fetch_numbers = itertools.count()
+        # Blocks that one of our fetches is getting; the event is set when it is done with them.
+        self._fetching: dict[Digest, trio.Event] = {}
+        transport.handle(
+            BLOCKS_PROTOCOL,
+            self._serve,
+            streams_per_peer_max=self._serve_limits.streams_per_peer_max,
+        )
+
+    async def fetch(
+        self,
+        digests: Iterable[Digest],
+        sources: Callable[[], Sequence[PeerId]],
+        on_block: Callable[[Digest], None] | None = None,
+        *,
+        passes: int | None = None,
+    ) -> None:
+        """Get the blocks that are not in the store yet, from several peers at once.
+
+        `sources` is called whenever somebody new may be asked; the peers should be connected.
+        `on_block` is called once for each digest when its block is in the store, also for those
+        that were there before. A block that another fetch is getting already is waited for, not
+        downloaded twice. The blocks are pinned until the call is back: pin them yourself, before,
+        to keep them longer. `passes`: how often everybody is asked without any success before it
+        gives up, if not as often as the limits of this service say.
+
+        Raises:
+            FetchError: nobody has some of them, after several attempts. The others are stored.
+            DiskError: the store could not write.
+
+        Cancellation: what has been stored stays, the next fetch goes on from there.
+        """
+        wanted = list(dict.fromkeys(digests))
+        report = on_block or (lambda _: None)
+        pin_name = f"fetch {next(self._fetch_numbers)}"
+        self._store.pin(pin_name, wanted)
+        try:
+            await self._fetch(wanted, sources, report, passes or self._fetch_limits.passes)
+        finally:
+            self._store.unpin(pin_name)
+
+    async def fetch_checked(
+        self,
+        digests: Iterable[Digest],
+        sources: Callable[[], Sequence[PeerId]],
+        *,
+        passes: int | None = None,
+    ) -> None:
+        """As `fetch`, and what is here already is read: damaged blocks are fetched again.
+
+        For blocks that somebody will read from the file, without the store's check.
+        """
+        wanted = list(dict.fromkeys(digests))
+        await self.fetch(wanted, sources, passes=passes)
+        for digest in wanted:
+            try:
+                if (self._store.size(digest) or 0) <= INLINE_BYTES_MAX:
+                    self._store.check(digest)
+                else:
+                    await trio.to_thread.run_sync(self._store.check, digest, limiter=self._checking)
+            except BlockError as error:
+                _log.warning("a block on disk is of no use", problem=str(error))
+        await self.fetch(wanted, sources, passes=passes)
+
+    async def _fetch(
+        self,
+        wanted: list[Digest],
+        sources: Callable[[], Sequence[PeerId]],
+        report: Callable[[Digest], None],
+        passes: int,
+    ) -> None:
+        pending = dict.fromkeys(wanted)
+        failed: list[Digest] = []
+        why = ""
+        while pending:
+            missing = dict.fromkeys(self._store.missing(pending))
+            for digest in pending:
+                if digest not in missing:
+                    report(digest)
+            pending = missing
+            ours = [digest for digest in pending if digest not in self._fetching]
+            if ours:
+                not_found, problem = await self._download(ours, sources, report, passes)
+                if not_found:
+                    failed += not_found
+                    why = problem
+                for digest in ours:
+                    del pending[digest]
+            for digest in pending:
+                if (event := self._fetching.get(digest)) is not None:
+                    await event.wait()
+        still_missing = self._store.missing(failed)  # another fetch may have found one since
+        for digest in failed:
+            if digest not in still_missing:
+                report(digest)
+        if still_missing:
+            raise FetchError(still_missing, len(wanted), why)
+
+    async def _download(
+        self,
+        digests: list[Digest],
+        sources: Callable[[], Sequence[PeerId]],
+        report: Callable[[Digest], None],
+        passes: int,
+    ) -> tuple[list[Digest], str]:
+        """Returns (what is still missing, why)."""
+
+        def stored(digest: Digest, num_bytes: int) -> None:
+            self.blocks_fetched += 1
+            self.bytes_fetched += num_bytes
+            self._fetching.pop(digest).set()
+            report(digest)
+
+        self._fetching.update((digest, trio.Event()) for digest in digests)
+        download = Download(
+            self._transport,
+            self._store,
+            replace(self._fetch_limits, passes=passes),
+            digests,
+            sources,
+            on_stored=stored,
+            on_offence=self._note_fetch_offence,
+        )
+        try:
+            await download.run()
+        finally:
+            for digest in download.wanted:
+                self._fetching.pop(digest).set()
+        if not download.peers_asked:
+            return list(download.wanted), "there was no peer to ask"
+        why = f"asked {len(download.peers_asked)} peers and none of them sent these"
+        if download.last_problem:
+            why += f" (last trouble: {download.last_problem})"
+        return list(download.wanted), why
+
+    def _note_fetch_offence(self, peer_id: PeerId, error: RemoteProtocolError) -> None:
+        if isinstance(error, ForgedError):
+            self.verify_failures += 1
+        self._note_offence(peer_id, error)
+
+    def _note_offence(self, peer_id: PeerId, error: RemoteProtocolError) -> None:
+        if self._on_offence is not None:
+            self._on_offence(peer_id, error)
+
+    async def _serve(self, stream: Stream) -> None:
+        """Handler of one inbound stream."""
+        peer_id = stream.peer_id
+        if self._num_streams >= self._serve_limits.streams_max:
+            await stream.reset()
+            return
+        self._num_streams += 1
+        try:
+            while (digest := await self._receive_request(stream)) is not None:
+                with trio.fail_after(self._serve_limits.send_seconds):
+                    await self._answer(stream, digest)
+        except StreamClosed:
+            pass  # the other side has what it wanted, or is gone
+        except trio.TooSlowError:
+            _log.debug("a peer does not read the blocks it asked for", peer=short(peer_id))
+            await stream.reset()
+        except RemoteProtocolError as error:
+            await stream.reset()
+            self._note_offence(peer_id, error)
+        finally:
+            self._num_streams -= 1
+
+    async def _receive_request(self, stream: Stream) -> Digest | None:
+        """The next digest, or None when none comes for long."""
+        with trio.move_on_after(self._serve_limits.idle_seconds):
+            message, _ = await receive_frame(
+                stream, message_bytes_max=BLOCK_MESSAGE_BYTES_MAX, payload_bytes_max=0
+            )
+            return decode_request(message)
+        return None
+
+    async def _answer(self, stream: Stream, digest: Digest) -> None:
+        num_bytes = self._store.size(digest) or 0
+        inline = num_bytes <= INLINE_BYTES_MAX
+        try:
+            if inline:
+                file = self._store.open_block(digest)
+            else:
+                file = await trio.to_thread.run_sync(
+                    self._store.open_block, digest, limiter=self._checking
+                )
+        except (MissingBlockError, CorruptBlockError) as error:
+            if isinstance(error, CorruptBlockError):
+                _log.warning("a block cannot be served", problem=str(error))
+            self.not_found += 1
+            await send_frame(stream, encode_reply(digest, found=False))
+            return
+        with file:
+            await self._send_block(stream, digest, file, inline=inline)
+
+    async def _send_block(
+        self, stream: Stream, digest: Digest, file: BinaryIO, *, inline: bool
+    ) -> None:
+        """Piece by piece, because the peer may be slow and there may be many of them."""
+        num_bytes = os.fstat(file.fileno()).st_size
+        message = encode_reply(digest, found=True)
+        head = encode_prefix(len(message), num_bytes) + message
+        rest_bytes = num_bytes
+        while rest_bytes:
+            if inline:
+                piece = file.read(PIECE_BYTES)
+            else:
+                piece = await trio.to_thread.run_sync(file.read, PIECE_BYTES)
+            if not piece:
+                raise OSError(f"block {short(digest)} became shorter while it was sent")
+            await stream.send(head, piece)
+            head = b""
+            rest_bytes -= len(piece)
+        self.blocks_served += 1
+        self.bytes_served += num_bytes

@@ -1,0 +1,150 @@
+"""Gets the proof of heads that others announce, while the node goes on with what it does.
+
+An announcement is a claim. Here it is only a reason to ask its author for the commit records on the
+way to that head; once they are in the chain, `Heads.better` finds them. So whoever announces a head
+that does not exist, or with a weight that it does not have, takes none of our time but its own.
+
+A peer that cannot prove its head is asked again later and later, and it is an offence of little
+weight, because it may have lost its disk since it said so. A wrong weight is one of much weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import trio
+
+from gossamer.node.peers.chain_sync import BehindError, UnknownHeadError
+from gossamer.node.rounds.context import NodeContext
+from gossamer.protocol.errors import ImplausibleError, RemoteProtocolError, UnprovenError
+from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.state.chain import is_heavier
+from gossamer.protocol.wire.statements import Announce
+
+LOOK_SECONDS = 1.0
+"""When nothing is announced: for those that are to be asked again."""
+
+ASKED_MAX = 8
+"""Peers that are asked at once: enough that some silent ones do not keep an honest one waiting."""
+
+HEDGE_SECONDS = 3.0
+"""A second holder of a head is asked when the first one takes longer."""
+
+RETRY_SECONDS_MIN = 2.0
+RETRY_SECONDS_MAX = 60.0
+"""Before a peer that could not prove its head is asked again; twice as long each time."""
+
+log = structlog.get_logger("sync")
+
+
+@dataclass
+class _Holder:
+    """A peer that is or was asked."""
+
+    head: Digest
+    """What it was asked for last."""
+    asked_seconds: float
+    is_asked: bool = True
+    failures: int = 0
+    retry_seconds: float = 0.0
+
+
+class HeadProver:
+    """Proves announced heads that would win over ours."""
+
+    def __init__(self, context: NodeContext, on_proven: Callable[[], None]) -> None:
+        self._context = context
+        self._on_proven = on_proven
+        self._holders: dict[PeerId, _Holder] = {}
+        self._news = trio.Event()
+
+    def wake(self) -> None:
+        """Somebody announced something."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Asks until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._news = trio.Event()
+                self._look(nursery)
+                with trio.move_on_after(LOOK_SECONDS):
+                    await self._news.wait()
+
+    @property
+    def has_open_questions(self) -> bool:
+        """Whether somebody announces a better head and has not been asked, or has not answered."""
+        wanted = self._wanted()
+        return any(
+            peer not in self._holders or self._holders[peer].is_asked for peer in sorted(wanted)
+        )
+
+    def _wanted(self) -> dict[PeerId, Announce]:
+        """Living peers whose announced head would win over ours and is not proven."""
+        mine, chain = self._context.committed.entry, self._context.committed.chain
+        return {
+            peer: announce
+            for peer, announce in self._context.swarm.living().items()
+            if is_heavier(announce.tokens_total, announce.head, mine.tokens_total, mine.head)
+            and not chain.is_whole(Digest(announce.head))
+        }
+
+    def _look(self, nursery: trio.Nursery) -> None:
+        now = trio.current_time()
+        wanted = self._wanted()
+        for peer in [p for p, holder in self._holders.items() if not holder.is_asked]:
+            if peer not in wanted and now > self._holders[peer].retry_seconds:
+                del self._holders[peer]
+        num_asked = sum(holder.is_asked for holder in self._holders.values())
+        for peer in sorted(wanted, key=self._failures_of):
+            if num_asked >= ASKED_MAX:
+                return
+            head = Digest(wanted[peer].head)
+            if self._may_ask(now, peer, head):
+                num_asked += 1
+                failures = self._failures_of(peer)[0]
+                holder = self._holders[peer] = _Holder(head, now, failures=failures)
+                nursery.start_soon(self._ask, peer, holder, wanted[peer].tokens_total)
+
+    def _failures_of(self, peer: PeerId) -> tuple[int, PeerId]:
+        holder = self._holders.get(peer)
+        return (0 if holder is None else holder.failures, peer)
+
+    def _may_ask(self, now: float, peer: PeerId, head: Digest) -> bool:
+        holder = self._holders.get(peer)
+        if holder is not None and (holder.is_asked or now < holder.retry_seconds):
+            return False
+        return not any(
+            other.is_asked and other.head == head and now < other.asked_seconds + HEDGE_SECONDS
+            for other in self._holders.values()
+        )
+
+    async def _ask(self, peer: PeerId, holder: _Holder, claimed_tokens: int) -> None:
+        chain, swarm = self._context.committed.chain, self._context.swarm
+        try:
+            await self._context.chain_sync.learn(holder.head, peer)
+            if chain.entry(holder.head).tokens_total != claimed_tokens:
+                raise ImplausibleError("a head announced with tokens that are not in its chain")
+        except UnknownHeadError as error:
+            self._note_failure(holder, str(error))
+            swarm.offence(peer, UnprovenError(str(error)))
+        except BehindError as error:
+            self._note_failure(holder, str(error))
+        except RemoteProtocolError as error:
+            self._note_failure(holder, str(error))
+            swarm.offence(peer, error)
+        else:
+            holder.failures = 0
+            self._on_proven()
+        finally:
+            holder.is_asked = False
+
+    @staticmethod
+    def _note_failure(holder: _Holder, problem: str) -> None:
+        doublings = min(holder.failures, 10)
+        seconds = min(RETRY_SECONDS_MIN * 2**doublings, RETRY_SECONDS_MAX)
+        holder.failures += 1
+        holder.retry_seconds = trio.current_time() + seconds
+        log.info("an announced head is not proven", head=short(holder.head), problem=problem)

@@ -1,0 +1,81 @@
+"""The parameters of a `distro` run between two commits: a shared step at a time.
+
+A round of shared steps leads from the committed state to the next one by its finals, a final a
+step. `SharedParameters` takes each as soon as it is there, so that the peer's next gradient is taken
+where all are. What counts is the sequence of finals at the commit: where it is another than was
+taken (a step of which a better final came later) the steps are taken again, from the beginning.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from gossamer.protocol.codecs.payloads import SignPayloads
+from gossamer.protocol.codecs.sign_codec import SignCodec
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.manifest import Manifest, ModelConfig, OuterConfig
+from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.state.exact_transform import grids_of
+from gossamer.protocol.state.shared_step import shapes_of, shared_rate_at, shared_step
+
+
+def sign_payloads(model: ModelConfig, outer: OuterConfig) -> SignPayloads:
+    """What travels in a `distro` run."""
+    return SignPayloads(SignCodec(shapes_of(grids_of(model)), outer.top_k))
+
+
+class SharedParameters:
+    """Methods may run in threads: one works at a time."""
+
+    def __init__(self, manifest: Manifest, payloads: SignPayloads, values: FloatVector) -> None:
+        """`values`: (num_parameters,), shared with the trainer, which reads where all are."""
+        self.values = values
+        self._inner, self._outer = manifest.inner, manifest.outer
+        self._grids = grids_of(manifest.model)
+        self._payloads = payloads
+        self._number = 0
+        self._taken: list[Digest] = []
+        self._working = threading.Lock()
+
+    def begin(self, round_number: int, start: FloatVector) -> None:
+        """The steps of a round begin at `start`."""
+        with self._working:
+            self._begin(round_number, start)
+
+    def take(self, round_number: int, step: int, average: Payload) -> None:
+        """The round's step, unless the steps before it are not taken. MalformedError."""
+        with self._working:
+            if round_number == self._number and step == len(self._taken):
+                self._take(average)
+
+    def lead(
+        self, round_number: int, start: FloatVector, averages: Sequence[Payload], out: FloatVector
+    ) -> None:
+        """Where the round's finals lead to from `start`, all (num_parameters,). MalformedError."""
+        with self._working:
+            digests = [digest_of(average) for average in averages]
+            if round_number != self._number or digests[: len(self._taken)] != self._taken:
+                self._begin(round_number, start)
+            for average in averages[len(self._taken) :]:
+                self._take(average)
+            np.copyto(out, self.values)
+
+    def _begin(self, round_number: int, start: FloatVector) -> None:
+        np.copyto(self.values, start)
+        self._number, self._taken = round_number, []
+
+    def _take(self, average: Payload) -> None:
+        place = self._outer.first_inner_step_of(self._number) + len(self._taken)
+        shared_step(
+            self._grids,
+            self.values,
+            self._payloads.updates(average),
+            shared_rate_at(place, self._inner),
+            self._inner.weight_decay,
+            self.values,
+        )
+        self._taken.append(digest_of(average))

@@ -1,0 +1,469 @@
+"""The account of one peer's own work: what it trained, in tokens, and where that went.
+
+Every token that a peer trained has exactly one fate, and with every event
+
+    trained = committed on time + committed late + dropped + lost + carried
+
+Rules
+-----
+- The work of one local round is a *lot*: its tokens, and the head that it was trained on. It is
+  *carried*, which means that it lies in `pending`, until a round takes it or it is given up.
+- With a `Ready` a peer *offers* all that it carries. What a committed header says of this peer is
+  about the offer that it made on the header's parent; what was trained since is no part of it. So
+  a ring that commits unheard of takes no more than it was given, however late this becomes known.
+- A header takes tokens of all lots of its offer alike. They are *on time* if they were trained on
+  the header's parent, else *late* (they were residual). Chunks of which it did not take this peer's
+  part stay in `pending`, and the rest of the tokens stays carried.
+- A header that turns out not to be in the chain gives back what it took. To move to another branch
+  is: `branch_left`, then `abandoned` for each header that is left, newest first, then
+  `committed_by` for each that comes, oldest first.
+- A chunk whose oldest work missed more than `stale_rounds` rounds is dropped, and with it its share
+  of the tokens. Work that was reclaimed counts from the round that it was offered in.
+- A round may *exchange* some of the chunks only (`fragments`). All tokens of an offer are its own
+  nevertheless, and a token has the fate that the first round that takes it decides; its work in the
+  other chunks stays in `pending` and goes with whatever round takes these. So work is in every
+  chunk at most once in `pending` and the chain together, whichever rounds are missed or left; what
+  of it was not on disk when the process died is lost without tokens of its own.
+- What is carried in memory and was not written (`saved`) is lost with the process, and so are steps
+  of a round under way, also where only the trainer died. A header may still turn up that took some
+  of it in time: then it was not lost. The same holds for what was dropped.
+- Tokens that a header says it took from me and that I know nothing of were trained by an earlier
+  life whose records are gone: they count as trained and committed.
+
+`pending` is the caller's: the answers say which chunks of it change, as bit masks (bit c stands for
+chunk c). The vector behind an offer is the caller's too, under the offer's number: `pending` as it
+was when offered. To take a chunk is to subtract that vector's, to reclaim it is to add it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gossamer.protocol.accounting.spans import merged, without
+from gossamer.protocol.accounting.work_records import AccountState, Offer, Taking, apportioned
+from gossamer.protocol.state.chain import tokens_taken
+from gossamer.protocol.wire.statements import Span
+
+OFFERS_MAX = 64
+"""Offers that are remembered: so many rounds back a branch may turn out to have taken one."""
+
+STALE = "stale"
+LATE = "late"
+"""Shared steps went on without it; what it was for stays in the momentum."""
+ABANDONED = "abandoned"
+"""Its round took it, or may have, and nobody can say how much of it."""
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """What a header took.
+
+    In `pending`, subtract the offer's vector in the chunks `taken`, and make the chunks `zeroed`
+    zero.
+    """
+
+    offer: int | None
+    taken: int
+    zeroed: int
+    on_time: int
+    late: int
+
+
+@dataclass(frozen=True)
+class Reclaim:
+    """What a lost header gave back: add the offer's vector in these chunks to `pending`.
+
+    `on_time` and `late` are what it had taken, `carried` is the part that is carried again.
+    """
+
+    offer: int | None
+    chunks: int
+    on_time: int
+    late: int
+    carried: int
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What of the files of an earlier life is true.
+
+    `pending` is what was saved in the chunks `chunks`, and zero in the others. For each offer in
+    `offers` its vector, in the chunks of the mask, is `pending` as restored now.
+    """
+
+    chunks: int
+    offers: dict[int, int]
+
+
+class WorkAccount:
+    """One peer's account."""
+
+    def __init__(
+        self, num_chunks: int, stale_rounds: int, state: AccountState | None = None
+    ) -> None:
+        """
+        Args:
+            num_chunks: of the run's chunk plan.
+            stale_rounds: of the manifest.
+            state: of an earlier life; then `restarted` has to be the first event.
+        """
+        self._num_chunks = num_chunks
+        self._all_chunks = (1 << num_chunks) - 1
+        self._stale_rounds = stale_rounds
+        self.state = AccountState() if state is None else state
+        if len(self.state.since) != num_chunks:
+            self.state.since = [0] * num_chunks
+
+    # What it says
+
+    @property
+    def carried(self) -> int:
+        return sum(lot.carried for lot in self.state.lots.values())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a chunk has work in it, be it of no tokens."""
+        return any(self.state.since)
+
+    @property
+    def committed(self) -> int:
+        return self.state.committed_on_time + self.state.committed_late
+
+    @property
+    def dropped(self) -> int:
+        return sum(self.state.dropped.values())
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether every token that was trained has exactly one fate."""
+        state = self.state
+        return state.trained == self.committed + self.dropped + state.lost + self.carried
+
+    # Training
+
+    def stepped(self, tokens: int) -> None:
+        """An inner step of the local round under way."""
+        self.state.under_way += tokens
+
+    def trained(self, head: bytes, round_number: int, tokens: int, spans: Sequence[Span]) -> None:
+        """A local round on `head`, for the round `round_number`, ended with its work in `pending`.
+
+        What `stepped` counted beyond `tokens` is lost: the trainer died over it.
+        """
+        state = self.state
+        died = max(0, state.under_way - tokens)
+        state.under_way = 0
+        state.trained += tokens + died
+        state.lost += died
+        if tokens:
+            state.add_lot(head, round_number, tokens)
+            state.spans = merged([*state.spans, *spans])
+            state.since = [since or round_number for since in state.since]
+            state.has_grown = True
+
+    # Rounds
+
+    def offer(
+        self, head: bytes, round_number: int, spans: Sequence[Span] | None = None
+    ) -> Offer | None:
+        """All that is carried is offered to the round after `head`. None if nothing is carried.
+
+        Args:
+            spans: the data that the `Ready` named; None: all that is not in the ledger.
+        """
+        state = self.state
+        lots = {number: lot.carried for number, lot in state.lots.items() if lot.carried}
+        if not lots:
+            return None
+        offer = Offer(
+            number=state.new_number(),
+            head=head,
+            round=round_number,
+            lots=lots,
+            spans=tuple(state.spans if spans is None else spans),
+        )
+        state.offers.append(offer)
+        del state.offers[:-OFFERS_MAX]
+        return offer
+
+    def withdraw(self, number: int) -> None:
+        """Nothing of this offer can have been taken: no ring with it was followed."""
+        self.state.offers = [offer for offer in self.state.offers if offer.number != number]
+
+    def committed_by(
+        self,
+        head: bytes,
+        parent: bytes,
+        tokens: int,
+        chunks: int | None,
+        *,
+        counts_spans: bool,
+        exchanged: int | None = None,
+    ) -> Settlement:
+        """A header that is now the newest in my chain took `tokens` of mine (0: nothing).
+
+        Args:
+            head: the header's digest.
+            parent: the head that it follows.
+            chunks: mask of the chunks that contain my part; None if that cannot be known. Then
+                all that is carried in its chunks is given up, so that nothing of it can count
+                twice.
+            counts_spans: whether the ledger counted my spans.
+            exchanged: mask of the header's chunks; None: all.
+        """
+        state = self.state
+        state.head = head
+        if tokens == 0:
+            return Settlement(None, 0, 0, 0, 0)
+        if exchanged is None:
+            exchanged = self._all_chunks
+        offer = self._offer_on(parent, tokens, chunks, exchanged.bit_count())
+        if offer is None:
+            state.trained += tokens
+            state.committed_late += tokens
+            return Settlement(None, 0, 0, 0, tokens)
+
+        amounts = apportioned(min(tokens, offer.tokens), list(offer.lots.values()))
+        shares = tuple(
+            state.take(number, amount, parent)
+            for number, amount in zip(offer.lots, amounts, strict=True)
+        )
+        if chunks is None:
+            zeroed, taken = self._give_up(exchanged, ABANDONED), 0
+        else:
+            zeroed = 0
+            if any(share.carried for share in shares):
+                # Some of it came back after the rest was given up; which of it is not known.
+                zeroed = self._give_up(chunks & int.from_bytes(offer.void), ABANDONED)
+            taken = chunks & ~int.from_bytes(offer.void)
+        unknown = tokens - sum(share.tokens for share in shares)
+        offer.taking = Taking(head, shares, unknown, self._bytes(taken), counts_spans)
+        on_time = offer.taking.on_time
+        state.trained += unknown
+        state.committed_on_time += on_time
+        state.committed_late += tokens - on_time
+        if counts_spans:
+            state.spans = without(state.spans, offer.spans)
+        newer = [
+            lot.round
+            for number, lot in state.lots.items()
+            if lot.carried and number not in offer.lots
+        ]
+        self._set_since(taken, min(newer, default=0))
+        self._unsave(taken)
+        return Settlement(offer.number, taken, zeroed, on_time, tokens - on_time)
+
+    def _offer_on(
+        self, parent: bytes, tokens: int, chunks: int | None, num_synced: int
+    ) -> Offer | None:
+        """The offer that a header on `parent` took: of several the newest that fits its tokens."""
+        found = [o for o in self.state.offers if o.head == parent and o.taking is None]
+        if chunks is not None:
+            num_in = chunks.bit_count()
+            for offer in reversed(found):
+                if tokens_taken(offer.tokens, num_in, num_synced) == tokens:
+                    return offer
+        return next((offer for offer in reversed(found) if offer.tokens >= tokens), None)
+
+    def branch_left(self, left_round: int, next_round: int) -> None:
+        """Another branch is followed from now on; comes before `abandoned`.
+
+        Work does not become younger by a branch with fewer rounds, on which their numbers go on.
+
+        Args:
+            left_round: the newest round of the branch that is left.
+            next_round: the one to come on the other one.
+        """
+        num_back = left_round + 1 - next_round
+        if num_back <= 0:
+            return
+        state = self.state
+        for lot in state.lots.values():
+            lot.round = max(1, lot.round - num_back)
+        for offer in state.offers:
+            offer.round -= num_back
+        state.since = [max(1, since - num_back) if since else 0 for since in state.since]
+
+    def abandoned(
+        self, head: bytes, parent: bytes, tokens: int, next_round: int, *, has_vector: bool = True
+    ) -> Reclaim:
+        """A header is not in my chain after all: what it took of mine is carried again.
+
+        Args:
+            parent: what it followed.
+            tokens: what it said that it took of mine.
+            next_round: the one to come in the chain that is followed now: what is stale by then is
+                dropped instead.
+            has_vector: False if the vector behind its offer is gone: then the work is lost.
+        """
+        state = self.state
+        state.head = parent
+        if tokens == 0:
+            return Reclaim(None, 0, 0, 0, 0)
+        offer = next((o for o in state.offers if o.taking and o.taking.head == head), None)
+        if offer is None or offer.taking is None:
+            # An earlier life's, or longer ago than offers are remembered.
+            late = min(tokens, state.committed_late)
+            state.committed_late -= late
+            state.committed_on_time -= tokens - late
+            state.lost += tokens
+            return Reclaim(None, 0, tokens - late, late, 0)
+
+        taking, offer.taking = offer.taking, None
+        mask = int.from_bytes(taking.chunks)
+        is_stale = next_round - offer.round > self._stale_rounds
+        is_back = has_vector and mask > 0 and not is_stale
+        for share in taking.shares:
+            state.give_back(
+                share,
+                share.carried if is_back else 0,
+                share.dropped + (share.carried if is_stale else 0),
+                STALE if is_stale else ABANDONED,
+            )
+        state.committed_on_time -= taking.on_time
+        state.committed_late -= tokens - taking.on_time
+        state.lost += taking.unknown
+        back = sum(share.carried for share in taking.shares) if is_back else 0
+        if back == 0:
+            for other in state.offers:
+                if not offer.lots.keys().isdisjoint(other.lots):
+                    self._void(other, mask & ~_chunks_taken(other))
+            return Reclaim(offer.number, 0, taking.on_time, tokens - taking.on_time, 0)
+        if taking.counts_spans:
+            state.spans = merged([*state.spans, *offer.spans])
+        state.has_grown = True
+        round_number = max(1, offer.round)
+        state.since = [
+            min(since or round_number, round_number) if mask >> chunk & 1 else since
+            for chunk, since in enumerate(state.since)
+        ]
+        return Reclaim(offer.number, mask, taking.on_time, tokens - taking.on_time, back)
+
+    # Giving up
+
+    def drop(self, reason: str, spans: Sequence[Span] = ()) -> int:
+        """All that is carried will not be taken; `pending` has to be zero. Returns its tokens.
+
+        Args:
+            spans: the data of work that rounds took, and that is not in the ledger yet.
+        """
+        tokens = self.carried
+        self._give_up(self._all_chunks, reason)
+        self.state.spans = list(spans)
+        return tokens
+
+    def drop_stale(self, next_round: int) -> tuple[int, int]:
+        """Gives up what is too old for the next round.
+
+        Returns the mask of the chunks that have to be zero in `pending`, and the dropped tokens.
+        """
+        carried = self.carried
+        oldest = next_round - self._stale_rounds
+        stale = self._give_up(mask_of(0 < since < oldest for since in self.state.since), STALE)
+        return stale, carried - self.carried
+
+    def _give_up(self, chunks: int, reason: str) -> int:
+        """The work in some chunks is dropped, with its share of the tokens. Returns the mask."""
+        with_work = mask_of(since > 0 for since in self.state.since)
+        if not chunks:
+            return 0
+        is_all = not with_work & ~chunks
+        num_given, num_with_work = (chunks & with_work).bit_count(), with_work.bit_count()
+        amounts = {
+            number: lot.carried if is_all else tokens_taken(lot.carried, num_given, num_with_work)
+            for number, lot in self.state.lots.items()
+        }
+        self.state.drop(amounts, reason)
+        if is_all:
+            self.state.spans = []
+        self._clear(chunks)
+        return chunks
+
+    # The process
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether all work in `pending` is on disk."""
+        with_work = mask_of(since > 0 for since in self.state.since)
+        is_there = not with_work & ~int.from_bytes(self.state.saved_chunks)
+        return is_there and not (with_work and self.state.has_grown)
+
+    def saved(self) -> None:
+        """`pending` is on disk as it is now, and this account with it."""
+        for lot in self.state.lots.values():
+            lot.saved = lot.carried
+        self.state.saved_chunks = self._bytes(self._all_chunks)
+        self.state.has_grown = False
+
+    def restarted(self, *, has_saved: bool = True) -> Restart:
+        """The first event of a new life, with the state as it was last written.
+
+        Args:
+            has_saved: False if what was saved is gone or damaged: then all that was carried is
+                lost.
+        """
+        state = self.state
+        if not has_saved:
+            state.saved_chunks = b""
+            for lot in state.lots.values():
+                lot.saved = 0
+        state.trained += state.under_way
+        state.lost += state.under_way
+        state.under_way = 0
+        gone = {number: lot.carried - lot.saved for number, lot in state.lots.items()}
+        chunks = int.from_bytes(state.saved_chunks)
+        self._set_since(self._all_chunks & ~chunks, 0)
+        offers: dict[int, int] = {}
+        for offer in state.offers:
+            if not any(gone[number] for number in offer.lots):
+                continue
+            if all(state.lots[n].carried == offer.lots.get(n, 0) for n in state.lots):
+                offers[offer.number] = self._all_chunks
+            else:
+                self._void(offer, self._all_chunks & ~_chunks_taken(offer))
+        for number, tokens in gone.items():
+            lot = state.lots[number]
+            lot.carried -= tokens
+            lot.lost += tokens
+            state.lost += tokens
+        if not any(offer.head == state.head and offer.taking is None for offer in state.offers):
+            # The earlier life may have offered it and not come to write that down.
+            last = self.offer(state.head, max(state.since))
+            if last is not None:
+                offers[last.number] = self._all_chunks
+        state.has_grown = False
+        return Restart(chunks, offers)
+
+    # Chunks
+
+    def _clear(self, chunks: int) -> None:
+        """These chunks of `pending` become zero."""
+        self._set_since(chunks, 0)
+        self._unsave(chunks)
+        for offer in self.state.offers:
+            self._void(offer, chunks & ~_chunks_taken(offer))
+
+    def _void(self, offer: Offer, chunks: int) -> None:
+        offer.void = self._bytes(int.from_bytes(offer.void) | chunks)
+
+    def _set_since(self, chunks: int, since: int) -> None:
+        state = self.state
+        state.since = [
+            since if chunks >> chunk & 1 else old for chunk, old in enumerate(state.since)
+        ]
+
+    def _unsave(self, chunks: int) -> None:
+        self.state.saved_chunks = self._bytes(int.from_bytes(self.state.saved_chunks) & ~chunks)
+
+    def _bytes(self, mask: int) -> bytes:
+        return mask.to_bytes((self._num_chunks + 7) // 8)
+
+
+def _chunks_taken(offer: Offer) -> int:
+    return 0 if offer.taking is None else int.from_bytes(offer.taking.chunks)
+
+
+def mask_of(flags: Iterable[bool]) -> int:
+    """Bit c is set where flag c is."""
+    return sum(1 << chunk for chunk, flag in enumerate(flags) if flag)

@@ -1,0 +1,202 @@
+"""What `WorkAccount` remembers: lots of tokens and offers of them. Goes to disk as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from gossamer.protocol.errors import LocalProtocolError
+from gossamer.protocol.wire.statements import Span
+
+
+class Lot(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Tokens of one local round that no round has, by where they are."""
+
+    head: bytes
+    """What it was trained on; empty where several lots that no round can take on time are one."""
+    round: int
+    carried: int
+    saved: int = 0
+    """Of the carried ones: those whose work is also on disk."""
+    dropped: int = 0
+    lost: int = 0
+
+    def take(self, amount: int) -> tuple[int, int, int]:
+        """Takes tokens (fewer if it has fewer) in proportion to where they are.
+
+        Returns those that were carried, dropped, and lost.
+        """
+        places = [self.carried, self.dropped, self.lost]
+        carried, dropped, lost = apportioned(min(amount, sum(places)), places)
+        self.take_carried(carried)
+        self.dropped -= dropped
+        self.lost -= lost
+        return carried, dropped, lost
+
+    def take_carried(self, amount: int) -> None:
+        """Takes carried tokens, those on disk and those that are not alike."""
+        if amount:
+            self.saved -= amount * self.saved // self.carried
+            self.carried -= amount
+            self.saved = min(self.saved, self.carried)
+
+
+class Share(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Tokens that a header took from one lot, by where they were."""
+
+    lot: int
+    carried: int
+    dropped: int
+    lost: int
+    on_time: bool
+
+    @property
+    def tokens(self) -> int:
+        return self.carried + self.dropped + self.lost
+
+
+class Taking(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a header took of one offer."""
+
+    head: bytes
+    shares: tuple[Share, ...]
+    unknown: int
+    """Tokens beyond what is known to have been offered."""
+    chunks: bytes
+    """Mask, big-endian."""
+    counts_spans: bool
+
+    @property
+    def on_time(self) -> int:
+        return sum(share.tokens for share in self.shares if share.on_time)
+
+
+class Offer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What one `Ready` offered."""
+
+    number: int
+    head: bytes
+    round: int
+    lots: dict[int, int]
+    """Tokens of each lot, by the lot's number."""
+    spans: tuple[Span, ...]
+    taking: Taking | None = None
+    """By the header in my chain that took it."""
+    void: bytes = b""
+    """Mask of the chunks in which its work is not in `pending` any more, as it was given up."""
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lots.values())
+
+
+class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """All of a `WorkAccount`."""
+
+    head: bytes = b""
+    """Committed head up to which the account is true."""
+    trained: int = 0
+    committed_on_time: int = 0
+    committed_late: int = 0
+    dropped: dict[str, int] = msgspec.field(default_factory=dict)
+    """By reason."""
+    lost: int = 0
+    under_way: int = 0
+    """Tokens of the local round that runs: not yet `trained`."""
+    lots: dict[int, Lot] = msgspec.field(default_factory=dict)
+    """By number, oldest first."""
+    offers: list[Offer] = msgspec.field(default_factory=list)
+    """Oldest first."""
+    next_number: int = 1
+    """Of the next lot or offer."""
+    spans: list[Span] = msgspec.field(default_factory=list)
+    """Data behind the carried work that no committed round has counted."""
+    since: list[int] = msgspec.field(default_factory=list)
+    """For each chunk the round of the oldest work in `pending`; 0 where there is none."""
+    saved_chunks: bytes = b""
+    """Mask of the chunks of the vector on disk that are still in `pending`."""
+    has_grown: bool = False
+    """Whether work came into `pending` that is not in the vector on disk."""
+
+    def add_lot(self, head: bytes, round_number: int, tokens: int) -> None:
+        """A new lot. Those that no known offer holds become one: they need no telling apart."""
+        held = {number for offer in self.offers for number in offer.lots}
+        free = [number for number in self.lots if number not in held]
+        loose = [lot for number in free if (lot := self.lots.pop(number)).carried]
+        same = [lot for lot in loose if lot.head == head]
+        other = [lot for lot in loose if lot.head != head]
+        if other:
+            together = Lot(
+                head=b"",
+                round=min(lot.round for lot in other),
+                carried=sum(lot.carried for lot in other),
+                saved=sum(lot.saved for lot in other),
+            )
+            self.lots = {free[0]: together, **self.lots}
+        self.lots[self.new_number()] = Lot(
+            head=head,
+            round=round_number,
+            carried=tokens + sum(lot.carried for lot in same),
+            saved=sum(lot.saved for lot in same),
+        )
+
+    def new_number(self) -> int:
+        self.next_number += 1
+        return self.next_number - 1
+
+    def take(self, number: int, amount: int, parent: bytes) -> Share:
+        """Takes tokens of a lot for a header that follows `parent`; fewer if it has fewer."""
+        lot = self.lots[number]
+        carried, dropped, lost = lot.take(amount)
+        self.lost -= lost
+        left = dropped
+        for reason in sorted(self.dropped):  # which of them it had is not remembered
+            undone = min(left, self.dropped[reason])
+            self.dropped[reason] -= undone
+            left -= undone
+        return Share(number, carried, dropped, lost, lot.head == parent)
+
+    def give_back(self, share: Share, carried: int, dropped: int, reason: str) -> None:
+        """A share goes to its lot again: so much is carried, so much dropped, the rest is lost."""
+        lot = self.lots[share.lot]
+        lost = share.tokens - carried - dropped
+        lot.carried += carried
+        lot.dropped += dropped
+        lot.lost += lost
+        self.lost += lost
+        self.count_dropped(reason, dropped)
+
+    def drop(self, amounts: Mapping[int, int], reason: str) -> int:
+        """Drops so many tokens of each lot, or as many as it carries; returns how many it were."""
+        total = 0
+        for number, wanted in amounts.items():
+            lot = self.lots[number]
+            amount = min(wanted, lot.carried)
+            lot.take_carried(amount)
+            lot.dropped += amount
+            total += amount
+        self.count_dropped(reason, total)
+        return total
+
+    def count_dropped(self, reason: str, tokens: int) -> None:
+        if tokens:
+            self.dropped[reason] = self.dropped.get(reason, 0) + tokens
+
+
+def apportioned(total: int, weights: Sequence[int]) -> list[int]:
+    """`total` in parts in proportion to `weights`, none above its own; rounded for the first.
+
+    LocalProtocolError if all the weights together are less than `total`.
+    """
+    whole = sum(weights)
+    if not 0 <= total <= whole:
+        raise LocalProtocolError(f"{total} of {whole} tokens")
+    parts: list[int] = []
+    given = before = 0
+    for weight in weights:
+        before += weight
+        upto = -(-total * before // whole) if whole else 0
+        parts.append(upto - given)
+        given = upto
+    return parts

@@ -1,0 +1,185 @@
+"""Who is in the run, from what peers announce of themselves.
+
+Rules
+-----
+- A peer exists from its first `Announce`; a higher (incarnation, sequence) replaces a lower one.
+- It is *living* while an announcement came within `MEMBER_SECONDS` of the local clock, its
+  connection was not seen to break since, and it does not say that it leaves. Clocks of different
+  peers are never compared.
+- While this process was stopped (SIGSTOP, a laptop's sleep) nobody was silent: time counts in steps
+  of at most `STEP_SECONDS_MAX` from one event or question to the next. Otherwise who goes on would
+  take everybody for dead, and begin a round alone.
+- A broken connection ends its life at once; its next announcement begins it again.
+- Living is not training: a peer that is paused, or whose trainer failed, lives, because it follows
+  heads and serves blocks. For whom a round waits is `awaited`'s rule.
+- At most `MEMBERS_MAX` are kept: a newcomer replaces the peer that has been silent longest. If all
+  are living, one that is connected replaces one that is not, and any other is refused: identities
+  that somebody invented keep nobody out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gossamer.protocol import limits
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.wire.statements import Announce
+
+ANNOUNCE_SECONDS = 2.0
+"""Each peer repeats its announcement this often: some 1 KiB, so 0.5 KiB/s a peer."""
+
+MEMBER_SECONDS = 12.0
+"""Silence after which a peer counts as gone: six announcements, and longer than the 10 s in which
+the transport notices a dead link."""
+
+STEP_SECONDS_MAX = 4.0
+"""A process that runs hears or asks something more often: it announces itself every 2 s."""
+
+NEAR_ROUNDS = 2
+"""Rounds that a peer may be behind the head and still be waited for. Without it a newcomer would
+run after a swarm of quick rounds for ever."""
+
+TRAILING_ROUNDS = 16
+"""Rounds that a peer may be behind, or away on a branch that lost, and still be one of those that
+the others ran away from, and not a newcomer with a whole state to fetch."""
+
+
+class Awaited(NamedTuple):
+    """For whom a round waits, each sorted by peer id."""
+
+    at_work: list[PeerId]
+    trailing: list[PeerId]
+    """Those that are many, and have rounds to fetch."""
+
+
+def awaited(
+    living: Mapping[PeerId, Announce],
+    chain: Sequence[Digest],
+    round_number: int,
+    tokens_total: int,
+) -> Awaited:
+    """For whom a round waits, no longer than its gathering lasts.
+
+    Those at work on its head, or on one shortly before it: they have committed that round too or
+    are about to, or are newcomers that have almost caught up, and waiting for them, once, is what
+    lets them in.
+
+    If that is no more than half of those who took part lately, the trailing ones are waited for as
+    well. Else few peers with short rounds, or one, would run away from the many that fetch each
+    round from them, over the lines of those few; and whatever they did would be lost with them.
+    So are those on another branch that has fewer tokens: they are about to come over. That they say
+    so themselves suffices, as it does of the others: a lie costs a gathering and no more than that.
+
+    Args:
+        living: others, with what they announced last.
+        chain: the round's parent and the heads before it, newest first, `TRAILING_ROUNDS` of them.
+        round_number: of the parent.
+        tokens_total: of the parent's chain.
+    """
+    near = set(chain[: NEAR_ROUNDS + 1])
+    recent = set(chain[: TRAILING_ROUNDS + 1])
+    at_work, trailing = [], []
+    for peer, announce in sorted(living.items()):
+        if announce.phase in ("training", "averaging") and announce.head in near:
+            at_work.append(peer)
+        elif announce.phase in ("training", "averaging", "syncing"):
+            is_close = abs(round_number - announce.round) <= TRAILING_ROUNDS
+            if announce.head in recent or (is_close and announce.tokens_total < tokens_total):
+                trailing.append(peer)
+    return Awaited(at_work, [] if 1 + len(at_work) > len(trailing) else trailing)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A peer's newest announcement and the time at which it came, on the clock that stops too."""
+
+    announce: Announce
+    seen_seconds: float
+    connected: bool
+
+    def is_living(self, awake_seconds: float) -> bool:
+        return (
+            self.connected
+            and awake_seconds - self.seen_seconds <= MEMBER_SECONDS
+            and self.announce.phase != "leaving"
+        )
+
+
+class Membership:
+    """The announcements of the other peers. Events carry the local clock in seconds."""
+
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
+        self._peers: dict[PeerId, Seen] = {}
+        """Sorted by peer id."""
+        self._now: float | None = None
+        self._stopped_seconds = 0.0
+
+    def announced(
+        self,
+        now: float,
+        author: PeerId,
+        announce: Announce,
+        connected: Collection[PeerId] = (),
+    ) -> bool:
+        """Takes an announcement; says whether it was news. `connected`: the peers that are, now."""
+        awake_seconds = self._awake(now)
+        if author == self._me:
+            return False
+        known = self._peers.get(author)
+        version = (announce.incarnation, announce.sequence)
+        if known is not None:
+            old = (known.announce.incarnation, known.announce.sequence)
+            if version <= old:
+                return False
+        elif len(self._peers) >= limits.MEMBERS_MAX and not self._make_room(now, author, connected):
+            return False
+        self._peers[author] = Seen(announce, awake_seconds, True)
+        if known is None:
+            self._peers = dict(sorted(self._peers.items()))
+        return True
+
+    def disconnected(self, peer: PeerId) -> None:
+        """The connection to a peer broke: it is not living until it announces itself again."""
+        if peer in self._peers:
+            seen = self._peers[peer]
+            self._peers[peer] = Seen(seen.announce, seen.seen_seconds, False)
+
+    def is_living(self, now: float, peer: PeerId) -> bool:
+        awake_seconds = self._awake(now)
+        return peer in self._peers and self._peers[peer].is_living(awake_seconds)
+
+    def living(self, now: float) -> dict[PeerId, Announce]:
+        """The living others, sorted by peer id."""
+        awake_seconds = self._awake(now)
+        return {
+            peer: seen.announce
+            for peer, seen in self._peers.items()
+            if seen.is_living(awake_seconds)
+        }
+
+    def is_known(self, peer: PeerId) -> bool:
+        """Whether a peer has announced itself and is remembered."""
+        return peer in self._peers
+
+    def known(self) -> dict[PeerId, Announce]:
+        """Everybody heard of, the dead too, sorted by peer id."""
+        return {peer: seen.announce for peer, seen in self._peers.items()}
+
+    def _awake(self, now: float) -> float:
+        """The local clock without the time in which this process was stopped."""
+        if self._now is not None:
+            self._stopped_seconds += max(0.0, now - self._now - STEP_SECONDS_MAX)
+        self._now = now
+        return now - self._stopped_seconds
+
+    def _make_room(self, now: float, author: PeerId, connected: Collection[PeerId]) -> bool:
+        spare = [peer for peer in self._peers if not self.is_living(now, peer)]
+        if not spare and author in connected:
+            spare = [peer for peer in self._peers if peer not in connected]
+        if not spare:
+            return False
+        del self._peers[min(spare, key=lambda peer: self._peers[peer].seen_seconds)]
+        return True

@@ -1,0 +1,69 @@
+"""What nobody who trains by the run's manifest can claim of its work.
+
+Rules
+-----
+- In one round a peer trains at most the manifest's inner steps. What it carries besides was trained
+  in at most `Manifest.stale_rounds` rounds before. So its tokens have a bound, and a `Ready`, a
+  roster or a header with more is an offence. Twice that is allowed, because a peer that was paused,
+  or changed heads, may have trained for the same round again.
+- The data that it says it consumed is in proportion: the targets of its sequences, the tokens
+  between them, and tails of shards.
+
+Without this one member could claim so many tokens that the others' work weighs nothing, and that no
+later header's total is within `limits.TOKENS_TOTAL_MAX`; or consume, in one message, all data that
+the ledger can ever count. Within it a member can still lie; it is the reason why runs may choose
+whom they admit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import ImplausibleError
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.state.chain import Header
+from gossamer.protocol.wire.statements import Ready, Roster, Span, Statement, open_signed
+
+REPEATS = 2
+"""How often a peer may have trained for one round, on average; see above."""
+
+
+class WorkBounds:
+    """The bounds of one run."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        inner, outer, context = manifest.inner, manifest.outer, manifest.model.context
+        round_tokens = outer.round_steps_max * inner.sequences_per_step * context
+        # This round, those that are carried, and the one in which they go stale.
+        self.tokens_max = REPEATS * round_tokens * (manifest.stale_rounds + 2)
+        """Of one peer in one round."""
+        self.span_tokens_max = 2 * self.tokens_max + limits.SPANS_MAX * (context + 1)
+        """Consumed by one peer in one round: a sequence has a token more than it has targets."""
+
+    def check_statement(self, statement: Statement, run_id: Digest) -> None:
+        """Raises ImplausibleError for a `Ready`, alone or in a roster, that cannot be true."""
+        if isinstance(statement, Ready):
+            self._check(statement.tokens, statement.spans)
+        elif isinstance(statement, Roster):
+            for member in statement.members:
+                # The signatures are checked where the roster is opened for good.
+                ready = open_signed(member, run_id, lambda *_: True)
+                if isinstance(ready, Ready):
+                    self._check(ready.tokens, ready.spans)
+
+    def check_header(self, header: Header) -> None:
+        """Raises ImplausibleError for a header that takes more than its members can have done."""
+        for member in header.members:
+            self._check(member.tokens, ())
+        consumed = sum(span.stop - span.start for span in header.spans)
+        if consumed > len(header.members) * self.span_tokens_max:
+            raise ImplausibleError(f"header that consumes {consumed} tokens of data")
+
+    def _check(self, tokens: int, spans: Iterable[Span]) -> None:
+        if tokens > self.tokens_max:
+            raise ImplausibleError(f"{tokens} tokens of work; at most {self.tokens_max}")
+        consumed = sum(span.stop - span.start for span in spans)
+        if consumed > self.span_tokens_max:
+            raise ImplausibleError(f"work on {consumed} tokens; at most {self.span_tokens_max}")

@@ -1,0 +1,193 @@
+"""The board: the newest signed statement of every author and kind, for gossip and anti-entropy.
+
+Gossip loses messages, so nothing may hang on one of them. Every peer keeps the statements that
+still matter on its board; peers compare boards over a stream from time to time and hand each other
+what is missing. Merging boards is idempotent and does not depend on order: of two statements with
+one key and one version (only a dishonest author signs such) the one with the lower digest stays.
+
+What matters: every living author's announcement, and whatever belongs to the current head.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from gossamer.protocol import limits
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.wire.statements import (
+    RingStatement,
+    Signed,
+    Statement,
+    key_of,
+    version_of,
+)
+
+STATEMENTS_MAX = 8 * limits.MEMBERS_MAX
+"""Announcement, Ready, Vote and a few Rosters and Suspects for every possible member."""
+
+REPLY_BYTES_MAX = limits.FRAME_MESSAGE_BYTES_MAX // 2
+"""Statements in one anti-entropy reply; the rest comes with the next exchange."""
+
+STATEMENT_BYTES_MAX = REPLY_BYTES_MAX
+"""A statement that does not fit a reply could never be handed on."""
+
+AUTHOR_STATEMENTS_MAX = limits.RING_MEMBERS_MAX + 64
+"""One author's: a Suspect for every member of a ring, and a few of everything else. So one bad peer
+cannot fill the board."""
+
+AUTHOR_BYTES_MAX = 1 * limits.MIB
+"""One author's: some rosters of the largest ring."""
+
+STATEMENT_STORE_BYTES_MAX = 64 * limits.MIB
+"""All authors', so that many bad peers cannot take the node's memory."""
+
+_OVERHEAD_BYTES = 200
+"""Author, signature and the reply's msgpack, for every statement."""
+
+
+class _Entry(NamedTuple):
+    statement: Statement
+    signed: Signed
+    num_bytes: int
+
+
+class StatementStore:
+    """Newest statement by key. Insertion order is kept, so that replies are deterministic."""
+
+    def __init__(self, near: Callable[[], Collection[str]] | None = None) -> None:
+        """`near`: the authors that are connected here; None for all. Others make room for them."""
+        self._near = near
+        self._digests: set[Digest] = set()
+        self._entries: dict[tuple[str, ...], _Entry] = {}
+        self._old: set[tuple[str, ...]] = set()
+        self._count_of: Counter[str] = Counter()
+        self._bytes_of: Counter[str] = Counter()
+        self._num_bytes = 0
+
+    def post(self, signed: Signed, statement: Statement) -> bool:
+        """Takes a checked statement; says whether it was news."""
+        key = key_of(signed.author, statement)
+        known = self._entries.get(key)
+        if known is not None:
+            old, new = version_of(known.statement), version_of(statement)
+            if old > new or (old == new and known.signed.digest <= signed.digest):
+                return False
+        entry = _Entry(statement, signed, len(signed.payload) + _OVERHEAD_BYTES)
+        if not self._may_say_more(entry, known):
+            return False
+        if known is not None:
+            self._forget(key)
+        while not self._has_room(entry):
+            victim = self._victim_of(entry)
+            if victim is None:
+                return False
+            self._forget(victim)
+        self._entries[key] = entry
+        self._remember(entry)
+        return True
+
+    def has(self, digest: Digest) -> bool:
+        """Whether this very statement is here."""
+        return digest in self._digests
+
+    def age(self) -> None:
+        """Drops what members said of their rings that came before the call before this one.
+
+        Called at every new head: what belongs to a ring that ended two heads ago is of no use.
+        """
+        self._replace(
+            {
+                key: entry
+                for key, entry in self._entries.items()
+                if key not in self._old or not isinstance(entry.statement, RingStatement)
+            }
+        )
+        self._old = set(self._entries)
+
+    def keep(self, wanted: Callable[[Signed, Statement], bool]) -> None:
+        """Drops every statement that is not wanted any more."""
+        self._replace(
+            {
+                key: entry
+                for key, entry in self._entries.items()
+                if wanted(entry.signed, entry.statement)
+            }
+        )
+
+    def digests(self) -> list[Digest]:
+        return [entry.signed.digest for entry in self._entries.values()]
+
+    def missing_from(self, held: Collection[bytes]) -> list[Signed]:
+        """Statements whose digest is not among `held`, up to `REPLY_BYTES_MAX`."""
+        known = set(held)
+        missing: list[Signed] = []
+        num_bytes = 0
+        for entry in self._entries.values():
+            if entry.signed.digest in known or num_bytes + entry.num_bytes > REPLY_BYTES_MAX:
+                continue
+            num_bytes += entry.num_bytes
+            missing.append(entry.signed)
+        return missing
+
+    def statements(self) -> list[tuple[Signed, Statement]]:
+        return [(entry.signed, entry.statement) for entry in self._entries.values()]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _may_say_more(self, entry: _Entry, replaced: _Entry | None) -> bool:
+        author = entry.signed.author
+        num_more = 0 if replaced is not None else 1
+        more_bytes = entry.num_bytes - (replaced.num_bytes if replaced is not None else 0)
+        return (
+            entry.num_bytes <= STATEMENT_BYTES_MAX
+            and self._count_of[author] + num_more <= AUTHOR_STATEMENTS_MAX
+            and self._bytes_of[author] + more_bytes <= AUTHOR_BYTES_MAX
+        )
+
+    def _has_room(self, entry: _Entry) -> bool:
+        return (
+            len(self._entries) < STATEMENTS_MAX
+            and self._num_bytes + entry.num_bytes <= STATEMENT_STORE_BYTES_MAX
+        )
+
+    def _victim_of(self, entry: _Entry) -> tuple[str, ...] | None:
+        """Key of the statement that makes room on a full board; None if the new one has to wait.
+
+        Far authors make room for near ones; else who has said most, if that is more than the new
+        one's author would have. So no number of authors keeps a few from being heard.
+        """
+        near = None if self._near is None else self._near()
+
+        def weight(author: str, more: int = 0, more_bytes: int = 0) -> tuple[bool, float]:
+            count, size = self._count_of[author] + more, self._bytes_of[author] + more_bytes
+            is_far = near is not None and author not in near
+            return (is_far, max(count / STATEMENTS_MAX, size / STATEMENT_STORE_BYTES_MAX))
+
+        authors = sorted({old.signed.author for old in self._entries.values()})
+        heaviest = max(authors, key=weight)
+        if weight(heaviest) <= weight(entry.signed.author, 1, entry.num_bytes):
+            return None
+        return next(key for key, old in self._entries.items() if old.signed.author == heaviest)
+
+    def _remember(self, entry: _Entry) -> None:
+        self._digests.add(entry.signed.digest)
+        self._count_of[entry.signed.author] += 1
+        self._bytes_of[entry.signed.author] += entry.num_bytes
+        self._num_bytes += entry.num_bytes
+
+    def _forget(self, key: tuple[str, ...]) -> None:
+        entry = self._entries.pop(key)
+        self._digests.discard(entry.signed.digest)
+        self._count_of[entry.signed.author] -= 1
+        self._bytes_of[entry.signed.author] -= entry.num_bytes
+        self._num_bytes -= entry.num_bytes
+
+    def _replace(self, entries: dict[tuple[str, ...], _Entry]) -> None:
+        self._entries = entries
+        self._digests = set()
+        self._count_of, self._bytes_of, self._num_bytes = Counter(), Counter(), 0
+        for entry in entries.values():
+            self._remember(entry)

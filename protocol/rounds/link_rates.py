@@ -1,0 +1,374 @@
+"""Who is far slower than the rest of its ring, so that one slow line does not set everybody's pace.
+
+Rules
+-----
+- A link's *pace* is what it took in the newest seconds in which there was something to send: a
+  window of `WINDOW_FRACTION` of the round so far, within `WINDOW_SECONDS_MIN` and `.._MAX`. So a
+  line that becomes slow in the middle of a ring shows soon, whatever it did before.
+- Every member says the pace of its link to its successor (`LinkRate`) `SAMPLE_SECONDS` after its ring
+  began, and again whenever it has changed by `CHANGE_FACTOR`, at most `limits.LINK_RATES_MAX` times.
+- A link that waits for what comes before it has next to nothing to send, and its pace is that of
+  the links before or of its round trip. So a link is judged, and said to have become slower, only
+  when what waits for it would take `LAG_SECONDS` at its pace. At first every member sends chunks
+  that it starts itself.
+- A link is *slow* if it is `SLOW_FACTOR` times slower than the upper median of what the other
+  living members said; at least half of them must have said something.
+- Where each chunk waits for the one before (shared steps) nothing ever waits for a link, and a
+  chunk is handed on whole: the pace of a link is its own then, and all the time that it is busy the
+  round waits for it. It is judged when that is over `PATIENCE_FRACTION` of the rest of the time.
+- A link that takes nothing is silent and not slow (the driver gives up whoever is silent for long):
+  it is judged when bytes have come, and by the last `STEPS_MIN` times at least that they came.
+- Time in which this process did not run, seen as a gap between two looks at a link, is nobody's.
+- My link is worth giving up if it is slow, and what it still has to carry would take longer than
+  `PATIENCE_SECONDS_MIN` and `PATIENCE_FRACTION` of the round so far, at its pace.
+- Then my successor is the slow one, unless my predecessor's link to me is slow as well: I am. With
+  the second successor that looks slow it is my own line too; and who was found to be slow in the
+  ring before, I or my successor, is at once.
+- Before my predecessor's pace is known I wait `PREDECESSOR_SECONDS` for it; and where what comes to
+  me has become as slow as what I send, `WORD_SECONDS` for its next word.
+- With shared steps it is I, unless my successor says within `STEPS_WORD_SECONDS` that its own link
+  is slow as well. One slow line keeps all others idle, so that who sends over it sees no other
+  slow one (home lines are slower up than down), and would blame a neighbour. If a member between
+  us left for the same reason, two of us found this successor slow: it goes.
+- A link may carry its first chunk to the end, within that patience: so a slow member has a part in
+  some chunk of each round, in other ones each time. Put out at once, it would carry all its work
+  until that is stale.
+- In a ring of two there is no rest to be slower than.
+
+The slow one is removed from this ring: what it added counts, the rest it carries as residual.
+Times are seconds of the local clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gossamer.protocol import limits
+from gossamer.protocol.ids import PeerId
+
+SAMPLE_SECONDS = 1.0
+"""Long against a round trip over the ocean and a scheduler's hiccup; short against a ring that a
+slow line would hold up."""
+
+VERDICT_SECONDS = 1.5
+"""A link has to have been busy this long before it is called slow."""
+
+WINDOW_SECONDS_MIN = VERDICT_SECONDS
+WINDOW_SECONDS_MAX = 10.0
+"""More than the seconds of silence after which a member is given up."""
+
+WINDOW_FRACTION = 0.1
+"""Part of the round so far, so that a line that hesitates for seconds is out of no round that takes
+minutes. With `PATIENCE_FRACTION` it stays below the half that a slow member may add."""
+
+CHANGE_FACTOR = 2.0
+"""Small against `SLOW_FACTOR`: when all become slow together, each hears so before it judges."""
+
+LAG_SECONDS = 1.0
+"""More than a round trip, which is what waits behind a line that is not full (Little's law)."""
+
+STEPS_MIN = 2
+"""After a pause the first bytes say how long it was, and nothing of the line."""
+
+GAP_SECONDS = 1.0
+"""Links are looked at several times a second."""
+
+PATIENCE_SECONDS_MIN = 2.0
+"""A slow link that is done this soon is waited for, however short the round was."""
+
+PATIENCE_FRACTION = 0.25
+"""Part of the time that the round took until its ring began: with the time to notice it, a slow
+member makes a round take at most half as long again as without it."""
+
+PREDECESSOR_SECONDS = 3.0
+"""A predecessor that has not said its pace by then will not; see `SAMPLE_SECONDS`."""
+
+WORD_SECONDS = 3.0
+"""Whoever saw the same line become slow at the same time has said so by then: it takes its measure
+a second later at worst, and its word comes over that line, behind what is queued there."""
+
+STEPS_WORD_SECONDS = VERDICT_SECONDS / PATIENCE_FRACTION
+"""A slow link of shared steps may be busy for little more than that part of the time, and is judged
+when that was `VERDICT_SECONDS`. Both links of a slow line are, one after the other."""
+
+SLOW_FACTOR = 8.0
+"""Home lines differ by five (10 to 50 Mbit/s up) and may well be in one ring."""
+
+BUSY_SECONDS_MIN = 0.25
+"""Less, without a whole chunk received, says more about round trips than about the line."""
+
+
+class _Word(NamedTuple):
+    """What a member said last of its link."""
+
+    sequence: int
+    bytes_per_second: float
+
+
+class _Mark(NamedTuple):
+    """What a link had done when some more bytes had come."""
+
+    seconds: float
+    """Local clock."""
+    busy_seconds: float
+    acked_bytes: int
+
+
+@dataclass
+class _Link:
+    """One successor of mine, in this ring."""
+
+    looked_seconds: float
+    """When it was looked at last, by the local clock."""
+    marks: deque[_Mark]
+    """Of the window; it begins with the first."""
+    is_waited_for: bool
+    """Whether the round waits for it whenever it is busy."""
+    busy_seconds: float = 0.0
+    acked_bytes: int = 0
+    waiting_bytes: int = 0
+    has_moved: bool = False
+    """Whether bytes have come since the look before."""
+    slow_since_seconds: float | None = None
+    """When it was first found to be slow, by the local clock; None if it is not."""
+
+    def look(
+        self,
+        now: float,
+        acked_bytes: int,
+        busy_seconds: float,
+        waiting_bytes: int,
+        window_seconds: float,
+    ) -> None:
+        """Takes what it has done so far; the window ends here."""
+        self.acked_bytes, self.busy_seconds = acked_bytes, busy_seconds
+        self.waiting_bytes = waiting_bytes
+        marks, mark = self.marks, _Mark(now, busy_seconds, acked_bytes)
+        self.has_moved = acked_bytes > marks[-1].acked_bytes
+        if now > self.looked_seconds + GAP_SECONDS:
+            marks.clear()
+            marks.append(mark)
+        elif self.has_moved:
+            marks.append(mark)
+        self.looked_seconds = now
+        begin_seconds = busy_seconds - window_seconds
+        while len(marks) > STEPS_MIN + 1 and marks[1].busy_seconds <= begin_seconds:
+            marks.popleft()
+
+    @property
+    def window_seconds(self) -> float:
+        """Busy seconds that the pace is of."""
+        return self.busy_seconds - self.marks[0].busy_seconds
+
+    @property
+    def bytes_per_second(self) -> float:
+        seconds = self.window_seconds
+        return (self.acked_bytes - self.marks[0].acked_bytes) / seconds if seconds > 0 else 0.0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its pace is one; not if it pauses. At its beginning nothing went before."""
+        return self.marks[0].acked_bytes == 0 or (self.has_moved and len(self.marks) > STEPS_MIN)
+
+    @property
+    def lags(self) -> bool:
+        """Whether more waits for it than for a line that is not full."""
+        if self.is_waited_for:
+            others_seconds = self.looked_seconds - self.marks[0].seconds - self.window_seconds
+            return self.window_seconds > PATIENCE_FRACTION * others_seconds
+        return self.waiting_bytes > LAG_SECONDS * self.bytes_per_second
+
+
+class RingLinkRates:
+    """One member's view of the paces of one ring."""
+
+    def __init__(
+        self,
+        members: Sequence[PeerId],
+        me: PeerId,
+        *,
+        began_seconds: float,
+        chunk_bytes: int,
+        num_chunks: int,
+        round_seconds: float,
+        was_slow: frozenset[PeerId] = frozenset(),
+        is_in_steps: bool = False,
+    ) -> None:
+        """
+        Args:
+            chunk_bytes: size of an encoded chunk.
+            round_seconds: what the round took until its ring began.
+            was_slow: who was `found_slow` in the ring before.
+            is_in_steps: whether each chunk waits for the one before.
+        """
+        self._members = tuple(members)
+        self._me = me
+        self._began_seconds = began_seconds
+        self._chunk_bytes = chunk_bytes
+        num_members = len(self._members)
+        # Every chunk comes by as token and as final, except where it ends.
+        self._bytes_to_send = 2 * (num_members - 1) * num_chunks * chunk_bytes // num_members
+        self._round_seconds = round_seconds
+        self._is_in_steps = is_in_steps
+        self._patience_seconds = max(PATIENCE_SECONDS_MIN, PATIENCE_FRACTION * round_seconds)
+        self._words: dict[PeerId, _Word] = {}
+        self._links: dict[PeerId, _Link] = {}
+        self._arrivals: deque[float] = deque(maxlen=2 * num_chunks)
+        """When the newest chunks came to me."""
+        self._num_said = 0
+        self._said = 0.0
+        """The pace that I said last."""
+        self._was_slow = was_slow
+        self._found: dict[PeerId, PeerId] = {}
+        """Whose line is the slow one, and who found it: perhaps itself."""
+
+    def said(self, author: PeerId, sequence: int, bytes_per_second: float) -> None:
+        """Another member said its pace; the highest sequence is its newest word."""
+        if author not in self._members or author == self._me:
+            return
+        word = self._words.get(author)
+        if word is None or sequence > word.sequence:
+            self._words[author] = _Word(sequence, bytes_per_second)
+
+    def put_out(self, author: PeerId, accused: PeerId) -> None:
+        """A member, or I, put out one whose line is slow, or left because its own is."""
+        if author == accused:  # and not the line of whom it blamed before
+            cleared = {peer for peer, finder in self._found.items() if finder == author}
+        else:
+            cleared = self._left_between(author, accused)
+        self._found = {peer: by for peer, by in self._found.items() if peer not in cleared}
+        self._found[accused] = author
+
+    @property
+    def found_slow(self) -> frozenset[PeerId]:
+        """Whose lines are far slower than the others', mine perhaps."""
+        return frozenset(self._found)
+
+    def received(self, now: float) -> None:
+        """A chunk came to me."""
+        self._arrivals.append(now)
+
+    def measured(
+        self, now: float, peer: PeerId, acked_bytes: int, busy_seconds: float, waiting_bytes: int
+    ) -> None:
+        """My link to a member: bytes received there, seconds in which it had some to send, and
+        bytes that it has to send now and that were not received."""
+        if peer not in self._links:
+            marks = deque([_Mark(now - busy_seconds, 0.0, 0)])
+            self._links[peer] = _Link(now, marks, self._is_in_steps)
+        link = self._links[peer]
+        link.look(now, acked_bytes, busy_seconds, waiting_bytes, self._window_seconds(now))
+
+    def to_say(self, now: float, successor: PeerId) -> tuple[int, float] | None:
+        """Sequence and pace, when it is time to say it for the first time or anew."""
+        link = self._links.get(successor)
+        if link is None or self._num_said == limits.LINK_RATES_MAX:
+            return None
+        link_rate = link.bytes_per_second
+        if self._num_said and not self._is_news(link, link_rate):
+            return None
+        if not self._num_said and not self._is_sampled(now, link):
+            return None
+        self._num_said += 1
+        self._said = link_rate
+        return self._num_said, link_rate
+
+    def _is_sampled(self, now: float, link: _Link) -> bool:
+        if now < self._began_seconds + SAMPLE_SECONDS:
+            return False
+        return link.busy_seconds >= BUSY_SECONDS_MIN or link.acked_bytes >= self._chunk_bytes
+
+    def _is_news(self, link: _Link, link_rate: float) -> bool:
+        if link.window_seconds < SAMPLE_SECONDS or not link.goes_on:
+            return False
+        if link_rate < self._said:
+            return CHANGE_FACTOR * link_rate <= self._said and link.lags
+        return link_rate > 0 and link_rate >= CHANGE_FACTOR * self._said
+
+    def too_slow(self, now: float, living: Sequence[PeerId], successor: PeerId) -> PeerId | None:
+        """The member that the ring goes on without: my successor, or I.
+
+        `living` are the members that I hold to be in, in ring order, and I am one of them.
+        """
+        link = self._links.get(successor)
+        if link is None or not link.goes_on:
+            return None
+        threshold = self._threshold(living)
+        if threshold is None:
+            return None
+        if not self._is_slow(link, threshold):
+            link.slow_since_seconds = None
+            return None
+        if link.slow_since_seconds is None:
+            link.slow_since_seconds = now
+        link_rate_to_me = self._link_rate_to_me(living)
+        if link_rate_to_me is None and now < self._began_seconds + PREDECESSOR_SECONDS:
+            return None
+        is_slow_to_me = link_rate_to_me is not None and link_rate_to_me < threshold
+        has_blamed = self._me in self._found.values()
+        if is_slow_to_me or has_blamed or self._me in self._was_slow:
+            return self._me
+        if successor in self._was_slow or self._left_between(self._me, successor):
+            return successor
+        wait_seconds = WORD_SECONDS if self._arriving_bytes_per_second(now) < threshold else 0.0
+        is_mine = False
+        if self._is_in_steps:
+            word = self._words.get(successor)
+            is_mine = word is None or word.bytes_per_second >= threshold
+            wait_seconds = STEPS_WORD_SECONDS if is_mine else 0.0
+        if now < link.slow_since_seconds + wait_seconds:
+            return None
+        return self._me if is_mine else successor
+
+    def _left_between(self, author: PeerId, accused: PeerId) -> set[PeerId]:
+        """Who left a ring of shared steps because the link to the accused looked slow."""
+        if not self._is_in_steps:
+            return set()
+        first = self._members.index(author) + 1
+        after = self._members[first:] + self._members[:first]
+        between = after[: after.index(accused)]
+        return {peer for peer in between if self._found.get(peer) == peer}
+
+    def _window_seconds(self, now: float) -> float:
+        so_far_seconds = self._round_seconds + now - self._began_seconds
+        return min(max(WINDOW_SECONDS_MIN, WINDOW_FRACTION * so_far_seconds), WINDOW_SECONDS_MAX)
+
+    def _arriving_bytes_per_second(self, now: float) -> float:
+        # Not the window of a link: what came at its beginning, before a line became slow, would
+        # hide for as long as that counts that nothing comes any more.
+        num_chunks = sum(seconds > now - SAMPLE_SECONDS for seconds in self._arrivals)
+        # One of them was under way when that second began.
+        return max(0, num_chunks - 1) * self._chunk_bytes / SAMPLE_SECONDS
+
+    def _threshold(self, living: Sequence[PeerId]) -> float | None:
+        """The pace below which a link is slow; None while too few have said theirs."""
+        others = [peer for peer in living if peer != self._me]
+        link_rates = [self._words[peer].bytes_per_second for peer in others if peer in self._words]
+        if len(others) < 2 or 2 * len(link_rates) < len(others):
+            return None
+        return statistics.median_high(link_rates) / SLOW_FACTOR
+
+    def _is_slow(self, link: _Link, threshold: float) -> bool:
+        """Whether a link is worth giving up."""
+        if link.window_seconds < VERDICT_SECONDS:
+            return False
+        if link.acked_bytes < self._chunk_bytes and link.busy_seconds < self._patience_seconds:
+            return False
+        if link.bytes_per_second >= threshold or not link.lags:
+            return False
+        return not self._is_soon_done(link)
+
+    def _link_rate_to_me(self, living: Sequence[PeerId]) -> float | None:
+        """What my predecessor said, if it said it of its link to me."""
+        predecessor = self._members[self._members.index(self._me) - 1]
+        word = self._words.get(predecessor) if predecessor in living else None
+        return None if word is None else word.bytes_per_second
+
+    def _is_soon_done(self, link: _Link) -> bool:
+        sent_bytes = sum(each.acked_bytes for each in self._links.values())
+        left_bytes = max(link.waiting_bytes, self._bytes_to_send - sent_bytes)
+        return left_bytes <= link.bytes_per_second * self._patience_seconds

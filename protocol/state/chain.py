@@ -1,0 +1,284 @@
+"""The chain of committed rounds, and the rule that picks one head among several.
+
+Rules
+-----
+- A *header* says what one round did to the state. Its digest is the *head* after that round. The
+  parent of the first header is the run id.
+- A header is *committed* when its ring's members signed votes for it as `quorum_reached` demands:
+  more than half of the members that the signers themselves do not hold to be out of the ring.
+- Among committed heads the one with the most contributed tokens in its chain wins, then the lowest
+  digest (`is_heavier`). Everybody applies this rule to whatever heads they know, so a swarm that
+  was split needs nobody to heal it.
+- The tokens of a member count in proportion to the chunks whose final contains it. Its spans of
+  data count once it is in at least half of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
+from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of, public_key_of
+from gossamer.protocol.wire.statements import (
+    Signed,
+    Span,
+    Verify,
+    Vote,
+    check_norm,
+    check_spans,
+    open_signed,
+)
+
+
+class ChunkAverage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One averaged chunk: the digest of its encoded bytes, and who is in it.
+
+    Bit i of `contributors` stands for member i of the header.
+    """
+
+    digest: bytes
+    contributors: bytes
+    """Big-endian bit mask, as long as the ring needs."""
+
+    def mask(self) -> int:
+        return int.from_bytes(self.contributors, "big")
+
+
+class UpdateIndex(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The averaged pseudo-gradient of one round, chunk by chunk."""
+
+    codec: str
+    averages: tuple[ChunkAverage, ...]
+
+    @property
+    def digest(self) -> Digest:
+        return digest_of(encode_update_index(self))
+
+
+class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A ring member and the tokens of its that this round took."""
+
+    peer_id: str
+    tokens: int
+    norm: float
+    """Of its `Ready`."""
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What one committed round did. `digest` is the head after it."""
+
+    version: int
+    run_id: bytes
+    round: int
+    parent: bytes
+    ring_id: bytes
+    members: tuple[Member, ...]
+    """In ring order."""
+    tokens_total: int
+    """Contributed tokens of the chain up to and with this round."""
+    update_digest: bytes
+    state_digest: bytes
+    ledger_digest: bytes
+    spans: tuple[Span, ...]
+
+    @property
+    def digest(self) -> Digest:
+        return digest_of(encode_header(self))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that this round took."""
+        return sum(member.tokens for member in self.members)
+
+
+class Commit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A header with the votes that make it binding."""
+
+    header: bytes
+    votes: tuple[Signed, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_header_decoder = msgspec.msgpack.Decoder(Header)
+_update_decoder = msgspec.msgpack.Decoder(UpdateIndex)
+_commit_decoder = msgspec.msgpack.Decoder(Commit)
+
+
+def mask_bytes(mask: int, num_members: int) -> bytes:
+    """A contributor mask as bytes, big-endian, of the length that the ring needs."""
+    return mask.to_bytes((num_members + 7) // 8, "big")
+
+
+def encode_header(header: Header) -> bytes:
+    return _encoder.encode(header)
+
+
+def encode_update_index(index: UpdateIndex) -> bytes:
+    return _encoder.encode(index)
+
+
+def encode_commit(commit: Commit) -> bytes:
+    return _encoder.encode(commit)
+
+
+def decode_update_index(
+    data: bytes, num_chunks: int, num_members: int, *, may_lack: bool = False
+) -> UpdateIndex:
+    """The update of a ring of this size.
+
+    Args:
+        may_lack: whether there may be chunks that nobody has a part in.
+
+    Raises:
+        MalformedError: the bytes are not one.
+    """
+    try:
+        index = _update_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not an update index: {error}") from error
+    if encode_update_index(index) != data:
+        raise MalformedError("update index that is not in canonical form")
+    if len(index.averages) != num_chunks:
+        raise MalformedError(f"update of {len(index.averages)} chunks; the run has {num_chunks}")
+    for average in index.averages:
+        if (
+            len(average.digest) != DIGEST_BYTES
+            or len(average.contributors) != (num_members + 7) // 8
+            or not (average.mask() or may_lack)
+            or average.mask() >= 1 << num_members
+        ):
+            raise MalformedError("update with a digest or contributors out of range")
+    return index
+
+
+def decode_commit(data: bytes | bytearray) -> Commit:
+    """Raises MalformedError or OversizedError; says nothing about the votes."""
+    if len(data) > limits.GOSSIP_BYTES_MAX:
+        raise OversizedError(f"commit record of {len(data)} bytes")
+    try:
+        return _commit_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not a commit record: {error}") from error
+
+
+def decode_header(data: bytes) -> Header:
+    """A header with every value checked except the votes. Raises MalformedError."""
+    try:
+        header = _header_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not a header: {error}") from error
+    if encode_header(header) != data:
+        raise MalformedError("header that is not in canonical form")
+    digests = (
+        header.run_id,
+        header.parent,
+        header.ring_id,
+        header.update_digest,
+        header.state_digest,
+        header.ledger_digest,
+    )
+    if any(len(digest) != DIGEST_BYTES for digest in digests):
+        raise MalformedError("header with a digest that is not 32 bytes long")
+    if header.version != limits.PROTOCOL_VERSION:
+        raise MalformedError(f"header of version {header.version}")
+    if not 1 <= header.round <= limits.ROUNDS_MAX:
+        raise MalformedError(f"header of round {header.round}")
+    if not 1 <= len(header.members) <= limits.RING_MEMBERS_MAX:
+        raise MalformedError(f"header with {len(header.members)} members")
+    if len({member.peer_id for member in header.members}) != len(header.members):
+        raise MalformedError("header that names a member twice")
+    for member in header.members:
+        public_key_of(PeerId(member.peer_id))
+        if not 0 <= member.tokens <= limits.TOKENS_MAX:
+            raise MalformedError("header with tokens out of range")
+        check_norm(member.norm)
+    if not 0 < header.tokens <= header.tokens_total <= limits.TOKENS_TOTAL_MAX:
+        raise MalformedError("header without tokens, or whose total is below its own")
+    check_header_spans(header)
+    return header
+
+
+def check_header_spans(header: Header) -> None:
+    """A header may carry `SPANS_MAX` spans for every member."""
+    for start in range(0, len(header.spans), limits.SPANS_MAX):
+        check_spans(header.spans[start : start + limits.SPANS_MAX])
+    if len(header.spans) > limits.SPANS_MAX * len(header.members):
+        raise MalformedError("header with more spans than its members may have")
+
+
+def quorum_reached(members: Sequence[str], votes: dict[str, Vote]) -> bool:
+    """Whether the votes for one header commit it.
+
+    `votes` maps each signer to its vote. A member counts as out of the ring when a signer holds it
+    out and it did not sign itself. Then more than half of the rest must have signed. The living
+    count only themselves, so one survivor of a ring commits alone, and two that cannot see each
+    other both go on: the head rule joins them later.
+    """
+    signers = {author for author in votes if author in members}
+    removed = {peer for author in signers for peer in votes[author].removed} - signers
+    living = [member for member in members if member not in removed]
+    return 2 * len(signers) > len(living)
+
+
+def open_commit(commit: Commit, run_id: Digest, verify: Verify) -> Header:
+    """The header of a commit record after its values, its votes and the quorum were checked.
+
+    Raises:
+        MalformedError: not a header of this run.
+        ForgedError: votes that are forged, for something else, or too few.
+    """
+    header = decode_header(commit.header)
+    if header.run_id != run_id:
+        raise MalformedError("header of another run")
+    if len(commit.votes) > len(header.members):
+        raise MalformedError("commit record with more votes than members")
+    head = digest_of(commit.header)
+    votes: dict[str, Vote] = {}
+    for signed in commit.votes:
+        vote = open_signed(signed, run_id, verify)
+        if (
+            not isinstance(vote, Vote)
+            or vote.header_digest != head
+            or vote.ring_id != header.ring_id
+        ):
+            raise ForgedError("commit record with a vote for something else")
+        votes[signed.author] = vote
+    if not quorum_reached([member.peer_id for member in header.members], votes):
+        raise ForgedError(f"header of round {header.round} without the votes of its members")
+    return header
+
+
+def check_follows(header: Header, parent_head: bytes, round_number: int, tokens_total: int) -> None:
+    """Raises MalformedError unless a header continues the chain whose newest round this is."""
+    if header.parent != parent_head:
+        raise MalformedError("header with another parent")
+    if header.round != round_number + 1:
+        raise MalformedError(f"header of round {header.round} after round {round_number}")
+    if header.tokens_total != tokens_total + header.tokens:
+        raise MalformedError("header whose total is not its parent's and its own tokens")
+
+
+def is_heavier(
+    tokens_a: int, head_a: Digest | bytes, tokens_b: int, head_b: Digest | bytes
+) -> bool:
+    """The head rule: whether head a wins over head b."""
+    if tokens_a != tokens_b:
+        return tokens_a > tokens_b
+    return head_a < head_b
+
+
+def tokens_taken(tokens: int, num_chunks_in: int, num_chunks: int) -> int:
+    """Tokens of a member that is in `num_chunks_in` of the round's chunks, rounded up.
+
+    Rounded up, so that a round that took anything at all has tokens and its head wins over its
+    parent's.
+    """
+    return -(-tokens * num_chunks_in // num_chunks)
+
+
+def spans_taken(num_chunks_in: int, num_chunks: int) -> bool:
+    """Whether a member's data counts as consumed by the round."""
+    return 2 * num_chunks_in >= num_chunks

@@ -1,0 +1,109 @@
+"""How a model's tensors are cut for the discrete cosine transform, and its exact inverse.
+
+A matrix is cut into chunks of `rows x columns`, each the largest divisor of its dimension up to
+`CHUNK_SIDE_MAX`; a vector into chunks of one row (DeMo, arXiv 2411.19870). Coefficients lie chunk
+after chunk, tensor after tensor in flat order, so there are as many as parameters. The transform is
+the orthonormal DCT-II over both sides: `coefficients = B_rows @ chunk @ B_columns.T`.
+
+What all peers must agree on, bit for bit, is exact integer arithmetic: the basis is a table of
+integers (`BASIS_SCALE` times the real one, rounded), the coefficients are integers of at most
+`COEFFICIENT_MAX`, and with at most 64 x 64 of them in a chunk every product and every partial sum,
+in whatever order, is an integer of at most 2**52. A float64 holds those exactly. So the matrix
+product may be done by any library, with fused multiply-adds and in any order: nothing is rounded.
+
+The transform itself, which each peer takes of its own momentum, is in `dct`. This module does
+without torch, which the daemon may not import.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.state.parameter_layout import Tensor, layout_of
+
+CHUNK_SIDE_MAX = 64
+"""DeMo's s: 4096 coefficients, whose index has 12 bits."""
+
+BASIS_SCALE = 2**14
+"""Entries of the real basis are at most 1; rounding them to 2**-14 turns a sign only where the sum
+is next to nothing."""
+
+COEFFICIENT_MAX = 2**12
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One tensor's chunks."""
+
+    tensor: Tensor
+    rows: int
+    columns: int
+    """Of a chunk."""
+
+    @property
+    def chunk_elements(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def num_chunks(self) -> int:
+        return self.tensor.num_elements // self.chunk_elements
+
+
+def grids_of(model: ModelConfig) -> tuple[Grid, ...]:
+    """Of all tensors, in flat order."""
+    return tuple(_grid_of(tensor) for tensor in layout_of(model))
+
+
+def inverse_exact(grid: Grid, coefficients: NDArray[np.int64]) -> NDArray[np.float64]:
+    """`BASIS_SCALE ** 2` times the tensor of these coefficients in the rounded basis: integers.
+
+    Both are (num_elements,).
+
+    Raises:
+        ValueError: a coefficient above `COEFFICIENT_MAX`.
+    """
+    if np.abs(coefficients).max(initial=0) > COEFFICIENT_MAX:
+        raise ValueError(f"a coefficient is above {COEFFICIENT_MAX}: sums would be rounded")
+    chunks = coefficients.reshape(-1, grid.rows, grid.columns).astype(np.float64)
+    values = integer_basis(grid.rows).T @ chunks @ integer_basis(grid.columns)
+    width = grid.tensor.shape[-1]
+    blocks = values.reshape(-1, width // grid.columns, grid.rows, grid.columns)
+    return blocks.transpose(0, 2, 1, 3).reshape(-1)
+
+
+@cache
+def integer_basis(side: int) -> NDArray[np.float64]:
+    """(side, side): `BASIS_SCALE` times the basis, rounded to integers.
+
+    The cosines may differ by a unit in the last place between machines; no entry is so near to
+    the middle between two integers that this could show (tested for every side).
+    """
+    return np.rint(BASIS_SCALE * basis(side))
+
+
+def basis(side: int) -> NDArray[np.float64]:
+    """(frequency, place) of the orthonormal DCT-II."""
+    rows = [
+        [
+            math.sqrt((1 if frequency == 0 else 2) / side)
+            * math.cos(math.pi * (2 * place + 1) * frequency / (2 * side))
+            for place in range(side)
+        ]
+        for frequency in range(side)
+    ]
+    return np.array(rows)
+
+
+def _grid_of(tensor: Tensor) -> Grid:
+    *rows, columns = tensor.shape
+    return Grid(tensor, _side_of(rows[0]) if rows else 1, _side_of(columns))
+
+
+def _side_of(size: int) -> int:
+    return next(side for side in range(min(size, CHUNK_SIDE_MAX), 0, -1) if size % side == 0)

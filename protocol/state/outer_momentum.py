@@ -1,0 +1,130 @@
+"""The outer momentum of a round, chosen by the round itself.
+
+The best constant momentum differs with H, and from a cold start most runs end worse with one than
+with plain averaging (measured: tests/benchmarks/losses.py, the arms of `tuning`). Averaging takes
+out what the peers do not agree on, so the average is shorter than what each of them did by itself:
+0.6 to 0.75 of it in the rounds of 5 and 20 steps that were looked at, with 4 peers. With the best
+constant for rounds of 5 steps an outer step was 1.0 to 1.3 times as long. So momentum is set in
+each round to the value with which the outer step
+
+    theta - theta' = (1 + mu) * g + mu**2 * m        (`trainer.outer`, with learning rate 1)
+
+is `displacement` times as long as the members' own work of the round, where g is the average of
+that work and m the momentum vector before it. The members say how long theirs was; the median
+counts, so that one of them who lies changes little. In the first `PLAIN_SHARE` of the run's inner
+steps the outer step is plain averaging.
+
+All peers get the same numbers: everything is a fixed sequence of IEEE 754 operations in float64.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from gossamer.protocol.manifest import OuterConfig
+from gossamer.protocol.state.digest import FloatVector
+
+PLAIN_SHARE = 0.25
+"""Of the run's inner steps, without momentum. As long as the warm-up rounds of the preset `tiny`,
+with which it was tried; those of larger presets are shorter."""
+
+_HALVINGS = 30
+"""Of the interval in which momentum is sought: down to 1e-9, finer than fp32 near 0.9."""
+
+_LANES = 4096
+"""Running sums of an inner product: element i goes to lane i mod `_LANES`."""
+
+
+class Products(NamedTuple):
+    """Inner products of what a round averaged (g) and the momentum vector before it (m)."""
+
+    gg: float = 0.0
+    gm: float = 0.0
+    mm: float = 0.0
+
+    def with_part(self, average: FloatVector, momentum: FloatVector) -> Products:
+        """With some more elements of both, each (num_elements,)."""
+        return Products(
+            self.gg + inner_product(average, average),
+            self.gm + inner_product(average, momentum),
+            self.mm + inner_product(momentum, momentum),
+        )
+
+    def square_of_step(self, mu: float) -> float:
+        """The squared length of an outer step with this momentum and learning rate 1."""
+        return (
+            (1.0 + mu) * (1.0 + mu) * self.gg
+            + 2.0 * (1.0 + mu) * mu * mu * self.gm
+            + mu * mu * mu * mu * self.mm
+        )
+
+
+def tuned_rates(
+    outer: OuterConfig,
+    total_steps: int,
+    round_number: int,
+    pieces: Iterable[tuple[FloatVector, FloatVector]],
+    norms: Sequence[float],
+) -> tuple[float, float]:
+    """(learning rate, momentum) of a round of several peers, as `outer.displacement` has it.
+
+    Args:
+        total_steps: inner steps of the whole run.
+        pieces: what the round averaged and the momentum vector there, in the order of the chunks;
+            not looked at where there is no momentum to be chosen.
+        norms: see `momentum_for`.
+    """
+    is_early = outer.first_inner_step_of(round_number) < PLAIN_SHARE * total_steps
+    if is_early or outer.is_warmup(round_number):
+        return (1.0, 0.0)
+    products = Products()
+    for average, momentum in pieces:
+        products = products.with_part(average, momentum)
+    displacement = outer.displacement / outer.learning_rate
+    return (outer.learning_rate, momentum_for(products, norms, displacement, outer.momentum))
+
+
+def momentum_for(
+    products: Products, norms: Sequence[float], displacement: float, momentum_max: float
+) -> float:
+    """The momentum, 0 to `momentum_max`, whose outer step is `displacement` times as long as the
+    median of `norms`; 0 where plain averaging goes as far, `momentum_max` where nothing does.
+
+    Args:
+        norms: Euclidean norms of what the members averaged; one at least.
+    """
+    wanted = displacement * statistics.median(norms)
+    low, high = 0.0, momentum_max
+    if not math.isfinite(wanted) or products.square_of_step(high) <= wanted * wanted:
+        return high
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        if products.square_of_step(middle) <= wanted * wanted:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def inner_product(a: FloatVector, b: FloatVector) -> float:
+    """The sum of products, the same bits on every machine.
+
+    A product of two fp32 is exact in float64. The lanes are added up one row after the other, each
+    addition rounded by itself, and the sum of the lanes is rounded once.
+    """
+    lanes = np.zeros(_LANES)
+    for start in range(0, len(a), _LANES):
+        left = a[start : start + _LANES].astype(np.float64)
+        left *= b[start : start + _LANES]
+        lanes[: len(left)] += left
+    return math.fsum(lanes)
+
+
+def norm_of(vector: FloatVector) -> float:
+    """Euclidean norm of (num_elements,)."""
+    return math.sqrt(inner_product(vector, vector))

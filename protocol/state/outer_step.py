@@ -1,0 +1,64 @@
+"""The outer step: Nesterov momentum on the averaged pseudo-gradient (DiLoCo, arXiv 2311.08105,
+algorithm 1),
+
+    m' = mu * m + g
+    theta' = theta - lr * (g + mu * m')
+
+with mu = 0 plain averaging, and SparseLoCo's step (arXiv 2508.15706, algorithm 1).
+
+fp32, every operation rounded by itself, in exactly this order: no fused multiply-add, no other
+association. So every peer gets the same bits, on any processor. (This is torch.optim.SGD with
+nesterov=True, dampening=0 and a momentum that starts at 0.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Elements per pass: the pieces of all vectors stay in the second-level cache.
+_BLOCK_ELEMENTS = 32 * 1024
+
+
+def nesterov(
+    parameters: NDArray[np.float32],
+    momentum: NDArray[np.float32],
+    gradient: NDArray[np.float32],
+    learning_rate: float,
+    mu: float,
+    out_parameters: NDArray[np.float32],
+    out_momentum: NDArray[np.float32],
+) -> None:
+    """One outer step of a chunk; all vectors are (num_elements,). Elements do not depend on each
+    other.
+
+    `out_parameters` may be `parameters` and `out_momentum` may be `momentum`; no other overlap. Needs 256
+    KiB beside its arguments and releases the GIL while it works, so it can run in a thread.
+
+    Raises:
+        ValueError: vectors of different shapes or of another type than fp32.
+    """
+    _check(parameters, momentum, gradient, out_parameters, out_momentum)
+    rate, decay = np.float32(learning_rate), np.float32(mu)
+    scratch = np.empty(min(_BLOCK_ELEMENTS, len(parameters)), dtype=np.float32)
+    # Values over the range become infinite, on every peer alike; whoever takes a gradient from the
+    # network checks it, and a warning from a thread helps nobody.
+    with np.errstate(all="ignore"):
+        for start in range(0, len(parameters), _BLOCK_ELEMENTS):
+            part = slice(start, start + _BLOCK_ELEMENTS)
+            g, m = gradient[part], out_momentum[part]
+            step = scratch[: len(g)]
+            np.multiply(momentum[part], decay, out=m)
+            np.add(m, g, out=m)
+            np.multiply(m, decay, out=step)
+            np.add(g, step, out=step)
+            np.multiply(step, rate, out=step)
+            np.subtract(parameters[part], step, out=out_parameters[part])
+
+
+def _check(*vectors: NDArray[np.float32]) -> None:
+    if any(
+        vector.shape != vectors[0].shape or vector.dtype != np.float32 or vector.ndim != 1
+        for vector in vectors
+    ):
+        raise ValueError("the outer step needs flat fp32 vectors of one length")

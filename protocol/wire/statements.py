@@ -1,0 +1,349 @@
+"""What peers say to each other by gossip: signed statements.
+
+A statement is one of the classes of `Statement`, in msgpack arrays that begin with the statement's
+name. It travels in a `Signed` envelope with its author and an Ed25519 signature over the run and
+the statement's bytes, so anybody may pass it on and nobody can alter it or use it in another run.
+Every statement may be repeated and arrive in any order: `key_of` says which earlier statement of
+the same author a newer one replaces.
+
+Signature checking is passed in as a function (`Verify`), because this package does no cryptography
+beyond hashing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
+from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of, public_key_of
+
+Phase = Literal["joining", "syncing", "training", "averaging", "paused", "leaving", "failed"]
+Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]
+"""(author, bytes, signature) -> whether the author signed the bytes."""
+Sign: TypeAlias = Callable[[bytes], bytes]
+
+_SIGNATURE_CONTEXT = b"gossamer statement 1:"
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Tokens `start` to `stop` of one shard, counted over all epochs.
+
+    Token t of epoch e of a shard with n tokens has position e * n + t.
+    """
+
+    shard: int
+    start: int
+    stop: int
+
+
+class Capacity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a machine can do, as it says itself."""
+
+    device: str
+    device_kind: str
+    device_memory_bytes: int
+    host_memory_bytes: int
+    cores: int
+    tokens_per_second: float
+    bandwidth_bytes_per_second: float
+
+
+class Announce(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="announce"
+):
+    """I am here, this is where I stand. Repeated every few seconds; silence means gone."""
+
+    incarnation: int
+    """Grows with every start of the same identity."""
+    sequence: int
+    phase: Phase
+    round: int
+    """Newest committed round of this peer."""
+    head: bytes
+    tokens_total: int
+    """Tokens in the chain of `head`."""
+    checkpoint_round: int
+    """Newest round whose whole state this peer serves."""
+    claims: tuple[int, ...]
+    """Shards this peer is training on or about to."""
+    addresses: tuple[str, ...]
+    capacity: Capacity
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ready"):
+    """My pseudo-gradient for the round after `head` is done."""
+
+    incarnation: int
+    """Grows with every start of the same identity."""
+    sequence: int
+    """Grows with every `ready`, so that no two of one peer are the same: behind the earlier one is
+    work that is gone, or in other rounds."""
+    round: int
+    head: bytes
+    tokens: int
+    """Tokens behind the pseudo-gradient, residual of earlier rounds included: its weight."""
+    steps: int
+    loss: float
+    """Mean training loss of the round's inner steps, nats per token."""
+    norm: float
+    """Euclidean norm of the pseudo-gradient, residual included; 0 in a run without `displacement`,
+    where nothing depends on it and the ring need not wait for it."""
+    spans: tuple[Span, ...]
+
+
+class Roster(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="roster"
+):
+    """The ring of one attempt: its members' signed `Ready`, in ring order."""
+
+    round: int
+    head: bytes
+    attempt: int
+    members: tuple[Signed, ...]
+    codec: str
+    chunk_elements: int
+
+
+class Accusation(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="suspect"
+):
+    """This member of this ring does not keep up; it is out of the ring for good."""
+
+    ring_id: bytes
+    accused: str
+    reason: str
+
+
+class Vote(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="vote"):
+    """I computed this header from the ring's finals, and hold `removed` to be out of the ring."""
+
+    ring_id: bytes
+    sequence: int
+    header_digest: bytes
+    removed: tuple[str, ...]
+
+
+class LinkRate(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="pace"
+):
+    """How fast my successor in this ring takes bytes, while there is something to send.
+
+    Said again when that has changed much.
+    """
+
+    ring_id: bytes
+    sequence: int
+    bytes_per_second: float
+
+
+RingStatement: TypeAlias = Accusation | Vote | LinkRate
+"""What members of one ring say of it."""
+
+Statement: TypeAlias = Announce | Ready | Roster | RingStatement
+
+
+class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
+    """An envelope: who says it, the statement's bytes, and the signature."""
+
+    author: str
+    payload: bytes
+    signature: bytes
+
+    @cached_property
+    def digest(self) -> Digest:
+        return digest_of(self.author.encode(), self.payload)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_statement_decoder: msgspec.msgpack.Decoder[Statement] = msgspec.msgpack.Decoder(
+    Announce | Ready | Roster | Accusation | Vote | LinkRate
+)
+_signed_decoder = msgspec.msgpack.Decoder(Signed)
+
+
+def signing_bytes(run_id: Digest, payload: bytes) -> bytes:
+    return _SIGNATURE_CONTEXT + run_id + payload
+
+
+def seal(statement: Statement, author: PeerId, run_id: Digest, sign: Sign) -> Signed:
+    """Puts a statement into a signed envelope."""
+    payload = _encoder.encode(statement)
+    return Signed(author, payload, sign(signing_bytes(run_id, payload)))
+
+
+def encode_signed(signed: Signed) -> bytes:
+    return _encoder.encode(signed)
+
+
+def decode_signed(data: bytes | bytearray | memoryview) -> Signed:
+    """Raises MalformedError or OversizedError; says nothing about the signature."""
+    if len(data) > limits.GOSSIP_BYTES_MAX:
+        raise OversizedError(f"statement of {len(data)} bytes")
+    try:
+        return _signed_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not a signed statement: {error}") from error
+
+
+def open_signed(signed: Signed, run_id: Digest, verify: Verify) -> Statement:
+    """The statement inside an envelope, after its signature and every value were checked.
+
+    Raises:
+        ForgedError: the author did not sign it for this run.
+        MalformedError: not a statement, or values out of range.
+    """
+    public_key_of(PeerId(signed.author))
+    if len(signed.signature) != 64 or not verify(
+        PeerId(signed.author), signing_bytes(run_id, signed.payload), signed.signature
+    ):
+        raise ForgedError(f"{signed.author} did not sign this statement for this run")
+    try:
+        statement = _statement_decoder.decode(signed.payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not a statement: {error}") from error
+    _check(statement)
+    return statement
+
+
+def key_of(author: str, statement: Statement) -> tuple[str, ...]:
+    """Statements with the same key replace each other; `version_of` says which is newer."""
+    match statement:
+        case Announce():
+            return ("announce", author)
+        case Ready():
+            # By head: a peer that moves to another head of the same round is ready there anew.
+            return ("ready", author, statement.head.hex())
+        case Roster():
+            return ("roster", author, statement.head.hex(), str(statement.attempt))
+        case Accusation():
+            return ("suspect", author, statement.ring_id.hex(), statement.accused)
+        case Vote():
+            return ("vote", author, statement.ring_id.hex())
+        case LinkRate():
+            return ("pace", author, statement.ring_id.hex())
+
+
+def version_of(statement: Statement) -> tuple[int, ...]:
+    """Of two statements with one key the higher version is the newer."""
+    match statement:
+        case Announce() | Ready():
+            return (statement.incarnation, statement.sequence)
+        case Vote() | LinkRate():
+            return (statement.sequence,)
+        case Roster() | Accusation():
+            return ()
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise MalformedError(what)
+
+
+def _check_digest(value: bytes, what: str) -> None:
+    _require(len(value) == DIGEST_BYTES, f"{what} has {len(value)} bytes, not {DIGEST_BYTES}")
+
+
+def _check_count(value: int, high: int, what: str) -> None:
+    _require(0 <= value <= high, f"{what} is {value}; allowed: 0 to {high}")
+
+
+def _check_text(value: str, what: str) -> None:
+    _require(len(value) <= limits.TEXT_CHARACTERS_MAX, f"{what} has {len(value)} characters")
+
+
+def _check_speed(value: float) -> None:
+    _require(0 <= value < 1e15, "speed out of range")  # NaN fails both
+
+
+def _check_peers(peers: Iterable[str], what: str) -> None:
+    listed = list(peers)
+    _require(len(listed) <= limits.RING_MEMBERS_MAX, f"{what} lists {len(listed)} peers")
+    _require(len(set(listed)) == len(listed), f"{what} lists a peer twice")
+    for peer in listed:
+        public_key_of(PeerId(peer))
+
+
+def check_norm(norm: float) -> None:
+    """Raises MalformedError for a Euclidean norm that no fp32 vector in use has."""
+    _require(0 <= norm < limits.NORM_MAX, "norm out of range")  # NaN fails both
+
+
+def check_spans(spans: tuple[Span, ...]) -> None:
+    """Raises MalformedError if a list of spans is too long or a span is empty or out of range."""
+    _require(len(spans) <= limits.SPANS_MAX, f"{len(spans)} spans; at most {limits.SPANS_MAX}")
+    for span in spans:
+        _check_count(span.shard, limits.SHARDS_MAX, "span's shard")
+        _require(0 <= span.start < span.stop <= limits.TOKENS_MAX, "span that is empty or too far")
+
+
+def _check(statement: Statement) -> None:
+    match statement:
+        case Announce():
+            _check_announce(statement)
+        case Ready():
+            _check_version(statement)
+            _check_count(statement.round, limits.ROUNDS_MAX, "round")
+            _check_digest(statement.head, "head")
+            # Work without weight would be in no average, and a header without tokens would not
+            # win over its own parent.
+            _require(0 < statement.tokens <= limits.TOKENS_MAX, "tokens out of range")
+            _check_count(statement.steps, limits.TOKENS_MAX, "steps")
+            _require(-1e9 < statement.loss < 1e9, "loss out of range")  # NaN fails both
+            check_norm(statement.norm)
+            check_spans(statement.spans)
+        case Roster():
+            _check_count(statement.round, limits.ROUNDS_MAX, "round")
+            _check_digest(statement.head, "head")
+            _check_count(statement.attempt, limits.ATTEMPTS_MAX, "attempt")
+            _require(len(statement.members) > 0, "roster without members")
+            _check_peers((member.author for member in statement.members), "roster")
+            _check_text(statement.codec, "codec")
+            _require(
+                limits.CHUNK_ELEMENTS_MIN <= statement.chunk_elements <= limits.CHUNK_ELEMENTS_MAX,
+                "chunk_elements out of range",
+            )
+        case Accusation():
+            _check_digest(statement.ring_id, "ring_id")
+            public_key_of(PeerId(statement.accused))
+            _check_text(statement.reason, "reason")
+        case Vote():
+            _check_digest(statement.ring_id, "ring_id")
+            _check_digest(statement.header_digest, "header_digest")
+            _check_count(statement.sequence, limits.TOKENS_MAX, "sequence")
+            _check_peers(statement.removed, "vote")
+        case LinkRate():
+            _check_digest(statement.ring_id, "ring_id")
+            _check_count(statement.sequence, limits.LINK_RATES_MAX, "sequence")
+            _check_speed(statement.bytes_per_second)
+
+
+def _check_version(statement: Announce | Ready) -> None:
+    _check_count(statement.incarnation, limits.INCARNATION_MAX, "incarnation")
+    _check_count(statement.sequence, limits.SEQUENCE_MAX, "sequence")
+
+
+def _check_announce(announce: Announce) -> None:
+    _check_version(announce)
+    _check_count(announce.round, limits.ROUNDS_MAX, "round")
+    _check_count(announce.checkpoint_round, limits.ROUNDS_MAX, "checkpoint_round")
+    _check_count(announce.tokens_total, limits.TOKENS_TOTAL_MAX, "tokens_total")
+    _check_digest(announce.head, "head")
+    _require(len(announce.claims) <= limits.CLAIMS_MAX, f"{len(announce.claims)} claims")
+    for shard in announce.claims:
+        _check_count(shard, limits.SHARDS_MAX, "claimed shard")
+    _require(len(announce.addresses) <= limits.ADDRESSES_MAX, "too many addresses")
+    for address in announce.addresses:
+        _require(len(address) <= limits.ADDRESS_CHARACTERS_MAX, "address too long")
+    capacity = announce.capacity
+    _check_text(capacity.device, "device")
+    _check_text(capacity.device_kind, "device kind")
+    _check_count(capacity.device_memory_bytes, 2**63, "device memory")
+    _check_count(capacity.host_memory_bytes, 2**63, "host memory")
+    _check_count(capacity.cores, 2**20, "cores")
+    _check_speed(capacity.tokens_per_second)
+    _check_speed(capacity.bandwidth_bytes_per_second)

@@ -1,0 +1,123 @@
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from gossamer.node.app import client
+from gossamer.node.app.client import ClientError, NotRunningError, fetch_status, give_order
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.status import Status, encode_status
+
+STATUS = Status(peer_id="me", run_id=None, version="0.1.0", phase="joining")
+
+
+@contextmanager
+def answering(
+    state_dir: StateDir, code: int, body: bytes, seen: list[tuple[str, str, str | None]]
+) -> Iterator[None]:
+    """A daemon that gives one answer to everything and notes what it was asked."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append((self.command, self.path, self.headers.get("X-Gossamer")))
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_arguments: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        state_dir.write_api(f"0.0.0.0:{server.server_port}")
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_status_and_orders(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    seen: list[tuple[str, str, str | None]] = []
+    with answering(state_dir, 200, encode_status(STATUS), seen):
+        assert fetch_status(state_dir) == STATUS
+        give_order(state_dir, "pause")
+    assert seen == [("GET", "/api/status", "1"), ("POST", "/api/pause", "1")]
+
+
+def test_no_daemon(tmp_path: Path) -> None:
+    with pytest.raises(NotRunningError, match=f"no node runs on {tmp_path}"):
+        fetch_status(StateDir(tmp_path))
+
+
+def test_a_daemon_that_was_killed(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    state_dir = StateDir(tmp_path)
+    state_dir.write_api(f"127.0.0.1:{port}")
+    with pytest.raises(NotRunningError, match="did not end in order"):
+        give_order(state_dir, "leave")
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "reason"),
+    [
+        (200, b"<html>some other service</html>", "something else than a status"),
+        (404, b"no such page", "refused /api/status: 404 no such page"),
+        (200, b" " * 200, "answered with too much"),
+    ],
+)
+def test_something_else_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, body: bytes, reason: str
+) -> None:
+    monkeypatch.setattr(client, "_ANSWER_BYTES_MAX", 100)
+    state_dir = StateDir(tmp_path)
+    with answering(state_dir, code, body, []), pytest.raises(ClientError, match=reason):
+        fetch_status(state_dir)
+
+
+@pytest.mark.parametrize(
+    ("behave", "reason"),
+    [
+        (lambda connection: connection.recv(1), "did not answer within"),
+        (lambda connection: connection.close(), "broke off"),
+    ],
+)
+def test_a_daemon_that_hangs_or_dies(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    behave: Callable[[socket.socket], object],
+    reason: str,
+) -> None:
+    monkeypatch.setattr(client, "TIMEOUT_SECONDS", 0.2)
+    state_dir = StateDir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        state_dir.write_api(f"127.0.0.1:{server.getsockname()[1]}")
+        accepted: list[socket.socket] = []
+
+        def accept() -> None:
+            connection, _ = server.accept()
+            accepted.append(connection)
+            behave(connection)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        with pytest.raises(ClientError, match=reason):
+            fetch_status(state_dir)
+        thread.join()
+        for connection in accepted:
+            connection.close()
+
+
+def test_a_damaged_address(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    state_dir.api_path.write_bytes(b"\xff\xff")
+    with pytest.raises(ClientError, match="is damaged"):
+        fetch_status(state_dir)

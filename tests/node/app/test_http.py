@@ -1,0 +1,261 @@
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import hypercorn.trio
+import msgspec
+import pytest
+import trio
+from prometheus_client import CollectorRegistry
+
+from gossamer.node.app.http import ApiBindError, Controls, build_app, serve_http
+from gossamer.node.telemetry.metrics import Metrics
+from gossamer.node.telemetry.status import Status
+
+TRAINING = Status(peer_id="me", run_id="ab" * 32, version="0.1.0", phase="training", round=3)
+ORDER = {"x-gossamer": "1"}
+
+
+class Node:
+    """What the daemon hands to the endpoint."""
+
+    def __init__(self) -> None:
+        self.now = TRAINING
+        self.orders: list[str] = []
+        self.metrics = Metrics()
+        self.controls = Controls(
+            pause=lambda: self.orders.append("pause"),
+            resume=lambda: self.orders.append("resume"),
+            leave=lambda: self.orders.append("leave"),
+        )
+
+    def status(self) -> Status:
+        return self.now
+
+
+def ask(
+    node: Node,
+    method: str,
+    path: str,
+    *,
+    headers: dict[str, str] | None = None,
+    content: bytes | None = None,
+    host: str = "127.0.0.1:4611",
+    client: str = "127.0.0.1",
+    hosts: tuple[str, ...] = (),
+) -> httpx.Response:
+    async def main() -> httpx.Response:
+        app: Any = build_app(node.status, node.metrics.registry, node.controls, hosts)
+        transport = httpx.ASGITransport(app, client=(client, 5))
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as asking:
+            return await asking.request(method, path, headers=headers, content=content)
+
+    return trio.run(main)
+
+
+def serving(node: Node, use: Callable[[str], Awaitable[None]]) -> None:
+    """Runs `use` with the address of a real server."""
+
+    async def main() -> None:
+        async def start(task_status: Any) -> None:
+            await serve_http(
+                "127.0.0.1:0",
+                node.status,
+                node.metrics.registry,
+                node.controls,
+                task_status=task_status,
+            )
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                address: str = await nursery.start(start)
+                await use(address)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_status() -> None:
+    answer = ask(Node(), "GET", "/api/status")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["phase"] == "training"
+    assert answer.json()["round"] == 3
+
+
+def test_ready_only_while_taking_part_in_rounds() -> None:
+    node = Node()
+    assert ask(node, "GET", "/readyz").status_code == 200
+    node.now = msgspec.structs.replace(TRAINING, phase="syncing")
+    refused = ask(node, "GET", "/readyz")
+    assert refused.status_code == 503
+    assert "syncing" in refused.text
+    assert ask(node, "GET", "/livez").status_code == 200
+
+
+def test_metrics_in_both_formats() -> None:
+    node = Node()
+    node.metrics.inner_steps.inc(7)
+    plain = ask(node, "GET", "/metrics")
+    assert "gossamer_inner_steps_total 7.0" in plain.text
+    assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
+    accept = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
+    modern = ask(node, "GET", "/metrics", headers=accept)
+    assert modern.headers["content-type"].startswith("application/openmetrics-text")
+    assert modern.text.endswith("# EOF\n")
+
+
+def test_the_page_is_self_contained_and_may_run_nothing_else() -> None:
+    answer = ask(Node(), "GET", "/")
+    assert answer.headers["content-type"].startswith("text/html")
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert policy.count("'sha256-") == 2
+    assert "unsafe" not in policy
+    # Nothing is loaded from elsewhere, and nothing that peers say is parsed as HTML.
+    for forbidden in ("http://", "https://", "innerHTML", "insertAdjacent", "document.write"):
+        assert forbidden not in answer.text.replace("http://www.w3.org/2000/svg", "")
+
+
+@pytest.mark.parametrize("path", ["/", "/api/status", "/metrics", "/nothing"])
+def test_headers_of_every_answer(path: str) -> None:
+    headers = ask(Node(), "GET", path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert headers["cache-control"] == "no-store"
+    assert "content-security-policy" in headers
+    assert not any(name.startswith("access-control") for name in headers)
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:4611", "localhost:1", "LOCALHOST", "[::1]:4611", "192.0.2.3", "seed:4611"]
+)
+def test_hosts_that_are_known(host: str) -> None:
+    assert ask(Node(), "GET", "/livez", host=host, hosts=("seed",)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example"]
+)
+def test_a_rebound_name_is_refused(host: str) -> None:
+    for path in ("/api/status", "/", "/metrics"):
+        answer = ask(Node(), "GET", path, host=host)
+        assert answer.status_code == 421
+        assert "me" not in answer.text.split()
+
+
+@pytest.mark.parametrize("order", ["pause", "resume", "leave"])
+def test_orders(order: str) -> None:
+    node = Node()
+    assert ask(node, "POST", f"/api/{order}", headers=ORDER).status_code == 202
+    assert node.orders == [order]
+
+
+def test_orders_that_are_refused() -> None:
+    node = Node()
+    # A form on a foreign page, a script on one, another machine, a link.
+    assert ask(node, "POST", "/api/leave").status_code == 403
+    origin = {**ORDER, "origin": "http://evil.example"}
+    assert ask(node, "POST", "/api/leave", headers=origin).status_code == 403
+    assert ask(node, "POST", "/api/leave", headers=ORDER, client="192.0.2.1").status_code == 403
+    assert ask(node, "GET", "/api/leave", headers=ORDER).status_code == 405
+    assert ask(node, "OPTIONS", "/api/leave", headers=ORDER).status_code == 405
+    assert node.orders == []
+
+
+def test_a_body_is_refused_unread() -> None:
+    node = Node()
+    answer = ask(node, "POST", "/api/pause", headers=ORDER, content=b"x" * 100)
+    assert answer.status_code == 413
+    assert node.orders == []
+
+
+def test_a_real_server() -> None:
+    node = Node()
+
+    async def use(address: str) -> None:
+        async with httpx.AsyncClient(base_url=f"http://{address}") as asking:
+            assert (await asking.get("/api/status")).json()["peer_id"] == "me"
+            assert (await asking.get("/metrics")).status_code == 200
+            assert (await asking.post("/api/pause", headers=ORDER)).status_code == 202
+        assert node.orders == ["pause"]
+
+    serving(node, use)
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [
+        b"\x00\xff" * 50_000,
+        b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil\r\n\r\n",
+        b"POST /api/pause HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99999999999\r\n\r\nx",
+        b"POST /api/pause HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\nx",
+        b"GET /%ff%00/../.. HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 1000,
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n",
+    ],
+)
+def test_rubbish_costs_its_own_connection_and_nothing_else(rubbish: bytes) -> None:
+    node = Node()
+
+    async def use(address: str) -> None:
+        host, port = address.split(":")
+        stream = await trio.open_tcp_stream(host, int(port))
+        with trio.move_on_after(5):
+            try:
+                await stream.send_all(rubbish)
+                await stream.send_eof()
+                answer = await stream.receive_some(64)
+                assert not answer.startswith((b"HTTP/1.1 2", b"HTTP/1.1 5"))
+            except trio.BrokenResourceError:
+                pass
+        await stream.aclose()
+        async with httpx.AsyncClient(base_url=f"http://{address}") as asking:
+            assert (await asking.get("/livez")).status_code == 200
+        assert node.orders == []
+
+    serving(node, use)
+
+
+def test_a_failing_server_is_started_again_on_the_same_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failures = 1
+
+    async def failing_serve(*arguments: Any, **options: Any) -> None:
+        nonlocal failures
+        options["task_status"].started()
+        if failures:
+            failures -= 1
+            raise RuntimeError("one client too many")
+        await hypercorn.trio.serve(
+            *arguments, **{**options, "task_status": trio.TASK_STATUS_IGNORED}
+        )
+
+    monkeypatch.setattr("gossamer.node.app.http.serve", failing_serve)
+    monkeypatch.setattr("gossamer.node.app.http._RESTART_SECONDS", 0.0)
+
+    async def use(address: str) -> None:
+        async with httpx.AsyncClient(base_url=f"http://{address}") as asking:
+            assert (await asking.get("/livez")).status_code == 200
+
+    serving(Node(), use)
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"), [("127.0.0.1", "Give another port"), ("192.0.2.1", "--api 192.0.2.1:")]
+)
+def test_an_address_that_cannot_be_had(host: str, reason: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"{host}:{taken.getsockname()[1]}"
+        node = Node()
+        with pytest.raises(ApiBindError, match=reason):
+            trio.run(serve_http, bind, node.status, CollectorRegistry(), node.controls)
+
+
+def test_the_status_is_json_that_any_tool_reads() -> None:
+    assert json.loads(ask(Node(), "GET", "/api/status").content)["problem"] is None

@@ -1,0 +1,153 @@
+from pathlib import Path
+
+import pytest
+
+from gossamer.node.base.settings import (
+    ConfigError,
+    HostPort,
+    Settings,
+    default_state_dir,
+    load_settings,
+    parse_host_port,
+    parse_link,
+    parse_links,
+    parse_listen,
+    parse_size,
+)
+
+PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
+ADDRESS = f"/ip4/192.0.2.7/tcp/4610/p2p/{PEER}"
+RUN_ID = "ab" * 32
+
+
+def test_defaults() -> None:
+    settings = load_settings({}, {})
+    assert settings == Settings(state_dir=default_state_dir())
+
+
+def test_flag_then_environment_then_file_then_default(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('device = "mps"\nthreads = 3\nlog_level = "error"\napi_hosts = ["Seed."]\n')
+    environment = {"GOSSAMER_THREADS": "5", "GOSSAMER_DEVICE": "cuda:1", "UNRELATED": "x"}
+    settings = load_settings({"device": "cpu", "threads": None}, environment, file)
+    assert (settings.device, settings.threads, settings.log_level) == ("cpu", 5, "error")
+    assert settings.api_hosts == ("seed",)
+    assert settings.log_format == "text"
+
+
+def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("cache_bytes = 100_000_000\n")
+    assert load_settings({}, {"GOSSAMER_CONFIG": str(file)}).cache_bytes == 100_000_000
+
+
+def test_lists_come_from_every_source(tmp_path: Path) -> None:
+    two = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/4610")
+    file = tmp_path / "node.toml"
+    file.write_text(f'listen = ["{two[0]}", "{two[1]}"]\n')
+    assert load_settings({}, {}, file).listen == two
+    assert load_settings({}, {"GOSSAMER_LISTEN": f"{two[0]}, {two[1]}"}).listen == two
+    assert load_settings({"listen": two}, {}).listen == two
+
+
+def test_every_mistake_is_reported_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('log_format = "xml"\ndevise = "cpu"\nthreads = 1.5\n')
+    environment = {"GOSSAMER_API": "4611", "GOSSAMER_CACHE_BYTES": "3"}
+    with pytest.raises(ConfigError) as caught:
+        load_settings({"listen": ("tcp:4610",), "device": "gpu"}, environment, file)
+    problems = caught.value.problems
+    for place in (
+        f"{file}: devise: no such setting",
+        f"{file}: log_format: 'xml' is not one of text, json",
+        f"{file}: threads: 1.5 is not a whole number",
+        "--listen: 'tcp:4610' is not an address to listen on",
+        "--device: 'gpu' is not a device",
+        "GOSSAMER_API: '4611' is not HOST:PORT",
+        "GOSSAMER_CACHE_BYTES: 3 bytes are too few",
+    ):
+        assert any(problem.startswith(place) for problem in problems), (place, problems)
+    assert len(problems) == 7
+
+
+@pytest.mark.parametrize("content", [None, b"listen = [", b"\xff\xfe"])
+def test_a_config_file_that_is_missing_or_broken(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "node.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=str(file)):
+        load_settings({}, {}, file)
+
+
+def test_links() -> None:
+    assert parse_link(ADDRESS) == (ADDRESS, None)
+    link = parse_link(f" {ADDRESS}#{RUN_ID.upper()}\n")
+    assert link == (ADDRESS, RUN_ID)
+    assert parse_link(str(link)) == link
+    other = ADDRESS.replace("4610", "4999")
+    assert parse_links((ADDRESS, f"{other}#{RUN_ID}", ADDRESS)) == ((ADDRESS, other), RUN_ID)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("192.0.2.7:4610", "not a peer's address"),
+        ("/ip4/192.0.2.7/tcp/4610", "not a peer's address"),
+        ("/ip4/192.0.2.777/tcp/4610/p2p/" + PEER, "not an ip4 address"),
+        ("/ip4/192.0.2.7/tcp/0/p2p/" + PEER, "not a TCP port"),
+        ("/ip4/192.0.2.7/tcp/99999/p2p/" + PEER, "not a TCP port"),
+        ("/ip4/0.0.0.0/tcp/4610/p2p/" + PEER, "every address"),
+        ("/dns/bad name/tcp/4610/p2p/" + PEER, "begin with"),
+        ("/ip4/192.0.2.7/tcp/4610/p2p/" + PEER[:-1], "not a peer id"),
+        ("/ip4/192.0.2.7/tcp/4610/p2p/" + PEER[:-1] + "0", "not a peer id"),
+        (ADDRESS + "#abc", "run id of 64"),
+        ("/ip4/" + "1" * 1000, "too long"),
+    ],
+)
+def test_links_that_cannot_be_right(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_link(text)
+
+
+def test_links_of_different_runs() -> None:
+    with pytest.raises(ConfigError, match="different runs"):
+        parse_links((f"{ADDRESS}#{RUN_ID}", f"{ADDRESS}#{'cd' * 32}"))
+
+
+def test_a_bootstrap_address_must_not_hide_a_run_id() -> None:
+    with pytest.raises(ConfigError, match="gossamer join"):
+        load_settings({}, {"GOSSAMER_BOOTSTRAP": f"{ADDRESS}#{RUN_ID}"})
+
+
+@pytest.mark.parametrize("text", ["/ip4/0.0.0.0/tcp/4610", "/ip6/::/tcp/0"])
+def test_addresses_to_listen_on(text: str) -> None:
+    assert parse_listen(text) == text
+
+
+@pytest.mark.parametrize("text", ["/ip4/::/tcp/1", "/ip4/1.2.3.4/udp/1", "/dns/a/tcp/1", ""])
+def test_addresses_that_cannot_be_listened_on(text: str) -> None:
+    with pytest.raises(ValueError, match="address"):
+        parse_listen(text)
+
+
+def test_host_and_port() -> None:
+    assert parse_host_port("127.0.0.1:0") == ("127.0.0.1", 0)
+    assert str(parse_host_port("[::1]:4611")) == "[::1]:4611"
+    assert HostPort("localhost", 1) == parse_host_port("localhost:1")
+    for text in ("::1:4611", "localhost", ":4611", "localhost:70000", "localhost:x"):
+        with pytest.raises(ValueError, match="4611"):
+            parse_host_port(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1500", 1500), (7, 7), ("4GiB", 4 * 2**30), ("1.5 GB", 1_500_000_000), ("20m", 20_000_000)],
+)
+def test_sizes(text: object, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "4 gigabytes", True])
+def test_sizes_that_are_none(text: object) -> None:
+    with pytest.raises(ValueError, match="not a size"):
+        parse_size(text)

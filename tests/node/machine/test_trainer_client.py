@@ -1,0 +1,427 @@
+"""The trainer as the node uses it, with a worker of a few lines that dies however it is told to."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from gossamer.node.base.settings import Settings
+from gossamer.node.machine import trainer_client as training
+from gossamer.node.machine.trainer_client import FAILURES_MAX, TrainerClient
+from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
+from gossamer.node.machine.trainer_process import TrainerProcess
+from gossamer.node.runs.draft import draft_of_preset
+from gossamer.protocol.manifest import Manifest
+from gossamer.trainer.checkpoint import load_momentum
+from gossamer.trainer.ipc import messages as m
+from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
+
+PATIENCE_SECONDS = 60
+NUM_PARAMETERS = PRESETS[DEFAULT_PRESET].model.num_parameters
+NUM_KILLS = 15
+
+WORKER = """
+import os, sys, time
+import numpy as np
+from gossamer.trainer.ipc import messages as m
+from gossamer.trainer.ipc import memory
+
+def say(message):
+    sys.stdout.buffer.write(m.encode(message))
+    sys.stdout.buffer.flush()
+
+def configured(message):
+    global vector
+    vector = memory.open_vector(message.pseudo_gradient_fd, {num_parameters})
+    say(m.Configured(device="cpu", device_name="few lines", num_parameters=len(vector),
+        precision="fp32", optimizer_steps=0))
+
+def trained(message):
+    # As slowly as it takes for most kills to come in the middle.
+    vector[:] = np.nan
+    for part in np.array_split(vector, 64):
+        part[:] = message.round
+        time.sleep(0.001)
+    say(m.Finished(round=message.round, steps=1, tokens=16, spans=((0, 0, 16),), loss_mean=1.0,
+        seconds=0.0))
+
+{behaviour}
+
+splitter = m.MessageSplitter()
+while data := os.read(0, 65536):
+    for body in splitter.feed(data):
+        message = m.decode_to_worker(body)
+        if isinstance(message, m.Configure):
+            configured(message)
+        elif isinstance(message, m.Begin):
+            trained(message)
+        elif isinstance(message, m.Evaluate):
+            evaluated()
+        elif isinstance(message, m.Save):
+            saved()
+        elif isinstance(message, m.Exit):
+            sys.exit(0)
+"""
+
+Story = Callable[[TrainerClient, trio.Nursery], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "Backoff", functools.partial(Backoff, first_seconds=0.001))
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    """As much of one as a trainer needs."""
+    draft = draft_of_preset(DEFAULT_PRESET)
+    data = SimpleNamespace(token_bytes=2)
+    partial = SimpleNamespace(
+        model=draft.model,
+        inner=draft.inner,
+        outer=draft.outer,
+        sync="diloco",
+        seed=1,
+        data=data,
+    )
+    return cast(Manifest, partial)
+
+
+class Told:
+    """What the node was told."""
+
+    def __init__(self) -> None:
+        self.restarts: list[str] = []
+        self.configured = 0
+
+    def on_configured(self, _configured: m.Configured) -> None:
+        self.configured += 1
+
+
+def act(
+    story: Story,
+    manifest: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+    told: Told,
+    behaviour: str = "",
+    code: str | None = WORKER,
+    optimizer_path: str = "unused",
+) -> None:
+    """Runs a story with a trainer whose worker is Python code, or without any the real one."""
+    if code is not None:
+        code = code.replace("{num_parameters}", str(NUM_PARAMETERS))
+        command = [sys.executable, "-c", code.replace("{behaviour}", behaviour)]
+        process = TrainerProcess(NUM_PARAMETERS, command=command)
+        monkeypatch.setattr(training, "TrainerProcess", lambda _num_parameters: process)
+    trainer = TrainerClient(
+        manifest,
+        Settings(state_dir=Path("unused")),
+        optimizer_path,
+        on_step=lambda _step: None,
+        on_shared=lambda _shared: None,
+        on_need=lambda _tokens: None,
+        on_restart=told.restarts.append,
+        on_configured=told.on_configured,
+    )
+
+    async def main() -> None:
+        with trio.fail_after(PATIENCE_SECONDS):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trainer.run)
+                await story(trainer, nursery)
+                await trainer.suspend()
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - what is watched has no event to wait for
+        await trio.sleep(0.005)
+
+
+async def train(trainer: TrainerClient, number: int) -> m.Finished:
+    finished = await trainer.train(number, 0, 1, 60.0)
+    await trainer.collect()
+    return finished
+
+
+def test_a_worker_killed_at_any_moment_leaves_pending_whole(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "FAILURES_MAX", 10**9)
+    told, randomness = Told(), random.Random(1)
+    finished = unfinished = 0
+
+    async def kill_again_and_again(trainer: TrainerClient) -> None:
+        for _ in range(NUM_KILLS):
+            await until(lambda: trainer.is_up)
+            await trio.sleep(randomness.uniform(0.0, 0.3))
+            if trainer.pid is not None:
+                os.kill(trainer.pid, signal.SIGKILL)
+            await until(lambda: not trainer.is_up)
+
+    async def story(trainer: TrainerClient, nursery: trio.Nursery) -> None:
+        nonlocal finished, unfinished
+        trainer.pending[:] = 0.5  # the residual of earlier rounds
+        expected = trainer.pending.copy()
+        nursery.start_soon(kill_again_and_again, trainer)
+        number = 0
+        while len(told.restarts) < NUM_KILLS:
+            number += 1
+            answer = await train(trainer, number)
+            assert (answer.tokens > 0) == (answer.steps > 0)
+            if answer.tokens:
+                assert answer.round == number
+                expected += np.float32(number)
+                finished += 1
+            else:
+                unfinished += 1
+            assert (trainer.pending == expected).all(), "half of a round's work"
+
+    act(story, manifest, monkeypatch, told)
+    assert set(told.restarts) == {"killed"}
+    assert finished > NUM_KILLS
+    assert unfinished > NUM_KILLS // 3, "kills came between rounds only"
+
+
+def test_an_answer_counts_though_the_end_comes_right_behind_it(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = m.Finished(round=1, steps=1, tokens=16, spans=(), loss_mean=1.0, seconds=0.0)
+    end = TrainerExit(1, None, False, "", (), 1.0)
+
+    async def story(trainer: TrainerClient, nursery: trio.Nursery) -> None:
+        await until(lambda: trainer.is_up)
+        answers: list[m.Finished] = []
+
+        async def ask() -> None:
+            answers.append(await train(trainer, 1))
+
+        # Often, because who of those that are ready runs first is a matter of chance.
+        for number in range(1, 31):
+            nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            for event in (finished, end):
+                trainer._process._events_in.send_nowait(event)
+            await until(lambda number=number: len(answers) == number)  # type: ignore[misc]
+        assert all(answer.tokens == 16 for answer in answers)
+
+    act(story, manifest, monkeypatch, Told(), "def trained(_message): pass")
+
+
+def test_a_worker_that_exits_at_once_is_given_up_and_tried_again_when_told(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.touch()
+    told = Told()
+
+    async def story(trainer: TrainerClient, nursery: trio.Nursery) -> None:
+        # Whoever waits for the trainer is told too.
+        assert (await train(trainer, 1)).steps == 0
+        assert trainer.failure is not None
+        for text in ("no torch here", f"{FAILURES_MAX} times", "gossamer doctor", "resume"):
+            assert text in trainer.failure
+        assert not trainer.is_up
+        assert told.restarts == ["failed"] * (FAILURES_MAX - 1)
+        assert not await trainer.genesis()
+        assert await trainer.evaluate(["a"], 1, 1.0) is None
+        await trainer.save(m.Place(head=bytes(32)))
+        await trainer.is_saved()
+        await trainer.stop()
+        assert (await train(trainer, 2)).steps == 0
+        assert len(told.restarts) == FAILURES_MAX - 1, "it was started again by itself"
+
+        broken.unlink()
+        nursery.start_soon(trainer.queue, 1, "shard", 0, 10)
+        trainer.resume()
+        assert trainer.failure is None
+        assert (await train(trainer, 3)).tokens == 16
+        assert (trainer.pending == 3).all()
+        assert told.configured == 1
+
+    check = f"if os.path.exists({str(broken)!r}): sys.exit('no torch here')"
+    act(story, manifest, monkeypatch, told, check)
+
+
+def test_the_next_worker_finds_the_momentum_and_waits_for_word_of_it(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    manifest.sync = "distro"  # type: ignore[misc]
+    path = tmp_path / "momentum"
+    saved, later = m.Place(head=b"h" * 32, rings=(b"r" * 32,)), m.Place(head=b"l" * 32)
+
+    async def story(trainer: TrainerClient, _nursery: trio.Nursery) -> None:
+        await until(lambda: trainer.is_up)
+        assert (trainer.lives, trainer.loaded_momentum) == (1, None)
+        await trainer.save(saved)
+        await trainer.is_saved()
+        assert trainer.save_seconds > 0
+        content = path.read_bytes()
+        assert trainer.pid is not None
+        os.kill(trainer.pid, signal.SIGKILL)
+        await until(lambda: trainer.lives == 2 and trainer.is_up)
+        assert trainer.loaded_momentum == saved
+        await trainer.save(later)
+        await trainer.is_saved()
+        assert path.read_bytes() == content
+        await trainer.keep_momentum(keep=True)
+        await trainer.save(later)
+        await trainer.is_saved()
+        assert load_momentum(manifest.model, path).place == later
+
+    act(story, manifest, monkeypatch, Told(), code=None, optimizer_path=str(path))
+
+
+def test_failures_count_anew_after_a_finished_round(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(trainer: TrainerClient, _nursery: trio.Nursery) -> None:
+        for number in range(1, 2 * FAILURES_MAX):
+            assert (await train(trainer, number)).tokens
+            pid = trainer.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda pid=pid: trainer.pid not in (None, pid))  # type: ignore[misc]
+        assert trainer.failure is None
+
+    act(story, manifest, monkeypatch, Told())
+
+
+def test_a_death_over_an_evaluation_does_not_hold_up_who_asked(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(trainer: TrainerClient, _nursery: trio.Nursery) -> None:
+        assert (await train(trainer, 1)).tokens
+        assert await trainer.evaluate(["heldout"], 10, 1.0) is None
+        assert await trainer.evaluate(["heldout"], 10, 1.0) is None, "it waits for the next worker"
+        assert (await train(trainer, 2)).tokens
+
+    told = Told()
+    act(story, manifest, monkeypatch, told, "def evaluated(): os._exit(1)")
+
+
+def test_saving_does_not_wait_for_the_round_that_is_trained_meanwhile(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With overlap a round is committed while the next one is trained, which may take hours."""
+    goes_on = tmp_path / "goes on"
+
+    async def story(trainer: TrainerClient, nursery: trio.Nursery) -> None:
+        await until(lambda: trainer.is_up)
+        nursery.start_soon(train, trainer, 1)
+        await trio.testing.wait_all_tasks_blocked()
+        place = m.Place(head=bytes(32))
+        await trainer.save(place)
+        await trainer.save(place)  # nothing: the worker has not come to the first
+        goes_on.touch()
+        await trainer.is_saved()
+        assert trainer.save_seconds == 1.5
+
+    patient = (
+        "hurried = trained\n"
+        "def trained(message):\n"
+        f"    while not os.path.exists({str(goes_on)!r}): time.sleep(0.01)\n"
+        "    hurried(message)\n"
+        "saves = []\n"
+        "def saved():\n"
+        "    saves.append(1)\n"
+        "    assert len(saves) == 1\n"
+        "    say(m.Saved(seconds=1.5))\n"
+    )
+    act(story, manifest, monkeypatch, Told(), patient)
+
+
+def test_data_for_a_worker_that_was_waited_for_is_not_queued(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is asked for anew when the worker begins: queued twice it would count twice."""
+    seen = tmp_path / "seen"
+
+    async def story(trainer: TrainerClient, _nursery: trio.Nursery) -> None:
+        assert not trainer.is_up
+        await trainer.queue(1, "early", 0, 10)
+        assert trainer.is_up
+        await trainer.queue(1, "late", 0, 10)
+        assert (await train(trainer, 1)).tokens
+
+    noting = (
+        "decode = m.decode_to_worker\n"
+        "def noted(body):\n"
+        "    message = decode(body)\n"
+        f"    with open({str(seen)!r}, 'a') as file: print(message, file=file)\n"
+        "    return message\n"
+        "m.decode_to_worker = noted"
+    )
+    act(story, manifest, monkeypatch, Told(), noting)
+    assert "late" in seen.read_text()
+    assert "early" not in seen.read_text()
+
+
+def test_a_program_that_cannot_be_started_is_a_failure_like_others(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(trainer: TrainerClient, _nursery: trio.Nursery) -> None:
+        monkeypatch.setattr(trainer._process, "_command", ["/nonexistent/python"])
+        assert (await train(trainer, 1)).steps == 0
+        assert trainer.failure is not None
+        assert "could not be started" in trainer.failure
+        assert "/nonexistent/python" in trainer.failure
+
+    act(story, manifest, monkeypatch, Told())
+
+
+def test_suspended_while_it_is_started(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(trainer: TrainerClient, _nursery: trio.Nursery) -> None:
+        for checkpoints in range(8):
+            for _ in range(checkpoints):
+                await trio.lowlevel.checkpoint()
+            await trainer.suspend()
+            with trio.move_on_after(0.05):
+                await until(lambda: trainer.is_up)
+            await until(lambda: trainer.pid is None)
+            trainer.resume()
+        assert (await train(trainer, 1)).tokens
+
+    told = Told()
+    act(story, manifest, monkeypatch, told)
+    assert told.restarts == []
+
+
+def test_a_round_that_is_stopped_before_it_begins_does_not_begin(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker is just being started again: nobody waits for a whole round of it."""
+
+    async def story(trainer: TrainerClient, nursery: trio.Nursery) -> None:
+        await until(lambda: trainer.is_up)
+        await trainer.suspend()
+        await until(lambda: not trainer.is_up)
+        answers: list[m.Finished] = []
+
+        async def ask() -> None:
+            answers.append(await train(trainer, 1))
+
+        nursery.start_soon(ask)
+        await trio.sleep(0.05)
+        assert not answers
+        await trainer.stop()
+        await until(lambda: bool(answers))
+        assert (answers[0].round, answers[0].steps) == (1, 0)
+        trainer.resume()
+        assert (await train(trainer, 2)).steps > 0
+
+    act(story, manifest, monkeypatch, Told())

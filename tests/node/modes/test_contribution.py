@@ -1,0 +1,152 @@
+"""What a member adds, what the ring takes of it, and what stays behind: together what was meant."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gossamer.node.modes.contribution import SetContribution, SumContribution
+from gossamer.protocol.codecs.payloads import SetPayloads
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
+from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import FloatVector
+
+PLAN = ChunkPlan(3000, 2048)
+LOSSY = ("fp16", "int8", "int4")
+TOKENS = (300, 400, 700, 200)
+"""Nobody has less than half of the mean."""
+MEMBERS = [PeerId(name) for name in "abcd"]
+ALL = 0b1111
+
+
+class Ring:
+    """The members' arithmetic, with their vectors of one round."""
+
+    def __init__(
+        self, codec_name: str, vectors: list[FloatVector], shares: tuple[int, ...] = TOKENS
+    ) -> None:
+        self.codec = codec(codec_name)
+        self.vectors = vectors
+        tokens = dict(zip(MEMBERS, shares, strict=True))
+        self.sides = [
+            SumContribution(vector, PLAN, codec_name, MEMBERS, tokens, member)
+            for vector, member in zip(vectors, MEMBERS, strict=True)
+        ]
+
+    def average(self, chunk: int, order: list[int]) -> FloatVector:
+        """Those in `order` add themselves, the last one finishes."""
+        payload: Payload | None = None
+        for position in order:
+            payload = self.sides[position].add(chunk, payload)
+        assert payload is not None
+        mask = sum(1 << position for position in order)
+        final = self.sides[order[-1]].finish_average(chunk, payload, mask)
+        return self.codec.decode(final, PLAN.elements_of(chunk))
+
+    def residual(self, chunk: int, position: int) -> FloatVector:
+        error = self.sides[position].error_of(chunk)
+        return np.zeros(PLAN.elements_of(chunk), np.float32) if error is None else error
+
+
+def vectors_of(seed: int) -> list[FloatVector]:
+    rng = np.random.default_rng(seed)
+    return [rng.laplace(size=PLAN.num_elements).astype(np.float32) for _ in MEMBERS]
+
+
+@pytest.mark.parametrize("codec_name", LOSSY)
+@pytest.mark.parametrize("chunk", [0, 1])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 3, 0, 1], [1, 2], [3], [3, 0]])
+def test_what_was_sent_and_what_stays_are_what_was_meant(
+    codec_name: str, chunk: int, order: list[int]
+) -> None:
+    """Also if members are missing: the residuals weigh in the next ring as their members do."""
+    ring = Ring(codec_name, vectors_of(0))
+    part = PLAN.range_of(chunk)
+    average = ring.average(chunk, order)
+    present = sum(TOKENS[position] for position in order)
+    meant, stayed = np.zeros((2, PLAN.elements_of(chunk)))
+    for position in order:
+        share = TOKENS[position] / present
+        meant += share * ring.vectors[position][part].astype(np.float64)
+        stayed += share * ring.residual(chunk, position).astype(np.float64)
+    assert np.abs(average + stayed - meant).max() < 1e-5
+    assert np.abs(average - meant).max() > 1e-4, "nothing was rounded"
+
+
+@pytest.mark.parametrize("codec_name", LOSSY)
+def test_the_errors_of_many_rounds_do_not_add_up(codec_name: str) -> None:
+    """With error feedback the sum of all averages is off by one round's residuals."""
+    rounds, part = 30, PLAN.range_of(0)
+    residuals = [np.zeros(PLAN.num_elements, np.float32) for _ in MEMBERS]
+    total, meant = np.zeros((2, PLAN.elements_of(0)))
+    first = 0.0
+    for number in range(rounds):
+        fresh = vectors_of(number)
+        ring = Ring(codec_name, [v + r for v, r in zip(fresh, residuals, strict=True)])
+        total += ring.average(0, [0, 1, 2, 3])
+        for position, vector in enumerate(fresh):
+            meant += TOKENS[position] / sum(TOKENS) * vector[part].astype(np.float64)
+            residuals[position][part] = ring.residual(0, position)
+        if number == 0:
+            first = float(np.linalg.norm(total - meant))
+    assert np.linalg.norm(total - meant) < 2 * first
+
+
+@pytest.mark.parametrize("codec_name", LOSSY)
+def test_finishing_a_whole_ring_rounds_nothing_again(codec_name: str) -> None:
+    ring = Ring(codec_name, vectors_of(0))
+    payload: Payload | None = None
+    for side in ring.sides:
+        payload = side.add(0, payload)
+    assert payload is not None
+    before = ring.residual(0, 3).copy()
+    assert bytes(ring.sides[3].finish_average(0, payload, ALL)) == bytes(payload)
+    assert ring.residual(0, 3).tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("codec_name", LOSSY)
+def test_a_small_share_does_not_magnify_its_errors(codec_name: str) -> None:
+    """They may come out in a round in which that member has a large share."""
+    ring = Ring(codec_name, vectors_of(0), (500, 500, 500, 1))
+    average = ring.average(0, [0, 1, 2, 3])
+    exact = sum(
+        tokens / 1501 * vector[PLAN.range_of(0)].astype(np.float64)
+        for tokens, vector in zip((500, 500, 500, 1), ring.vectors, strict=True)
+    )
+    error = float(np.linalg.norm(average - exact))
+    assert 0 < np.linalg.norm(ring.residual(0, 3)) < 2 * len(MEMBERS) * error
+
+
+def test_nothing_stays_behind_of_an_exact_codec() -> None:
+    ring = Ring("fp32", vectors_of(0))
+    ring.average(0, [0, 1, 2, 3])
+    assert all(side.error_of(0) is None for side in ring.sides)
+
+
+@pytest.mark.parametrize("codec_name", LOSSY)
+def test_a_sum_that_was_replaced_leaves_no_error(codec_name: str) -> None:
+    """A fault brings a chunk round again: the member adds itself to another sum."""
+    ring, undisturbed = Ring(codec_name, vectors_of(9)), Ring(codec_name, vectors_of(9))
+    ring.sides[1].add(0, ring.sides[0].add(0, None))
+    for one in (ring, undisturbed):
+        one.average(0, [1, 2, 3])
+    assert (ring.residual(0, 1) == undisturbed.residual(0, 1)).all()
+
+
+def test_what_a_sparse_part_leaves_out_decays_and_stays() -> None:
+    payloads = SetPayloads(SparseCodec(64))
+    (vector, *_) = vectors_of(3)
+    mine = SetContribution(vector, PLAN, payloads, position=2, error_decay=0.5)
+    assert mine.error_of(0) is None, "nothing was sent"
+    partial_sum = mine.add(0, None)
+    assert mine.add(0, None) == partial_sum, "whatever comes round again, it is the same part"
+    assert mine.finish_average(0, partial_sum, 0b100) == partial_sum
+    size = PLAN.elements_of(0)
+    payloads.check(partial_sum, size, 0b100)
+    sent = payloads.average(partial_sum, size, 0b100, [0, 0, 1])
+    error = mine.error_of(0)
+    assert error is not None
+    np.testing.assert_allclose(sent + error / 0.5, vector[PLAN.range_of(0)], atol=1e-5)

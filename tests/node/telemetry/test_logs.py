@@ -1,0 +1,123 @@
+import contextlib
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import structlog
+
+from gossamer.node.telemetry.logs import configure_logs, printable
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers, root.level = handlers, level
+    logging.captureWarnings(False)
+    structlog.reset_defaults()
+
+
+def test_text_lines() -> None:
+    stream = io.StringIO()
+    configure_logs("text", "info", stream)
+    structlog.get_logger().info(
+        "round committed", round=3, loss=2.34567, name="a b", digest=b"\xab\xcd"
+    )
+    line = stream.getvalue()
+    assert line.endswith('info    round committed  round=3 loss=2.346 name="a b" digest=abcd\n')
+    assert line.count("\n") == 1
+
+
+def test_json_lines() -> None:
+    stream = io.StringIO()
+    configure_logs("json", "info", stream)
+    structlog.get_logger().warning("peer gone", peer="x\ny", loss=float("nan"), digest=b"\xab")
+    entry = json.loads(stream.getvalue())
+    assert list(entry)[:3] == ["time", "level", "event"]
+    assert entry["time"].endswith("Z")
+    assert (entry["level"], entry["event"]) == ("warning", "peer gone")
+    assert (entry["peer"], entry["loss"], entry["digest"]) == ("x\ny", None, "ab")
+
+
+def test_json_of_a_name_that_is_not_utf8() -> None:
+    stream = io.StringIO()
+    configure_logs("json", "info", stream)
+    structlog.get_logger().info("found", path="caf\udce9")
+    assert json.loads(stream.getvalue())["path"] == "caf\udce9"
+
+
+def test_a_peer_cannot_forge_a_line_or_move_the_cursor() -> None:
+    stream = io.StringIO()
+    configure_logs("text", "info", stream)
+    structlog.get_logger().info("hello", device="GPU\n12:00:00 error forged\x1b[2J")
+    assert stream.getvalue().count("\n") == 1
+    assert "\x1b" not in stream.getvalue()
+    assert printable("ok\r\x07é") == "ok\\r\\x07é"
+
+
+def test_levels() -> None:
+    stream = io.StringIO()
+    configure_logs("text", "warning", stream)
+    log = structlog.get_logger()
+    log.info("quiet")
+    log.error("loud")
+    assert "quiet" not in stream.getvalue()
+    assert "loud" in stream.getvalue()
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_libraries_speak_the_same_format_and_only_when_it_matters(log_format: str) -> None:
+    stream = io.StringIO()
+    configure_logs("json" if log_format == "json" else "text", "info", stream)
+    logging.getLogger("some.library").info("chatter")
+    logging.getLogger("libp2p.pubsub").error("a peer sent rubbish")
+    assert stream.getvalue() == ""
+    logging.getLogger("some.library").warning("worth %s", "reading")
+    if log_format == "json":
+        assert json.loads(stream.getvalue())["event"] == "worth reading"
+    else:
+        assert stream.getvalue().endswith("warning worth reading\n")
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_exceptions_keep_their_traceback(log_format: str) -> None:
+    stream = io.StringIO()
+    configure_logs("json" if log_format == "json" else "text", "info", stream)
+    try:
+        raise KeyError("lost")
+    except KeyError:
+        structlog.get_logger().exception("trainer failed", attempt=2)
+    text = stream.getvalue()
+    assert "trainer failed" in text
+    assert "KeyError: 'lost'" in text
+    if log_format == "json":
+        assert "Traceback" in json.loads(text)["traceback"]
+
+
+def test_configuring_again_replaces_the_first() -> None:
+    first, second = io.StringIO(), io.StringIO()
+    configure_logs("text", "info", first)
+    configure_logs("text", "info", second)
+    structlog.get_logger().info("once")
+    logging.getLogger("library").warning("twice")
+    assert first.getvalue() == ""
+    assert second.getvalue().count("\n") == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_log_on_a_full_disk_costs_its_lines_only(log_format: Literal["text", "json"]) -> None:
+    # Unbuffered by the line, as stderr is.
+    stream = open("/dev/full", "w", buffering=1)  # noqa: SIM115 - closing it fails
+    configure_logs(log_format, "info", stream)
+    try:
+        structlog.get_logger("node").info("said to nobody")
+        logging.getLogger("somebody").warning("neither")
+    finally:
+        with contextlib.suppress(OSError):
+            stream.close()

@@ -1,0 +1,171 @@
+import math
+import shutil
+import subprocess
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gossamer.node.machine.capacity import Gpus
+from gossamer.node.telemetry.metrics import Metrics
+from gossamer.node.telemetry.status import DataStatus, OuterStep, WorkStatus
+
+
+def sample(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"gossamer_{name}", labels)
+
+
+def test_the_set_of_metrics() -> None:
+    text = generate_latest(Metrics().registry).decode()
+    names = {family.name for family in text_string_to_metric_families(text)}
+    # Families of counters are listed without their _total.
+    expected = [
+        "build_info",
+        "phase",
+        "paused",
+        "restarts",
+        "peers",
+        "network_bytes",
+        "dials",
+        "peer_rtt_seconds",
+        "inner_steps",
+        "tokens",
+        "tokens_committed",
+        "tokens_reclaimed",
+        "tokens_dropped",
+        "work_tokens",
+        "swarm_tokens",
+        "data_epochs",
+        "data_shards",
+        "data_shards_consumed",
+        "step_duration_seconds",
+        "trainer_waiting_seconds",
+        "loss",
+        "nonfinite_steps",
+        "last_step_timestamp_seconds",
+        "rounds",
+        "round_duration_seconds",
+        "round_group_size",
+        "outer_learning_rate",
+        "outer_momentum",
+        "round",
+        "rounds_behind",
+        "last_round_success_timestamp_seconds",
+        "ring_skips",
+        "blocks",
+        "block_verify_failures",
+        "disk_used_bytes",
+        "disk_quota_bytes",
+        "checkpoint_last_success_timestamp_seconds",
+        "offences",
+    ]
+    assert {f"gossamer_{name}" for name in expected} <= names
+    assert all(name.startswith("gossamer_") for name in names)
+    assert "_created" not in text
+
+
+def test_promtool_finds_nothing_to_mend() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: apt install prometheus)")
+    text = generate_latest(Metrics(Gpus()).registry)
+    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True)
+    assert (done.returncode, done.stdout + done.stderr) == (0, b"")
+
+
+def test_labels_are_there_before_anything_happens() -> None:
+    metrics = Metrics()
+    assert sample(metrics, "rounds_total", outcome="committed") == 0
+    assert sample(metrics, "offences_total", reason="forged") == 0
+    assert sample(metrics, "network_bytes_total", direction="sent", purpose="ring") == 0
+    assert sample(metrics, "round_duration_seconds_count", phase="averaging") == 0
+    assert sample(metrics, "phase", phase="joining") == 0
+    assert math.isnan(sample(metrics, "loss") or 0.0)
+
+
+def test_build_info_names_the_versions_without_importing_torch() -> None:
+    (family,) = [
+        family for family in Metrics().registry.collect() if family.name == "gossamer_build_info"
+    ]
+    labels = family.samples[0].labels
+    assert set(labels) == {"version", "python", "torch"}
+    assert labels["torch"][0].isdigit()
+
+
+def test_what_does_not_fit_is_counted_as_other() -> None:
+    metrics = Metrics()
+    metrics.offences.add("forged")
+    metrics.offences.add("12D3KooWsomebody", 2)
+    assert sample(metrics, "offences_total", reason="forged") == 1
+    assert sample(metrics, "offences_total", reason="other") == 2
+    assert sample(metrics, "offences_total", reason="12D3KooWsomebody") is None
+
+
+def test_one_phase_at_a_time() -> None:
+    metrics = Metrics()
+    metrics.set_phase("training")
+    metrics.set_phase("averaging")
+    assert sample(metrics, "phase", phase="training") == 0
+    assert sample(metrics, "phase", phase="averaging") == 1
+    metrics.set_paused("user")
+    assert sample(metrics, "paused", reason="user") == 1
+    metrics.set_paused(None)
+    assert sample(metrics, "paused", reason="user") == 0
+
+
+def test_traffic_is_taken_over_from_totals() -> None:
+    metrics = Metrics()
+    metrics.set_traffic({"/gossamer/ring/1": (100, 50), "gossip": (7, 8), "/ipfs/id/1": (1, 2)})
+    metrics.set_traffic({"/gossamer/ring/1": (130, 50), "gossip": (7, 9), "/ipfs/id/1": (1, 2)})
+    assert sample(metrics, "network_bytes_total", direction="sent", purpose="ring") == 130
+    assert sample(metrics, "network_bytes_total", direction="received", purpose="ring") == 50
+    assert sample(metrics, "network_bytes_total", direction="received", purpose="gossip") == 9
+    assert sample(metrics, "network_bytes_total", direction="received", purpose="other") == 2
+
+
+def test_where_the_tokens_are() -> None:
+    metrics = Metrics()
+    assert sample(metrics, "work_tokens", fate="lost") == 0
+    metrics.set_work(WorkStatus(trained=10, committed_on_time=4, committed_late=3, carried=3))
+    metrics.set_work(WorkStatus(trained=10, committed_late=7, lost=1, dropped=2))
+    fates = ("committed_on_time", "committed_late", "dropped", "lost", "carried")
+    assert [sample(metrics, "work_tokens", fate=fate) for fate in fates] == [0, 7, 2, 1, 0]
+
+
+def test_where_the_chain_stands_in_the_data() -> None:
+    metrics = Metrics()
+    metrics.set_data(
+        DataStatus(epoch=2, tokens_consumed=25, num_tokens=100, shards_consumed=1, num_shards=4)
+    )
+    assert sample(metrics, "data_epochs") == 2.25
+    assert sample(metrics, "data_shards") == 4
+    assert sample(metrics, "data_shards_consumed") == 1
+
+
+def test_the_outer_step_that_a_round_chose() -> None:
+    metrics = Metrics()
+    for name in ("outer_learning_rate", "outer_momentum"):
+        assert math.isnan(sample(metrics, name) or 0.0)
+    metrics.set_outer_step(OuterStep(learning_rate=0.8, momentum=0.0))
+    assert (sample(metrics, "outer_learning_rate"), sample(metrics, "outer_momentum")) == (0.8, 0.0)
+    metrics.set_outer_step(None)
+    assert math.isnan(sample(metrics, "outer_momentum") or 0.0)
+
+
+def test_the_end_of_a_round() -> None:
+    metrics = Metrics()
+    metrics.observe_round_phase("averaging", 2.0)
+    metrics.end_round("missed", 4)
+    assert sample(metrics, "last_round_success_timestamp_seconds") == 0
+    metrics.end_round("committed", 3)
+    assert sample(metrics, "rounds_total", outcome="committed") == 1
+    assert sample(metrics, "rounds_total", outcome="missed") == 1
+    assert sample(metrics, "round_group_size") == 3
+    assert (sample(metrics, "last_round_success_timestamp_seconds") or 0) > 0
+    assert sample(metrics, "round_duration_seconds_sum", phase="averaging") == 2.0
+
+
+def test_two_nodes_in_one_process_do_not_share_metrics() -> None:
+    first, second = Metrics(), Metrics()
+    first.inner_steps.inc()
+    assert sample(second, "inner_steps_total") == 0

@@ -1,0 +1,177 @@
+"""Who counts as living."""
+
+from __future__ import annotations
+
+import pytest
+
+from gossamer.protocol import limits
+from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.policy.membership import (
+    MEMBER_SECONDS,
+    NEAR_ROUNDS,
+    TRAILING_ROUNDS,
+    Membership,
+    awaited,
+)
+from gossamer.protocol.wire.statements import Announce
+from tests.support.builders import HEAD, announce, peer, peers
+
+ME, OTHER = peer(0), peer(1)
+
+
+def pass_time(membership: Membership, start: float, stop: float) -> None:
+    """As in a process that runs: it asks now and then."""
+    for second in range(int(start), int(stop) + 1):
+        membership.living(float(second))
+
+
+def test_a_peer_lives_while_it_announces_itself() -> None:
+    membership = Membership(ME)
+    assert not membership.is_living(0.0, OTHER)
+    assert membership.announced(0.0, OTHER, announce())
+    pass_time(membership, 0.0, MEMBER_SECONDS)
+    assert membership.is_living(MEMBER_SECONDS, OTHER)
+    assert not membership.is_living(MEMBER_SECONDS + 0.1, OTHER)
+    assert membership.announced(MEMBER_SECONDS + 1, OTHER, announce(sequence=8))
+    assert membership.is_living(MEMBER_SECONDS + 1, OTHER)
+
+
+def test_nobody_was_silent_while_this_process_was_stopped() -> None:
+    membership = Membership(ME)
+    membership.announced(0.0, OTHER, announce())
+    pass_time(membership, 0.0, 5.0)
+    assert membership.is_living(3600.0, OTHER)
+    pass_time(membership, 3600.0, 3600.0 + MEMBER_SECONDS)
+    assert not membership.is_living(3600.0 + MEMBER_SECONDS, OTHER)
+
+
+def test_an_old_announcement_does_not_bring_back_the_dead() -> None:
+    membership = Membership(ME)
+    membership.announced(0.0, OTHER, announce())
+    pass_time(membership, 0.0, 60.0)
+    assert not membership.announced(60.0, OTHER, announce())
+    assert not membership.announced(60.0, OTHER, announce(incarnation=2, sequence=99))
+    assert not membership.is_living(60.0, OTHER)
+
+
+def test_a_restart_replaces_the_life_before() -> None:
+    membership = Membership(ME)
+    membership.announced(0.0, OTHER, announce(incarnation=3, sequence=900))
+    assert membership.announced(1.0, OTHER, announce(incarnation=4, sequence=1, phase="syncing"))
+    assert membership.living(1.0)[OTHER].phase == "syncing"
+
+
+def test_a_broken_connection_ends_a_life_until_the_next_announcement() -> None:
+    membership = Membership(ME)
+    membership.disconnected(OTHER)  # never heard of: nothing happens
+    membership.announced(0.0, OTHER, announce())
+    membership.disconnected(OTHER)
+    assert not membership.is_living(0.0, OTHER)
+    membership.announced(1.0, OTHER, announce(sequence=8))
+    assert membership.is_living(1.0, OTHER)
+
+
+def test_who_leaves_does_not_live() -> None:
+    membership = Membership(ME)
+    membership.announced(0.0, OTHER, announce(phase="leaving"))
+    assert not membership.is_living(0.0, OTHER)
+
+
+@pytest.mark.parametrize("phase", ["paused", "failed"])
+def test_who_does_not_train_lives_and_nobody_waits_for_it(phase: str) -> None:
+    membership = Membership(ME)
+    membership.announced(0.0, OTHER, announce(phase=phase))
+    assert membership.is_living(0.0, OTHER)
+    assert awaited(membership.living(0.0), [HEAD], 100, 0) == ([], [])
+
+
+def test_a_round_waits_for_those_that_work_on_its_head() -> None:
+    membership = Membership(ME)
+    membership.announced(0.0, peer(1), announce(phase="training"))
+    membership.announced(0.0, peer(2), announce(phase="averaging"))
+    membership.announced(0.0, peer(3), announce(phase="paused"))
+    membership.announced(0.0, peer(4), announce(head=digest_of(b"other")))
+    assert awaited(membership.living(0.0), [HEAD], 100, 0) == (sorted([peer(1), peer(2)]), [])
+    assert sorted(membership.known()) == list(membership.known()) == sorted(peers(5)[1:])
+
+
+def test_i_am_not_my_own_member() -> None:
+    membership = Membership(ME)
+    assert not membership.announced(0.0, ME, announce())
+    assert membership.living(0.0) == {}
+
+
+def test_a_newcomer_replaces_who_has_been_silent_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MEMBERS_MAX", 2)
+    membership = Membership(ME)
+    membership.announced(0.0, peer(1), announce())
+    membership.announced(5.0, peer(2), announce())
+    assert not membership.announced(6.0, peer(3), announce())  # both are living
+    pass_time(membership, 6.0, 60.0)
+    assert membership.announced(60.0, peer(3), announce())
+    assert sorted(membership.known()) == sorted([peer(2), peer(3)])
+
+
+def test_who_is_connected_comes_before_whom_somebody_invented(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MEMBERS_MAX", 4)
+    members = Membership(peer(0))
+    for index in range(1, 5):
+        assert members.announced(float(index), peer(index), announce())
+    connected = [peer(2), peer(9), peer(10), peer(11)]
+    assert not members.announced(5.0, peer(8), announce(), connected)
+    for index in (9, 10, 11):
+        assert members.announced(5.0, peer(index), announce(), connected)
+    assert sorted(members.known()) == sorted(connected)
+    assert not members.announced(5.0, peer(12), announce(), [*connected, peer(12)])
+
+
+CHAIN = [digest_of(bytes([number])) for number in range(TRAILING_ROUNDS + 2)]
+"""Newest first; one more than is looked at."""
+
+
+@pytest.mark.parametrize("behind", range(len(CHAIN)))
+def test_who_is_nearly_there_is_waited_for(behind: int) -> None:
+    living = at_work(3) | {OTHER: announce(phase="training", head=CHAIN[behind])}
+    assert (OTHER in awaited(living, CHAIN[:-1], 100, 0).at_work) == (behind <= NEAR_ROUNDS)
+
+
+@pytest.mark.parametrize("behind", range(len(CHAIN)))
+@pytest.mark.parametrize("phase", ["training", "syncing", "paused", "failed"])
+def test_few_do_not_run_away_from_many(behind: int, phase: str) -> None:
+    """Two are at work; of the others there are as many, or one less."""
+    for num_trailing in (1, 2, 3):
+        trailing = peers(10)[5 : 5 + num_trailing]
+        living = at_work(1) | {peer: announce(phase=phase, head=CHAIN[behind]) for peer in trailing}
+        found = awaited(living, CHAIN[:-1], 100, 0)
+        is_near = behind <= NEAR_ROUNDS and phase == "training"
+        is_trailing = behind <= TRAILING_ROUNDS and phase in ("training", "syncing") and not is_near
+        assert (set(trailing) <= set(found.at_work)) == is_near
+        assert found.trailing == (sorted(trailing) if is_trailing and num_trailing >= 2 else [])
+
+
+@pytest.mark.parametrize(
+    ("number", "tokens", "is_waited_for"),
+    [
+        (100, 999, True),
+        (100 - TRAILING_ROUNDS, 999, True),
+        (100 + TRAILING_ROUNDS, 999, True),
+        (99 - TRAILING_ROUNDS, 999, False),
+        (101 + TRAILING_ROUNDS, 999, False),
+        (100, 1000, False),
+    ],
+)
+def test_nor_from_many_whose_branch_lost(number: int, tokens: int, is_waited_for: bool) -> None:
+    others = peers(10)[5:8]
+    theirs = announce(
+        phase="training", head=digest_of(b"theirs"), round=number, tokens_total=tokens
+    )
+    found = awaited(dict.fromkeys(others, theirs), [CHAIN[0]], 100, 1000)
+    assert found == ([], sorted(others) if is_waited_for else [])
+
+
+def at_work(number: int) -> dict[PeerId, Announce]:
+    return {peer: announce(phase="averaging", head=CHAIN[0]) for peer in peers(10)[1 : 1 + number]}

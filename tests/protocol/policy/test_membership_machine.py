@@ -1,0 +1,119 @@
+"""Who is living, whatever is announced, breaks, leaves or falls silent, in any order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.policy.membership import (
+    MEMBER_SECONDS,
+    STEP_SECONDS_MAX,
+    Membership,
+    awaited,
+)
+from gossamer.protocol.wire.statements import Phase
+from tests.support.builders import HEAD, announce, peers
+
+ME, *OTHERS = peers(4)
+HEADS = (HEAD, digest_of(b"another head"))
+PHASES: tuple[Phase, ...] = ("training", "averaging", "paused", "syncing", "failed", "leaving")
+
+
+@dataclass
+class Known:
+    """What this test knows of a peer."""
+
+    version: tuple[int, int]
+    phase: Phase
+    head: bytes
+    silent_seconds: float = 0.0
+    connected: bool = True
+
+    @property
+    def is_living(self) -> bool:
+        return self.connected and self.phase != "leaving" and self.silent_seconds <= MEMBER_SECONDS
+
+
+class MembershipMachine(RuleBasedStateMachine):
+    """One peer's membership beside a plain account of what it was told.
+
+    Times are eighths of seconds, which floats add without rounding.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.membership = Membership(ME)
+        self.now = 1000.0
+        self.model: dict[PeerId, Known] = {}
+        self.membership.living(self.now)
+
+    @rule(
+        author=st.sampled_from([ME, *OTHERS]),
+        incarnation=st.integers(1, 3),
+        sequence=st.integers(1, 5),
+        phase=st.sampled_from(PHASES),
+        head=st.sampled_from(HEADS),
+    )
+    def announced(
+        self, author: PeerId, incarnation: int, sequence: int, phase: Phase, head: bytes
+    ) -> None:
+        """New, repeated or old; by somebody or by an earlier message of mine."""
+        version = (incarnation, sequence)
+        known = self.model.get(author)
+        is_news = author != ME and (known is None or version > known.version)
+        statement = announce(incarnation=incarnation, sequence=sequence, phase=phase, head=head)
+        assert self.membership.announced(self.now, author, statement) == is_news
+        if is_news:
+            self.model[author] = Known(version, phase, head)
+
+    @rule(peer=st.sampled_from([ME, *OTHERS]))
+    def disconnected(self, peer: PeerId) -> None:
+        self.membership.disconnected(peer)
+        if peer in self.model:
+            self.model[peer].connected = False
+
+    @rule(eighths=st.integers(0, int(8 * STEP_SECONDS_MAX)))
+    def time_passes(self, eighths: int) -> None:
+        self._pass(eighths / 8, eighths / 8)
+
+    @rule(eighths=st.integers(int(8 * STEP_SECONDS_MAX), 8 * 3600))
+    def the_process_is_stopped(self, eighths: int) -> None:
+        """However long that was: no more than one step of it counts as the others' silence."""
+        self._pass(eighths / 8, STEP_SECONDS_MAX)
+
+    def _pass(self, seconds: float, counted_seconds: float) -> None:
+        self.now += seconds
+        for known in self.model.values():
+            known.silent_seconds += counted_seconds
+
+    @invariant()
+    def those_live_that_announced_themselves_lately(self) -> None:
+        living = sorted(peer for peer, known in self.model.items() if known.is_living)
+        assert list(self.membership.living(self.now)) == living
+        for peer in (ME, *OTHERS):
+            assert self.membership.is_living(self.now, peer) == (peer in living)
+
+    @invariant()
+    def rounds_wait_for_those_that_work_on_their_head(self) -> None:
+        for head in HEADS:
+            at_work = {
+                peer
+                for peer, known in self.model.items()
+                if known.is_living and known.head == head and known.phase in PHASES[:2]
+            }
+            assert at_work <= set(awaited(self.membership.living(self.now), [head], 0, 0).at_work)
+
+    @invariant()
+    def nobody_is_forgotten(self) -> None:
+        known = self.membership.known()
+        assert list(known) == sorted(self.model)
+        for peer, statement in known.items():
+            assert (statement.incarnation, statement.sequence) == self.model[peer].version
+
+
+MembershipMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+TestMembership = MembershipMachine.TestCase

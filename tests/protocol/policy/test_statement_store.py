@@ -1,0 +1,185 @@
+"""The board keeps the newest of everything, whatever the order in which it came."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol.ids import digest_of
+from gossamer.protocol.policy import statement_store as statement_store_module
+from gossamer.protocol.policy.statement_store import StatementStore
+from gossamer.protocol.wire.statements import Announce, Signed, Statement, open_signed
+from tests.support.builders import (
+    HEAD,
+    RUN_ID,
+    accusation_of,
+    announce,
+    peer,
+    peers,
+    ready,
+    sealed,
+    verify,
+    vote,
+)
+
+STATEMENTS: list[tuple[Signed, Statement]] = [
+    (sealed(author, statement), statement)
+    for author in peers(3)
+    for statement in (
+        announce(sequence=1),
+        announce(sequence=2),
+        announce(sequence=2, phase="paused"),  # a lie: the same version with other content
+        ready(),
+        ready(tokens=9000),
+        accusation_of(peer(7)),
+        vote(HEAD),
+        vote(digest_of(b"other"), sequence=2),
+    )
+]
+
+
+def statement_store_of(statements: list[tuple[Signed, Statement]]) -> StatementStore:
+    statement_store = StatementStore()
+    for signed, statement in statements:
+        statement_store.post(signed, statement)
+    return statement_store
+
+
+@given(st.permutations(STATEMENTS), st.lists(st.sampled_from(STATEMENTS)))
+def test_order_and_repetition_do_not_matter(
+    order: list[tuple[Signed, Statement]], again: list[tuple[Signed, Statement]]
+) -> None:
+    assert set(statement_store_of(order + again).digests()) == set(
+        statement_store_of(STATEMENTS).digests()
+    )
+
+
+@given(st.lists(st.sampled_from(STATEMENTS)), st.lists(st.sampled_from(STATEMENTS)))
+def test_two_statement_stores_are_equal_after_reconciliation(
+    left: list[tuple[Signed, Statement]], right: list[tuple[Signed, Statement]]
+) -> None:
+    one, other = statement_store_of(left), statement_store_of(right)
+    for giver, taker in ((one, other), (other, one)):
+        for signed in giver.missing_from(taker.digests()):
+            taker.post(signed, open_signed(signed, RUN_ID, verify))
+    assert set(one.digests()) == set(other.digests())
+    assert one.missing_from(other.digests()) == []
+
+
+def test_news_is_news_once() -> None:
+    statement_store = StatementStore()
+    old, new = announce(sequence=1), announce(sequence=2)
+    assert statement_store.post(sealed(peer(0), old), old)
+    assert not statement_store.post(sealed(peer(0), old), old)
+    assert statement_store.post(sealed(peer(0), new), new)
+    assert not statement_store.post(sealed(peer(0), old), old)
+    assert [statement for _, statement in statement_store.statements()] == [new]
+
+
+def test_a_reply_is_bounded_and_the_next_brings_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statement_store_module, "REPLY_BYTES_MAX", 1000)
+    full = statement_store_of(STATEMENTS)
+    taker = StatementStore()
+    sync_sets = 0
+    while missing := full.missing_from(taker.digests()):
+        assert sum(len(signed.payload) for signed in missing) <= 1000
+        for signed in missing:
+            taker.post(signed, open_signed(signed, RUN_ID, verify))
+        sync_sets += 1
+    assert set(taker.digests()) == set(full.digests())
+    assert sync_sets > 1
+
+
+def test_one_author_cannot_fill_the_statement_store() -> None:
+    statement_store = StatementStore()
+    for index in range(2 * statement_store_module.AUTHOR_STATEMENTS_MAX):
+        accusation = accusation_of(peer(1), digest_of(index.to_bytes(4, "big")))
+        statement_store.post(sealed(peer(0), accusation), accusation)
+    assert len(statement_store) == statement_store_module.AUTHOR_STATEMENTS_MAX
+    assert statement_store.post(sealed(peer(2), ready()), ready())
+
+
+def test_one_author_cannot_take_all_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statement_store_module, "AUTHOR_BYTES_MAX", 2000)
+    statement_store = StatementStore()
+    for index in range(100):
+        accusation = accusation_of(peer(1), digest_of(index.to_bytes(4, "big")))
+        statement_store.post(sealed(peer(0), accusation), accusation)
+    size = sum(len(signed.payload) for signed, _ in statement_store.statements())
+    assert 0 < size < 2000
+    # Replacing a statement does not count twice, and dropping gives the room back.
+    statement_store.keep(lambda _signed, _statement: False)
+    for sequence in range(1, 100):
+        newer = announce(sequence=sequence)
+        assert statement_store.post(sealed(peer(0), newer), newer)
+
+
+def test_many_authors_cannot_keep_others_from_a_full_statement_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(statement_store_module, "STATEMENTS_MAX", 40)
+    near = {peer(0), peer(1)}
+    statement_store = StatementStore(near=lambda: near)
+    for index in range(2, 202):
+        assert statement_store.post(sealed(peer(index), announce()), announce()) == (index < 42)
+    # A near author takes the place of far ones, as often as it has something to say ...
+    for index in range(30):
+        accusation = accusation_of(peer(2), digest_of(index.to_bytes(4, "big")))
+        assert statement_store.post(sealed(peer(0), accusation), accusation)
+    assert len(statement_store) == 40
+    # ... and of two near ones the one that has said more gives way.
+    for index in range(20):
+        accusation = accusation_of(peer(2), digest_of(index.to_bytes(4, "big")))
+        assert statement_store.post(sealed(peer(1), accusation), accusation)
+    authors = [signed.author for signed, _ in statement_store.statements()]
+    assert sorted(map(authors.count, near)) == [20, 20]
+    assert len(statement_store.digests()) == len(statement_store) == 40
+    assert not statement_store.post(sealed(peer(300), announce()), announce())
+
+
+def test_a_full_statement_store_gives_way_by_bytes_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statement_store_module, "STATEMENT_STORE_BYTES_MAX", 20_000)
+    statement_store = StatementStore()
+    for index in range(300):
+        accusation = accusation_of(peer(1), digest_of(index.to_bytes(4, "big")))
+        statement_store.post(sealed(peer(0), accusation), accusation)
+    assert 10 < len(statement_store) < 100
+    for author in range(1, 4):
+        assert statement_store.post(sealed(peer(author), ready()), ready())
+    size = sum(len(signed.payload) for signed, _ in statement_store.statements())
+    assert size < 20_000
+
+
+def test_what_was_dropped_is_not_held_any_more() -> None:
+    statement_store = StatementStore()
+    old, new = announce(sequence=1), announce(sequence=2)
+    statement_store.post(sealed(peer(0), old), old)
+    assert statement_store.has(sealed(peer(0), old).digest)
+    statement_store.post(sealed(peer(0), new), new)
+    assert not statement_store.has(sealed(peer(0), old).digest)
+    statement_store.keep(lambda _signed, _statement: False)
+    assert not statement_store.has(sealed(peer(0), new).digest)
+
+
+def test_a_statement_that_fits_no_reply_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statement_store_module, "STATEMENT_BYTES_MAX", 300)
+    assert not StatementStore().post(sealed(peer(0), announce()), announce())
+
+
+def test_keep_drops_what_is_not_wanted() -> None:
+    statement_store = statement_store_of(STATEMENTS)
+    statement_store.keep(lambda _signed, statement: isinstance(statement, Announce))
+    assert len(statement_store) == 3
+
+
+def test_suspects_and_votes_last_for_two_heads() -> None:
+    statement_store = statement_store_of(STATEMENTS)
+    statement_store.age()
+    assert len(statement_store) == len(statement_store_of(STATEMENTS))
+    late = vote(HEAD)
+    statement_store.post(sealed(peer(5), late), late)
+    statement_store.age()
+    kinds = {type(statement).__name__ for _, statement in statement_store.statements()}
+    assert kinds == {"Announce", "Ready", "Vote"}
+    assert sum(statement == late for _, statement in statement_store.statements()) == 1

@@ -1,0 +1,136 @@
+"""Headers, update indexes and the head rule."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import digest_of
+from gossamer.protocol.state.chain import (
+    ChunkAverage,
+    Member,
+    UpdateIndex,
+    check_follows,
+    decode_header,
+    decode_update_index,
+    encode_header,
+    encode_update_index,
+    is_heavier,
+    mask_bytes,
+    spans_taken,
+    tokens_taken,
+)
+from gossamer.protocol.wire.statements import Span
+from tests.support.builders import HEAD, header, peers
+
+MEMBERS = peers(3)
+digests = st.binary(min_size=32, max_size=32)
+
+
+def test_a_header_comes_back_from_its_bytes() -> None:
+    assert decode_header(encode_header(header(MEMBERS))) == header(MEMBERS)
+    assert header(MEMBERS).tokens == 300
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": limits.PROTOCOL_VERSION + 1},
+        {"run_id": bytes(31)},
+        {"parent": bytes(33)},
+        {"ring_id": b""},
+        {"update_digest": b""},
+        {"state_digest": b""},
+        {"ledger_digest": b""},
+        {"round": 0},
+        {"round": limits.ROUNDS_MAX + 1},
+        {"members": ()},
+        {"members": (Member(MEMBERS[0], 1, 1.0), Member(MEMBERS[0], 1, 1.0))},
+        {"members": (Member("nobody", 1, 1.0),)},
+        {"members": (Member(MEMBERS[0], -1, 1.0), Member(MEMBERS[1], 5, 1.0))},
+        {"members": (Member(MEMBERS[0], limits.TOKENS_MAX + 1, 1.0),)},
+        {"members": (Member(MEMBERS[0], 0, 1.0),)},
+        {"members": (Member(MEMBERS[0], 1, -1.0), Member(MEMBERS[1], 1, 1.0))},
+        {"members": (Member(MEMBERS[0], 1, math.nan), Member(MEMBERS[1], 1, 1.0))},
+        {"members": (Member(MEMBERS[0], 1, math.inf), Member(MEMBERS[1], 1, 1.0))},
+        {"tokens_total": 299},
+        {"tokens_total": limits.TOKENS_TOTAL_MAX + 1},
+        {"spans": (Span(0, 5, 5),)},
+        {"spans": tuple(Span(i, 0, 1) for i in range(3 * limits.SPANS_MAX + 1))},
+    ],
+    ids=repr,
+)
+def test_a_header_out_of_range_is_malformed(change: dict[str, object]) -> None:
+    with pytest.raises(MalformedError):
+        decode_header(encode_header(header(MEMBERS, **change)))
+
+
+def test_a_header_has_one_form() -> None:
+    data = encode_header(header(MEMBERS))
+    assert data[1] == limits.PROTOCOL_VERSION  # the version, as a small number
+    with pytest.raises(MalformedError, match="canonical"):
+        decode_header(data[:1] + b"\xcc\x01" + data[2:])
+
+
+def test_a_child_continues_its_parent() -> None:
+    child = header(MEMBERS)
+    check_follows(child, HEAD, 4, 9_700)
+    for parent, number, tokens in ((digest_of(b"x"), 4, 9_700), (HEAD, 5, 9_700), (HEAD, 4, 9_701)):
+        with pytest.raises(MalformedError):
+            check_follows(child, parent, number, tokens)
+
+
+def test_an_update_index_is_checked_against_the_run_and_the_ring() -> None:
+    average = ChunkAverage(digest_of(b"x"), mask_bytes(0b101, 3))
+    assert average.mask() == 0b101
+    good = UpdateIndex("fp32", (average, average))
+    assert decode_update_index(encode_update_index(good), 2, 3) == good
+    for broken, num_chunks, num_members in (
+        (good, 1, 3),
+        (good, 2, 2),  # member 2 does not exist
+        (good, 2, 9),  # the mask has two bytes
+        (UpdateIndex("fp32", (ChunkAverage(b"", b"\x01"),)), 1, 3),
+        (UpdateIndex("fp32", (ChunkAverage(digest_of(b"x"), b"\x00"),)), 1, 3),
+    ):
+        with pytest.raises(MalformedError):
+            decode_update_index(encode_update_index(broken), num_chunks, num_members)
+    with pytest.raises(MalformedError):
+        decode_update_index(b"\x93" + encode_update_index(good)[1:] + b"\xc0", 2, 3)
+
+
+@given(st.integers(0, 9), digests, st.integers(0, 9), digests, st.integers(0, 9), digests)
+def test_the_head_rule_is_a_total_order(
+    tokens_a: int, a: bytes, tokens_b: int, b: bytes, tokens_c: int, c: bytes
+) -> None:
+    ab, ba = is_heavier(tokens_a, a, tokens_b, b), is_heavier(tokens_b, b, tokens_a, a)
+    assert ab + ba == (0 if (tokens_a, a) == (tokens_b, b) else 1)
+    if ab and is_heavier(tokens_b, b, tokens_c, c):
+        assert is_heavier(tokens_a, a, tokens_c, c)
+
+
+def test_more_tokens_win_then_the_lower_digest() -> None:
+    low, high = bytes(32), b"\xff" * 32
+    assert is_heavier(2, high, 1, low)
+    assert is_heavier(1, low, 1, high)
+
+
+@given(st.integers(1, 10**9), st.integers(1, 100), st.data())
+def test_tokens_count_by_the_chunks_that_hold_them(
+    tokens: int, num_chunks: int, data: st.DataObject
+) -> None:
+    num_in = data.draw(st.integers(0, num_chunks))
+    taken = tokens_taken(tokens, num_in, num_chunks)
+    assert 0 <= taken <= tokens
+    assert (taken == tokens) or num_in < num_chunks
+    assert (taken > 0) == (num_in > 0)
+    assert taken == tokens or taken * num_chunks - tokens * num_in in range(num_chunks)
+
+
+def test_spans_count_from_half_of_the_chunks_on() -> None:
+    assert [spans_taken(count, 3) for count in range(4)] == [False, False, True, True]
+    assert [spans_taken(count, 4) for count in range(5)] == [False, False, True, True, True]

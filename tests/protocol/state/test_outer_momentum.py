@@ -1,0 +1,114 @@
+"""The outer momentum that a round chooses itself."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from gossamer.protocol import limits
+from gossamer.protocol.manifest import OuterConfig
+from gossamer.protocol.state.outer_momentum import (
+    PLAIN_SHARE,
+    Products,
+    inner_product,
+    momentum_for,
+    norm_of,
+    tuned_rates,
+)
+from gossamer.protocol.state.outer_step import nesterov
+
+
+def vector(seed: int, length: int = 10_001) -> np.ndarray:
+    n = np.arange(length, dtype=np.int64)
+    return ((n * (2654435761 + seed) % 1000003) - 500001).astype(np.float32) / np.float32(3e5)
+
+
+def test_an_inner_product_is_nearly_exact() -> None:
+    a, b = vector(1), vector(2)
+    exact = sum(Fraction(float(x)) * Fraction(float(y)) for x, y in zip(a, b, strict=True))
+    assert inner_product(a, b) == pytest.approx(float(exact), rel=1e-12)
+
+
+def test_an_inner_product_is_the_same_wherever_it_is_computed() -> None:
+    assert inner_product(vector(1), vector(2)).hex() == "0x1.187c28d71fad3p+13"
+    # Neither the alignment nor the strides of a vector play a part.
+    doubled = np.repeat(vector(1), 2)[::2]
+    shifted = np.concatenate([[np.float32(0)], vector(2)])[1:]
+    assert inner_product(doubled, shifted) == inner_product(vector(1), vector(2))
+
+
+def step_of(average: np.ndarray, momentum: np.ndarray, mu: float) -> np.ndarray:
+    parameters, new = np.zeros_like(average), np.zeros_like(average)
+    nesterov(parameters, momentum, average, 1.0, mu, parameters, new)
+    return parameters
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("mu", [0.0, 0.3, 0.9])
+def test_products_know_the_length_of_an_outer_step(mu: float, sign: int) -> None:
+    average, momentum = vector(1), vector(1) + np.float32(sign) * vector(2)
+    products = Products()
+    for part in (slice(0, 5000), slice(5000, None)):
+        products = products.with_part(average[part], momentum[part])
+    length = norm_of(step_of(average, momentum, mu))
+    assert math.sqrt(products.square_of_step(mu)) == pytest.approx(length, rel=1e-5)
+
+
+@pytest.mark.parametrize("displacement", [1.1, 1.4, 1.9])
+def test_the_step_is_as_long_as_is_wanted(displacement: float) -> None:
+    """Two members whose work has a common part and parts of their own."""
+    works = [vector(1) + vector(n) for n in (2, 3)]
+    average, momentum = (works[0] + works[1]) / np.float32(2), vector(1) + vector(4)
+    norms = [norm_of(work) for work in works]
+    mu = momentum_for(Products().with_part(average, momentum), norms, displacement, 0.9)
+    assert 0.0 < mu < 0.9
+    length = norm_of(step_of(average, momentum, mu))
+    assert length == pytest.approx(displacement * np.median(norms), rel=1e-4)
+
+
+def test_the_momentum_has_bounds() -> None:
+    work = vector(1)
+    alike = Products().with_part(work, np.zeros_like(work))
+    assert momentum_for(alike, [norm_of(work)], 1.0, 0.9) == pytest.approx(0.0, abs=1e-6)
+    assert momentum_for(alike, [norm_of(work)], 0.5, 0.9) == 0.0
+    assert momentum_for(alike, [norm_of(work)], 5.0, 0.9) == 0.9
+    assert momentum_for(Products(), [0.0], 1.4, 0.9) == 0.9  # nothing was done: any will do
+
+
+def test_one_of_three_who_lies_about_its_work_changes_little() -> None:
+    works = [vector(1) + vector(n) for n in (2, 3, 4)]
+    average = (works[0] + works[1] + works[2]) / np.float32(3)
+    products = Products().with_part(average, vector(1))
+    norms = [norm_of(work) for work in works]
+    honest = momentum_for(products, norms, 1.4, 0.9)
+    for lie in (0.0, math.nextafter(limits.NORM_MAX, 0)):
+        assert momentum_for(products, [lie, *norms[1:]], 1.4, 0.9) == pytest.approx(honest, abs=0.1)
+
+
+def test_two_who_lie_do_not_break_it() -> None:
+    products = Products().with_part(vector(1), vector(2))
+    biggest = math.nextafter(limits.NORM_MAX, 0)
+    assert momentum_for(products, [biggest, biggest], 10.0, 0.9) == 0.9
+    assert momentum_for(products, [0.0, 0.0], 10.0, 0.9) == 0.0
+
+
+def test_the_first_quarter_of_a_run_is_plain_averaging() -> None:
+    outer = OuterConfig(
+        inner_steps=20,
+        learning_rate=1.0,
+        momentum=0.9,
+        warmup_rounds=0,
+        warmup_inner_steps=1,
+        codec="fp32",
+        chunk_elements=1024,
+        displacement=1.4,
+    )
+    work = vector(1)
+    pieces = [(work, np.zeros_like(work))]
+    rates = [tuned_rates(outer, 800, number, pieces, [norm_of(work)]) for number in (1, 10, 11)]
+    assert PLAIN_SHARE * 800 == 10 * 20
+    assert rates[:2] == [(1.0, 0.0)] * 2
+    assert rates[2] == (1.0, pytest.approx(0.4, abs=1e-6))

@@ -1,0 +1,204 @@
+"""Whatever bytes come: a decoder takes them or blames their sender; it raises nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol.accounting.ledger import Ledger, decode_ledger, encode_ledger
+from gossamer.protocol.codecs.contributions import add_record, split
+from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
+from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import PeerId, digest_of, public_key_of
+from gossamer.protocol.manifest import decode_manifest, encode_manifest
+from gossamer.protocol.policy.plausible_work import WorkBounds
+from gossamer.protocol.rounds.inventory import Held, Inventory, decode_inventory, encode_inventory
+from gossamer.protocol.rounds.roster import open_roster
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo, decode_index, encode_index
+from gossamer.protocol.state.chain import (
+    ChunkAverage,
+    Commit,
+    UpdateIndex,
+    decode_commit,
+    decode_header,
+    decode_update_index,
+    encode_commit,
+    encode_header,
+    encode_update_index,
+    open_commit,
+)
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import StateIndex, decode_state_index, encode_state_index
+from gossamer.protocol.wire.block_messages import decode_reply, decode_request, encode_reply
+from gossamer.protocol.wire.framing import PREFIX_BYTES, decode_prefix
+from gossamer.protocol.wire.statements import (
+    LinkRate,
+    Roster,
+    Signed,
+    Statement,
+    decode_signed,
+    encode_signed,
+    open_signed,
+)
+from tests.support.builders import (
+    HEAD,
+    RING_ID,
+    RUN_ID,
+    accusation_of,
+    announce,
+    header,
+    manifest,
+    peer,
+    peers,
+    ready,
+    ring_of,
+    sealed,
+    vote,
+)
+from tests.support.mutations import BOMBS, HUGE_HEADERS, anything
+
+Decoder = Callable[[bytes], object]
+HEADER = encode_header(header(peers(3)))
+
+
+def anyone_signed(data: bytes) -> Statement:
+    """The payload of a statement whose signature is good."""
+    return open_signed(Signed(peer(0), data, bytes(64)), RUN_ID, lambda *_: True)
+
+
+def statement(data: bytes) -> None:
+    """A statement as a node takes it: with what the manifest says of work."""
+    WorkBounds(manifest()).check_statement(anyone_signed(data), RUN_ID)
+
+
+def roster(data: bytes) -> None:
+    found = anyone_signed(data)
+    if isinstance(found, Roster):
+        envelope = Signed(peer(0), data, bytes(64))
+        open_roster(envelope, found, RUN_ID, lambda *_: True, "fp32", 1024)
+
+
+def commit(data: bytes) -> None:
+    found = open_commit(decode_commit(data), RUN_ID, lambda *_: True)
+    WorkBounds(manifest()).check_header(found)
+
+
+STATEMENTS: list[Statement] = [
+    announce(),
+    ready(),
+    accusation_of(peer(1)),
+    vote(HEAD, removed=[peer(2)]),
+    LinkRate(RING_ID, 2, 1e6),
+    ring_of(peers(3)).roster,
+]
+INVENTORY = Inventory((Held(), Held(5), Held(3, (7, HEAD))))
+DECODERS: dict[str, tuple[Decoder, list[bytes]]] = {
+    "envelope": (decode_signed, [encode_signed(sealed(peer(0), s)) for s in STATEMENTS]),
+    "statement": (statement, [sealed(peer(0), s).payload for s in STATEMENTS]),
+    "roster": (roster, [sealed(peer(0), ring_of(peers(3)).roster).payload]),
+    "header": (decode_header, [HEADER]),
+    "commit": (
+        commit,
+        [encode_commit(Commit(HEADER, (sealed(peer(0), vote(digest_of(HEADER))),)))],
+    ),
+    "update": (
+        lambda data: decode_update_index(data, 1, 3),
+        [encode_update_index(UpdateIndex("fp32", (ChunkAverage(HEAD, b"\x07"),)))],
+    ),
+    "ledger": (decode_ledger, [encode_ledger(Ledger(((0, 5), (3, 9))))]),
+    "state": (
+        lambda data: decode_state_index(data, ChunkPlan(10, 10)),
+        [encode_state_index(StateIndex((HEAD,), (HEAD,)))],
+    ),
+    "manifest": (decode_manifest, [encode_manifest(manifest())]),
+    "shard index": (
+        decode_index,
+        [encode_index(ShardIndex(shards=(ShardInfo(HEAD, 5, 5),), heldout=()))],
+    ),
+    "block request": (decode_request, [b"\x91\xc4\x20" + HEAD]),
+    "block reply": (decode_reply, [encode_reply(digest_of(b"x"), found=True)]),
+}
+"""What is msgpack."""
+
+OTHERS: dict[str, tuple[Decoder, list[bytes]]] = {
+    "fp32": (lambda data: codec("fp32").decode(data, 4), [bytes(16), b"\0\0\xc0\x7f" * 4]),
+    "fp16": (lambda data: codec("fp16").decode(data, 4), [b"\0\0\x80\x3f" + bytes(8)]),
+    "int8": (lambda data: codec("int8").decode(data, 130), [b"\x80\x3f\x80\x3f" + bytes(130)]),
+    "int4": (lambda data: codec("int4").decode(data, 131), [b"\x80\x3f\x80\xbf" + bytes(66)]),
+    "sparse": (
+        lambda data: SparseCodec(3).decode(data, 5000),
+        [SparseCodec(3).encode(np.arange(1, 5001, dtype=np.float32))],
+    ),
+    "contributions": (
+        lambda data: split(data, 0b1001, 50),
+        [add_record(add_record(None, 3, b"a block"), 0, b"")],
+    ),
+    "signs": (
+        SignCodec([(3, 50)], 2).decode,
+        [
+            SignCodec([(3, 50)], 2).encode(
+                SignUpdate(np.array([0, 1, 50, 51, 100, 101]), np.ones(6, bool))
+            )
+        ],
+    ),
+    "inventory": (
+        lambda data: decode_inventory(data, 3, 9),
+        [encode_inventory(INVENTORY, 9)],
+    ),
+    "peer id": (lambda data: public_key_of(PeerId(data.decode("latin-1"))), [peer(0).encode()]),
+}
+
+ALL = {**DECODERS, **OTHERS}
+every = pytest.mark.parametrize("name", ALL)
+
+
+def decode(name: str, data: bytes) -> None:
+    try:
+        ALL[name][0](data)
+    except RemoteProtocolError as error:
+        assert error.reason  # noqa: PT017  (what is caught is the point of the test)
+
+
+@every
+def test_the_examples_are_valid(name: str) -> None:
+    decoder, examples = ALL[name]
+    for example in examples:
+        try:
+            decoder(example)
+        except RemoteProtocolError:
+            assert name == "commit" or example == ALL["fp32"][1][1]  # no quorum; not a number
+
+
+@every
+@given(data=st.data())
+def test_whatever_comes(name: str, data: st.DataObject) -> None:
+    decode(name, data.draw(anything(ALL[name][1], is_msgpack=name in DECODERS)))
+
+
+@every
+def test_every_truncation(name: str) -> None:
+    for example in ALL[name][1]:
+        for stop in range(len(example)):
+            decode(name, example[:stop])
+
+
+@every
+@pytest.mark.parametrize("bomb", [*HUGE_HEADERS, *BOMBS, b"\x91" * 100_000])
+def test_bombs(name: str, bomb: bytes) -> None:
+    decode(name, bomb)
+    for example in ALL[name][1]:
+        decode(name, example[: len(example) // 2] + bomb)
+
+
+@given(st.binary(min_size=PREFIX_BYTES, max_size=PREFIX_BYTES))
+def test_frame_prefixes(prefix: bytes) -> None:
+    try:
+        decode_prefix(prefix)
+    except RemoteProtocolError as error:
+        assert error.reason == "oversized"  # noqa: PT017

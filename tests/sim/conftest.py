@@ -1,9 +1,0 @@
-"""Lets the tests here import the simulator that lies beside them."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "protocol"))  # builders.py
-sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,207 @@
+"""What the end-to-end tests do with real daemons: start, wait, ask, and read what is on disk."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.status import Status
+from gossamer.protocol.ids import Digest
+
+MANIFEST = """\
+preset = "tiny"
+name = "end-to-end"
+[tokenizer]
+kind = "bytes"
+[model]
+num_layers = 1
+width = 32
+num_heads = 2
+num_kv_heads = 1
+hidden_width = 64
+context = 32
+[inner]
+learning_rate = 2e-3
+warmup_steps = 10
+total_steps = 2_000
+sequences_per_step = 8
+[outer]
+inner_steps = 40
+warmup_rounds = 2
+warmup_inner_steps = 20
+chunk_elements = 2048
+[rounds]
+gather_seconds = 5.0
+attempt_seconds = 2.0
+checkpoint_rounds = 5
+"""
+"""A run that is small enough for many daemons on two cores."""
+
+OPTIONS = ("--threads", "1")
+PATIENCE_SECONDS = 90.0
+"""For what takes seconds on an idle machine: a daemon starts in some three, a round in one."""
+
+_T = TypeVar("_T")
+
+
+def poll(condition: Callable[[], _T | None], what: str, seconds: float = PATIENCE_SECONDS) -> _T:
+    """The first result of `condition` that is true."""
+    deadline = time.monotonic() + seconds
+    while not (result := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"no {what} within {seconds:g} s")
+        time.sleep(0.05)
+    return result
+
+
+def gossamer(*arguments: str | Path, seconds: float = PATIENCE_SECONDS) -> Answer:
+    """Runs one command to its end, as a person would."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gossamer.node.cli", *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said."""
+
+    status: int
+    out: str
+    err: str
+
+
+def refused(*arguments: str | Path) -> str:
+    """The error of a daemon command that must not start anything: on stderr, status 1."""
+    answer = gossamer(*arguments, "--listen", "/ip4/127.0.0.1/tcp/0", "--api", "127.0.0.1:0")
+    assert answer.status == 1, answer
+    return answer.err
+
+
+def free_ports(number: int) -> list[int]:
+    """TCP ports that nobody uses now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def takes_part(status: Status) -> bool:
+    return status.phase in ("training", "averaging")
+
+
+def in_rounds_of(num_peers: int) -> Callable[[Status], bool]:
+    """Whether the newest round of a node had so many contributors."""
+
+    def condition(status: Status) -> bool:
+        last = status.last_round
+        return (
+            takes_part(status)
+            and last is not None
+            and last.outcome == "committed"
+            and len(last.contributors) == num_peers
+        )
+
+    return condition
+
+
+def wait_for_round(node: LocalNode, number: int) -> Status:
+    return node.wait_for(lambda status: status.round >= number, PATIENCE_SECONDS, f"round {number}")
+
+
+def said(node: LocalNode, text: str) -> bool:
+    """Whether the node's log has a text."""
+    return text in node.log_path.read_text(errors="replace")
+
+
+def chain_of(node: LocalNode) -> ChainStore:
+    """The committed headers on the node's disk."""
+    state_dir = StateDir(node.root)
+    signed = state_dir.read_manifest()
+    assert signed is not None
+    manifest = open_signed_manifest(signed)
+    genesis_state = Digest(manifest.genesis_digest)
+    return ChainStore(state_dir.chain_path, manifest.run_id, genesis_state, read_only=True)
+
+
+def head_of(node: LocalNode) -> Digest:
+    """The head that the node wrote last."""
+    return Digest(bytes.fromhex(StateDir(node.root).head_path.read_text().strip()))
+
+
+def digests_on_disk(node: LocalNode) -> dict[int, str]:
+    """Round to state digest, along the chain of the head that the node wrote last."""
+    head = head_of(node)  # first: what is committed meanwhile is in no chain that was read before
+    chain = chain_of(node)
+    path = chain.path_between(chain.genesis, head)
+    assert path is not None, "the chain on disk has a hole"
+    return {chain.entry(one).round: chain.entry(one).state_digest.hex() for one in path}
+
+
+def add_founder(swarm: LocalSwarm, founded: Path) -> LocalNode:
+    """A node with the founder's state, not started."""
+    node = swarm.add()
+    shutil.copytree(founded, node.root)
+    return node
+
+
+def start_founder(swarm: LocalSwarm, founded: Path) -> LocalNode:
+    """The founder, started again with its plain command."""
+    node = add_founder(swarm, founded)
+    node.start("start")
+    return node
+
+
+def get(node: LocalNode, path: str) -> tuple[int, str]:
+    """Status and text of the node's HTTP answer."""
+    api = StateDir(node.root).read_api()
+    try:
+        with urllib.request.urlopen(f"http://{api}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def trainer_of(node: LocalNode) -> psutil.Process | None:
+    """The daemon's trainer process."""
+    assert node.process is not None
+    for child in psutil.Process(node.process.pid).children():
+        if "gossamer.trainer.worker" in child.cmdline():
+            return child
+    return None
+
+
+def metric_of(node: LocalNode, name: str, labels: str = "") -> float:
+    """The sum of a metric over its labels, or over those whose text has `labels` in it."""
+    values = re.findall(rf"^{name}(\S*) (\S+)$", get(node, "/metrics")[1], re.M)
+    assert values, name
+    return sum(float(value) for found, value in values if labels in found)
+
+
+def restarts_of(node: LocalNode, reason: str = "") -> float:
+    """How often the node's trainer was restarted, for a reason or for any."""
+    return metric_of(node, "gossamer_restarts_total", reason)

@@ -1,0 +1,345 @@
+"""One peer of `memory_transport`: a `Transport` whose network is in this process."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import trio
+
+from gossamer.node.network.stream_slots import StreamSlots
+from gossamer.node.network.transport import (
+    STREAMS_PER_PEER_MAX,
+    ConnectError,
+    GossipHandler,
+    OffenceHandler,
+    ProtocolRefused,
+    Stream,
+    StreamClosed,
+    StreamHandler,
+)
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.limits import GOSSIP_BYTES_MAX
+from tests.support.memory_stream import MemoryConnection, MemoryStream
+
+if TYPE_CHECKING:
+    from tests.support.memory_transport import MemoryNetwork
+
+logger = logging.getLogger(__name__)
+
+CONNECT_SECONDS_MAX = 10.0
+OPEN_STREAM_SECONDS_MAX = 10.0
+GOSSIP_SEEN_MAX = 10_000  # message ids a peer remembers; older ones might be delivered again
+
+_ADDRESS = re.compile(r"(/ip4/[0-9.]+/tcp/[0-9]+)(?:/p2p/([A-Za-z0-9]+))?")
+
+
+class MemoryPeer:
+    """`gossamer.node.network.transport.Transport` inside a `MemoryNetwork`."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        peer_id: PeerId,
+        address: str,
+        nursery: trio.Nursery,
+        scope: trio.CancelScope,
+    ) -> None:
+        self.network = network
+        self.scope = scope
+        self.connections: dict[PeerId, MemoryConnection] = {}
+        self._peer_id = peer_id
+        self._address = address
+        self._nursery = nursery
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._new_event = trio.Event()
+        self._handlers: dict[str, StreamHandler] = {}
+        self._topics: dict[str, GossipHandler] = {}
+        self._seen: OrderedDict[int, None] = OrderedDict()
+        self._banned: dict[PeerId, float] = {}
+        self._traffic: dict[str, list[int]] = {}
+        self.ended = False
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own id."""
+        return self._peer_id
+
+    def addresses(self) -> list[str]:
+        """See `Transport.addresses`."""
+        return [f"{self._address}/p2p/{self._peer_id}"]
+
+    # -- events
+
+    def schedule(self, time: float, number: int, action: Callable[[], None]) -> None:
+        """Run `action` here at `time`."""
+        heapq.heappush(self._events, (time, number, action))
+        self._new_event.set()
+
+    async def run(self) -> None:
+        """Let events happen in order; the network's task of this peer."""
+        while True:
+            self._new_event = trio.Event()
+            deadline = self._events[0][0] if self._events else float("inf")
+            with trio.move_on_at(deadline):
+                await self._new_event.wait()
+            now = trio.current_time()
+            while self._events and self._events[0][0] <= now:
+                heapq.heappop(self._events)[2]()
+
+    def end(self) -> None:
+        """The process is gone: nothing arrives, and the others see their connections break."""
+        self.ended = True
+        for _, connection in sorted(self.connections.items()):
+            connection.end("the peer is gone")
+
+    # -- connections
+
+    async def connect(self, address: str) -> PeerId:
+        """See `Transport.connect`."""
+        match = _ADDRESS.fullmatch(address)
+        if match is None:
+            raise ConnectError(
+                f"{address!r} is not a TCP multiaddr; expected /ip4/HOST/tcp/PORT/p2p/PEER_ID"
+            )
+        expected = PeerId(match[2]) if match[2] else None
+        other = self.network.find(match[1])
+        if other is self or expected == self._peer_id:
+            raise ConnectError(f"{address} is this node's own address; give another peer's")
+        if expected is not None and expected in self.connections:
+            return expected
+        if other is None:
+            await trio.sleep(0.01)
+            raise ConnectError(f"cannot connect to {address}: connection refused")
+        to, back = self.network.links(self._peer_id, other.peer_id)
+        if to.silent or back.silent or self.network.stopped_at(other.peer_id) is not None:
+            await trio.sleep(CONNECT_SECONDS_MAX)
+            raise ConnectError(
+                f"cannot connect to {address}: no answer in {CONNECT_SECONDS_MAX:.0f} s; "
+                "is it running and reachable?"
+            )
+        await trio.sleep(2 * (to.latency_seconds + back.latency_seconds))
+        if expected is not None and expected != other.peer_id:
+            raise ConnectError(f"cannot connect to {address}: another peer answered there")
+        if self.is_banned(other.peer_id) or other.is_banned(self._peer_id):
+            raise ConnectError(f"cannot connect to {address}: banned for a while")
+        if other.ended or self.ended or to.silent:
+            raise ConnectError(f"cannot connect to {address}: connection reset")
+        if other.peer_id not in self.connections:
+            MemoryConnection(self, other)
+        return other.peer_id
+
+    async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> None:
+        """See `Transport.connect_any`."""
+        problems = []
+        for address in addresses:
+            whole = address if "/p2p/" in address else f"{address}/p2p/{peer_id}"
+            if not whole.endswith(f"/p2p/{peer_id}"):
+                problems.append(f"{address} belongs to another peer")
+                continue
+            try:
+                await self.connect(whole)
+            except ConnectError as error:
+                problems.append(str(error))
+            else:
+                return
+        listed = "; ".join(problems) or "no address is known"
+        raise ConnectError(f"cannot reach peer {peer_id}: {listed}")
+
+    def peers(self) -> list[PeerId]:
+        """See `Transport.peers`."""
+        return sorted(self.connections)
+
+    async def disconnect(self, peer_id: PeerId) -> None:
+        """See `Transport.disconnect`."""
+        await trio.lowlevel.checkpoint()
+        connection = self.connections.get(peer_id)
+        if connection is not None:
+            connection.end("disconnected")
+
+    def ban(self, peer_id: PeerId, seconds: float) -> None:
+        """See `Transport.ban`."""
+        self._banned[peer_id] = trio.current_time() + seconds
+        connection = self.connections.get(peer_id)
+        if connection is not None:
+            connection.end("banned")
+
+    def is_banned(self, peer_id: PeerId) -> bool:
+        """Whether a ban holds now."""
+        return self._banned.get(peer_id, 0.0) > trio.current_time()
+
+    def round_trip_seconds(self, peer_id: PeerId) -> float | None:
+        """See `Transport.round_trip_seconds`."""
+        if peer_id not in self.connections:
+            return None
+        return sum(link.latency_seconds for link in self.network.links(self._peer_id, peer_id))
+
+    def heard_seconds(self, peer_id: PeerId) -> float | None:
+        """See `Transport.heard_seconds`."""
+        if peer_id not in self.connections:
+            return None
+        link = self.network.link(peer_id, self._peer_id)
+        now = trio.current_time()
+        stopped_at = self.network.stopped_at(peer_id)
+        return min(
+            link.silent_at if link.silent else now, now if stopped_at is None else stopped_at
+        )
+
+    # -- streams
+
+    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
+        """See `Transport.open_stream`."""
+        connection = self.connections.get(peer_id)
+        if connection is None:
+            raise ConnectError(f"not connected to {peer_id}")
+        what = f"stream {protocol} to {peer_id}"
+        ours = MemoryStream(self, connection, peer_id, protocol)
+        other = connection.ends[peer_id]
+        accepted: bool | None = None
+
+        def answer(yes: bool) -> None:
+            nonlocal accepted
+            accepted = yes
+            ours.wake()
+
+        def ask() -> None:
+            yes = other.accept(ours, connection)
+            self.network.post(peer_id, self._peer_id, lambda: answer(yes))
+
+        self.network.post(self._peer_id, peer_id, ask)
+        try:
+            with trio.fail_after(OPEN_STREAM_SECONDS_MAX):
+                while accepted is None and not ours.broken:
+                    await ours.wait_for_change()
+        except trio.TooSlowError:
+            ours.reset_now()
+            raise ConnectError(f"{what}: no answer in {OPEN_STREAM_SECONDS_MAX:.0f} s") from None
+        except trio.Cancelled:
+            ours.reset_now()
+            raise
+        if ours.broken:
+            raise ConnectError(f"{what}: the connection ended")
+        if not accepted:
+            raise ProtocolRefused(f"{what}: the peer does not speak it")
+        return ours
+
+    def accept(self, theirs: MemoryStream, connection: MemoryConnection) -> bool:
+        """Take an inbound stream, if we speak its protocol."""
+        handler = self._handlers.get(theirs.protocol)
+        if handler is None or self.ended or connection.closed:
+            return False
+        peer_id = theirs.owner.peer_id
+        ours = MemoryStream(self, connection, peer_id, theirs.protocol)
+        ours.other, theirs.other = theirs, ours
+        self._nursery.start_soon(self._run_handler, handler, ours)
+        return True
+
+    def handle(
+        self,
+        protocol: str,
+        handler: StreamHandler,
+        *,
+        streams_per_peer_max: int = STREAMS_PER_PEER_MAX,
+    ) -> None:
+        """See `Transport.handle`."""
+        slots = StreamSlots(streams_per_peer_max)
+
+        async def in_slot(stream: Stream) -> None:
+            with slots.taken_by(stream.peer_id):
+                await handler(stream)
+
+        self._handlers[protocol] = in_slot
+
+    async def _run_handler(self, handler: StreamHandler, stream: MemoryStream) -> None:
+        try:
+            await handler(stream)
+        except StreamClosed as error:
+            logger.debug("%s", error)
+            await stream.reset()
+        except Exception:
+            logger.exception("handler of %s failed with peer %s", stream.protocol, stream.peer_id)
+            await stream.reset()
+        else:
+            await stream.close()
+
+    # -- gossip
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """See `Transport.publish`."""
+        if len(data) > GOSSIP_BYTES_MAX:
+            raise ValueError(
+                f"a gossip message has at most {GOSSIP_BYTES_MAX} bytes, not {len(data)}"
+            )
+        await trio.lowlevel.checkpoint()
+        number = self.network.next_number()
+        self._remember(number)
+        self._forward(topic, self._peer_id, data, number, self._peer_id)
+
+    def subscribe(self, topic: str, handler: GossipHandler) -> None:
+        """See `Transport.subscribe`."""
+        self._topics[topic] = handler
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether we subscribe to it."""
+        return topic in self._topics
+
+    def _remember(self, number: int) -> None:
+        self._seen[number] = None
+        if len(self._seen) > GOSSIP_SEEN_MAX:
+            self._seen.popitem(last=False)
+
+    def _forward(
+        self, topic: str, author: PeerId, data: bytes, number: int, sender: PeerId
+    ) -> None:
+        faults, dice = self.network.gossip_faults, self.network.random
+        for peer_id, connection in sorted(self.connections.items()):
+            other = connection.ends[peer_id]
+            if peer_id in (sender, author) or not other.has_topic(topic):
+                continue
+            self.count("gossip", sent=len(data))
+            if dice.random() < faults.loss:
+                continue
+            times = 2 if dice.random() < faults.duplication else 1
+
+            def arrive(other: MemoryPeer = other, times: int = times) -> None:
+                other.hear(topic, author, data, number, self._peer_id, times)
+
+            extra = dice.random() * faults.delay_seconds_max
+            self.network.post(self._peer_id, peer_id, arrive, len(data), extra)
+
+    def hear(
+        self, topic: str, author: PeerId, data: bytes, number: int, sender: PeerId, times: int
+    ) -> None:
+        """A gossip message reaches us."""
+        self.count("gossip", received=len(data))
+        handler = self._topics.get(topic)
+        if number in self._seen or handler is None or self.ended:
+            return
+        if self.is_banned(author) or self.is_banned(sender):
+            return
+        self._remember(number)
+        is_passed_on = False
+        for _ in range(times):
+            try:
+                is_passed_on = handler(author, data) is not False or is_passed_on
+            except Exception:
+                logger.exception("gossip handler of %s failed on a message of %s", topic, author)
+        if is_passed_on:
+            self._forward(topic, author, data, number, sender)
+
+    def on_offence(self, handler: OffenceHandler) -> None:
+        """See `Transport.on_offence`; nothing below streams can be broken here."""
+
+    def count(self, key: str, sent: int = 0, received: int = 0) -> None:
+        """Add to `traffic`."""
+        counter = self._traffic.setdefault(key, [0, 0])
+        counter[0] += sent
+        counter[1] += received
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        """See `Transport.traffic`."""
+        return {key: (sent, received) for key, (sent, received) in sorted(self._traffic.items())}

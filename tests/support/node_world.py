@@ -1,0 +1,562 @@
+"""A world of whole nodes: transport in memory, virtual time, and a trainer of numbers."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import trio
+import zstandard
+
+from gossamer.node.app.assembly import Node
+from gossamer.node.base.settings import Settings
+from gossamer.node.network.identity import Identity
+from gossamer.node.rounds.participant import Participant
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.shared_parameters import sign_payloads
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol import limits
+from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.manifest import (
+    DataConfig,
+    InnerConfig,
+    Manifest,
+    ModelConfig,
+    OuterConfig,
+    RoundConfig,
+    SignedManifest,
+    encode_manifest,
+    signing_bytes,
+)
+from gossamer.protocol.manifest_checks import require_valid
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
+from gossamer.protocol.state.chain import Header
+from gossamer.protocol.state.digest import genesis_digest_of
+from gossamer.protocol.state.sync_sets import SyncSets
+from gossamer.trainer.ipc import messages
+from tests.support.memory_transport import MemoryNetwork, run_simulated
+
+T = TypeVar("T")
+STEP_SECONDS = 0.1
+SHARD_TOKENS = 512
+
+MODEL = ModelConfig(
+    num_layers=1,
+    width=16,
+    num_heads=2,
+    num_kv_heads=1,
+    hidden_width=16,
+    vocabulary=256,
+    context=16,
+    tied_embeddings=True,
+)
+
+
+def model_of(fragments: int) -> ModelConfig:
+    """With a layer for each fragment."""
+    return msgspec.structs.replace(MODEL, num_layers=fragments)
+
+
+def initial_weights(seed: int, num_parameters: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(num_parameters).astype(np.float32)
+
+
+def num_tokens_in(path: str) -> int:
+    return len(zstandard.ZstdDecompressor().decompress(Path(path).read_bytes())) // 2
+
+
+class NumbersTrainer:
+    """Trains towards a target of its own, a step every `STEP_SECONDS` of virtual time."""
+
+    step_seconds = STEP_SECONDS
+    is_up = True
+    save_seconds = 0.0
+    lives = 1
+    loaded_momentum: messages.Place | None = None
+    failure: str | None = None
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        settings: Settings,
+        optimizer_path: str,
+        *,
+        on_step: Callable[[messages.Step], None],
+        on_shared: Callable[[messages.Shared], None],
+        on_need: Callable[[int], None],
+        on_restart: Callable[[str], None],
+        on_configured: Callable[[messages.Configured], None],
+    ) -> None:
+        self._manifest = manifest
+        self._on_step = on_step
+        self._on_shared = on_shared
+        self._shares = manifest.sync == "distro"
+        self._shared = trio.Event()
+        self._on_need = on_need
+        self._sync_set = SyncSets(manifest.model, manifest.outer, manifest.sync).whole
+        self.base = np.zeros(manifest.model.num_parameters, dtype=np.float32)
+        self.pending = np.zeros(self._sync_set.plan.num_elements, np.float32)
+        self._queue: list[list[int]] = []
+        self._queued = trio.Event()
+        self._stop = False
+        self._local: np.ndarray | None = None
+        self._origin = self._work = np.zeros_like(self.base)
+        self._is_training = False
+        self._target = initial_weights(digest_of(optimizer_path.encode())[0], self.base.size)
+
+    async def run(self) -> None:
+        await trio.sleep_forever()
+
+    async def genesis(self) -> bool:
+        self.base[:] = initial_weights(self._manifest.seed, self.base.size)
+        return True
+
+    async def train(
+        self,
+        round_number: int,
+        first_step: int,
+        steps: int,
+        seconds: float,
+        start: messages.Start = "base",
+        new: messages.Ranges = (),
+    ) -> messages.Finished:
+        if start == "base" or self._local is None:
+            start, self._local = "base", self.base.copy()
+        self._origin = self._local.copy()
+        self._is_training = True
+        if start == "local":
+            await self.rebase(new)
+        spans: list[tuple[int, int, int]] = []
+        tokens = done = 0
+        self._stop = False
+        wanted = self._manifest.inner.sequences_per_step * MODEL.context
+        deadline = trio.current_time() + seconds
+        while done < steps and not self._stop and trio.current_time() < deadline:
+            while not self._queue and not self._stop and trio.current_time() < deadline:
+                self._on_need(0)
+                with trio.move_on_after(STEP_SECONDS):
+                    await self._queued.wait()
+                    self._queued = trio.Event()
+            if not self._queue:
+                break
+            await trio.sleep(self.step_seconds)
+            left = wanted
+            while left and self._queue:
+                head = self._queue[0]
+                taken = min(left, head[2] - head[1])
+                spans.append((head[0], head[1], head[1] + taken))
+                head[1] += taken
+                left -= taken
+                if head[1] == head[2]:
+                    self._queue.pop(0)
+            if not self._shares:
+                self._local += np.float32(0.1) * (self._target - self._local)
+            tokens += wanted - left
+            loss = float(np.square(self._local).mean())
+            self._on_step(
+                messages.Step(
+                    round=round_number,
+                    step=first_step + done,
+                    loss=loss,
+                    tokens=wanted - left,
+                    seconds=self.step_seconds,
+                    gradient_norm=1.0,
+                    learning_rate=0.1,
+                    skipped=False,
+                )
+            )
+            done += 1
+            if self._shares:
+                await self._share(round_number, deadline)
+        self._work = self._origin - self._local
+        self._is_training = False
+        return messages.Finished(
+            round=round_number,
+            steps=done,
+            tokens=tokens,
+            spans=tuple(spans),
+            loss_mean=1.0 if tokens else math.nan,
+            seconds=done * self.step_seconds,
+        )
+
+    async def _share(self, round_number: int, deadline: float) -> None:
+        """Offers the signs of where it would go, without a transform, and waits for word of it."""
+        codec = sign_payloads(MODEL, self._manifest.outer).coder
+        wanted = self._target - self.base
+        places = np.array(every_place(codec), np.int64)
+        self._shared = trio.Event()
+        update = codec.encode(SignUpdate(places, wanted[places] < 0))
+        self._on_shared(messages.Shared(round=round_number, update=update))
+        with trio.move_on_at(deadline):
+            while not (self._shared.is_set() or self._stop):
+                with trio.move_on_after(STEP_SECONDS):
+                    await self._shared.wait()
+
+    async def share(self, *, taken: bool) -> None:
+        self._shared.set()
+
+    async def collect(self) -> None:
+        self._sync_set.add(self._work, self.pending)
+        self._work = np.zeros_like(self.base)
+
+    async def rebase(self, ranges: messages.Ranges) -> None:
+        assert self._local is not None
+        for part in (slice(start, stop) for start, stop in ranges):
+            if self._is_training:
+                self._local[part] += self.base[part] - self._origin[part]
+                self._origin[part] = self.base[part]
+            else:
+                self._local[part] = self.base[part] - self._work[part]
+
+    async def base_is_read(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        self._stop = True
+
+    async def queue(self, shard: int, path: str, start: int, stop: int) -> None:
+        assert num_tokens_in(path) == SHARD_TOKENS
+        self._queue.append([shard, start, stop])
+        self._queued.set()
+
+    async def forget(self) -> None:
+        self._queue.clear()
+
+    async def evaluate(
+        self, paths: Sequence[str], tokens_max: int, seconds_max: float
+    ) -> messages.Evaluated | None:
+        return messages.Evaluated(loss=float(np.square(self.base).mean()), tokens=1)
+
+    async def suspend(self) -> None:
+        self._queue.clear()
+
+    def resume(self) -> None:
+        pass
+
+    async def keep_momentum(self, *, keep: bool) -> None:
+        pass
+
+    async def save(self, place: messages.Place) -> None:
+        pass
+
+    async def is_saved(self) -> None:
+        pass
+
+
+def every_place(codec: SignCodec) -> list[int]:
+    """The first k coefficients of each chunk."""
+    places: list[int] = []
+    first = 0
+    for num_chunks, coefficients in codec.shapes:
+        for _ in range(num_chunks):
+            places += range(first, first + min(codec.k, coefficients))
+            first += coefficients
+    return places
+
+
+class SlowTrainer(NumbersTrainer):
+    step_seconds = 10 * STEP_SECONDS
+
+
+async def in_no_thread(function: Callable[[], T], /) -> T:
+    """A thread would not be seen by the virtual clock."""
+    await trio.lowlevel.checkpoint()
+    return function()
+
+
+def found(
+    identity: Identity,
+    *,
+    codec: str = "fp32",
+    num_shards: int = 64,
+    overlap: bool = False,
+    inner_steps: int = 4,
+    fragments: int = 1,
+    displacement: float = 0.0,
+    checkpoint_rounds: int = 3,
+    gather_seconds: float = 3.0,
+) -> tuple[SignedManifest, list[bytes]]:
+    """A manifest signed by its founder, and the run's blocks."""
+    blocks: list[bytes] = []
+    shards: list[ShardInfo] = []
+    for number in range(num_shards + 1):
+        tokens = np.full(SHARD_TOKENS, number % 250, dtype="<u2").tobytes()
+        data = zstandard.ZstdCompressor().compress(tokens)
+        blocks.append(data)
+        shards.append(ShardInfo(digest_of(data), SHARD_TOKENS, len(data)))
+    index = encode_index(ShardIndex(shards=tuple(shards[:-1]), heldout=tuple(shards[-1:])))
+    blocks.append(index)
+    manifest = require_valid(
+        Manifest(
+            version=limits.PROTOCOL_VERSION,
+            name="numbers",
+            founder=identity.peer_id,
+            created_unix_seconds=0,
+            sync=codec if codec in ("sparse", "distro") else "diloco",
+            model=model_of(fragments),
+            inner=InnerConfig(
+                learning_rate=0.1,
+                warmup_steps=0,
+                total_steps=1000,
+                final_fraction=0.1,
+                beta1=0.9,
+                beta2=0.95,
+                epsilon=1e-8,
+                weight_decay=0.0,
+                clip_norm=1.0,
+                sequences_per_step=2,
+            ),
+            outer=OuterConfig(
+                inner_steps=inner_steps,
+                learning_rate=0.7,
+                momentum=0.5,
+                warmup_rounds=0 if codec == "distro" else 1,
+                warmup_inner_steps=2,
+                codec="fp32" if codec in ("sparse", "distro") else codec,  # type: ignore[arg-type]
+                chunk_elements=1024,
+                top_k=4 if codec == "distro" else 64,
+                overlap=overlap,
+                fragments=fragments,
+                displacement=displacement,
+            ),
+            rounds=RoundConfig(
+                round_seconds=30.0,
+                gather_seconds=gather_seconds,
+                attempt_seconds=1.0,
+                stale_rounds=5,
+                checkpoint_rounds=checkpoint_rounds,
+            ),
+            data=DataConfig(
+                tokenizer="bytes",
+                tokenizer_digest=b"",
+                token_bytes=2,
+                index_digest=digest_of(index),
+                num_shards=num_shards,
+                num_tokens=num_shards * SHARD_TOKENS,
+                heldout_tokens=SHARD_TOKENS,
+            ),
+            seed=7,
+            genesis_digest=genesis_digest_of(
+                initial_weights(7, model_of(fragments).num_parameters), 1024
+            ),
+            admission="open",
+            allowed=(),
+        )
+    )
+    signature = identity.sign(signing_bytes(manifest.run_id))
+    return SignedManifest(manifest=encode_manifest(manifest), signature=signature), blocks
+
+
+@dataclass
+class World:
+    """Nodes of one run in one network in memory."""
+
+    root: Path
+    seed: int
+    codec: str = "fp32"
+    """`sparse` and `distro` stand for those modes."""
+    wait_for_peers: int = 0
+    num_shards: int = 64
+    overlap: bool = False
+    inner_steps: int = 4
+    fragments: int = 1
+    displacement: float = 0.0
+    checkpoint_rounds: int = 3
+    gather_seconds: float = 3.0
+    latency_seconds: float = 0.01
+    """Of every link, one way."""
+    nodes: dict[str, Node] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.network = MemoryNetwork(self.seed, self.latency_seconds)
+        self.signed, self._blocks = found(
+            self.identity("a"),
+            codec=self.codec,
+            num_shards=self.num_shards,
+            overlap=self.overlap,
+            inner_steps=self.inner_steps,
+            fragments=self.fragments,
+            displacement=self.displacement,
+            checkpoint_rounds=self.checkpoint_rounds,
+            gather_seconds=self.gather_seconds,
+        )
+        digests = [digest_of(block).hex() for block in self._blocks]
+        self._shard_files = [f"{digest[:2]}/{digest}" for digest in digests]
+        self._scopes: dict[str, trio.CancelScope] = {}
+        self.tasks: dict[str, trio.lowlevel.Task] = {}
+        """Of each node's newest life: all that it does is done by this task and its children."""
+
+    def identity(self, name: str) -> Identity:
+        return Identity.from_seed(digest_of(f"{name} {self.seed}".encode()))
+
+    async def run(
+        self,
+        name: str,
+        seeds: Sequence[str] = (),
+        trainer: type[NumbersTrainer] = NumbersTrainer,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """One life of a node; `seeds` are names of nodes that run already."""
+        identity = self.identity(name)
+        state_dir = StateDir(self.root / name)
+        with trio.CancelScope() as scope, state_dir.locked():
+            self._scopes[name] = scope
+            self.tasks[name] = trio.lowlevel.current_task()
+            store = BlockStore(state_dir.blocks_path, 2**30)
+            if name == "a":
+                for block in self._blocks:
+                    store.put(block)
+            async with AsyncExitStack() as stack:
+                transport = await stack.enter_async_context(self.network.transport(identity))
+                bootstrap = tuple(
+                    address
+                    for seed in seeds
+                    for address in self.network.get(self.identity(seed).peer_id).addresses()
+                )
+                node = Node(
+                    Settings(state_dir=state_dir.root, wait_for_peers=self.wait_for_peers),
+                    state_dir,
+                    identity,
+                    store,
+                    transport,
+                    self.signed,
+                    bootstrap,
+                    make_trainer=trainer,
+                    run_in_thread=in_no_thread,
+                    serves_http=False,
+                )
+                self.nodes[name] = node
+                task_status.started()
+                await node.run()
+
+    def crash(self, name: str) -> None:
+        """As SIGKILL: nothing more is done, and the connections break."""
+        self.network.kill(self.identity(name).peer_id)
+        self._scopes[name].cancel()
+
+    def participant(self, name: str) -> Participant:
+        participant = self.nodes[name].participant
+        assert participant is not None
+        return participant
+
+    def participant_or_none(self, name: str) -> Participant | None:
+        """None while a node has not got so far."""
+        return self.nodes[name].participant if name in self.nodes else None
+
+    def round(self, name: str) -> int:
+        node = self.nodes[name].participant
+        return node.context.committed.entry.round if node is not None else 0
+
+    async def reach(self, round_number: int, *names: str, seconds: float = 120.0) -> None:
+        await self.until(lambda: all(self.round(name) >= round_number for name in names), seconds)
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        """Looks a thousand times a second of virtual time: it may have to catch one phase."""
+        with trio.fail_after(seconds):
+            while not condition():  # noqa: ASYNC110 - what is watched has no event to wait for
+                await trio.sleep(0.001)
+
+    def all_shards_are_with(self, *names: str) -> bool:
+        """Whether each shard is on one of their disks."""
+        # Asked at every look of `until`: `Path` would take longer than the disk.
+        roots = [os.fspath(StateDir(self.root / name).blocks_path) for name in names]
+        return all(
+            any(os.path.exists(f"{root}/{file}") for root in roots) for file in self._shard_files
+        )
+
+    def path(self, name: str) -> list[Digest]:
+        committed = self.participant(name).context.committed
+        path = committed.chain.path_between(committed.chain.genesis, committed.head)
+        assert path is not None
+        return path
+
+    def is_one_chain(self, *names: str) -> bool:
+        """Whether none has a head that another has not, or has yet to get."""
+        paths = [self.path(name) for name in names]
+        shortest = min(len(path) for path in paths)
+        return len({tuple(path[:shortest]) for path in paths}) == 1
+
+    def assert_one_chain(self, *names: str) -> None:
+        """All are on one chain, and whoever is at the same round has the same state."""
+        assert self.is_one_chain(*names)
+        states: dict[Digest, bytes] = {}
+        for name in names:
+            committed = self.participant(name).context.committed
+            assert committed.index is not None
+            assert committed.index.digest == committed.entry.state_digest
+            content = committed.parameters.tobytes() + committed.momentum.tobytes()
+            assert states.setdefault(committed.head, content) == content
+
+
+async def start(world: World, nursery: trio.Nursery, names: str) -> None:
+    """The first one, and the others by its address."""
+    first, *others = names
+    await nursery.start(world.run, first)
+    for name in others:
+        await nursery.start(world.run, name, [first])
+
+
+def headers_of(world: World, name: str) -> list[Header]:
+    """Of a node's own chain, oldest first."""
+    chain = world.participant(name).context.committed.chain
+    return [chain.header(head) for head in world.path(name)]
+
+
+def credited(world: World, name: str) -> int:
+    """Tokens that the headers of this node's own chain credit to it."""
+    return sum(tokens_of(world, header, name) for header in headers_of(world, name))
+
+
+def tokens_of(world: World, header: Header, name: str) -> int:
+    """Tokens that one header credits to a node."""
+    me = world.identity(name).peer_id
+    return sum(member.tokens for member in header.members if member.peer_id == me)
+
+
+def assert_account_is_true(world: World, name: str) -> None:
+    """It balances, and committed is what the chain says."""
+    work = world.participant(name).context.work
+    assert work.account.is_balanced
+    assert work.head == world.path(name)[-1]
+    assert work.account.committed == credited(world, name)
+    status = work.status
+    fates = (status.committed_on_time, status.committed_late, status.dropped, status.lost)
+    assert status.trained == sum(fates) + status.carried
+    assert min(*fates, status.carried) >= 0
+
+
+async def settled(world: World, *names: str) -> None:
+    """Between two rounds: the accounts are at the heads."""
+
+    def is_settled(name: str) -> bool:
+        return world.participant(name).context.work.head == world.path(name)[-1]
+
+    await world.until(lambda: all(is_settled(name) for name in names))
+
+
+def simulate(world: World, story: Callable[[trio.Nursery], object]) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await story(nursery)  # type: ignore[misc]
+            nursery.cancel_scope.cancel()
+
+    run_simulated(main, world.seed)
+
+
+def assert_every_token_counted_once(headers: Sequence[Header]) -> None:
+    """Every shard was consumed without a gap or an overlap, and all tokens are accounted."""
+    counted: dict[int, int] = {}
+    for header in headers:
+        assert sum(span.stop - span.start for span in header.spans) == header.tokens
+        for span in header.spans:
+            assert span.start == counted.get(span.shard, 0), "gap or overlap in a shard"
+            counted[span.shard] = span.stop
+    assert sum(counted.values()) == headers[-1].tokens_total

@@ -1,0 +1,107 @@
+"""Frames between the daemon and its trainer."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.trainer.ipc import messages as m
+
+
+def test_every_message_comes_back(model_config: ModelConfig, inner_config: InnerConfig) -> None:
+    to_worker: list[m.ToWorker] = [
+        m.Configure(
+            model=model_config,
+            inner=inner_config,
+            seed=2**62,
+            base_fd=7,
+            pseudo_gradient_fd=8,
+            token_bytes=2,
+        ),
+        m.Genesis(),
+        m.Data(shard=1, path="/tmp/é", start=0, stop=10),
+        m.Begin(round=1, first_step=2, steps_max=3, seconds_max=4.5),
+        m.Begin(
+            round=1,
+            first_step=2,
+            steps_max=3,
+            seconds_max=4.5,
+            start="local",
+            new=((0, 9), (11, 12)),
+        ),
+        m.Stop(),
+        m.Rebase(ranges=((0, 2**33),)),
+        m.Evaluate(paths=("a", "b"), tokens_max=5),
+        m.Forget(),
+        m.Save(),
+        m.Save(place=m.Place(head=b"h" * 32, rings=(b"r" * 32,))),
+        m.KeepMomentum(keep=True),
+        m.Exit(),
+    ]
+    from_worker: list[m.FromWorker] = [
+        m.Configured(
+            device="cpu", device_name="x", num_parameters=1, precision="fp32", optimizer_steps=0
+        ),
+        m.Configured(
+            device="cpu",
+            device_name="x",
+            num_parameters=1,
+            precision="fp32",
+            optimizer_steps=0,
+            momentum=m.Place(head=b"h" * 32),
+        ),
+        m.Alive(busy_seconds=0.5),
+        m.GenesisDone(),
+        m.Evaluated(loss=1.5, tokens=2),
+        m.Saved(problem="disk full"),
+        m.NeedData(round=1, tokens_queued=0),
+        m.Finished(round=1, steps=2, tokens=3, spans=((0, 1, 2),), loss_mean=0.5, seconds=1.0),
+        m.Failed(reason="because"),
+    ]
+    stream = b"".join(m.encode(message) for message in to_worker)
+    assert [m.decode_to_worker(body) for body in m.MessageSplitter().feed(stream)] == to_worker
+    stream = b"".join(m.encode(message) for message in from_worker)
+    splitter = m.MessageSplitter()
+    bodies = [body for byte in stream for body in splitter.feed(bytes([byte]))]
+    assert [m.decode_from_worker(body) for body in bodies] == from_worker
+
+
+def test_a_loss_that_is_not_a_number_travels() -> None:
+    step = m.Step(
+        round=1,
+        step=0,
+        loss=math.nan,
+        tokens=0,
+        seconds=0.1,
+        gradient_norm=math.inf,
+        learning_rate=0.1,
+        skipped=True,
+    )
+    back = m.decode_from_worker(m.encode(step)[m.LENGTH_BYTES :])
+    assert isinstance(back, m.Step)
+    assert math.isnan(back.loss)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\xc1", b"\x81\xa4type\xa4Nope", m.encode(m.Stop())[4:] + b"x", b"\x91" * 5000],
+)
+def test_what_is_no_message(body: bytes) -> None:
+    with pytest.raises(m.MessageError):
+        m.decode_to_worker(body)
+    with pytest.raises(m.MessageError):
+        m.decode_from_worker(body)
+
+
+def test_directions_are_kept_apart() -> None:
+    with pytest.raises(m.MessageError):
+        m.decode_from_worker(m.encode(m.Exit())[m.LENGTH_BYTES :])
+
+
+def test_lengths_are_bounded() -> None:
+    with pytest.raises(m.MessageError, match="limit"):
+        m.MessageSplitter().feed(b"\x7f\xff\xff\xff")
+    with pytest.raises(m.MessageError, match="limit"):
+        m.encode(m.Failed(reason="x" * m.MESSAGE_BYTES_MAX))

@@ -1,0 +1,382 @@
+"""Rounds of local training, in one process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.trainer import local_trainer as local_round
+from gossamer.trainer.device import DeviceError, choose_device
+from gossamer.trainer.evaluate import in_time
+from gossamer.trainer.ipc.messages import Finished, Step
+from gossamer.trainer.local_trainer import LocalTrainer, TrainerError
+from gossamer.trainer.model import Decoder
+from gossamer.trainer.optimizer import AdamW
+from gossamer.trainer.text.data import DataError
+
+MakeTrainer = Callable[..., LocalTrainer]
+STEP_TOKENS = 4 * 16
+"""Targets of a step."""
+STEP_SPAN = 4 * 17
+"""Tokens of the shard that it uses up."""
+
+
+def run_round(trainer: LocalTrainer, steps: int, first: int = 0) -> tuple[list[Step], Finished]:
+    trainer.begin(1, first, steps, 60.0)
+    done = []
+    while not trainer.is_round_over:
+        step = trainer.step()
+        assert step is not None
+        done.append(step)
+    return done, trainer.finish()
+
+
+@pytest.fixture
+def vectors(model_config: ModelConfig) -> tuple[np.ndarray, np.ndarray]:
+    """(base, pseudo_gradient)"""
+    num = model_config.num_parameters
+    decoder = Decoder(model_config)
+    decoder.initialise(7)
+    return decoder.flat.numpy().copy(), np.zeros(num, np.float32)
+
+
+def test_a_round_learns_and_leaves_its_work_behind(
+    make_trainer: MakeTrainer, vectors: tuple[np.ndarray, np.ndarray], shard: str
+) -> None:
+    base, pseudo_gradient = vectors
+    pseudo_gradient += 0.5  # of an earlier round, which nobody wants any more
+    start = base.copy()
+    trainer = make_trainer(base, pseudo_gradient)
+    before = trainer.evaluate((shard,), 1000).loss
+    assert before == pytest.approx(math.log(64), rel=0.05)
+    trainer.push(0, shard, 0, 60 * STEP_SPAN)
+    steps, finished = run_round(trainer, 60)
+
+    assert [step.step for step in steps] == list(range(60))
+    assert finished.tokens == 60 * STEP_TOKENS
+    assert finished.steps == 60
+    assert finished.spans == ((0, 0, 60 * STEP_SPAN),)
+    assert finished.loss_mean == pytest.approx(np.mean([step.loss for step in steps]))
+    assert (base == start).all(), "base is the daemon's"
+    base -= pseudo_gradient
+    after = trainer.evaluate((shard,), 1000).loss
+    assert after < 0.5 * before
+    assert after == pytest.approx(steps[-1].loss, abs=0.1)
+
+
+def test_base_may_move_during_the_round(
+    make_trainer: MakeTrainer, vectors: tuple[np.ndarray, np.ndarray], shard: str
+) -> None:
+    base, disturbed = vectors
+    undisturbed = np.zeros_like(disturbed)
+    for target, disturb in ((undisturbed, False), (disturbed, True)):
+        trainer = make_trainer(base.copy() if not disturb else base, target)
+        trainer.push(0, shard, 0, 1000)
+        trainer.begin(1, 0, 5, 60.0)
+        trainer.step()
+        if disturb:
+            base += 1.0
+        while not trainer.is_round_over:
+            trainer.step()
+        trainer.finish()
+    assert (disturbed == undisturbed).all()
+    assert disturbed.any()
+
+
+def test_data_is_asked_for_once_a_shortage(make_trainer: MakeTrainer, shard: str) -> None:
+    trainer = make_trainer()
+    trainer.push(0, shard, 0, 5 * STEP_SPAN)
+    trainer.begin(1, 0, 100, 60.0)
+    assert trainer.need_data() is None
+    trainer.step()
+    assert trainer.need_data() is None, "four steps are left"
+    trainer.step()
+    need = trainer.need_data()
+    assert need is not None
+    assert need.tokens_queued == 3 * STEP_SPAN
+    assert trainer.need_data() is None
+    trainer.push(0, shard, 340, 341)
+    assert trainer.need_data() is not None, "that was not enough"
+
+
+def test_leftover_data_goes_to_the_next_round(make_trainer: MakeTrainer, shard: str) -> None:
+    trainer = make_trainer()
+    trainer.push(0, shard, 0, 5 * STEP_SPAN)
+    assert run_round(trainer, 2)[1].spans == ((0, 0, 2 * STEP_SPAN),)
+    assert run_round(trainer, 3, 2)[1].spans == ((0, 2 * STEP_SPAN, 5 * STEP_SPAN),)
+    trainer.begin(3, 5, 1, 60.0)
+    assert trainer.step() is None
+
+
+def test_a_round_in_many_pieces_ends_early(make_trainer: MakeTrainer, shard: str) -> None:
+    trainer = make_trainer()
+    for number in range(200):
+        trainer.push(number, shard, 0, 17)
+    _, finished = run_round(trainer, 50)
+    assert len(finished.spans) == 128
+
+
+def test_time_ends_a_round(make_trainer: MakeTrainer, shard: str) -> None:
+    trainer = make_trainer()
+    trainer.push(0, shard, 0, 4000)
+    trainer.begin(1, 0, 100, 0.0)
+    assert trainer.is_round_over
+    finished = trainer.finish()
+    assert (finished.steps, finished.tokens, finished.spans) == (0, 0, ())
+    assert math.isnan(finished.loss_mean)
+
+
+def test_nonfinite_steps_are_skipped_and_their_data_is_consumed(
+    make_trainer: MakeTrainer, vectors: tuple[np.ndarray, np.ndarray], shard: str
+) -> None:
+    base, pseudo_gradient = vectors
+    good = base.copy()
+    base[0] = math.nan
+    trainer = make_trainer(base, pseudo_gradient)
+    trainer.push(0, shard, 0, 4000)
+    steps, finished = run_round(trainer, 2)
+    assert all(step.skipped and step.tokens == 0 for step in steps)
+    assert (finished.steps, finished.tokens) == (2, 0)
+    assert finished.spans == ((0, 0, 2 * STEP_SPAN),)
+    assert math.isnan(finished.loss_mean)
+    assert not pseudo_gradient.any()
+    assert trainer.optimizer_steps == 0
+    base[:] = good
+    steps, _ = run_round(trainer, 1)
+    assert not steps[0].skipped, "it recovers with the next base"
+
+
+def test_micro_batches_give_the_same_step(
+    make_trainer: MakeTrainer, vectors: tuple[np.ndarray, np.ndarray], shard: str
+) -> None:
+    base, _ = vectors
+    results = []
+    for micro_batch in (4, 3, 1):
+        gradient = np.zeros_like(base)
+        trainer = make_trainer(base, gradient, micro_batch=micro_batch)
+        trainer.push(0, shard, 0, 1000)
+        results.append((run_round(trainer, 3)[0][-1].loss, gradient))
+    for loss, gradient in results[1:]:
+        assert loss == pytest.approx(results[0][0], rel=1e-4)
+        np.testing.assert_allclose(gradient, results[0][1], atol=2e-4)
+
+
+def test_out_of_memory_halves_the_micro_batch(
+    make_trainer: MakeTrainer, shard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer()
+    trainer.push(0, shard, 0, 4000)
+    real, sizes, fits = Decoder.loss_sum, [], 2
+
+    def loss_sum(self: Decoder, sequences: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(sequences))
+        if len(sequences) > fits:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, sequences)
+
+    monkeypatch.setattr(Decoder, "loss_sum", loss_sum)
+    steps, _ = run_round(trainer, 2)
+    assert sizes == [4, 2, 2, 2, 2]
+    assert all(step.tokens == STEP_TOKENS for step in steps)
+    assert trainer.micro_batch == 2
+
+    fits = 0
+    trainer.begin(2, 2, 1, 60.0)
+    with pytest.raises(TrainerError, match="too little memory for one sequence of 16 tokens") as no:
+        trainer.step()
+    assert "this machine's memory" in str(no.value)
+
+
+def test_the_step_is_torchs_adamw_with_clipping(
+    model_config: ModelConfig, inner_config: InnerConfig
+) -> None:
+    def gradients(decoder: Decoder, step: int) -> None:
+        generator = torch.Generator().manual_seed(step)
+        for parameter in decoder.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+    ours, theirs = Decoder(model_config), Decoder(model_config)
+    for decoder in (ours, theirs):
+        decoder.initialise(1)
+    matrices = [p for p in theirs.parameters() if p.ndim > 1]
+    gains = [p for p in theirs.parameters() if p.ndim == 1]
+    reference = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": gains, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+        fused=True,
+    )
+    optimizer = AdamW(ours.parameters(), inner_config)
+    for step in range(3):
+        rate = 1e-3 * (step + 1)
+        gradients(ours, step)
+        gradients(theirs, step)
+        for group in reference.param_groups:
+            group["lr"] = rate
+        optimizer.step(rate)
+        reference.step()
+        assert torch.equal(ours.flat, theirs.flat)
+    assert optimizer.num_steps == 3
+
+
+def test_gradients_are_clipped(
+    make_trainer: MakeTrainer, inner_config: InnerConfig, shard: str
+) -> None:
+    # AdamW does not see the scale of the gradient, but its second moment does.
+    moments = []
+    for clip_norm in (1e-3, 1e3):
+        trainer = make_trainer(inner=msgspec.structs.replace(inner_config, clip_norm=clip_norm))
+        trainer.push(0, shard, 0, 100)
+        steps, _ = run_round(trainer, 1)
+        moments.append(trainer._optimizer.first_moment.norm().item() / 0.1)
+    assert moments[0] == pytest.approx(1e-3, rel=1e-3)
+    assert moments[1] == pytest.approx(steps[0].gradient_norm, rel=1e-3)
+
+
+def test_what_is_only_for_between_rounds(make_trainer: MakeTrainer, shard: str) -> None:
+    trainer = make_trainer()
+    trainer.begin(1, 0, 1, 60.0)
+    with pytest.raises(TrainerError, match="round 1 is running"):
+        trainer.evaluate((shard,), 10)
+    with pytest.raises(TrainerError, match="round 1 is running"):
+        trainer.begin(2, 0, 1, 60.0)
+    trainer.finish()
+    with pytest.raises(TrainerError, match="no round is running"):
+        trainer.finish()
+
+
+def test_evaluate_takes_each_token_once(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    from_conftest = np.arange(50) % 64
+    path = tmp_path / "heldout"
+    import zstandard
+
+    path.write_bytes(zstandard.compress(from_conftest.astype("<u2").tobytes()))
+    trainer = make_trainer()
+    whole = trainer.evaluate((str(path),), 10**6)
+    assert whole.tokens == 49
+    assert trainer.evaluate((str(path), str(path)), 60).tokens == 60
+    trainer.begin(1, 0, 1, 60.0)  # at `base`
+    trainer.finish()
+    # By hand: three sequences of 16 targets and a last one of 1.
+    sequence = torch.from_numpy(from_conftest)
+    with torch.no_grad():
+        by_hand = sum(
+            trainer._decoder.loss_sum(sequence[None, start : start + 17]).item()
+            for start in range(0, 49, 16)
+        )
+    assert whole.loss == pytest.approx(by_hand / 49, rel=1e-5)
+    with pytest.raises(DataError, match="no token to predict"):
+        trainer.evaluate((), 10)
+
+
+def test_an_evaluation_ends_in_time_with_what_it_has() -> None:
+    times = iter((0.0, 0.9, 1.8, 2.7))
+    assert list(in_time(range(10), 2.0, lambda: next(times))) == [0, 1, 2]
+    assert list(in_time(range(10), 0.0)) == [0], "one is always taken"
+    assert list(in_time(range(3), math.inf)) == [0, 1, 2]
+
+
+def test_moments_survive_a_restart(make_trainer: MakeTrainer, shard: str, tmp_path: Path) -> None:
+    path = tmp_path / "optimizer"
+    trainer = make_trainer(optimizer_path=str(path))
+    assert (trainer.optimizer_problem, trainer.optimizer_steps) == ("", 0)
+    trainer.push(0, shard, 0, 1000)
+    run_round(trainer, 3)
+    assert trainer.save() == ""
+    again = make_trainer(optimizer_path=str(path))
+    assert (again.optimizer_problem, again.optimizer_steps) == ("", 3)
+    assert torch.equal(again._optimizer.first_moment, trainer._optimizer.first_moment)
+    assert torch.equal(again._optimizer.second_moment, trainer._optimizer.second_moment)
+    assert [p.name for p in tmp_path.iterdir() if "optimizer" in p.name] == ["optimizer"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "text", "empty"])
+def test_damaged_moments_are_reported_and_ignored(
+    make_trainer: MakeTrainer, shard: str, tmp_path: Path, damage: str
+) -> None:
+    path = tmp_path / "optimizer"
+    trainer = make_trainer(optimizer_path=str(path))
+    trainer.push(0, shard, 0, 1000)
+    run_round(trainer, 1)
+    trainer.save()
+    data = bytearray(path.read_bytes())
+    if damage == "cut":
+        data = data[:-100]
+    elif damage == "flipped":
+        data[-4:] = b"\xff\xff\xff\xff"  # a NaN
+    elif damage == "text":
+        data = bytearray(b"not moments")
+    else:
+        data = bytearray()
+    path.write_bytes(data)
+    again = make_trainer(optimizer_path=str(path))
+    assert str(path) in again.optimizer_problem
+    assert "fresh moments" in again.optimizer_problem
+    assert again.optimizer_steps == 0
+    assert not again._optimizer.first_moment.any()
+
+
+def test_moments_of_another_model_are_ignored(
+    make_trainer: MakeTrainer, model_config: ModelConfig, inner_config: InnerConfig, tmp_path: Path
+) -> None:
+    path = tmp_path / "optimizer"
+    make_trainer(optimizer_path=str(path)).save()
+    # The same number of parameters, another model.
+    other = msgspec.structs.replace(model_config, rope_theta=5.0)
+    zeros = np.zeros(other.num_parameters, np.float32)
+    trainer = LocalTrainer(
+        other,
+        inner_config,
+        seed=0,
+        base=zeros,
+        pseudo_gradient=zeros.copy(),
+        token_bytes=2,
+        device="cpu",
+        optimizer_path=str(path),
+    )
+    assert "another model" in trainer.optimizer_problem
+
+
+def test_a_full_disk_keeps_the_old_moments(
+    make_trainer: MakeTrainer, shard: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "optimizer"
+    trainer = make_trainer(optimizer_path=str(path))
+    trainer.save()
+    old = path.read_bytes()
+    trainer.push(0, shard, 0, 1000)
+    run_round(trainer, 1)
+
+    def no_space(_fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gossamer.trainer.checkpoint.os.fsync", no_space)
+    assert "No space left on device" in trainer.save()
+    assert path.read_bytes() == old
+    assert sorted(p.name for p in tmp_path.iterdir() if "optimizer" in p.name) == ["optimizer"]
+
+
+def test_devices() -> None:
+    device = choose_device("cpu")
+    assert (device.precision, str(device.torch_device)) == ("fp32", "cpu")
+    assert device.name
+    assert device.micro_batch_of(8, 64) == 8
+    assert device.micro_batch_of(8, 2**20) == 1
+    with pytest.raises(DeviceError, match="unknown"):
+        choose_device("abacus")
+    with pytest.raises(DeviceError, match="CUDA devices"):
+        choose_device(f"cuda:{torch.cuda.device_count()}")
+    with pytest.raises(DeviceError, match="not supported"):
+        choose_device("meta")
+
+
+def test_spans_stay_within_the_protocol() -> None:
+    from gossamer.protocol import limits
+
+    assert local_round._SPANS_PER_ROUND < limits.SPANS_MAX

@@ -1,0 +1,103 @@
+"""DeMo and DisTrO: peers share every step, and of it only the strongest frequencies.
+
+A peer's part (DeMo, arXiv 2411.19870, algorithm 1; DisTrO's preliminary report), per step:
+
+    m = beta * m + gradient
+    q = the k largest coefficients, by magnitude, of each chunk of DCT(m)
+    m -= IDCT(q)                      once the swarm has taken them
+    send the places of q and their signs
+
+What all peers do with them is in `shared_step`. With *lookahead* (as DisTrO was deployed) the
+gradient is taken where the own momentum would lead, at `theta - last_rate * sign(m)`, instead of at
+theta.
+
+What is taken out of the momentum is what the peer found there, not the sign that it sent, as in
+DeMo. A part that comes too late is not taken, and stays in its sender's momentum. The momentum is
+one peer's own: nobody else needs its bits. It is kept over restarts (`shared_round`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+
+from gossamer.protocol.codecs.sign_codec import SignUpdate
+from gossamer.protocol.state.exact_transform import Grid
+from gossamer.trainer.distro.dct import ModelDct
+
+
+class _Strongest(NamedTuple):
+    """The coefficients that are offered of a tensor."""
+
+    grid: Grid
+    indices: torch.Tensor
+    """(num_chunks, k) within the chunks, ascending."""
+    values: torch.Tensor
+    """(num_chunks, k)"""
+
+
+class Momentum:
+    """One peer's decoupled momentum. Vectors are (num_parameters,) on one device."""
+
+    def __init__(
+        self,
+        dct: ModelDct,
+        device: torch.device | None = None,
+        *,
+        top_k: int,
+        decay: float,
+    ) -> None:
+        self._dct, self._top_k, self._decay = dct, top_k, decay
+        self.values = torch.zeros(dct.num_parameters, device=device)
+        self._offered: list[_Strongest] = []
+        """Of all tensors, or of none."""
+
+    @torch.no_grad()
+    def add(self, gradients: Iterable[torch.Tensor]) -> None:
+        """One more gradient: of each tensor, in flat order."""
+        self.values.mul_(self._decay)
+        for grid, gradient in zip(self._dct.grids, gradients, strict=True):
+            self.values[grid.tensor.range].add_(gradient.view(-1))
+
+    @torch.no_grad()
+    def offer(self) -> SignUpdate:
+        """The strongest coefficients as they are now; they stay in until `taken`."""
+        self._offered = []
+        places = []
+        for grid in self._dct.grids:
+            chunks = self._dct.forward(grid, self.values[grid.tensor.range])
+            top = chunks.abs().topk(min(self._top_k, grid.chunk_elements), dim=1).indices
+            indices = top.sort(dim=1).values
+            self._offered.append(_Strongest(grid, indices, chunks.gather(1, indices)))
+            first = torch.arange(grid.num_chunks, device=top.device) * grid.chunk_elements
+            places.append((grid.tensor.start + first[:, None] + indices).view(-1))
+        values = torch.cat([strongest.values.view(-1) for strongest in self._offered])
+        return SignUpdate(torch.cat(places).cpu().numpy(), (values >= 0).cpu().numpy())
+
+    @torch.no_grad()
+    def taken(self) -> None:
+        """The swarm took what was offered last: it leaves the momentum."""
+        for grid, indices, values in self._offered:
+            part = self.values[grid.tensor.range]
+            kept = part.new_zeros(grid.num_chunks, grid.chunk_elements)
+            part.sub_(self._dct.inverse(grid, kept.scatter_(1, indices, values)))
+        self._offered = []
+
+    @torch.no_grad()
+    def restore(self, values: torch.Tensor) -> None:
+        """Goes on from `values`, (num_parameters,); nothing is offered."""
+        self.values.copy_(values)
+        self._offered = []
+
+    @torch.no_grad()
+    def clear(self) -> None:
+        """Begins anew."""
+        self.values.zero_()
+        self._offered = []
+
+    @torch.no_grad()
+    def look_ahead(self, parameters: torch.Tensor, last_rate: float) -> None:
+        """Moves `parameters` to where to take the next gradient."""
+        parameters.sub_(self.values.sign(), alpha=last_rate)

@@ -1,0 +1,136 @@
+"""One peer's part in rounds of shared steps (`sync = "distro"`): gradients for all, no steps alone.
+
+`SharedTrainer` is a `LocalTrainer` whose step takes a gradient at the state that all share, adds it
+to the decoupled momentum (`demo`), and leaves what is to be sent in `offer`. The step itself is
+everybody's (`shared_step`) and comes with `base`. So a round has no work that could be carried:
+what the swarm did not take stays in the momentum.
+
+The momentum is this mode's residual, and kept over restarts. It is saved with its place in the
+chain: what was taken up to there is out of it, and what later rounds took is not. Only the daemon
+knows whether they took anything, so a momentum that was loaded waits for its word
+(`keep_momentum`), without which the first round drops it: rather lost than counted twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gossamer.protocol.codecs.sign_codec import SignCodec
+from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.state.shared_step import shapes_of
+from gossamer.trainer.checkpoint import (
+    CheckpointError,
+    SavedMomentum,
+    load_momentum,
+    save_momentum,
+)
+from gossamer.trainer.distro.dct import ModelDct
+from gossamer.trainer.distro.decoupled_momentum import Momentum
+from gossamer.trainer.ipc import messages
+from gossamer.trainer.local_trainer import LocalTrainer
+
+
+class SharedTrainer(LocalTrainer):
+    """Model, data queue and momentum of one peer. Not for use from several threads."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        inner: InnerConfig,
+        *,
+        steps: messages.SharedSteps,
+        **others: Any,
+    ) -> None:
+        """`others` as for `LocalTrainer`; at `optimizer_path` is the momentum."""
+        super().__init__(model, inner, **others)
+        device = self.device.torch_device
+        dct = ModelDct(model, device)
+        self._momentum = Momentum(dct, device, top_k=steps.top_k, decay=inner.beta1)
+        self._codec = SignCodec(shapes_of(dct.grids), steps.top_k)
+        self._has_lookahead = steps.lookahead
+        self._last_rate = 0.0
+        self._is_offered = False
+        self._is_in_doubt = False
+        """Whether the momentum was loaded, and no word of it came yet."""
+        self.optimizer_problem = self._load_momentum()
+
+    @property
+    def waits_for_others(self) -> bool:
+        return self._is_offered
+
+    def begin(self, *arguments: Any) -> None:
+        """See `LocalTrainer`; what was offered last and not taken stays in the momentum."""
+        self._is_offered = False
+        if self._is_in_doubt:
+            self.keep_momentum(keep=False)
+        super().begin(*arguments)
+
+    def _make_optimizer(self) -> None:
+        return None
+
+    def offer(self) -> messages.Shared:
+        """What is to be sent after the newest step."""
+        self._is_offered = True
+        return messages.Shared(
+            round=self._require_round().number, update=self._codec.encode(self._momentum.offer())
+        )
+
+    def share(self, *, taken: bool) -> None:
+        """What became of the newest offer."""
+        self._is_offered = False
+        if taken:
+            self._momentum.taken()
+
+    def keep_momentum(self, *, keep: bool) -> None:
+        """Whether to go on from the momentum that was loaded. Between rounds."""
+        self._require_between_rounds("KeepMomentum")
+        self._is_in_doubt = False
+        if not keep:
+            self._momentum.clear()
+
+    def save(self, place: messages.Place | None = None) -> str:
+        """Writes the momentum; returns why it could not, or the empty string.
+
+        One that waits for word of it is on disk already, with its place.
+        """
+        if self._optimizer_path is None or place is None or self._is_in_doubt:
+            return ""
+        saved = SavedMomentum(self._momentum.values, self._last_rate, place)
+        try:
+            save_momentum(saved, self._config, self._optimizer_path)
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    def _load_momentum(self) -> str:
+        if self._optimizer_path is None:
+            return ""
+        try:
+            saved = load_momentum(self._config, self._optimizer_path)
+        except FileNotFoundError:
+            return ""
+        except CheckpointError as error:
+            return f"{error}; the momentum starts at zero"
+        self._momentum.restore(saved.values)
+        self._last_rate, self.loaded_momentum = saved.last_rate, saved.place
+        self._is_in_doubt = True
+        return ""
+
+    @torch.no_grad()
+    def _take_position(self) -> None:
+        self._load_base()
+        if self._has_lookahead:
+            self._momentum.look_ahead(self._decoder.flat, self._last_rate)
+
+    @torch.no_grad()
+    def _use_gradients(self, learning_rate: float) -> None:
+        self._momentum.add(p.grad for p in self._parameters if p.grad is not None)
+        self._last_rate = learning_rate
+
+    def finish(self) -> messages.Finished:
+        """Ends the round. `pseudo_gradient` is zero: nothing is this peer's own."""
+        finished = super().finish()
+        self._pseudo_gradient[:] = 0.0
+        return finished

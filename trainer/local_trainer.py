@@ -1,0 +1,416 @@
+"""One peer's local training: rounds of inner steps from `base`, the result in `pseudo_gradient`.
+
+`LocalTrainer` is all of it without processes or pipes. The worker is a thin shell around it; tests
+and experiments drive many of them in one process.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gossamer.protocol import limits
+from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.trainer import evaluate, overlap
+from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
+from gossamer.trainer.device import choose_device, is_out_of_memory
+from gossamer.trainer.ipc import messages
+from gossamer.trainer.model import Decoder
+from gossamer.trainer.optimizer import AdamW
+from gossamer.trainer.schedule import learning_rate_at
+from gossamer.trainer.text.data import Batch, DataQueue, add_span, load_shard
+
+# Data is asked for when less than this many steps are queued: time for a shard to come over the
+# network.
+STEPS_AHEAD = 4
+
+# A round ends early when its data was in this many pieces: its spans go into one message to all
+# peers, which has room for `limits.SPANS_MAX`, and one step may add several.
+_SPANS_PER_ROUND = limits.SPANS_MAX // 2
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class TrainerError(RuntimeError):
+    """Training cannot go on. The message says why, for people."""
+
+
+@dataclass
+class _Round:
+    number: int
+    next_step: int
+    steps_max: int
+    seconds_max: float
+    started: float
+    steps: int = 0
+    tokens: int = 0
+    loss_sum: float = 0.0
+    spans: list[messages.Span] = field(default_factory=list)
+
+
+class LocalTrainer:
+    """Model, data queue and AdamW of one peer. Not for use from several threads.
+
+    `base` and `pseudo_gradient` are (num_parameters,) fp32, shared with whoever made them. `base`
+    is only read, but for `genesis`. `pseudo_gradient` is written from `begin` to `finish`, and
+    holds the work of the newest finished round in between.
+    """
+
+    loaded_momentum: messages.Place | None = None
+    """Where a momentum of shared steps that was loaded belongs."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        inner: InnerConfig,
+        *,
+        seed: int,
+        base: NDArray[np.float32],
+        pseudo_gradient: NDArray[np.float32],
+        token_bytes: int,
+        device: str = "auto",
+        optimizer_path: str = "",
+        micro_batch: int = 0,
+        mixing: float = 0.0,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Moments come from `optimizer_path` if it has some; `optimizer_problem` says why not.
+
+        `mixing`: see `overlap`. `on_progress` is called after every piece of longer work.
+
+        Raises:
+            DeviceError: no such device here.
+            ValueError: `base` or `pseudo_gradient` of the wrong length or type.
+        """
+        for vector in (base, pseudo_gradient):
+            if vector.shape != (model.num_parameters,) or vector.dtype != np.float32:
+                raise ValueError(
+                    f"base and pseudo_gradient must be {model.num_parameters} fp32 values"
+                )
+        self._config, self._inner, self._seed = model, inner, seed
+        self._mixing = mixing
+        self._base, self._pseudo_gradient = base, pseudo_gradient
+        self._on_progress = on_progress
+        self._token_bytes = token_bytes
+        self.device = choose_device(device)
+        self._decoder = Decoder(model, self.device.torch_device)
+        self._decoder.flat.zero_()
+        self._parameters = list(self._decoder.parameters())
+        self._optimizer = self._make_optimizer()
+        self._optimizer_path = Path(optimizer_path) if optimizer_path else None
+        self._queue = DataQueue(model.context, token_bytes, model.vocabulary)
+        self._micro_batch = micro_batch or self.device.micro_batch_of(
+            inner.sequences_per_step, model.context
+        )
+        self._round: _Round | None = None
+        self._has_local = False
+        """Whether the local parameters are of a round, which may have ended."""
+        self._stays_behind = 0.0
+        """`mixing` in a round that went on from them. One that began from `base` holds no work that
+        was handed over: to stay behind would undo that part of the outer step."""
+        self._asked = False
+        self.optimizer_problem = self._load_moments()
+
+    def _make_optimizer(self) -> AdamW | None:
+        """Whoever updates the parameters otherwise has no use for its moments."""
+        return AdamW(self._parameters, self._inner)
+
+    @property
+    def optimizer_steps(self) -> int:
+        return 0 if self._optimizer is None else self._optimizer.num_steps
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of one forward pass at present."""
+        return self._micro_batch
+
+    @property
+    def in_round(self) -> bool:
+        return self._round is not None
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the round's time is up; not positive when it is."""
+        current = self._require_round()
+        return current.started + current.seconds_max - time.monotonic()
+
+    @property
+    def is_round_over(self) -> bool:
+        """Whether the round has had its steps, its time or its pieces of data."""
+        current = self._require_round()
+        return (
+            current.steps >= current.steps_max
+            or self.seconds_left <= 0
+            or len(current.spans) >= _SPANS_PER_ROUND
+        )
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether the next step has to wait for word of what became of the last one."""
+        return False
+
+    def genesis(self) -> None:
+        """Writes the seed's initial weights into `base`."""
+        self._require_between_rounds("Genesis")
+        self._has_local = False
+        self._decoder.initialise(self._seed)
+        self._base[:] = self._decoder.flat.cpu().numpy()
+
+    def push(self, shard: int, path: str, start: int, stop: int) -> None:
+        """Queues data, see `DataQueue.push`."""
+        self._queue.push(shard, path, start, stop)
+        self._asked = False
+
+    def forget(self) -> None:
+        self._queue.forget()
+        self._asked = False
+
+    def begin(
+        self,
+        number: int,
+        first_step: int,
+        steps_max: int,
+        seconds_max: float,
+        start: messages.Start = "base",
+        new: messages.Ranges = (),
+    ) -> None:
+        """Starts a round; the first one, and the first after genesis, from `base` in any case.
+
+        The work is measured against what it starts from: `base`; or the local parameters as the
+        last round left them, where that round's work is carried by whoever has collected it. Of
+        `base` the ranges `new` are new since: they are taken first, see `rebase`.
+        """
+        self._require_between_rounds("Begin")
+        goes_on = start == "local" and self._has_local
+        # In `_pseudo_gradient` what the work is measured against: the shared `base` may move on.
+        if goes_on:
+            np.copyto(self._pseudo_gradient, self._decoder.flat.cpu().numpy())
+        else:
+            self._load_base()
+            np.copyto(self._pseudo_gradient, self._base)
+        self._has_local = True
+        self._stays_behind = self._mixing if goes_on else 0.0
+        self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic())
+        self._asked = False
+        if goes_on:
+            self.rebase(new)
+
+    def need_data(self) -> messages.NeedData | None:
+        """What to tell the daemon if data runs short, once a shortage."""
+        current = self._require_round()
+        queued = self._queue.tokens_queued
+        step_tokens = self._inner.sequences_per_step * (self._config.context + 1)
+        if self._asked or queued >= STEPS_AHEAD * step_tokens:
+            return None
+        self._asked = True
+        return messages.NeedData(round=current.number, tokens_queued=queued)
+
+    def step(self) -> messages.Step | None:
+        """One inner step, or None if there is too little data for one.
+
+        Raises:
+            DataError: a shard that cannot be used.
+            TrainerError: memory does not suffice for a single sequence.
+        """
+        current = self._require_round()
+        started = time.monotonic()
+        batch = self._queue.take(self._inner.sequences_per_step)
+        if batch is None:
+            return None
+        learning_rate = learning_rate_at(current.next_step, self._inner)
+        self._take_position()
+        loss, norm = self._gradients(batch)
+        skipped = not (math.isfinite(loss) and math.isfinite(norm))
+        if not skipped:
+            if norm > self._inner.clip_norm:
+                for parameter in self._parameters:
+                    assert parameter.grad is not None
+                    parameter.grad.mul_(self._inner.clip_norm / norm)
+            self._use_gradients(learning_rate)
+        self._drop_gradients()
+
+        tokens = 0 if skipped else self._inner.sequences_per_step * self._config.context
+        for span in batch.spans:
+            add_span(current.spans, span)
+        current.steps += 1
+        current.next_step += 1
+        current.tokens += tokens
+        if not skipped:
+            current.loss_sum += loss * tokens
+        return messages.Step(
+            round=current.number,
+            step=current.next_step - 1,
+            loss=loss,
+            tokens=tokens,
+            seconds=time.monotonic() - started,
+            gradient_norm=norm,
+            learning_rate=learning_rate,
+            skipped=skipped,
+        )
+
+    def _take_position(self) -> None:
+        """Before a gradient is taken: at the local parameters."""
+
+    def _use_gradients(self, learning_rate: float) -> None:
+        """They are in `.grad`, finite and clipped."""
+        assert self._optimizer is not None
+        self._optimizer.step(learning_rate)
+
+    @torch.no_grad()
+    def rebase(self, ranges: messages.Ranges) -> None:
+        """In these ranges `base` is the state that the round before the newest one led to. The
+        newest round's work, done or still going on, is kept on top of it; see `overlap`. Once a
+        round.
+        """
+        if not self._has_local:
+            return  # the first round begins from `base`
+        for part in (slice(start, stop) for start, stop in ranges):
+            # While a round runs, `work` holds what the work is measured against.
+            local, base = self._decoder.flat[part], self._base[part]
+            work = self._pseudo_gradient[part]
+            if self._round is not None:
+                overlap.rebase(local, work, base, self._stays_behind)
+                np.copyto(work, base)
+                continue
+            if self._stays_behind:
+                # In one pass: a worker that is killed here leaves work of before or of after, in
+                # every element, and nothing else.
+                work += self._stays_behind * (base - (work + local.cpu().numpy()))
+            local.copy_(torch.from_numpy(base))
+            overlap.take_work(local, work)
+
+    def finish(self) -> messages.Finished:
+        """Ends the round: `pseudo_gradient = what the work is measured against - local`."""
+        current = self._require_round()
+        if current.tokens or self._stays_behind:
+            self._pseudo_gradient -= self._decoder.flat.cpu().numpy()
+        else:
+            self._pseudo_gradient[:] = 0.0
+        self._round = None
+        return messages.Finished(
+            round=current.number,
+            steps=current.steps,
+            tokens=current.tokens,
+            spans=tuple(current.spans),
+            loss_mean=current.loss_sum / current.tokens if current.tokens else math.nan,
+            seconds=time.monotonic() - current.started,
+        )
+
+    def evaluate(
+        self, paths: tuple[str, ...], tokens_max: int, seconds_max: float = math.inf
+    ) -> messages.Evaluated:
+        """Loss of `base` over held-out shards. The local parameters stay.
+
+        Raises:
+            DataError: a shard that cannot be used, or nothing to predict.
+        """
+        self._require_between_rounds("Evaluate")
+        local = self._decoder.flat.clone()
+        self._load_base()
+        shards = (load_shard(path, self._token_bytes, self._config.vocabulary) for path in paths)
+        batches = evaluate.batches_of(shards, self._config.context, self._micro_batch, tokens_max)
+        in_time = evaluate.in_time(self._reported(batches), seconds_max)
+        try:
+            loss, tokens = evaluate.evaluate(self._decoder, self.device, in_time)
+        finally:
+            with torch.no_grad():
+                self._decoder.flat.copy_(local)
+        return messages.Evaluated(loss=loss, tokens=tokens)
+
+    def save(self, place: messages.Place | None = None) -> str:
+        """Writes the moments to `optimizer_path`. Returns why it could not, or the empty string.
+
+        `place`: see `messages.Save`.
+        """
+        if self._optimizer_path is None or self._optimizer is None:
+            return ""
+        try:
+            save_optimizer(self._optimizer, self._config, self._optimizer_path)
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    def _load_moments(self) -> str:
+        if self._optimizer_path is None or self._optimizer is None:
+            return ""
+        try:
+            load_optimizer(self._optimizer, self._config, self._optimizer_path)
+        except FileNotFoundError:
+            return ""
+        except CheckpointError as error:
+            return f"{error}; AdamW starts with fresh moments"
+        return ""
+
+    @torch.no_grad()
+    def _load_base(self) -> None:
+        self._decoder.flat.copy_(torch.from_numpy(self._base))
+
+    def _reported(self, pieces: Iterable[T]) -> Iterator[T]:
+        """The same, with word of progress before each."""
+        for piece in pieces:
+            self._on_progress()
+            yield piece
+
+    def _gradients(self, batch: Batch) -> tuple[float, float]:
+        """(mean loss, norm of the gradient, which is left in `.grad`)."""
+        sequences = torch.from_numpy(batch.sequences).to(self.device.torch_device)
+        num_targets = sequences.shape[0] * self._config.context
+        while True:
+            try:
+                loss = torch.zeros((), device=sequences.device)
+                for micro_batch in torch.split(sequences, self._micro_batch):
+                    with self.device.autocast():
+                        part = self._decoder.loss_sum(micro_batch) / num_targets
+                    part.backward()  # type: ignore[no-untyped-call]
+                    loss += part.detach()
+                    self._on_progress()
+                gradients = [
+                    parameter.grad for parameter in self._parameters if parameter.grad is not None
+                ]
+                norm = torch.nn.utils.get_total_norm(gradients)
+                # One wait for the device a step: both numbers at once.
+                loss_value, norm_value = torch.stack((loss, norm)).tolist()
+                return loss_value, norm_value
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            self._halve_micro_batch(len(sequences))
+
+    def _halve_micro_batch(self, num_sequences: int) -> None:
+        self._drop_gradients()
+        self.device.release_memory()
+        failed = min(self._micro_batch, num_sequences)
+        if failed == 1:
+            raise TrainerError(
+                f"{self.device.name} has too little memory for one sequence of "
+                f"{self._config.context} tokens with {self._config.num_parameters} parameters: "
+                f"{self.device.memory_advice}"
+            )
+        self._micro_batch = failed // 2
+        log.warning("out of memory with %d sequences at once, trying %d", failed, self._micro_batch)
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _require_round(self) -> _Round:
+        if self._round is None:
+            raise TrainerError("no round is running: Begin comes first")
+        return self._round
+
+    def _require_between_rounds(self, what: str) -> None:
+        if self._round is not None:
+            raise TrainerError(
+                f"{what} is for between rounds, but round {self._round.number} is running"
+            )
