@@ -7,13 +7,14 @@ one fragment (`protocol.fragments`). The local progress since that snapshot is k
 
 This is the delayed application of the outer step in Eager updates (arXiv 2502.12996, section 3)
 with the peer's own newer steps on top, as in DESIGN.md's "overlap". What is handed over next is
-`new_parameters - local_parameters'` at the end of the round: the steps since the snapshot, none twice.
+`new_parameters - local_parameters'` at the end of the round: the steps since the snapshot, none
+twice.
 
 Streaming DiLoCo (arXiv 2501.18512, algorithm 2 and section 3.3) mixes instead, with an alpha of
-0.5: `alpha * local_parameters + (1 - alpha) * new_parameters`. That throws a part of the newer steps away and
-keeps a part of what the swarm has just averaged out, which is handed over once more. With `mixing`,
-its alpha, the local parameters stay behind by that part of the way to the new state, and keep all
-of their newer steps:
+0.5: `alpha * local_parameters + (1 - alpha) * new_parameters`. That throws a part of the newer
+steps away and keeps a part of what the swarm has just averaged out, which is handed over once more.
+With `mixing`, its alpha, the local parameters stay behind by that part of the way to the new state,
+and keep all of their newer steps:
 
     local_parameters' = local_parameters + (1 - alpha) * (new_parameters - snapshot_parameters)
 

@@ -11,8 +11,8 @@ Rules
 - A member's part in a step is what its trainer offered last. An offer that was late for its step is
   good for the next one: a sign is hardly less right a step later.
 - Who has nothing yet when the token of a step comes keeps it half as long as the others took until
-  then (`StepTiming`). Then it abstains: an empty part. Its trainer's work stays in its momentum, and
-  nobody waits.
+  then (`StepTiming`). Then it abstains: an empty part. Its trainer's work stays in its momentum,
+  and nobody waits.
 - Who begins a step has no token to compare with, and waits as long from the step before.
 - What the final of a step contains of mine is taken out of my momentum; what it does not, stays.
   If that is not known of a part when the round ends, it goes: rather lost than counted twice.
@@ -204,8 +204,8 @@ class SharedStepRunner:
 
     async def settle(self, averages: Sequence[Payload] | None) -> list[RingParts]:
         """After `close`, when the trainer has ended the round: tells it what became of a part whose
-        step was not taken here. `averages`: of all steps, if the round is committed. Otherwise it may
-        be yet, with that part. Returns the rings that I gave parts to, the newest last.
+        step was not taken here. `averages`: of all steps, if the round is committed. Otherwise it
+        may be yet, with that part. Returns the rings that I gave parts to, the newest last.
         """
         await self._ended.wait()
         steps, void = self._steps, self._void
@@ -222,7 +222,8 @@ class SharedStepRunner:
         return [each.parts for each in (*void, steps) if each.has_given]
 
     async def part(self, steps: RingSteps, step: int, partial_sum_seconds: float | None) -> bytes:
-        """What I have for a step; nothing if I am late. `partial_sum_seconds`: when its token came."""
+        """What I have for a step; nothing if I am late. `partial_sum_seconds`: when its token
+        came."""
         while not (steps.is_void or self.is_closed or steps.num_taken > step):
             wait_seconds = math.inf
             if steps.num_taken == step:

@@ -1,8 +1,8 @@
 """Gossip and anti-entropy: signed statements out to everybody, and everybody's statements in.
 
 Statements go out by gossipsub, which is quick and may lose them. What still matters lies on the
-`StatementStore`; every `RECONCILE_SECONDS` this node compares its board with one random peer's and takes what
-it lacks. So nothing hangs on a gossip message that was lost.
+`StatementStore`; every `RECONCILE_SECONDS` this node compares its board with one random peer's and
+takes what it lacks. So nothing hangs on a gossip message that was lost.
 
 Topics:   gossamer/<run id>/members   Signed(Announce)
           gossamer/<run id>/rounds    Signed(Ready | Roster | Suspect | Vote), and commit records

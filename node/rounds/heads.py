@@ -1,8 +1,8 @@
 """Heads: which one wins, and how this node gets there.
 
-Announcements say which heads the others hold; commit records prove it (`head_prover`), and only what is
-proven counts here. `better` names the heaviest head that wins over ours; `try_take_over` makes it
-ours. `Settlement.settle` then sees to what the rounds on both ways took of our work.
+Announcements say which heads the others hold; commit records prove it (`head_prover`), and only
+what is proven counts here. `better` names the heaviest head that wins over ours; `try_take_over`
+makes it ours. `Settlement.settle` then sees to what the rounds on both ways took of our work.
 
 A proven head may still lead nowhere: its blocks are gone with those who had them, or its signers
 signed a state that does not follow. A head that could not be reached is left alone for a while, and

@@ -1,6 +1,7 @@
 """This node's own work on disk: the account, `pending`, and the vectors behind what was offered.
 
-`protocol/accounting/work_account.py` has the rules; here are the files, the vectors and the metrics.
+`protocol/accounting/work_account.py` has the rules; here are the files, the vectors and the
+metrics.
 
     work/journal       the account as of its newest event; of inner steps it may miss half a second
     work/pending       `pending` and the account as of then, when there is something carried

@@ -4,8 +4,8 @@
                              ^                   |
                              +-- better finals: compute again
 
-It composes `ring` (who adds what to which chunk), `accusations` (who is out), `link_rate` (who is too
-slow) and `commit` (votes), and holds what connects them:
+It composes `ring` (who adds what to which chunk), `accusations` (who is out), `link_rate` (who is
+too slow) and `commit` (votes), and holds what connects them:
 
 - A member whose link fails is accused. So is one that holds up the votes, and one that is far
   slower than the rest.

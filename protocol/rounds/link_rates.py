@@ -5,8 +5,9 @@ Rules
 - A link's *pace* is what it took in the newest seconds in which there was something to send: a
   window of `WINDOW_FRACTION` of the round so far, within `WINDOW_SECONDS_MIN` and `.._MAX`. So a
   line that becomes slow in the middle of a ring shows soon, whatever it did before.
-- Every member says the pace of its link to its successor (`LinkRate`) `SAMPLE_SECONDS` after its ring
-  began, and again whenever it has changed by `CHANGE_FACTOR`, at most `limits.LINK_RATES_MAX` times.
+- Every member says the pace of its link to its successor (`LinkRate`) `SAMPLE_SECONDS` after its
+  ring began, and again whenever it has changed by `CHANGE_FACTOR`, at most `limits.LINK_RATES_MAX`
+  times.
 - A link that waits for what comes before it has next to nothing to send, and its pace is that of
   the links before or of its round trip. So a link is judged, and said to have become slower, only
   when what waits for it would take `LAG_SECONDS` at its pace. At first every member sends chunks

@@ -37,8 +37,8 @@ took lacks none of those that it held to be in then, so none of those that are l
 these keeps it aside in the end, and by the lattice rule the best one goes round to them all.
 
 Events are methods, and what is to be done comes back as a list of actions. Arithmetic is done
-outside: `Contribute` and `FinishAverage` are answered by `contributed` and `average_finished`. Payloads are
-opaque here.
+outside: `Contribute` and `FinishAverage` are answered by `contributed` and `average_finished`.
+Payloads are opaque here.
 """
 
 from __future__ import annotations

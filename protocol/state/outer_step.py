@@ -32,8 +32,9 @@ def nesterov(
     """One outer step of a chunk; all vectors are (num_elements,). Elements do not depend on each
     other.
 
-    `out_parameters` may be `parameters` and `out_momentum` may be `momentum`; no other overlap. Needs 256
-    KiB beside its arguments and releases the GIL while it works, so it can run in a thread.
+    `out_parameters` may be `parameters` and `out_momentum` may be `momentum`; no other overlap.
+    Needs 256 KiB beside its arguments and releases the GIL while it works, so it can run in a
+    thread.
 
     Raises:
         ValueError: vectors of different shapes or of another type than fp32.

@@ -61,8 +61,8 @@ CONTEXT = 32
 
 SHARED_STEPS = 3
 """Times as many steps a round with `distro`. A line that became slow is found when both links of
-its member were busy for `link_rate.VERDICT_SECONDS`; one after the other, where in other rings all are
-busy at once. That takes some 5 s of a round, more than one of 32 steps lasts."""
+its member were busy for `link_rate.VERDICT_SECONDS`; one after the other, where in other rings all
+are busy at once. That takes some 5 s of a round, more than one of 32 steps lasts."""
 
 _MANIFEST = """\
 preset = "tiny"
