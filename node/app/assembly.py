@@ -20,7 +20,8 @@ from gossamer.node.app.reporting import Reporter
 from gossamer.node.base.awake_clock import AwakeClock, Stall
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.settings import Settings
-from gossamer.node.machine.capacity import Gpus, measure_capacity, with_trainer_device
+from gossamer.node.base.threads import RunInThread
+from gossamer.node.machine.capacity import measure_capacity, with_trainer_device
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer_client import Trainer, TrainerClient
 from gossamer.node.network.identity import Identity
@@ -40,13 +41,13 @@ from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.data_feed import DataFeed
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.rounds.ring_link import RING_PROTOCOL, serve_ring
-from gossamer.node.rounds.round_driver import RunInThread
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.work import Work
+from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest

@@ -26,8 +26,9 @@ from rich.text import Text
 from gossamer.node.app.client import ClientError, NotRunningError, fetch_status
 from gossamer.node.base.settings import HostPort, Settings, parse_host_port, parse_link
 from gossamer.node.interface.views import format_bytes
-from gossamer.node.machine.capacity import Gpu, Gpus, host_memory_bytes, measure_capacity
+from gossamer.node.machine.capacity import host_memory_bytes, measure_capacity
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.gpus import Gpu, Gpus
 from gossamer.node.telemetry.logs import printable
 
 Level = Literal["ok", "warn", "fail"]

@@ -14,123 +14,17 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Literal, get_args
 
 import msgspec
 import psutil
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
-from gossamer.protocol import limits
+from gossamer.node.telemetry.gpus import Gpu, bounded_text
 from gossamer.protocol.wire.statements import Capacity
 
 DeviceKind = Literal["cuda", "rocm", "mps", "cpu"]
 DEVICE_KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
-# More than any machine holds; NVML's count is not trusted further.
-GPUS_MAX = 64
-
-
-class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One NVIDIA card as NVML sees it now; None where the card does not say."""
-
-    index: int
-    uuid: str
-    name: str
-    memory_total_bytes: int
-    memory_used_bytes: int
-    utilization_ratio: float | None = None
-    temperature_celsius: float | None = None
-    power_watts: float | None = None
-
-
-class Gpus:
-    """NVIDIA cards, through NVML. Without driver or cards there are none, and nothing fails.
-
-    Calls take a millisecond or so and may hang with a broken driver: keep them off the event loop.
-    """
-
-    def __init__(self, nvml: ModuleType | None = None) -> None:
-        if nvml is None:
-            import pynvml as nvml  # type: ignore[no-redef]
-        assert nvml is not None
-        self._nvml = nvml
-        try:
-            nvml.nvmlInit()
-            self._num_gpus = min(int(nvml.nvmlDeviceGetCount()), GPUS_MAX)
-        except nvml.NVMLError:
-            self._num_gpus = 0
-
-    def read(self) -> list[Gpu]:
-        """All cards with their present values; one that fails to answer is left out."""
-        gpus = []
-        for index in range(self._num_gpus):
-            try:
-                gpus.append(self._read_one(index))
-            except self._nvml.NVMLError:
-                continue
-        return gpus
-
-    def _read_one(self, index: int) -> Gpu:
-        nvml = self._nvml
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-
-        def value(function: str, *arguments: object) -> float | None:
-            try:
-                answer = getattr(nvml, function)(handle, *arguments)
-            except nvml.NVMLError:  # this card has no such sensor
-                return None
-            return float(getattr(answer, "gpu", answer))
-
-        utilization = value("nvmlDeviceGetUtilizationRates")
-        power = value("nvmlDeviceGetPowerUsage")
-        return Gpu(
-            index=index,
-            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-            name=_text(nvml.nvmlDeviceGetName(handle)),
-            memory_total_bytes=int(memory.total),
-            memory_used_bytes=int(memory.used),
-            utilization_ratio=None if utilization is None else utilization / 100,
-            temperature_celsius=value("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-            power_watts=None if power is None else power / 1000,
-        )
-
-
-class GpuCollector(Collector):
-    """The per-GPU metrics, read when Prometheus asks."""
-
-    def __init__(self, gpus: Gpus) -> None:
-        self._gpus = gpus
-
-    def describe(self) -> list[GaugeMetricFamily]:
-        """Names alone, so that registering does not ask the cards."""
-        return list(_gpu_families().values())
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        families = _gpu_families()
-        for gpu in self._gpus.read():
-            for field, family in families.items():
-                value = getattr(gpu, field)
-                if value is not None:
-                    family.add_metric([str(gpu.index), gpu.uuid], value)
-        yield from families.values()
-
-
-def _gpu_families() -> dict[str, GaugeMetricFamily]:
-    helps = {
-        "memory_used_bytes": "Memory of the GPU in use, by whatever process.",
-        "memory_total_bytes": "Memory of the GPU.",
-        "utilization_ratio": "Part of the last moments in which the GPU was busy.",
-        "temperature_celsius": "Temperature of the GPU.",
-        "power_watts": "Power that the GPU draws.",
-    }
-    return {
-        field: GaugeMetricFamily(f"gossamer_gpu_{field}", text, labels=["gpu", "uuid"])
-        for field, text in helps.items()
-    }
 
 
 def measure_capacity(device: str, gpus: list[Gpu]) -> Capacity:
@@ -173,7 +67,7 @@ def _capacity(
     device: str, kind: DeviceKind, device_memory: int, host_memory: int, cores: int
 ) -> Capacity:
     return Capacity(
-        device=_bounded(device),
+        device=bounded_text(device),
         device_kind=kind,
         device_memory_bytes=device_memory,
         host_memory_bytes=host_memory,
@@ -252,7 +146,7 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
             if key.strip().lower() in ("model name", "hardware", "cpu model") and value.strip():
-                return _bounded(" ".join(value.split()))
+                return bounded_text(" ".join(value.split()))
     except OSError:
         pass
     if sys.platform == "darwin":
@@ -264,8 +158,8 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
             check=False,
         )
         if answer.stdout.strip():
-            return _bounded(answer.stdout.strip())
-    return _bounded(platform.processor() or f"{platform.machine()} CPU")
+            return bounded_text(answer.stdout.strip())
+    return bounded_text(platform.processor() or f"{platform.machine()} CPU")
 
 
 def _read_line(path: Path) -> str:
@@ -273,11 +167,3 @@ def _read_line(path: Path) -> str:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
         return ""
-
-
-def _text(value: str | bytes) -> str:
-    return _bounded(value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value)
-
-
-def _bounded(text: str) -> str:
-    return text[: limits.TEXT_CHARACTERS_MAX]

@@ -19,10 +19,10 @@ import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.threads import RunInThread
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
 from gossamer.node.peers.block_exchange import BlockService, FetchError
-from gossamer.node.rounds.round_driver import RunInThread
 from gossamer.node.storage.committed import CannotRebuildError, CommittedState, Replayed
 from gossamer.node.storage.restoring import rebuild
 from gossamer.protocol import limits

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import trio
 
 from gossamer.node.base.disk_health import DiskHealth
+from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer_client import Trainer
 from gossamer.node.network.identity import Identity
@@ -15,7 +16,6 @@ from gossamer.node.network.transport import Transport
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.data_feed import DataFeed
-from gossamer.node.rounds.round_driver import RunInThread
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.metrics import Metrics

@@ -8,11 +8,12 @@ commit: they get `LINGER_SECONDS`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import structlog
 import trio
 
+from gossamer.node.base.threads import RunInThread
 from gossamer.node.modes.contribution import Contribution
 from gossamer.node.network.transport import StreamClosed, Transport, TransportError
 from gossamer.node.peers.gossip import Gossip
@@ -52,17 +53,9 @@ the ring any more (`heads.OVERTAKEN_SECONDS`): it fetches the round."""
 log = structlog.get_logger("round")
 
 
-_T = TypeVar("_T")
-
 OuterStep: TypeAlias = Callable[[int, Sequence[Payload], Sequence[int], Sequence[Member]], Digest]
 """(round, finals of all chunks, mask of each, the members) -> state digest; runs in a thread, one
 at a time."""
-
-
-class RunInThread(Protocol):
-    """`trio.to_thread.run_sync`, or in virtual time a plain call."""
-
-    async def __call__(self, function: Callable[[], _T], /) -> _T: ...
 
 
 def _round_is_over(_ring: Ring) -> Contribution:

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gossamer.node.machine.capacity import GpuCollector, Gpus
+from gossamer.node.telemetry.gpus import GpuCollector, Gpus
 from gossamer.node.telemetry.status import (
     OUTCOMES,
     PHASES,

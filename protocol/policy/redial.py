@@ -18,9 +18,9 @@ Keys are peer ids, and addresses where the id is not known. Nothing here has I/O
 
 from __future__ import annotations
 
-import random
 from collections.abc import Container
 from dataclasses import dataclass
+from typing import Protocol
 
 BACK_OFF_SECONDS_MIN = 2.0
 RECENT_BACK_OFF_SECONDS_MAX = 5.0
@@ -32,6 +32,14 @@ SILENCE_SECONDS = 12.0
 """Six announcements: whoever is heard after so long was cut off, or stood still."""
 
 _JITTER = (0.8, 1.2)
+
+
+class Randomness(Protocol):
+    """The source of jitter, such as `random.Random`. The rules have no randomness of their own."""
+
+    def uniform(self, a: float, b: float, /) -> float:
+        """A number between `a` and `b`."""
+        ...
 
 
 @dataclass
@@ -49,7 +57,7 @@ class _Attempts:
 class Redial:
     """Remembers failures. Times are the local clock in seconds."""
 
-    def __init__(self, randomness: random.Random) -> None:
+    def __init__(self, randomness: Randomness) -> None:
         self._random = randomness
         self._attempts: dict[str, _Attempts] = {}
         self._heard: dict[str, tuple[tuple[int, int], float]] = {}

@@ -21,10 +21,10 @@ from packaging.requirements import Requirement
 
 from gossamer.node.base.settings import DEFAULT_API, load_settings, parse_host_port
 from gossamer.node.cli import app
-from gossamer.node.machine.capacity import Gpus
 from gossamer.node.machine.trainer_process import EXIT_SECONDS, TERMINATE_SECONDS
 from gossamer.node.rounds.turn import LEAVE_SECONDS
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -400,6 +400,8 @@ def test_the_import_contracts_find_what_breaks_them(tmp_path: Path) -> None:
         # In a function, and around a corner.
         "node/network/frames.py": "def _late() -> None:\n    import gossamer.trainer.model",
         "node/telemetry/status.py": "from libp2p.peer.id import ID",
+        "protocol/wire/framing.py": "import gossamer.protocol.rounds.ring",
+        "node/base/threads.py": "import gossamer.node.storage.blocks",
     }
     for name, text in planted.items():
         with open(tmp_path / "gossamer" / name, "a") as module:
@@ -424,5 +426,7 @@ def test_the_import_contracts_find_what_breaks_them(tmp_path: Path) -> None:
         "gossamer.trainer.schedule -> gossamer.node.telemetry.metrics",
         "gossamer.node.network.frames -> gossamer.trainer.model",
         "gossamer.node.telemetry.status -> libp2p",
+        "gossamer.protocol.wire.framing -> gossamer.protocol.rounds.ring",
+        "gossamer.node.base.threads -> gossamer.node.storage.blocks",
     ):
         assert chain in done.stdout

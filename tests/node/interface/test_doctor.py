@@ -11,7 +11,7 @@ from rich.console import Console
 from gossamer.node.base.settings import Settings
 from gossamer.node.interface import doctor
 from gossamer.node.interface.doctor import TorchReport, run_doctor
-from gossamer.node.machine.capacity import Gpu
+from gossamer.node.telemetry.gpus import Gpu
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 CPU_ONLY = TorchReport(version="2.9", cuda=0, names=[], hip="", mps=False)

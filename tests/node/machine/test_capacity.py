@@ -9,15 +9,13 @@ from prometheus_client import CollectorRegistry
 
 from gossamer.node.machine import capacity
 from gossamer.node.machine.capacity import (
-    Gpu,
-    GpuCollector,
-    Gpus,
     cpu_name,
     host_memory_bytes,
     measure_capacity,
     num_cores,
     with_trainer_device,
 )
+from gossamer.node.telemetry.gpus import Gpu, GpuCollector, Gpus
 
 SMALL = Gpu(index=0, uuid="GPU-aaaa", name="Small", memory_total_bytes=8_000, memory_used_bytes=100)
 LARGE = Gpu(
@@ -187,9 +185,9 @@ def test_the_daemons_shell_never_imports_torch() -> None:
         "import sys, gossamer.node.cli\n"
         "from gossamer.node.interface import doctor\n"
         "from gossamer.node.app import http\n"
-        "from gossamer.node.telemetry import logs, metrics\n"
+        "from gossamer.node.telemetry import gpus, logs, metrics\n"
         "from gossamer.node.machine import capacity\n"
-        "capacity.measure_capacity('auto', capacity.Gpus().read())\n"
+        "capacity.measure_capacity('auto', gpus.Gpus().read())\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

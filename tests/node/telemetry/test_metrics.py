@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gossamer.node.machine.capacity import Gpus
+from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import DataStatus, OuterStep, WorkStatus
 
