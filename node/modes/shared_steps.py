@@ -184,13 +184,11 @@ class SharedStepRunner:
         if average is None:
             return False
         committed = self._context.committed
-        shared_parameters = committed.shared_parameters
-        assert shared_parameters is not None
 
         def take() -> None:
             if step == 0:  # of an earlier ring some steps may have been taken
-                shared_parameters.begin(number, committed.parameters)
-            shared_parameters.take(number, step, average)
+                committed.begin_steps(number)
+            committed.take_step(number, step, average)
 
         await self._context.run_in_thread(take)
         steps.taken(step, average)

@@ -53,9 +53,12 @@ the ring any more (`heads.OVERTAKEN_SECONDS`): it fetches the round."""
 log = structlog.get_logger("round")
 
 
-OuterStep: TypeAlias = Callable[[int, Sequence[Payload], Sequence[int], Sequence[Member]], Digest]
-"""(round, finals of all chunks, mask of each, the members) -> state digest; runs in a thread, one
-at a time."""
+OuterStep: TypeAlias = Callable[
+    [Digest, Sequence[Payload], Sequence[int], Sequence[Member], Callable[[], bool]], Digest | None
+]
+"""(parent, finals of all chunks, mask of each, the members, whether the step is still wanted) ->
+state digest, or None for a step that was dropped. Runs in a thread; the state takes one at a time.
+"""
 
 
 def _round_is_over(_ring: Ring) -> Contribution:
@@ -115,7 +118,14 @@ class RoundDriver:
         self.finished = trio.Event()
         """Set when the round is committed here."""
         self._envelope: Signed | None = None
-        self._computing = trio.Lock()
+        self._wanted_step: tuple[Digest, int] | None = None
+        """Ring and generation of the newest outer step. Threads read it: an older step is dropped,
+        also one that would begin later. None once the round is given up."""
+        self._num_adding = 0
+        """Threads that read this peer's work."""
+        self._is_work_closed = False
+        self._work_closed = trio.Event()
+        """Set when no thread reads this peer's work any more."""
         self.changed = trio.Event()
         """Set, and replaced, whenever the machine may have changed."""
 
@@ -165,8 +175,19 @@ class RoundDriver:
     def cancel(self) -> None:
         """The round is not to be waited for any more: everything of it ends."""
         self._is_cancelled = True
+        self._wanted_step = None
         if self._nursery is not None:
             self._nursery.cancel_scope.cancel()
+
+    async def close_work(self) -> None:
+        """Returns when no thread reads this peer's work any more, and none will: it may change.
+
+        For when the round is committed here or about to be left: nothing more is added to a ring.
+        Waits for the chunks that are being added, some milliseconds each.
+        """
+        self._is_work_closed = True
+        if self._num_adding:
+            await self._work_closed.wait()
 
     @property
     def ring_id(self) -> Digest | None:
@@ -310,12 +331,13 @@ class RoundDriver:
             case Send():
                 self._send(action)
             case Compute():
+                self._wanted_step = self._ring_id(), action.generation
                 self._nursery.start_soon(self._compute, self._ring_id(), action)
             case Removed():
                 log.warning("a member is out of the ring", peer=action.peer, reason=action.reason)
                 self._on_removed(action.peer, action.reason)
             case Committed():
-                self.committed = action
+                self.committed, self._wanted_step = action, None
 
     def _ring_id(self) -> Digest:
         assert self.machine.ring is not None
@@ -326,6 +348,7 @@ class RoundDriver:
             scope.cancel()
         self._link_scopes = []
         self._links = {}
+        self._wanted_step = None
         self._envelope = action.envelope
         self._position = action.ring.members.index(self._me)
         others = [peer for peer in action.ring.members if peer != self._me]
@@ -407,6 +430,9 @@ class RoundDriver:
         assert contribution is not None
         await contribution.due(action.chunk, is_first=action.payload is None)
         add = contribution.add
+        if self._is_work_closed:
+            return
+        self._num_adding += 1
         try:
             payload = await self._run_in_thread(lambda: add(action.chunk, action.payload))
         except (MalformedError, ValueError) as error:
@@ -414,9 +440,17 @@ class RoundDriver:
             sender = action.sender
             if sender is None:
                 raise
+            if self._is_cancelled:
+                return
             self._on_offence(sender, MalformedError(str(error)))
             now = trio.current_time()
             self._apply(self.machine.rejected(now, ring_id, action.chunk, sender))
+            return
+        finally:
+            self._num_adding -= 1
+            if self._is_work_closed and not self._num_adding:
+                self._work_closed.set()
+        if self._is_cancelled:  # a thread cannot be: it was waited for
             return
         self._apply(self.machine.contributed(trio.current_time(), ring_id, action.chunk, payload))
 
@@ -436,6 +470,8 @@ class RoundDriver:
             )
             self._apply(self.machine.leave(trio.current_time()))
             return
+        if self._is_cancelled:
+            return
         self._apply(
             self.machine.average_finished(
                 trio.current_time(), ring_id, action.chunk, payload, digest
@@ -449,11 +485,15 @@ class RoundDriver:
         assert ring is not None
         contributors = self._payloads.contributors
         members = members_of(ring, list(map(contributors, payloads, masks)))
-        compute, number = self._compute_state, self.machine.number
-        async with self._computing:
-            digest = await self._run_in_thread(lambda: compute(number, payloads, masks, members))
+        compute, parent = self._compute_state, self.machine.head
+        step = ring_id, action.generation
+        digest = await self._run_in_thread(
+            lambda: compute(parent, payloads, masks, members, lambda: self._wanted_step == step)
+        )
+        if digest is None or self._is_cancelled:
+            return
         now = trio.current_time()
-        log.debug("state", round=number, ring=short(ring_id), state=short(digest))
+        log.debug("state", round=self.machine.number, ring=short(ring_id), state=short(digest))
         self._apply(self.machine.computed(now, ring_id, action.generation, digest))
 
     def _check_length(self, chunk: int, mask: int, payload: Payload) -> None:

@@ -58,11 +58,7 @@ class SharedTurn(Turn):
         """The first gradient, from the committed state: with it in hand I am ready."""
         context, number = self._context, self.driver.machine.number
         self._set_phase("training")
-        shared_parameters = context.committed.shared_parameters
-        assert shared_parameters is not None
-        await context.run_in_thread(
-            lambda: shared_parameters.begin(number, context.committed.parameters)
-        )
+        await context.run_in_thread(lambda: context.committed.begin_steps(number))
         await self._settlement.momentum.settle()
         self._local = self._begin(number, "base")
         self._spawn(self._shared.run)

@@ -209,7 +209,8 @@ class Turn:
             self._ahead = self._begin(self.driver.machine.number + 1, "local")
 
     async def _end_work(self) -> None:
-        """The round is over here: whatever still belongs to it ends."""
+        """The round is over here: what still belongs to it ends, and `pending` may change then."""
+        await self.driver.close_work()
 
     async def _missed(self) -> None:
         """The round is over, and not committed here. What was trained is carried."""

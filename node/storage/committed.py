@@ -8,12 +8,15 @@ killed in between finds, at its next start, the newest head that it can rebuild.
 
 `retention` says how long older ones are kept, for newcomers and peers that fell behind.
 
-Everything here is synchronous and may take long for large models: callers use a thread, one at a
-time.
+Everything that changes the state is synchronous and may take long for large models, so callers use
+a thread. Several threads may come at once: a ring's driver that was left still takes its outer step
+while the rounds of others are replayed. One lock of the state lets one of them work at a time. An
+outer step whose round was left, or whose parent is not the head any more, is dropped.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -73,7 +76,11 @@ class Replayed:
 
 
 class CommittedState:
-    """Holds the state of `head`."""
+    """Holds the state of `head`.
+
+    Methods that change the state wait for the state's lock, so they belong into a thread. The event
+    loop reads single attributes, each of which is replaced at once.
+    """
 
     def __init__(
         self,
@@ -92,6 +99,8 @@ class CommittedState:
                 shared steps those of the newest step.
             clock: local seconds; the older checkpoints are kept by it.
         """
+        self._changing = threading.RLock()
+        """Held by the thread that writes the vectors, the next ones included."""
         self._read_only = read_only
         self._manifest = manifest
         self._store = store
@@ -140,10 +149,11 @@ class CommittedState:
 
     @property
     def checkpoint_round(self) -> int:
-        return self.checkpoints[-1].round if self.checkpoints else 0
+        checkpoints = self.checkpoints
+        return checkpoints[-1].round if checkpoints else 0
 
     @property
-    def checkpoints(self) -> list[Entry]:
+    def checkpoints(self) -> tuple[Entry, ...]:
         """That are kept, the oldest first."""
         return self._retention.checkpoints
 
@@ -151,22 +161,62 @@ class CommittedState:
 
     def compute(
         self,
-        round_number: int,
+        parent: Digest,
         averages: Sequence[Payload],
         masks: Sequence[int],
         members: Sequence[Member],
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> Digest | None:
+        """Takes the outer step from `parent` into the next vectors, see `NextState.compute`.
+
+        Args:
+            is_wanted: asked in this thread when it is its turn; False drops the step.
+
+        Returns:
+            The state digest. None for a step that was dropped: it is not wanted any more, or
+            `parent` is not the committed head any more.
+        """
+        with self._changing:
+            if self.head != parent or not is_wanted():
+                return None
+            return self._compute(averages, masks, members)
+
+    def _compute(
+        self, averages: Sequence[Payload], masks: Sequence[int], members: Sequence[Member]
     ) -> Digest:
-        """Takes the outer step into the next vectors, see `NextState.compute`; the state digest."""
         present = StateVectors(self.parameters, self.momentum, self.index)
-        return self._next.compute(present, round_number, averages, masks, members).digest
+        return self._next.compute(present, self.entry.round + 1, averages, masks, members).digest
 
     def install(self, commit: Commit, proposal: Proposal, averages: Sequence[Payload]) -> None:
         """Makes the computed state the committed one, in memory and on disk.
 
+        The outer step is taken again if the next vectors hold another state by now.
+
         A disk that does not take it does not undo the commit: the disk's health says so, and the
         next commit tries to bring everything to disk again.
         """
-        self._apply(commit, proposal.header, proposal.update, proposal.ledger, averages)
+        header, update = proposal.header, proposal.update
+        with self._changing:
+            assert header.parent == self.head
+            index = self._next.vectors.index
+            if index is None or index.digest != header.state_digest:
+                masks = [average.mask() for average in update.averages]
+                self._compute(averages, masks, header.members)
+            self._apply(commit, header, update, proposal.ledger, averages)
+
+    # Shared steps
+
+    def begin_steps(self, round_number: int) -> None:
+        """The shared steps of a round begin at the committed parameters."""
+        assert self.shared_parameters is not None
+        with self._changing:
+            self.shared_parameters.begin(round_number, self.parameters)
+
+    def take_step(self, round_number: int, step: int, average: Payload) -> None:
+        """Takes a shared step of a round, see `SharedParameters.take`. MalformedError."""
+        assert self.shared_parameters is not None
+        with self._changing:
+            self.shared_parameters.take(round_number, step, average)
 
     def _apply(
         self,
@@ -190,10 +240,11 @@ class CommittedState:
         problem: DiskError | None = None
         try:
             self._state_dir.require_ours()
+            # Pinned first: what others put into the store meanwhile must not evict them.
+            self._retention.add_update(head, header.round, _update_digests(header, update))
             for payload, average in zip(averages, update.averages, strict=False):
                 self._store.put(payload, expected=Digest(average.digest))
             self._store.put(encode_update_index(update))
-            self._retention.add_update(head, header.round, _update_digests(header, update))
         except DiskError as error:
             problem = error
         self.chain.add(commit, header)
@@ -230,21 +281,24 @@ class CommittedState:
 
     def checkpoint(self) -> None:
         """Writes the whole state as blocks. Raises DiskError; what was there before stays."""
-        assert self.index is not None
-        self._state_dir.require_ours()
-        entry = self.entry
-        blocks = _state_digests(entry, self.index, self.ledger)
-        self._retention.hold_checkpoint(entry, blocks)
-        for vector, digests in (
-            (self.parameters, self.index.parameters),
-            (self.momentum, self.index.momentum),
-        ):
-            for chunk, digest in enumerate(digests):
-                if not self._store.has(Digest(digest)):
-                    self._store.put(chunk_bytes(vector, self.plan, chunk), expected=Digest(digest))
-        self._store.put(encode_ledger(self.ledger))
-        self._store.put(encode_state_index(self.index))
-        self._retention.add_checkpoint(entry)
+        with self._changing:
+            assert self.index is not None
+            self._state_dir.require_ours()
+            entry = self.entry
+            blocks = _state_digests(entry, self.index, self.ledger)
+            self._retention.hold_checkpoint(entry, blocks)
+            for vector, digests in (
+                (self.parameters, self.index.parameters),
+                (self.momentum, self.index.momentum),
+            ):
+                for chunk, digest in enumerate(digests):
+                    if not self._store.has(Digest(digest)):
+                        self._store.put(
+                            chunk_bytes(vector, self.plan, chunk), expected=Digest(digest)
+                        )
+            self._store.put(encode_ledger(self.ledger))
+            self._store.put(encode_state_index(self.index))
+            self._retention.add_checkpoint(entry)
 
     # Rebuilding
 
@@ -254,15 +308,18 @@ class CommittedState:
         Raises:
             ForgedError: they are not the weights that the manifest's genesis digest names.
         """
-        momentum = np.zeros_like(parameters)
-        index = index_of(parameters, momentum, self.plan)
-        if index.digest != self._manifest.genesis_digest:
-            raise ForgedError("these are not the initial weights of the run")
-        self._become(self.chain.entry(self.chain.genesis), parameters, momentum, index, Ledger())
-        try:
-            self.checkpoint()
-        except DiskError as error:
-            self._note_in_memory_only(error)
+        with self._changing:
+            momentum = np.zeros_like(parameters)
+            index = index_of(parameters, momentum, self.plan)
+            if index.digest != self._manifest.genesis_digest:
+                raise ForgedError("these are not the initial weights of the run")
+            self._become(
+                self.chain.entry(self.chain.genesis), parameters, momentum, index, Ledger()
+            )
+            try:
+                self.checkpoint()
+            except DiskError as error:
+                self._note_in_memory_only(error)
 
     def _become(
         self,
@@ -305,24 +362,26 @@ class CommittedState:
         Raises:
             CannotRebuildError: a block is missing or damaged; the present state is as it was.
         """
-        entry = self.chain.entry(head)
-        index = self._state_index(entry)
-        ledger, new = Ledger(), self._next.vectors
-        try:
-            if (ledger_digest := self._ledger_digest(entry)) is not None:
-                ledger = decode_ledger(self._store.get(ledger_digest))
-            for vector, digests in (
-                (new.parameters, index.parameters),
-                (new.momentum, index.momentum),
-            ):
-                for chunk, digest in enumerate(digests):
-                    values = np.frombuffer(self._store.get(Digest(digest)), dtype="<f4")
-                    vector[self.plan.range_of(chunk)] = values
-        except (BlockError, RemoteProtocolError, ValueError) as error:
-            raise CannotRebuildError(f"state of round {entry.round}: {error}") from error
-        self._become(entry, new.parameters, new.momentum, index, ledger)
-        self._retention.hold_checkpoint(entry, _state_digests(entry, index, ledger))
-        self._retention.add_checkpoint(entry)
+        with self._changing:
+            entry = self.chain.entry(head)
+            index = self._state_index(entry)
+            ledger, new = Ledger(), self._next.vectors
+            new.index = None  # of what is overwritten now
+            try:
+                if (ledger_digest := self._ledger_digest(entry)) is not None:
+                    ledger = decode_ledger(self._store.get(ledger_digest))
+                for vector, digests in (
+                    (new.parameters, index.parameters),
+                    (new.momentum, index.momentum),
+                ):
+                    for chunk, digest in enumerate(digests):
+                        values = np.frombuffer(self._store.get(Digest(digest)), dtype="<f4")
+                        vector[self.plan.range_of(chunk)] = values
+            except (BlockError, RemoteProtocolError, ValueError) as error:
+                raise CannotRebuildError(f"state of round {entry.round}: {error}") from error
+            self._become(entry, new.parameters, new.momentum, index, ledger)
+            self._retention.hold_checkpoint(entry, _state_digests(entry, index, ledger))
+            self._retention.add_checkpoint(entry)
 
     def averages_of(self, header: Header) -> tuple[ChunkAverage, ...]:
         """Who is in each average of a committed round. Raises CannotRebuildError."""
@@ -348,24 +407,25 @@ class CommittedState:
             CannotRebuildError: a block is missing or damaged, or the result is not the state that
                 the header names (then the header lies, or this machine computes wrongly).
         """
-        header = self.header(head)
-        assert header.parent == self.head
-        commit = self.chain.commit(head)
-        update = self._update_index(header)
-        try:
-            averages = [self._store.get(Digest(average.digest)) for average in update.averages]
-            masks = [average.mask() for average in update.averages]
-            state_digest = self.compute(header.round, averages, masks, header.members)
-        except (BlockError, RemoteProtocolError) as error:
-            raise CannotRebuildError(f"round {header.round}: {error}") from error
-        ledger = apply_spans(self.ledger, header.spans)
-        if state_digest != header.state_digest or ledger.digest != header.ledger_digest:
-            raise CannotRebuildError(
-                f"round {header.round} leads to state {short(state_digest)}, and its header says "
-                f"{short(header.state_digest)}"
-            )
-        self._apply(commit, header, update, ledger, ())
-        return Replayed(header, update)
+        with self._changing:
+            header = self.header(head)
+            assert header.parent == self.head
+            commit = self.chain.commit(head)
+            update = self._update_index(header)
+            try:
+                averages = [self._store.get(Digest(average.digest)) for average in update.averages]
+                masks = [average.mask() for average in update.averages]
+                state_digest = self._compute(averages, masks, header.members)
+            except (BlockError, RemoteProtocolError) as error:
+                raise CannotRebuildError(f"round {header.round}: {error}") from error
+            ledger = apply_spans(self.ledger, header.spans)
+            if state_digest != header.state_digest or ledger.digest != header.ledger_digest:
+                raise CannotRebuildError(
+                    f"round {header.round} leads to state {short(state_digest)}, and its header "
+                    f"says {short(header.state_digest)}"
+                )
+            self._apply(commit, header, update, ledger, ())
+            return Replayed(header, update)
 
     def hold(self, digests: Sequence[Digest]) -> None:
         """Keeps what was fetched for a state that is being taken over, until `release`."""
@@ -391,17 +451,18 @@ class CommittedState:
     def keep_older(self, heads: Sequence[Digest]) -> None:
         """After a restart: of these heads, the newest first, all up to one that has a checkpoint
         here are held for those who are behind."""
-        for head in heads:
-            try:
-                header = self.header(head)
-                update = self._update_index(header)
-            except CannotRebuildError:
-                return
-            self._retention.add_update(head, header.round, _update_digests(header, update))
-            if self.has_checkpoint(head):
-                entry = self.chain.entry(head)
-                self._retention.add_older_checkpoint(entry, self.state_blocks(head))
-                return
+        with self._changing:
+            for head in heads:
+                try:
+                    header = self.header(head)
+                    update = self._update_index(header)
+                except CannotRebuildError:
+                    return
+                self._retention.add_update(head, header.round, _update_digests(header, update))
+                if self.has_checkpoint(head):
+                    entry = self.chain.entry(head)
+                    self._retention.add_older_checkpoint(entry, self.state_blocks(head))
+                    return
 
     def _state_index(self, entry: Entry) -> StateIndex:
         try:

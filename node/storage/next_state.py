@@ -31,7 +31,10 @@ class StateVectors:
 
 
 class NextState:
-    """What a round's finals make of a state, as the manifest says."""
+    """What a round's finals make of a state, as the manifest says.
+
+    Used by one thread at a time: the lock is the committed state's.
+    """
 
     def __init__(self, manifest: Manifest, plan: ChunkPlan, base: FloatVector) -> None:
         """
@@ -72,16 +75,18 @@ class NextState:
         Raises:
             MalformedError: a final that is not one.
         """
+        self.vectors.index = None  # until they are whole again
         if self.shared_parameters is not None:
             np.copyto(self.vectors.momentum, present.momentum)  # the peers' own, and zero here
             parameters = self.vectors.parameters
             self.shared_parameters.lead(round_number, present.parameters, averages, parameters)
-            self.vectors.index = index_of(parameters, self.vectors.momentum, self._plan)
+            index = index_of(parameters, self.vectors.momentum, self._plan)
         else:
             sync_set = self.sync_sets.of_round(round_number)
             self._take_averages(present, sync_set, round_number, averages, masks, members)
-            self.vectors.index = self._index_after(present, sync_set)
-        return self.vectors.index
+            index = self._index_after(present, sync_set)
+        self.vectors.index = index
+        return index
 
     def _take_averages(
         self,

@@ -24,14 +24,17 @@ than so many, each as large as the state. Such runs have small states."""
 
 
 class Retention:
-    """Pins in the block store: what is pinned is not evicted, what is discarded goes at once."""
+    """Pins in the block store: what is pinned is not evicted, what is discarded goes at once.
+
+    Changed by one thread at a time: the lock is the committed state's.
+    """
 
     def __init__(self, store: BlockStore, clock: Callable[[], float]) -> None:
         """`clock`: local seconds."""
         self._store = store
         self._clock = clock
-        self.checkpoints: list[Entry] = []
-        """Oldest first."""
+        self.checkpoints: tuple[Entry, ...] = ()
+        """Oldest first. Replaced at once: the event loop reads it while a thread adds one."""
         self._seconds: dict[Digest, float] = {}
         """Since when each checkpoint is one; those of an earlier life are not here."""
         self._updates: dict[Digest, int] = {}
@@ -43,11 +46,12 @@ class Retention:
 
     def add_checkpoint(self, entry: Entry) -> None:
         """The newest one is whole. What is too old now goes."""
-        self.checkpoints = [kept for kept in self.checkpoints if kept.head != entry.head]
-        self.checkpoints.append(entry)
+        kept = [old for old in self.checkpoints if old.head != entry.head]
+        self.checkpoints = (*kept, entry)
         now = self._seconds[entry.head] = self._clock()
         while self._has_too_old(now):
-            old = self.checkpoints.pop(0)
+            old, *younger = self.checkpoints
+            self.checkpoints = tuple(younger)
             self._seconds.pop(old.head, None)
             self._store.discard(_state_pin(old))
         if len(self.checkpoints) < CHECKPOINTS_KEPT:
@@ -61,7 +65,7 @@ class Retention:
     def add_older_checkpoint(self, entry: Entry, blocks: Iterable[Digest]) -> None:
         """One from an earlier life."""
         self.hold_checkpoint(entry, blocks)
-        self.checkpoints.insert(0, entry)
+        self.checkpoints = (entry, *self.checkpoints)
 
     def add_update(self, head: Digest, round_number: int, blocks: Iterable[Digest]) -> None:
         """The averages of a round are there."""

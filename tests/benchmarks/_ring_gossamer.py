@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,10 +92,11 @@ class OuterStep:
 
     def __call__(
         self,
-        _round: int,
+        _parent: Digest,
         averages: Sequence[Payload],
         masks: Sequence[int],
         members: Sequence[Member],
+        _is_wanted: Callable[[], bool],
     ) -> Digest:
         self.finished_seconds = time.monotonic()
         self.cost = self.usage.so_far()

@@ -270,15 +270,12 @@ class RoundOfSteps:
         self.num_averages = num_averages
         self.while_taking: Callable[[], None] = lambda: None
         self.before_its_end: Callable[[], None] = lambda: None
-        shared_parameters = SimpleNamespace(
-            begin=lambda *_: None, take=lambda *_: self.while_taking()
-        )
         parts = SimpleNamespace(
             me=ME,
             committed=SimpleNamespace(
                 payloads=PAYLOADS,
-                parameters=None,
-                shared_parameters=shared_parameters,
+                begin_steps=lambda *_: None,
+                take_step=lambda *_: self.while_taking(),
                 sync_sets=SimpleNamespace(
                     whole=SimpleNamespace(plan=SimpleNamespace(num_chunks=3))
                 ),

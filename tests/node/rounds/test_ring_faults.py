@@ -47,7 +47,11 @@ UNDISTURBED_SECONDS = 6.5
 
 
 def state_digest(
-    _round: int, averages: Sequence[Payload], _masks: Sequence[int], _members: Sequence[object]
+    _parent: Digest,
+    averages: Sequence[Payload],
+    _masks: Sequence[int],
+    _members: Sequence[object],
+    _is_wanted: Callable[[], bool],
 ) -> Digest:
     return digest_of(*averages)
 
