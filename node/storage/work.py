@@ -19,8 +19,6 @@ out to have gone another way (a split that healed), it is carried again.
 from __future__ import annotations
 
 import logging
-import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,26 +29,19 @@ import msgspec
 import numpy as np
 import structlog
 
-from gossamer.node.base.disk_health import TEMPORARY_SUFFIX, remove_quietly, write_atomically
+from gossamer.node.base.disk_health import remove_quietly, write_atomically
+from gossamer.node.storage.work_journal import VERSION, FileHeader, Journal, copy_of, encoded
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import WorkStatus
 from gossamer.protocol.accounting.work_account import LATE, STALE, Settlement, WorkAccount
-from gossamer.protocol.accounting.work_records import AccountState, Offer
+from gossamer.protocol.accounting.work_records import Offer
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.wire.statements import Span
 
-VERSION = 1
-"""Of the files. What another version left is left out."""
-
 VECTORS_MAX = 16
 """Vectors of offers on disk, each as large as the model; fewer if work is stale sooner."""
-
-JOURNAL_SECONDS = 0.5
-"""While a round is trained the journal is written this often, however quick its steps are: the
-event loop waits for it, 2 ms on a slow file system. So what a kill takes is known but for the work
-of half a second."""
 
 log = structlog.get_logger("work")
 
@@ -75,20 +66,12 @@ class _OpenRing:
         return self.errors.error_of(chunk - self.first_chunk)
 
 
-class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Before the account in `journal` and `pending`."""
-
-    version: int
-    pending: int
-    """Number of the `pending` that is meant; each new one has a higher one."""
-    event: int
-    """Number of the newest event."""
-    state: AccountState | None
-    """None before the vector of an offer."""
-
-
 class Work:
-    """The account with its files and metrics. Calls may come from a thread, one at a time."""
+    """The account with its files and metrics.
+
+    Calls may come from a thread, one at a time. Only `stepped` and `status` may be called meanwhile
+    by the event loop: an inner step changes nothing of the account but the tokens under way.
+    """
 
     def __init__(
         self,
@@ -102,7 +85,7 @@ class Work:
     ) -> None:
         """`pending` is shared: others add to it between `close_offer` and `trained` only. `plan`
         cuts it."""
-        self._journal_path = directory / "journal"
+        self._journal = Journal(directory / "journal", clock)
         self._pending_path = directory / "pending"
         self._offers_path = directory / "offers"
         self._pending = pending
@@ -112,9 +95,6 @@ class Work:
         self.account = WorkAccount(plan.num_chunks, stale_rounds)
         self._saved_number = 0
         self._event = 0
-        self._clock = clock
-        self._journal_seconds = -math.inf
-        """When the journal was written last while a round was trained."""
         self._open: Offer | None = None
         """The newest offer, while `pending` is what was offered."""
         self._open_ring: _OpenRing | None = None
@@ -137,12 +117,9 @@ class Work:
     # Training
 
     def stepped(self, tokens: int) -> None:
-        """An inner step was done."""
+        """An inner step was done. The event loop may call it at any time."""
         self.account.stepped(tokens)
-        now = self._clock()
-        if now >= self._journal_seconds + JOURNAL_SECONDS:
-            self._journal_seconds = now
-            self._write_journal()
+        self._journal.stepped(self.account.state.under_way)
 
     def trained(
         self, head: Digest, round_number: int, tokens: int, spans: tuple[Span, ...]
@@ -320,9 +297,9 @@ class Work:
             for old in self._offers_path.iterdir():
                 if old.name not in kept:
                     old.unlink()
-            header = _Header(VERSION, self._saved_number, self._event, None)
+            header = FileHeader(VERSION, self._saved_number, self._event, None)
             with open(path, "wb") as file:
-                for part in _encoded(header, vector):
+                for part in encoded(header, vector):
                     file.write(part)
         except OSError as error:
             remove_quietly(path)
@@ -349,10 +326,10 @@ class Work:
     def save(self) -> None:
         """Writes `pending` and the account. Raises DiskError; both files are as before then."""
         self._event += 1
-        copy = msgspec.msgpack.decode(msgspec.msgpack.encode(self.account.state), type=AccountState)
+        copy = copy_of(self.account.state)
         WorkAccount(self._plan.num_chunks, self._stale_rounds, copy).saved()
-        header = _Header(VERSION, self._saved_number + 1, self._event, copy)
-        write_atomically(self._pending_path, *_encoded(header, self._pending))
+        header = FileHeader(VERSION, self._saved_number + 1, self._event, copy)
+        write_atomically(self._pending_path, *encoded(header, self._pending))
         self._saved_number += 1
         self.account.saved()
         self._note()
@@ -360,7 +337,7 @@ class Work:
     def load(self) -> None:
         """Takes over what an earlier life left behind; a damaged file is reported and left out."""
         self._leave_out_first_version()
-        journal, _ = self._read_file(self._journal_path)
+        journal, _ = self._read_file(self._journal.path)
         saved, vector = self._read_file(self._pending_path)
         if saved is not None and (journal is None or journal.event < saved.event):
             header, fits = saved, True
@@ -392,14 +369,14 @@ class Work:
 
     def _leave_out_first_version(self) -> None:
         """Version 0 had one file, and what it calls committed may have been abandoned since."""
-        old = self._journal_path.with_name("account")
+        old = self._journal.path.with_name("account")
         if old.exists():
             self.is_damaged = True
             log.warning("the account of work is an older version's; what it carried is left out")
             for path in (*old.with_name("taken").glob("*"), old):
                 remove_quietly(path)
 
-    def _read_file(self, path: Path) -> tuple[_Header | None, FloatVector | None]:
+    def _read_file(self, path: Path) -> tuple[FileHeader | None, FloatVector | None]:
         try:
             return self._read(path)
         except FileNotFoundError:
@@ -409,14 +386,14 @@ class Work:
             log.warning("the account of work on disk is damaged and left out", problem=str(error))
             return None, None
 
-    def _read(self, path: Path) -> tuple[_Header, FloatVector]:
-        """What `_encoded` gave. OSError, FileNotFoundError; ValueError for a damaged file."""
+    def _read(self, path: Path) -> tuple[FileHeader, FloatVector]:
+        """What `encoded` gave. OSError, FileNotFoundError; ValueError for a damaged file."""
         content = memoryview(path.read_bytes())
         data = content[DIGEST_BYTES:]
         if bytes(content[:DIGEST_BYTES]) != digest_of(data):
             raise ValueError(f"{path} does not fit its digest")
         end = 4 + int.from_bytes(data[:4])
-        header = msgspec.msgpack.decode(data[4:end], type=_Header)  # its error is a ValueError
+        header = msgspec.msgpack.decode(data[4:end], type=FileHeader)  # its error is a ValueError
         if header.version != VERSION:
             raise ValueError(f"{path} is of version {header.version}, not {VERSION}")
         vector = np.frombuffer(data[end:], dtype="<f4")
@@ -439,26 +416,4 @@ class Work:
             carried=self.account.carried,
         )
         self._metrics.set_work(self._status)
-        self._write_journal()
-
-    def _write_journal(self) -> None:
-        header = _Header(VERSION, self._saved_number, self._event, self.account.state)
-        temporary = self._journal_path.with_name(".journal" + TEMPORARY_SUFFIX)
-        try:
-            with open(temporary, "wb") as file:
-                for part in _encoded(header, None):
-                    file.write(part)
-            os.replace(temporary, self._journal_path)
-        except OSError as error:
-            # Those that write what must not be missing report a disk that takes nothing.
-            log.debug("the account of work was not written", problem=str(error))
-
-
-def _encoded(header: _Header, vector: FloatVector | None) -> tuple[bytes, memoryview]:
-    """Digest, header's length and msgpack; and the vector's bytes, none if it is zero."""
-    encoded = msgspec.msgpack.encode(header)
-    content = memoryview(b"")
-    if vector is not None and vector.any():
-        content = vector.astype("<f4", copy=False).data.cast("B")
-    front = len(encoded).to_bytes(4) + encoded
-    return digest_of(front, content) + front, content
+        self._journal.note(self._saved_number, self._event, state)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from gossamer.node.base.disk_health import DiskError
-from gossamer.node.storage.work import JOURNAL_SECONDS, VECTORS_MAX, Work
+from gossamer.node.storage.work import VECTORS_MAX, Work
+from gossamer.node.storage.work_journal import JOURNAL_SECONDS
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan

@@ -46,7 +46,7 @@ def test_accounts_are_what_the_chain_says_under_churn(
 ) -> None:
     # A round trains for less time than usually lies between two notes: each step is noted here, so
     # that who is killed while it trains knows that it lost something.
-    monkeypatch.setattr("gossamer.node.storage.work.JOURNAL_SECONDS", 0.0)
+    monkeypatch.setattr("gossamer.node.storage.work_journal.JOURNAL_SECONDS", 0.0)
     world = World(tmp_path, seed=seed, codec=codec, overlap=overlap, fragments=fragments)
     draw = random.Random(seed)
 

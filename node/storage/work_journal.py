@@ -1,0 +1,104 @@
+"""The journal of a node's own work: the account as of its newest event, in one small file.
+
+Two threads write to it: the one in which an event of the account ends, and the event loop, which
+notes inner steps at any time. One lock lets one of them write at a time, and what is written is put
+together under that lock. So the newest content is the last one, and each is a whole event: an inner
+step adds to the event before, and shows nothing of one that a thread is still about.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from gossamer.node.base.disk_health import TEMPORARY_SUFFIX
+from gossamer.protocol.accounting.work_records import AccountState
+from gossamer.protocol.ids import digest_of
+from gossamer.protocol.state.digest import FloatVector
+
+VERSION = 1
+"""Of the files. What another version left is left out."""
+
+JOURNAL_SECONDS = 0.5
+"""While a round is trained the journal is written this often, however quick its steps are: the
+event loop waits for it, 2 ms on a slow file system, and as long again if a thread is just writing.
+So what a kill takes is known but for the work of half a second."""
+
+log = structlog.get_logger("work")
+
+
+class FileHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Before the account in `journal` and `pending`."""
+
+    version: int
+    pending: int
+    """Number of the `pending` that is meant; each new one has a higher one."""
+    event: int
+    """Number of the newest event."""
+    state: AccountState | None
+    """None before the vector of an offer."""
+
+
+class Journal:
+    """The file. Thread-safe."""
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        """`clock`: local seconds. Nothing is read or written before the first event or step."""
+        self.path = path
+        self._clock = clock
+        self._writing = threading.Lock()
+        self._pending, self._event = 0, 0
+        self._state = AccountState()
+        """As of the newest event, a copy of its own, and the inner steps since."""
+        self._seconds = -math.inf
+        """When it was last written for an inner step."""
+
+    def note(self, pending: int, event: int, state: AccountState) -> None:
+        """An event of the account is over. Other threads change no more than `under_way` of
+        `state` meanwhile."""
+        with self._writing:
+            self._pending, self._event, self._state = pending, event, copy_of(state)
+            self._write()
+
+    def stepped(self, under_way: int) -> None:
+        """An inner step was done, and so many tokens of the round have been trained."""
+        now = self._clock()
+        if now < self._seconds + JOURNAL_SECONDS:
+            return
+        self._seconds = now
+        with self._writing:
+            self._state.under_way = under_way
+            self._write()
+
+    def _write(self) -> None:
+        header = FileHeader(VERSION, self._pending, self._event, self._state)
+        temporary = self.path.with_name(".journal" + TEMPORARY_SUFFIX)
+        try:
+            with open(temporary, "wb") as file:
+                for part in encoded(header, None):
+                    file.write(part)
+            os.replace(temporary, self.path)
+        except OSError as error:
+            # Those that write what must not be missing report a disk that takes nothing.
+            log.debug("the account of work was not written", problem=str(error))
+
+
+def copy_of(state: AccountState) -> AccountState:
+    """One that shares nothing with it."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=AccountState)
+
+
+def encoded(header: FileHeader, vector: FloatVector | None) -> tuple[bytes, memoryview]:
+    """Digest, header's length and msgpack; and the vector's bytes, none if it is zero."""
+    data = msgspec.msgpack.encode(header)
+    content = memoryview(b"")
+    if vector is not None and vector.any():
+        content = vector.astype("<f4", copy=False).data.cast("B")
+    front = len(data).to_bytes(4) + data
+    return digest_of(front, content) + front, content
