@@ -11,6 +11,7 @@ import errno
 import os
 import secrets
 import shutil
+import threading
 from pathlib import Path
 
 import structlog
@@ -113,10 +114,11 @@ def remove_quietly(path: Path) -> None:
 class DiskHealth:
     """What could not be written last, by kind of file. The first trouble is logged, and its end.
 
-    Used from several threads: each call is one operation on a dict.
+    Thread-safe.
     """
 
     def __init__(self) -> None:
+        self._noting = threading.Lock()
         self._problems: dict[str, str] = {}
 
     @property
@@ -126,8 +128,9 @@ class DiskHealth:
 
     def failed(self, what: str, error: DiskError) -> None:
         """Files of this kind cannot be written; they are kept in memory, or done without."""
-        is_news = not self._problems
-        self._problems[what] = str(error)
+        with self._noting:
+            is_news = not self._problems
+            self._problems[what] = str(error)
         if is_news:
             log.error("the node goes on in memory: the disk takes nothing", problem=str(error))
         else:
@@ -135,5 +138,7 @@ class DiskHealth:
 
     def wrote(self, what: str) -> None:
         """A file of this kind was written."""
-        if self._problems.pop(what, None) is not None and not self._problems:
+        with self._noting:
+            is_news = self._problems.pop(what, None) is not None and not self._problems
+        if is_news:
             log.info("the disk takes everything again")

@@ -240,11 +240,9 @@ class BlockStore:
         """
         with self._lock:
             known = list(self._sizes)
-        lost = [digest for digest in known if not self.path(digest).exists()]
+        missed = [digest for digest in known if not self.path(digest).exists()]
         with self._lock:
-            for digest in lost:
-                self._forget(digest)
-        return len(lost)
+            return sum(self._forget_if_gone(digest) for digest in missed)
 
     def evict(self) -> int:
         """Remove the least recently used blocks until the quota holds or all others are pinned.
@@ -344,6 +342,13 @@ class BlockStore:
         self._forget(digest)
         return True
 
+    def _forget_if_gone(self, digest: Digest) -> bool:
+        """Another thread may have put the block again since its file was missed."""
+        is_gone = digest in self._sizes and not os.path.exists(self.path(digest))
+        if is_gone:
+            self._forget(digest)
+        return is_gone
+
     def _forget(self, digest: Digest) -> None:
         self._used_bytes -= self._sizes.pop(digest, 0)
 
@@ -353,9 +358,9 @@ class BlockStore:
             raise MissingBlockError(f"block {short(digest)} is not in {self.root}")
         try:
             return open(self.path(digest), "rb", buffering=0)
-        except FileNotFoundError:  # somebody tidied up behind our back
+        except FileNotFoundError:  # evicted since, or somebody tidied up behind our back
             with self._lock:
-                self._forget(digest)
+                self._forget_if_gone(digest)
             raise MissingBlockError(f"block {short(digest)} is gone from {self.root}") from None
         except OSError as error:
             with self._lock:

@@ -58,7 +58,9 @@ class ChainStore:
     why, or None if all is on disk.
 
     Several threads may use it: a worker thread adds the round that was committed here, while the
-    event loop adds what others committed; often that is the same one.
+    event loop adds what others committed; often that is the same one. Only the event loop forgets,
+    and not while a thread changes the committed state; a thread that reads records for a peer may
+    find that some were forgotten.
     """
 
     def __init__(
@@ -213,11 +215,11 @@ class ChainStore:
         rounds of its own. What is forgotten wrongly can be fetched again.
         """
         kept = {self.genesis}
-        for head in heads:
-            while head in self._entries and head not in kept:
-                kept.add(head)
-                head = self._entries[head].parent
         with self._adding:
+            for head in heads:
+                while head in self._entries and head not in kept:
+                    kept.add(head)
+                    head = self._entries[head].parent
             for head in [head for head in self._entries if head not in kept]:
                 self._unwritten.pop(head, None)
                 remove_quietly(self._file(self._entries.pop(head)))
@@ -254,8 +256,8 @@ class ChainStore:
         for one in wanted[::-1][: limits.HEADERS_PER_REPLY_MAX]:
             try:
                 data = encode_commit(self.commit(one))
-            except (OSError, RemoteProtocolError):
-                break  # damaged here: somebody else has it
+            except (KeyError, OSError, RemoteProtocolError):
+                break  # damaged here, or forgotten meanwhile: somebody else has it
             num_bytes += len(data)
             if records and num_bytes > limits.FRAME_MESSAGE_BYTES_MAX // 2:
                 break

@@ -394,10 +394,11 @@ class CommittedState:
         ]
 
     def header(self, head: Digest) -> Header:
-        """The header of a known head. CannotRebuildError if its file is damaged or gone."""
+        """The header of a known head. CannotRebuildError if its file is damaged or gone, or if the
+        head was forgotten meanwhile."""
         try:
             return self.chain.header(head)
-        except (OSError, RemoteProtocolError) as error:
+        except (KeyError, OSError, RemoteProtocolError) as error:
             raise CannotRebuildError(f"header {short(head)}: {error}") from error
 
     def replay(self, head: Digest) -> Replayed:

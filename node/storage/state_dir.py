@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -227,12 +228,14 @@ class KnownPeers:
     """Addresses of peers that were reached, to be tried after a restart. Newest first, bounded.
 
     Nothing depends on it but speed: a damaged file counts as an empty one (`damaged` says so).
+    The event loop changes them; `save` may come from a thread meanwhile.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._addresses: dict[PeerId, tuple[str, ...]] = {}
         self._saved: dict[PeerId, tuple[str, ...]] = {}
+        self._saving = threading.Lock()
         self.damaged = False
         try:
             data = _read_bounded(path, _KNOWN_PEERS_BYTES_MAX)
@@ -255,9 +258,8 @@ class KnownPeers:
 
     def saw(self, peer_id: PeerId, addresses: tuple[str, ...]) -> None:
         """Puts a peer first; the one that was seen longest ago makes room for it."""
-        self._addresses.pop(peer_id, None)
         kept = {peer_id: addresses[: limits.ADDRESSES_MAX]}
-        kept.update(self._addresses)
+        kept.update((peer, known) for peer, known in self._addresses.items() if peer != peer_id)
         while len(kept) > limits.MEMBERS_MAX:
             kept.popitem()
         self._addresses = kept
@@ -267,10 +269,12 @@ class KnownPeers:
 
     def save(self) -> None:
         """Writes the file if something changed. Raises DiskError."""
-        if list(self._addresses.items()) == list(self._saved.items()):
-            return
-        write_atomically(self._path, msgspec.msgpack.encode(list(self._addresses.items())))
-        self._saved = dict(self._addresses)
+        with self._saving:
+            addresses = self._addresses.copy()  # at once; more may be seen while it is written
+            if list(addresses.items()) == list(self._saved.items()):
+                return
+            write_atomically(self._path, msgspec.msgpack.encode(list(addresses.items())))
+            self._saved = addresses
 
 
 def _read_bounded(path: Path, bytes_max: int) -> bytes | None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gossamer.node.base.disk_health import DiskError, DiskFullError
+from gossamer.node.storage import blocks
 from gossamer.node.storage.blocks import BlockStore, CorruptBlockError, MissingBlockError
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError
@@ -436,3 +437,41 @@ def test_threads_may_share_the_store(tmp_path: Path) -> None:
     on_disk = files_under(tmp_path)
     assert store.used_bytes() == 100 * store.num_blocks() == 100 * len(on_disk) <= 2000
     assert all(store.has(Digest(bytes.fromhex(name))) for name in on_disk)
+
+
+def test_a_block_that_comes_back_while_its_file_is_missed_is_not_forgotten(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread finds no file, and before it says so another one has fetched the block again."""
+    digest = store.put(block(1))
+
+    def open_too_early(*_arguments: object, **_others: object) -> None:
+        monkeypatch.undo()
+        store.delete(digest)
+        store.put(block(1))
+        raise FileNotFoundError
+
+    monkeypatch.setattr(blocks, "open", open_too_early, raising=False)
+    with pytest.raises(MissingBlockError):
+        store.get(digest)
+    assert store.get(digest) == block(1)
+    assert (store.num_blocks(), store.used_bytes()) == (1, 100)
+
+
+def test_a_block_that_comes_back_while_lost_ones_are_counted_is_not_forgotten(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = store.put(block(1))
+    store.path(digest).unlink()
+
+    def look_too_early(_path: Path) -> bool:
+        monkeypatch.undo()
+        with pytest.raises(MissingBlockError):
+            store.get(digest)  # another thread wants it, and fetches it again
+        store.put(block(1))
+        return False
+
+    monkeypatch.setattr(Path, "exists", look_too_early)
+    assert store.forget_lost() == 0
+    assert store.get(digest) == block(1)
+    assert (store.num_blocks(), store.used_bytes()) == (1, 100)

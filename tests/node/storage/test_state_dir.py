@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from gossamer.node.base.disk_health import DiskError, DiskFullError, DiskHealth, write_atomically
+from gossamer.node.storage import state_dir as state_dir_module
 from gossamer.node.storage.state_dir import (
     KnownPeers,
     StateDir,
@@ -338,3 +339,22 @@ def test_saving_unchanged_peers_writes_nothing(tmp_path: Path) -> None:
     peers = KnownPeers(tmp_path / "peers")
     peers.save()
     assert names(tmp_path) == []
+
+
+def test_a_peer_seen_while_known_peers_are_written_is_written_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread writes the file, and the event loop hears of a peer meanwhile."""
+    peers = KnownPeers(tmp_path / "peers")
+    first, second = peer(1), peer(2)
+    peers.saw(first, ("/ip4/10.0.0.1/tcp/1",))
+
+    def write_and_hear(path: Path, *parts: bytes) -> None:
+        monkeypatch.undo()
+        write_atomically(path, *parts)
+        peers.saw(second, ("/ip4/10.0.0.2/tcp/1",))
+
+    monkeypatch.setattr(state_dir_module, "write_atomically", write_and_hear)
+    peers.save()
+    peers.save()
+    assert [peer for peer, _ in KnownPeers(tmp_path / "peers").newest_first()] == [second, first]

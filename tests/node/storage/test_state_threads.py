@@ -4,19 +4,34 @@ are replayed."""
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
-from gossamer.node.storage import next_state
+from gossamer.node.storage import next_state, retention
+from gossamer.node.storage.committed import CannotRebuildError
+from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.state.outer_step import nesterov
 from tests.node.committed_rounds import Holder, small_manifest
 
 ROUNDS = 8
+
+
+@pytest.fixture(autouse=True)
+def _eager_switching() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
 JOIN_SECONDS = 30.0
 """A thread that takes so long is stuck."""
 
@@ -89,3 +104,53 @@ def test_a_step_that_nobody_wants_any_more_is_dropped(tmp_path: Path) -> None:
     holder.commit(holder.averages(2))
     assert holder.take_step(holder.averages(3), parent=before) is None
     holder.assert_whole()
+
+
+def test_the_event_loop_always_finds_the_newest_checkpoint(tmp_path: Path) -> None:
+    """It is announced to the others while a thread writes it once more, or the next one."""
+    holder = Holder(small_manifest(checkpoint_rounds=1), tmp_path)
+    seen: list[int] = []
+
+    def look(frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
+        """As if the threads were switched before each line that changes what is kept."""
+        if frame.f_code.co_filename != retention.__file__:
+            return None
+        seen.append(holder.state.checkpoint_round)
+        return look
+
+    sys.settrace(look)
+    try:
+        for number in range(10):
+            holder.state.checkpoint()
+            holder.commit(holder.averages(number))
+    finally:
+        sys.settrace(None)
+    assert seen == sorted(seen)
+    assert seen[-1] == 10
+
+
+def test_what_others_put_into_a_full_store_evicts_no_average_of_a_new_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fetch stores its blocks while a thread stores the averages of the round."""
+    holder = Holder(small_manifest(checkpoint_rounds=100), tmp_path)
+    averages = holder.averages(0)
+    holder.store.quota_bytes = holder.store.used_bytes() + len(averages.averages[0])
+    put = holder.store.put
+    others = iter(range(1_000_000))
+
+    def put_with_others(data: bytes, **how: Any) -> Digest:
+        digest = put(data, **how)
+        put(next(others).to_bytes(4) * 100)
+        return digest
+
+    monkeypatch.setattr(holder.store, "put", put_with_others)
+    made = holder.commit(averages)
+    assert not holder.store.missing([digest_of(block) for block in made.blocks])
+
+
+def test_a_header_that_was_forgotten_meanwhile_is_a_missing_one(tmp_path: Path) -> None:
+    """Its averages are fetched ahead, and the branch is forgotten before all of them have come."""
+    holder = Holder(small_manifest(), tmp_path)
+    with pytest.raises(CannotRebuildError):
+        holder.state.header(digest_of(b"forgotten"))
