@@ -18,7 +18,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.trainer.presets import preset_of
 
 ASK_SECONDS = 0.05

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from gossamer.node.local.local_swarm import LocalNode
+from gossamer.node.demo.local_swarm import LocalNode
 from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir

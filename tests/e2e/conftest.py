@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.local.local_swarm import LocalSwarm
+from gossamer.node.demo.local_swarm import LocalSwarm
 from tests.support.daemons import MANIFEST, OPTIONS, wait_for_round
 
 WORDS = ("peer", "ring", "round", "chunk", "head", "token", "commit", "swarm", "block", "state")

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from gossamer.node.local.demo import run_demo
+from gossamer.node.demo.story import run_demo
 
 pytestmark = pytest.mark.e2e
 

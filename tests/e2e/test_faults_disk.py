@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.local.local_swarm import LocalSwarm
+from gossamer.node.demo.local_swarm import LocalSwarm
 from tests.support.daemons import (
     PATIENCE_SECONDS,
     add_founder,

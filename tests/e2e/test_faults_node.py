@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.machine.trainer_client import FAILURES_MAX
 from gossamer.node.machine.trainer_process import SILENT_SECONDS_MAX
 from gossamer.node.network.libp2p_yamux import SILENCE_SECONDS_MAX

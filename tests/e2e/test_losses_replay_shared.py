@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.local.local_swarm import LocalSwarm
+from gossamer.node.demo.local_swarm import LocalSwarm
 from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.node.telemetry.status import Status
 from gossamer.protocol.codecs.contributions import split

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.local.local_swarm import LocalSwarm
+from gossamer.node.demo.local_swarm import LocalSwarm
 from gossamer.node.storage.state_dir import StateDir
 from tests.support.daemons import (
     MANIFEST,

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import trio
 
-from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.libp2p_transport import open_libp2p_transport
 from gossamer.node.network.transport import TransportError

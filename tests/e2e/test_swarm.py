@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.state_dir import StateDir
 from tests.support.daemons import (

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import psutil
 
-from gossamer.node.local.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.state_dir import StateDir

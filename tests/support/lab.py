@@ -28,7 +28,7 @@ import psutil
 
 from gossamer.node.app.client import TIMEOUT_SECONDS
 from gossamer.node.base.settings import parse_host_port
-from gossamer.node.local.local_swarm import LocalNode
+from gossamer.node.demo.local_swarm import LocalNode
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status

@@ -9,10 +9,11 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
-from gossamer.node.app import client
 from gossamer.node.base.settings import Found, Join, Resume, Role, Settings
-from gossamer.node.cli import run_command
-from gossamer.node.interface.views import format_bytes, render_status
+from gossamer.node.base.units import format_bytes
+from gossamer.node.cli import COMMANDS, app, run_command
+from gossamer.node.commands import orders, running, show_status
+from gossamer.node.commands.status_view import render_status
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import (
     CapacityStatus,
@@ -71,12 +72,10 @@ class FakeDaemon(ModuleType):
 
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
-    from gossamer.node.telemetry import logs
-
     fake = FakeDaemon()
     monkeypatch.setitem(sys.modules, "gossamer.node.app.daemon", fake)
     # Logging is the process's: the tests keep theirs.
-    monkeypatch.setattr(logs, "configure_logs", lambda *_arguments: None)
+    monkeypatch.setattr(running, "configure_logs", lambda *_arguments: None)
     return fake
 
 
@@ -195,7 +194,7 @@ def test_init_writes_a_manifest_once(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(client, "fetch_status", lambda _state_dir: STATUS)
+    monkeypatch.setattr(show_status, "fetch_status", lambda _state_dir: STATUS)
     assert run_command(["status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["run_name"] == "kitchen"
     assert run_command(["status"]) == 0
@@ -223,7 +222,7 @@ def test_the_table_shows_what_peers_say_without_believing_it() -> None:
 def test_orders(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
     record: Callable[[StateDir, str], None] = lambda _state_dir, name: given.append(name)  # noqa: E731
-    monkeypatch.setattr(client, "give_order", record)
+    monkeypatch.setattr(orders, "give_order", record)
     assert run_command([order]) == 0
     assert given == [order]
 
@@ -232,7 +231,7 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     program = (
         "import sys\nfrom gossamer.node.cli import run_command\n"
         "status = run_command(['--help'])\n"
-        "heavy = {'torch', 'numpy', 'libp2p', 'trio', 'hypercorn'} & set(sys.modules)\n"
+        "heavy = {'torch', 'numpy', 'libp2p', 'trio', 'structlog'} & set(sys.modules)\n"
         "assert not heavy, heavy\nsys.exit(status)\n"
     )
     started = time.perf_counter()
@@ -240,18 +239,24 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
     # Takes about 0.25 s; the bound is generous because the machine may be busy.
     assert time.perf_counter() - started < 5
-    for command in (
-        "start",
-        "join",
-        "status",
-        "pause",
-        "resume",
-        "leave",
-        "demo",
-        "doctor",
-        "export",
-    ):
-        assert command in done.stdout
+    for name, _, help_line in COMMANDS:
+        assert name in done.stdout
+        assert help_line[:40] in done.stdout
+
+
+@pytest.mark.parametrize(("name", "help_line"), [(name, line) for name, _, line in COMMANDS])
+def test_a_commands_own_help_says_the_same_and_shows_every_default(
+    name: str, help_line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert run_command([name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert help_line in shown
+    function = app[name].default_command
+    assert function is not None
+    assert (function.__doc__ or "").startswith(help_line)
+    options = [line for line in shown.splitlines() if line.startswith("│") and "--" in line]
+    assert [line for line in options if "[default: " not in line and "[required]" not in line] == []
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

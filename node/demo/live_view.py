@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.node.interface.views import format_bytes
-from gossamer.node.local.demo_record import Digests, Losses, PeerRecord, Record
+from gossamer.node.base.units import format_bytes
+from gossamer.node.demo.record import Digests, Losses, PeerRecord, Record
 
 FRAMES_PER_SECOND = 4
 LINE_SECONDS = 5.0

@@ -6,6 +6,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from gossamer.node.base.units import format_bytes
 from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.status import DataStatus, PeerStatus, Status, WorkStatus
 
@@ -146,15 +147,6 @@ def _data(data: DataStatus) -> str:
         f"epoch {data.epoch + 1}, {share:.1%} of it: {data.shards_consumed:,} of "
         f"{data.num_shards:,} shards consumed"
     )
-
-
-def format_bytes(num_bytes: float) -> str:
-    """`1.5 GB`, in powers of 1000 as networks and disks are sold."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} TB"
 
 
 def _phase(phase: str) -> Text:

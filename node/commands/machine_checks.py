@@ -20,19 +20,15 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from rich.console import Console
-from rich.text import Text
 
 from gossamer.node.app.client import ClientError, NotRunningError, fetch_status
 from gossamer.node.base.settings import HostPort, Settings, parse_host_port, parse_link
-from gossamer.node.interface.views import format_bytes
+from gossamer.node.base.units import format_bytes
 from gossamer.node.machine.capacity import host_memory_bytes, measure_capacity
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpu, Gpus
-from gossamer.node.telemetry.logs import printable
 
 Level = Literal["ok", "warn", "fail"]
-_STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 # Importing torch with CUDA from a cold network disk takes up to a minute.
 _TORCH_SECONDS_MAX = 180
@@ -79,20 +75,6 @@ class TorchReport(msgspec.Struct, frozen=True):
     names: list[str]
     hip: str
     mps: bool
-
-
-def run_doctor(settings: Settings, address: str | None, console: Console) -> int:
-    """Prints every check as it is made. Returns 1 if one failed, else 0."""
-    failed = False
-    for check in make_checks(settings, address):
-        line = Text()
-        line.append(f"{check.level:<5}", style=_STYLES[check.level])
-        line.append(f"{check.name:<11}{printable(check.text)}")
-        console.print(line, soft_wrap=True)
-        if check.advice:
-            console.print(Text(f"{'':<16}{printable(check.advice)}", style="dim"), soft_wrap=True)
-        failed = failed or check.level == "fail"
-    return 1 if failed else 0
 
 
 def make_checks(settings: Settings, address: str | None = None) -> Iterator[Check]:

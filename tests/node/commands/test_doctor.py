@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from gossamer.node.base.settings import Settings
-from gossamer.node.interface import doctor
-from gossamer.node.interface.doctor import TorchReport, run_doctor
+from gossamer.node.commands import machine_checks
+from gossamer.node.commands.doctor import run_doctor
+from gossamer.node.commands.machine_checks import TorchReport
 from gossamer.node.telemetry.gpus import Gpu
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -53,7 +54,7 @@ def test_a_healthy_machine(tmp_path: Path) -> None:
 
 
 def test_one_failure_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "check_torch", lambda _device: iter(()))
+    monkeypatch.setattr(machine_checks, "check_torch", lambda _device: iter(()))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = Settings(
             state_dir=tmp_path,
@@ -74,7 +75,7 @@ def test_one_failure_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_a_torch_that_does_not_work(probe: str, reason: str) -> None:
-    (check,) = doctor.check_torch("auto", probe)
+    (check,) = machine_checks.check_torch("auto", probe)
     assert check.level == "fail"
     assert reason in check.text
     assert "Install torch" in check.advice
@@ -95,7 +96,7 @@ def test_a_torch_that_does_not_work(probe: str, reason: str) -> None:
     ],
 )
 def test_devices(device: str, torch: TorchReport, gpus: list[Gpu], level: str) -> None:
-    check = doctor.check_device(device, torch, gpus)
+    check = machine_checks.check_device(device, torch, gpus)
     assert check.level == level
     assert bool(check.advice) == (level != "ok")
 
@@ -104,42 +105,45 @@ def test_the_state_directory(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     (tmp_path / "identity.key").write_bytes(b"")
     (tmp_path / "identity.key").chmod(0o644)
-    checks = list(doctor.check_state_dir(tmp_path, running=False))
+    checks = list(machine_checks.check_state_dir(tmp_path, running=False))
     assert [check.level for check in checks] == ["warn", "fail"]
     assert checks[0].advice == f"chmod 700 {tmp_path}"
     assert "chmod 600" in checks[1].advice
-    (in_a_file,) = doctor.check_state_dir(tmp_path / "identity.key", running=False)
+    (in_a_file,) = machine_checks.check_state_dir(tmp_path / "identity.key", running=False)
     assert in_a_file.level == "fail"
 
 
 def test_disk(tmp_path: Path) -> None:
-    assert doctor.check_disk(Settings(state_dir=tmp_path / "a" / "b", cache_bytes=1)).level == "ok"
+    assert (
+        machine_checks.check_disk(Settings(state_dir=tmp_path / "a" / "b", cache_bytes=1)).level
+        == "ok"
+    )
     huge = Settings(state_dir=tmp_path, cache_bytes=2**60)
-    assert doctor.check_disk(huge).level == "warn"
+    assert machine_checks.check_disk(huge).level == "warn"
 
 
 def test_ports_of_a_running_node_are_its_own(tmp_path: Path) -> None:
-    (check,) = doctor.check_ports(Settings(state_dir=tmp_path), running=True)
+    (check,) = machine_checks.check_ports(Settings(state_dir=tmp_path), running=True)
     assert check.level == "ok"
 
 
 def test_clock() -> None:
-    assert doctor.check_clock(0.0).level == "warn"
-    assert doctor.check_clock(1.8e9).level == "ok"
-    assert doctor.check_clock(1.8e9, 1.8e9 + 60).level == "ok"
-    back = doctor.check_clock(1.8e9, 1.8e9 + 86_400)
+    assert machine_checks.check_clock(0.0).level == "warn"
+    assert machine_checks.check_clock(1.8e9).level == "ok"
+    assert machine_checks.check_clock(1.8e9, 1.8e9 + 60).level == "ok"
+    back = machine_checks.check_clock(1.8e9, 1.8e9 + 86_400)
     assert back.level == "warn"
     assert "the state was written on 2027-01-16" in back.text
 
 
 def test_a_seed_that_answers() -> None:
     with port_that_says(b"\x13/multistream/1.0.0\n") as port:
-        assert doctor.check_seed(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}").level == "ok"
+        assert machine_checks.check_seed(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}").level == "ok"
 
 
 def test_a_seed_that_is_something_else() -> None:
     with port_that_says(b"SSH-2.0-x\r\n") as port:
-        check = doctor.check_seed(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
+        check = machine_checks.check_seed(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
     assert check.level == "fail"
     assert "does not speak libp2p" in check.text
 
@@ -147,23 +151,23 @@ def test_a_seed_that_is_something_else() -> None:
 def test_a_seed_that_is_gone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    check = doctor.check_seed(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
+    check = machine_checks.check_seed(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
     assert check.level == "fail"
     assert "cannot be reached" in check.text
-    assert doctor.check_seed("nonsense").level == "fail"
+    assert machine_checks.check_seed("nonsense").level == "fail"
 
 
 def test_a_seed_that_keeps_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_SEED_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(machine_checks, "_SEED_SECONDS_MAX", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        check = doctor.check_seed(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
+        check = machine_checks.check_seed(f"/ip4/127.0.0.1/tcp/{port}/p2p/{PEER}")
     assert check.level == "fail"
     assert "did not answer" in check.text
 
 
 def test_a_state_directory_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    (check,) = doctor.check_state_dir(tmp_path / "file" / "new", running=False)
+    (check,) = machine_checks.check_state_dir(tmp_path / "file" / "new", running=False)
     assert check.level == "fail"
     assert "--state-dir" in check.advice

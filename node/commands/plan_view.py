@@ -6,7 +6,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.node.interface.views import format_bytes
+from gossamer.node.base.units import format_bytes
 from gossamer.node.runs.planning import RoundPlan
 
 GOALS = (0.90, 0.95, 0.98)

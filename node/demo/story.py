@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.text import Text
 
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.local.demo_record import Record
-from gossamer.node.local.demo_view import View, print_summary
-from gossamer.node.local.local_swarm import LocalNode, LocalSwarm, SwarmError
-from gossamer.node.local.plot import Mark, draw_loss_curve
+from gossamer.node.demo.live_view import View, print_summary
+from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm, SwarmError
+from gossamer.node.demo.plot import Mark, draw_loss_curve
+from gossamer.node.demo.record import Record
 from gossamer.node.telemetry.status import Status
 
 DEFAULT_SECONDS = 100.0

@@ -4,10 +4,10 @@ import pytest
 from rich.console import Console
 
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.local.demo import MANIFEST, failures, run_demo
-from gossamer.node.local.demo_record import Record
-from gossamer.node.local.demo_view import print_summary, sparkline
-from gossamer.node.local.plot import Mark, draw_loss_curve
+from gossamer.node.demo.live_view import print_summary, sparkline
+from gossamer.node.demo.plot import Mark, draw_loss_curve
+from gossamer.node.demo.record import Record
+from gossamer.node.demo.story import MANIFEST, failures, run_demo
 from gossamer.node.runs.manifest_file import parse_manifest_file
 from gossamer.node.telemetry.status import LastRound, LossPoint, Status
 

@@ -1,0 +1,26 @@
+"""`gossamer init`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gossamer.node.runs.draft import draft_of_preset
+from gossamer.node.runs.manifest_file import write_manifest_file
+from gossamer.trainer.presets import DEFAULT_PRESET
+
+DEFAULT_FILE = Path("run.toml")
+
+
+def init(path: Path = DEFAULT_FILE, *, preset: str = DEFAULT_PRESET) -> int:
+    """Write a commented manifest to edit.
+
+    Parameters
+    ----------
+    path
+        The file to write; it must not exist.
+    preset
+        Model and settings to begin with.
+    """
+    write_manifest_file(path, draft_of_preset(preset), preset=preset)
+    print(f"Wrote {path}. Edit it, then: gossamer start --manifest {path}")
+    return 0

@@ -1,0 +1,31 @@
+"""`gossamer join`."""
+
+from __future__ import annotations
+
+from gossamer.node.base.settings import ConfigError, Join, Resume, parse_links
+from gossamer.node.commands.options import Node, settings_of
+from gossamer.node.commands.running import run_node
+from gossamer.node.storage.state_dir import StateDir
+
+
+def join(*addresses: str, options: Node = None) -> int:
+    """Join the run of a peer, or go on with it.
+
+    Parameters
+    ----------
+    addresses
+        Links that `gossamer start` and `gossamer status` show: /ip4/../tcp/../p2p/12D3..#RUN_ID
+    """
+    settings = settings_of(options)
+    seeds, run_id = parse_links(addresses)
+    state_dir = StateDir(settings.state_dir)
+    if state_dir.has_run():
+        if run_id is not None:
+            state_dir.require_run(bytes.fromhex(run_id))
+        return run_node(settings, Resume(addresses=seeds, run_id=run_id))
+    seeds = seeds or settings.bootstrap
+    if not seeds:
+        raise ConfigError(
+            ["gossamer join needs the address of a peer: the link that `gossamer start` printed"]
+        )
+    return run_node(settings, Join(addresses=seeds, run_id=run_id))

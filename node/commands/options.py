@@ -1,0 +1,101 @@
+"""Options that several commands share, and the settings that follow from them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from gossamer.node.base.settings import (
+    CONFIG_VARIABLE,
+    ConfigError,
+    Settings,
+    default_state_dir,
+    load_settings,
+)
+from gossamer.protocol.limits import MIB
+
+_DEFAULTS = Settings(state_dir=default_state_dir())
+# Help is the same text for every person, so that it can stand in the documentation.
+_STATE_DIR = str(_DEFAULTS.state_dir).replace(str(Path.home()), "~", 1)
+
+
+def _default(text: str) -> Parameter:
+    """Shows what holds where the option is not given. The option itself is then None or empty."""
+    return Parameter(show_default=text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateOptions:
+    """The place of the node's state. Each setting is also a GOSSAMER_... variable."""
+
+    state_dir: Annotated[Path | None, _default(_STATE_DIR)] = None
+    """Directory with identity, state and data of this node (GOSSAMER_STATE_DIR)."""
+    config: Annotated[Path | None, _default(f"${CONFIG_VARIABLE}, or no file")] = None
+    """TOML file with any of these settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions(StateOptions):
+    """The options of `start`, `join` and `doctor`. Each setting is also a GOSSAMER_... variable."""
+
+    listen: Annotated[tuple[str, ...], _default(" ".join(_DEFAULTS.listen))] = ()
+    """Address to listen on for peers; repeatable. Port 0 picks a free one."""
+    api: Annotated[str | None, _default(_DEFAULTS.api)] = None
+    """HOST:PORT of the local page, status and metrics. Port 0 picks a free one."""
+    device: Annotated[str | None, _default(_DEFAULTS.device)] = None
+    """Device to train on: auto, cpu, cuda, cuda:N or mps."""
+    threads: Annotated[int | None, _default(f"{_DEFAULTS.threads}, which lets torch choose")] = None
+    """CPU threads for training."""
+    cache_bytes: Annotated[str | None, _default(f"{_DEFAULTS.cache_bytes // MIB}MiB")] = None
+    """Limit of the data cache, such as 20GiB."""
+    bootstrap: Annotated[tuple[str, ...], _default("none")] = ()
+    """Address of a peer to try besides those that this node knows; repeatable."""
+    wait_for_peers: Annotated[int | None, _default(str(_DEFAULTS.wait_for_peers))] = None
+    """Number of other peers that must be ready before a run's first round begins."""
+    log_format: Annotated[str | None, _default(_DEFAULTS.log_format)] = None
+    """Format of log lines: text or json."""
+    log_level: Annotated[str | None, _default(_DEFAULTS.log_level)] = None
+    """Least level of log lines: debug, info, warning or error."""
+
+
+State = Annotated[StateOptions | None, Parameter(name="*")]
+Node = Annotated[NodeOptions | None, Parameter(name="*")]
+
+
+def settings_of(options: StateOptions | None) -> Settings:
+    """Returns the settings from options, environment and file.
+
+    Raises:
+        ConfigError: some of them are not allowed; one sentence a mistake.
+    """
+    flags = {}
+    config = None
+    if options is not None:
+        config = options.config
+        names = [field.name for field in fields(options) if field.name != "config"]
+        flags = {name: getattr(options, name) for name in names}
+    return load_settings(flags, os.environ, config)
+
+
+def check_founding_options(
+    manifest: Path | None, preset: str | None, corpus: tuple[Path, ...] = ()
+) -> None:
+    """Checks the options that a run is founded with, before anything is read or started.
+
+    Raises:
+        ConfigError: options that exclude each other, or files that cannot be read.
+    """
+    problems = []
+    if manifest is not None and preset is not None:
+        problems.append("--manifest and --preset exclude each other: a manifest says everything")
+    for path in (*((manifest,) if manifest else ()), *corpus):
+        if not path.exists():
+            problems.append(f"{path}: no such file or directory")
+        elif not os.access(path, os.R_OK):
+            problems.append(f"{path}: you may not read it")
+    if problems:
+        raise ConfigError(problems)

@@ -1,0 +1,28 @@
+"""`gossamer status`."""
+
+from __future__ import annotations
+
+import msgspec
+from rich.console import Console
+
+from gossamer.node.app.client import fetch_status
+from gossamer.node.commands.options import State, settings_of
+from gossamer.node.commands.status_view import print_status
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.status import encode_status
+
+
+def status(*, json: bool = False, options: State = None) -> int:
+    """Show what the node does and what the swarm does.
+
+    Parameters
+    ----------
+    json
+        Print the whole status as JSON.
+    """
+    answer = fetch_status(StateDir(settings_of(options).state_dir))
+    if json:
+        print(msgspec.json.format(encode_status(answer), indent=2).decode())
+    else:
+        print_status(answer, Console())
+    return 0

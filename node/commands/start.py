@@ -1,0 +1,43 @@
+"""`gossamer start`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from gossamer.node.base.settings import Found, Resume
+from gossamer.node.commands.options import Node, check_founding_options, settings_of
+from gossamer.node.commands.running import run_node
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.trainer.presets import DEFAULT_PRESET
+
+
+def start(
+    *,
+    manifest: Annotated[Path | None, Parameter(show_default="none: a preset is used")] = None,
+    preset: Annotated[str | None, Parameter(show_default=DEFAULT_PRESET)] = None,
+    corpus: Annotated[
+        tuple[Path, ...],
+        Parameter(consume_multiple=True, show_default="the sources of Python's standard library"),
+    ] = (),
+    options: Node = None,
+) -> int:
+    """Found a run here, or go on with the one in the state directory.
+
+    Parameters
+    ----------
+    manifest
+        TOML file from `gossamer init`.
+    preset
+        Model and settings, instead of a manifest.
+    corpus
+        Folders and files of text and JSONL to train on.
+    """
+    settings = settings_of(options)
+    if StateDir(settings.state_dir).has_run():
+        flags = {"--manifest": manifest, "--preset": preset, "--corpus": corpus}
+        return run_node(settings, Resume(), [flag for flag, given in flags.items() if given])
+    check_founding_options(manifest, preset, corpus)
+    return run_node(settings, Found(manifest_file=manifest, corpus=corpus, preset=preset))

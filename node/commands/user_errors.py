@@ -1,0 +1,44 @@
+"""The errors that a person can do something about, as lines to print."""
+
+from __future__ import annotations
+
+from gossamer.node.app.client import ClientError
+from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.settings import ConfigError
+from gossamer.node.machine.trainer_client import TrainerFailedError
+from gossamer.node.network.identity import IdentityError
+from gossamer.node.network.transport import TransportError
+from gossamer.node.peers.run_exchange import JoinError
+from gossamer.node.storage.blocks import BlockError
+from gossamer.node.storage.state_dir import StateDirError
+from gossamer.protocol.errors import ManifestError
+from gossamer.trainer.export import ExportError
+from gossamer.trainer.text.corpus import CorpusError
+
+_WITH_PROBLEMS = (ConfigError, CorpusError, ManifestError)
+"""Errors that carry a list of sentences, one a mistake."""
+
+_WITH_TEXT = (
+    BlockError,
+    ClientError,
+    DiskError,
+    ExportError,
+    IdentityError,
+    JoinError,
+    StateDirError,
+    TrainerFailedError,
+    TransportError,
+    OSError,
+)
+
+
+def explain(error: Exception) -> list[str] | None:
+    """Returns one line a problem, or None if the error is a bug and its traceback is wanted."""
+    if isinstance(error, _WITH_PROBLEMS):
+        return list(error.problems)
+    if not isinstance(error, _WITH_TEXT):
+        return None
+    # Only Python's own OSError: the texts of our subclasses name the file and say what to do.
+    if isinstance(error, OSError) and type(error).__module__ == "builtins" and error.filename:
+        return [f"{error.filename}: {error.strerror}"]
+    return [str(error)]
