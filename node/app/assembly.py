@@ -5,37 +5,38 @@
         +--- blocks, chain, ring, run protocols      +--- committed state, work, data feed
 
 A trainer that does not stay up leaves a node that follows, serves blocks and says `failed`.
+
+The participant can be built only when the run's data index is here, and other parts run before
+that. So a part that reports to the participant learns of it when it starts: `Swarm.start`,
+`ChainSync.report_to` and `Trainer.run` each name the interface that they call.
 """
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import structlog
 import trio
 
-from gossamer.node.app.http import Controls, serve_http
+from gossamer.node.app.http import serve_http
 from gossamer.node.app.reporting import Reporter
-from gossamer.node.base.awake_clock import AwakeClock, Stall
-from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.machine.capacity import measure_capacity, with_trainer_device
+from gossamer.node.machine.hardware import Hardware
 from gossamer.node.machine.speed import SpeedMeter
-from gossamer.node.machine.trainer_client import Trainer, TrainerClient
+from gossamer.node.machine.trainer_client import MakeTrainer, Trainer, TrainerClient
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
-from gossamer.node.peers.block_exchange import BlockService, FetchError
+from gossamer.node.peers.block_exchange import BlockService
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.discovery import Discovery
 from gossamer.node.peers.offences import Offences
 from gossamer.node.peers.replication import keep_copies
-from gossamer.node.peers.run_exchange import (
-    JoinError,
-    open_signed_manifest,
-    serve_manifest,
-)
+from gossamer.node.peers.run_blocks import RunBlocks
+from gossamer.node.peers.run_exchange import open_signed_manifest, serve_manifest
 from gossamer.node.peers.swarm import Standing, Swarm
 from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.data_feed import DataFeed
@@ -52,20 +53,40 @@ from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest, SignedManifest
-from gossamer.protocol.shard_index import ShardIndex, decode_index
-from gossamer.protocol.wire.statements import Capacity
+from gossamer.protocol.shard_index import ShardIndex
 from gossamer.trainer.ipc import messages
-
-HELDOUT_SHARDS_MAX = 4
-"""Held-out shards that every node fetches to evaluate on: some 256 thousand tokens."""
-
-RETRY_SECONDS = 2.0
 
 log = structlog.get_logger("node")
 
 
+@dataclass(frozen=True)
+class Runtime:
+    """What a node runs on. A test in virtual time has no process, no thread and no socket."""
+
+    make_trainer: MakeTrainer = TrainerClient
+    run_in_thread: RunInThread = trio.to_thread.run_sync
+    serves_http: bool = True
+
+
+REAL_RUNTIME = Runtime()
+
+
+@dataclass(frozen=True)
+class _Core:
+    """The parts that exist before the run's data index is here."""
+
+    trainer: Trainer
+    committed: CommittedState
+    work: Work
+    stalls: AwakeClock
+    swarm: Swarm
+    chain_sync: ChainSync
+    discovery: Discovery
+    run_blocks: RunBlocks
+
+
 class Node:
-    """All parts of a running node."""
+    """One life of a node in one run. `run` builds its parts and runs them."""
 
     def __init__(
         self,
@@ -75,168 +96,192 @@ class Node:
         store: BlockStore,
         transport: Transport,
         signed: SignedManifest,
-        bootstrap: tuple[str, ...],
-        *,
-        make_trainer: Callable[..., Trainer] = TrainerClient,
-        run_in_thread: RunInThread = trio.to_thread.run_sync,
-        serves_http: bool = True,
+        runtime: Runtime = REAL_RUNTIME,
     ) -> None:
-        """The last three are for tests in virtual time: no process, no thread, no socket."""
-        self._make_trainer = make_trainer
-        self._run_in_thread = run_in_thread
-        self._serves_http = serves_http
+        """
+        Args:
+            settings: `bootstrap` holds every address to try besides those of known peers.
+            state_dir: locked by the caller.
+            signed: the run's manifest, with a signature that is checked here again.
+
+        Raises:
+            RemoteProtocolError: the manifest is not valid or not signed by its founder.
+        """
+        self._runtime = runtime
         self._settings = settings
         self._state_dir = state_dir
         self._identity = identity
         self._store = store
         self._transport = transport
-        self._bootstrap = bootstrap
         self.manifest: Manifest = open_signed_manifest(signed)
         self.run_id = self.manifest.run_id
         self._randomness = random.Random(identity.peer_id)
-        self._gpus = Gpus()
-        self.metrics = Metrics(self._gpus)
-        self._capacity = measure_capacity(settings.device, self._gpus.read())
+        gpus = Gpus()
+        self.metrics = Metrics(gpus)
         self._speed = SpeedMeter(self.metrics)
+        self._hardware = Hardware(settings.device, gpus, self._speed)
         self._leaving = trio.Event()
         self.participant: Participant | None = None
+        """None until the run's data index is here."""
         self._offences = Offences(transport, self.metrics)
         self._blocks = BlockService(transport, store, self._offences.note)
         serve_manifest(transport, signed)
 
+    # Orders
+
+    def pause(self) -> None:
+        """Stops training and frees the device."""
+        self._node.pause()
+
+    def resume(self) -> None:
+        """Goes on after a pause, or after a failure of the trainer."""
+        self._node.resume()
+
     def leave(self) -> None:
-        """Leave in order."""
+        """Makes `run` return after an orderly end, also before the participant exists."""
         self._leaving.set()
         if self.participant is not None:
             self.participant.leave()
 
+    # Life
+
     async def run(self) -> None:
         """Runs until the participant has left."""
-        manifest, settings = self.manifest, self._settings
-        self._store.pin("manifest", self._manifest_blocks())
-        trainer = self._make_trainer(
-            manifest,
-            settings,
-            str(self._state_dir.optimizer_path),
-            on_step=self._on_step,
-            on_shared=lambda shared: self._node.shared(shared),
-            on_need=lambda tokens: self._node.context.feed.need_more(tokens),
-            on_restart=self.metrics.restarts.add,
-            on_configured=self._on_configured,
-        )
+        core = self._build_core()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(core.stalls.run, core.discovery.stalled)
+            nursery.start_soon(core.discovery.run)
+            index = await self._fetch_index(core.run_blocks)
+            if index is None:
+                log.info("left before the run's data index was here")
+            else:
+                await self._take_part(core, index, nursery)
+                core.discovery.save()
+            nursery.cancel_scope.cancel()
+
+    def _build_core(self) -> _Core:
+        manifest, settings, state_dir = self.manifest, self._settings, self._state_dir
+        run_blocks = RunBlocks(manifest.data, self._store, self._blocks, self._transport)
+        run_blocks.pin()
+        trainer = self._runtime.make_trainer(manifest, settings, str(state_dir.optimizer_path))
         chain = ChainStore(
-            self._state_dir.chain_path,
+            state_dir.chain_path,
             self.run_id,
             Digest(manifest.genesis_digest),
-            health=self._state_dir.health,
+            health=state_dir.health,
         )
-        committed = CommittedState(manifest, trainer.base, self._store, chain, self._state_dir)
+        committed = CommittedState(manifest, trainer.base, self._store, chain, state_dir)
         work = Work(
-            self._state_dir.root / "work",
+            state_dir.root / "work",
             trainer.pending,
             committed.sync_sets.whole.plan,
             manifest.stale_rounds,
             self.metrics,
             clock=trio.current_time,
         )
-        stalls = AwakeClock(lambda stall: self._stalled(stall, discovery))
+        stalls = AwakeClock()
         swarm = Swarm(
             self._transport,
             self._identity,
             manifest,
-            Incarnation(self._state_dir),
-            standing=lambda: self._standing(),
-            knows_head=lambda head: head in chain,
-            on_statement=lambda signed, statement: self._node.heard(signed, statement),
-            on_commit=lambda commit, header: self._node.heard_commit(commit, header),
-            on_disconnect=lambda peer: self._node.disconnected(peer),
-            on_members=lambda: self._node.members_changed(),
-            offences=self._offences,
-            randomness=self._randomness,
+            Incarnation(state_dir),
+            chain,
+            self._offences,
+            self._randomness,
             awake_seconds=stalls.awake_seconds,
         )
-        sync = ChainSync(
+        chain_sync = ChainSync(
             manifest,
             self._transport,
             self._blocks,
             committed,
-            run_in_thread=self._run_in_thread,
+            run_in_thread=self._runtime.run_in_thread,
             open_commit=swarm.open_commit,
             on_offence=swarm.offence,
-            on_replayed=lambda replayed: self._node.replayed(replayed),
         )
         discovery = Discovery(
             self._transport,
-            self._state_dir.known_peers(),
-            self._bootstrap,
+            state_dir.known_peers(),
+            settings.bootstrap,
             swarm.membership.known,
             self.metrics,
             self._randomness,
-            self._state_dir.health,
+            state_dir.health,
         )
-        async with trio.open_nursery() as nursery:
-            await nursery.start(stalls.run)
-            nursery.start_soon(discovery.run)
-            if not await self._get_manifest_blocks():
-                log.info("left before the run's data index was here")
-                nursery.cancel_scope.cancel()
-                return
-            index = self._shard_index()
-            feed = DataFeed(
-                self._identity.peer_id,
-                index,
-                self._store,
-                self._blocks,
-                sources=swarm.sources,
-                others_claims=swarm.claims,
-                ledger=lambda: committed.ledger,
-                on_claims=swarm.announce,
-            )
-            context = NodeContext(
-                manifest,
-                self._identity,
-                self._transport,
-                committed,
-                sync,
-                trainer,
-                feed,
-                swarm,
-                work,
-                self.metrics,
-                self._run_in_thread,
-                self._speed,
-                self._state_dir.health,
-                heldout_paths=lambda: self._heldout_paths(index),
-            )
-            has_bootstrap = bool(self._bootstrap or self._state_dir.known_peers().newest_first())
-            self.participant = participant = Participant(
-                context, has_bootstrap=has_bootstrap, wait_for_peers=settings.wait_for_peers
-            )
-            if self._leaving.is_set():
-                participant.leave()
-            self._transport.handle(RING_PROTOCOL, self._serve_ring)
-            swarm.gossip.start()
-            reporter = Reporter(
-                participant, self._store, self._blocks, self._my_capacity, self._state_dir.health
-            )
-            if self._serves_http:
-                await self._start_http(nursery, reporter)
-            self._say_hello()
-            nursery.start_soon(swarm.run)
-            nursery.start_soon(reporter.run)
-            nursery.start_soon(feed.run, trainer.queue)
-            nursery.start_soon(self._fetch_heldout, index)
-            nursery.start_soon(
-                keep_copies, index, self._store, self._blocks, swarm, self._identity.peer_id
-            )
-            await self._participate(participant, trainer)
-            discovery.save()
-            nursery.cancel_scope.cancel()
+        return _Core(trainer, committed, work, stalls, swarm, chain_sync, discovery, run_blocks)
 
-    def _stalled(self, stall: Stall, discovery: Discovery) -> None:
-        log.warning("this process did not run for a while", seconds=round(stall.lost_seconds, 1))
-        self.metrics.stalled_seconds.inc(stall.lost_seconds)
-        discovery.hurry()
+    async def _fetch_index(self, run_blocks: RunBlocks) -> ShardIndex | None:
+        """Returns None if the node was asked to leave before the index was here."""
+        index: ShardIndex | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancel_when_leaving, nursery.cancel_scope)
+            index = await run_blocks.fetch_index()
+            nursery.cancel_scope.cancel()
+        return index
+
+    async def _cancel_when_leaving(self, scope: trio.CancelScope) -> None:
+        await self._leaving.wait()
+        scope.cancel()
+
+    async def _take_part(self, core: _Core, index: ShardIndex, nursery: trio.Nursery) -> None:
+        """Runs everything that needs the data index, until the participant has left."""
+        swarm, trainer = core.swarm, core.trainer
+        feed = self._build_feed(core, index)
+        self.participant = participant = self._build_participant(core, feed)
+        if self._leaving.is_set():
+            participant.leave()
+        core.chain_sync.report_to(participant)
+        self._transport.handle(RING_PROTOCOL, self._serve_ring)
+        swarm.start(participant, self._standing)
+        reporter = Reporter(
+            participant, self._store, self._blocks, self._hardware.capacity, self._state_dir.health
+        )
+        if self._runtime.serves_http:
+            await self._start_http(nursery, reporter)
+        self._say_hello()
+        nursery.start_soon(swarm.run)
+        nursery.start_soon(reporter.run)
+        nursery.start_soon(feed.run, trainer.queue)
+        nursery.start_soon(core.run_blocks.fetch_heldout)
+        me = self._identity.peer_id
+        nursery.start_soon(keep_copies, index, self._store, self._blocks, swarm, me)
+        await self._participate(participant, trainer)
+
+    def _build_feed(self, core: _Core, index: ShardIndex) -> DataFeed:
+        return DataFeed(
+            self._identity.peer_id,
+            index,
+            self._store,
+            self._blocks,
+            sources=core.swarm.sources,
+            others_claims=core.swarm.claims,
+            ledger=lambda: core.committed.ledger,
+            on_claims=core.swarm.announce,
+        )
+
+    def _build_participant(self, core: _Core, feed: DataFeed) -> Participant:
+        context = NodeContext(
+            self.manifest,
+            self._identity,
+            self._transport,
+            core.committed,
+            core.chain_sync,
+            core.trainer,
+            feed,
+            core.swarm,
+            core.work,
+            self.metrics,
+            self._runtime.run_in_thread,
+            self._speed,
+            self._state_dir.health,
+            heldout_paths=core.run_blocks.heldout_paths,
+        )
+        known = self._state_dir.known_peers().newest_first()
+        return Participant(
+            context,
+            has_bootstrap=bool(self._settings.bootstrap or known),
+            wait_for_peers=self._settings.wait_for_peers,
+        )
 
     @property
     def _node(self) -> Participant:
@@ -244,23 +289,22 @@ class Node:
         return self.participant
 
     async def _participate(self, participant: Participant, trainer: Trainer) -> None:
+        events = _TrainerEvents(participant, self._hardware, self.metrics, self._settings.log_steps)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(trainer.run)
+            nursery.start_soon(trainer.run, events)
             await participant.run()
             await trainer.suspend()
             nursery.cancel_scope.cancel()
 
     async def _start_http(self, nursery: trio.Nursery, reporter: Reporter) -> None:
-        assert self.participant is not None
-        controls = Controls(self.participant.pause, self.participant.resume, self.leave)
         api = await nursery.start(
-            lambda task_status: serve_http(
+            functools.partial(
+                serve_http,
                 self._settings.api,
                 reporter.status,
                 self.metrics.registry,
-                controls,
+                controls=self,
                 hosts=self._settings.api_hosts,
-                task_status=task_status,
             )
         )
         self._state_dir.write_api(api)
@@ -286,26 +330,8 @@ class Node:
             entry.tokens_total,
             context.committed.checkpoint_round,
             context.feed.claims,
-            self._my_capacity(),
+            self._hardware.capacity(),
         )
-
-    def _my_capacity(self) -> Capacity:
-        return self._speed.put_into(self._capacity)
-
-    def _on_configured(self, configured: messages.Configured) -> None:
-        self._capacity = with_trainer_device(
-            self._capacity, configured.device, configured.device_name, self._gpus.read()
-        )
-        log.info(f"training on {configured.device_name}", precision=configured.precision)
-        self._node.context.feed.requeue()
-
-    def _on_step(self, step: messages.Step) -> None:
-        self._speed.step(step)
-        node = self._node
-        node.stepped(step)
-        every = self._settings.log_steps
-        if every and node.progress.inner_step % every == 0:
-            log.debug("step", round=step.round, step=step.step, loss=round(step.loss, 3))
 
     async def _serve_ring(self, stream: Stream) -> None:
         try:
@@ -317,54 +343,35 @@ class Node:
             self._node.disconnected(stream.peer_id)
             await stream.reset()
 
-    def _manifest_blocks(self) -> list[Digest]:
-        """The data index and, where there is one, the tokenizer."""
-        data = self.manifest.data
-        return [Digest(d) for d in (data.index_digest, data.tokenizer_digest) if d]
 
-    async def _get_manifest_blocks(self) -> bool:
-        """False if the node was asked to leave before they were here."""
-        has_them = False
-        async with trio.open_nursery() as nursery:
+class _TrainerEvents:
+    """Hands the trainer's events on to the parts of the node that they concern."""
 
-            async def stop_when_leaving() -> None:
-                await self._leaving.wait()
-                nursery.cancel_scope.cancel()
+    def __init__(
+        self, participant: Participant, hardware: Hardware, metrics: Metrics, log_steps: int
+    ) -> None:
+        self._participant = participant
+        self._context = participant.context
+        self._hardware = hardware
+        self._metrics = metrics
+        self._log_steps = log_steps
 
-            nursery.start_soon(stop_when_leaving)
-            await self._fetch(self._manifest_blocks(), "the run's data index")
-            has_them = True
-            nursery.cancel_scope.cancel()
-        return has_them
+    def configured(self, configured: messages.Configured) -> None:
+        self._hardware.trainer_configured(configured)
+        log.info(f"training on {configured.device_name}", precision=configured.precision)
+        self._context.feed.requeue()
 
-    def _shard_index(self) -> ShardIndex:
-        index = decode_index(self._store.get(Digest(self.manifest.data.index_digest)))
-        if len(index.shards) != self.manifest.data.num_shards:
-            raise JoinError("the run's data index does not fit its manifest: it cannot be trained")
-        return index
+    def stepped(self, step: messages.Step) -> None:
+        self._context.speed.step(step)
+        self._participant.stepped(step)
+        if self._log_steps and self._participant.progress.inner_step % self._log_steps == 0:
+            log.debug("step", round=step.round, step=step.step, loss=round(step.loss, 3))
 
-    async def _fetch(self, digests: list[Digest], what: str) -> None:
-        """Gets blocks from whoever is connected, however long it takes."""
-        say = log.warning
-        while True:
-            try:
-                await self._blocks.fetch_checked(digests, self._transport.peers)
-                return
-            except (FetchError, DiskError) as error:
-                say(f"{what} cannot be had yet", error=str(error))
-                say = log.debug
-                await trio.sleep(RETRY_SECONDS)
+    def shared(self, shared: messages.Shared) -> None:
+        self._participant.shared(shared)
 
-    def _heldout_digests(self, index: ShardIndex) -> list[Digest]:
-        return [Digest(shard.digest) for shard in index.heldout[:HELDOUT_SHARDS_MAX]]
+    def needs_data(self, tokens_queued: int) -> None:
+        self._context.feed.need_more(tokens_queued)
 
-    def _heldout_paths(self, index: ShardIndex) -> list[str]:
-        digests = self._heldout_digests(index)
-        if self._store.missing(digests):
-            return []
-        return [str(self._store.path(digest)) for digest in digests]
-
-    async def _fetch_heldout(self, index: ShardIndex) -> None:
-        digests = self._heldout_digests(index)
-        self._store.pin("heldout", digests)
-        await self._fetch(digests, "held-out text")
+    def restarted(self, reason: str) -> None:
+        self._metrics.restarts.add(reason)

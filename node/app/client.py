@@ -1,4 +1,4 @@
-"""How `gossamer status | pause | resume | leave` reach the daemon of a state directory."""
+"""The client of a running daemon: `gossamer status | pause | resume | leave` use it."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ from gossamer.node.telemetry.status import Status, decode_status
 
 Order = Literal["pause", "resume", "leave"]
 
-# The daemon answers within 100 ms; a machine that swaps may need longer.
+# The daemon answers within 100 ms. A machine that swaps may need longer.
 TIMEOUT_SECONDS = 10.0
 # 1,024 peers of about 2 KiB each.
 _ANSWER_BYTES_MAX = 8 * 1024 * 1024
 
 
 class ClientError(Exception):
-    """The daemon could not be asked; the message says why and what to do."""
+    """The daemon did not answer as it should; the message says why and what to do."""
 
 
 class NotRunningError(ClientError):
-    """No daemon runs on that state directory."""
+    """No daemon runs on the state directory."""
 
 
 def fetch_status(state_dir: StateDir) -> Status:
-    """The running daemon's status. Blocks for `TIMEOUT_SECONDS` at most a step.
+    """Returns the status of the running daemon. Each socket operation has `TIMEOUT_SECONDS`.
 
     Raises:
         NotRunningError: no daemon runs on this directory.
-        ClientError: one does, but it did not answer as it should.
+        ClientError: a daemon runs, but it did not answer as it should.
     """
     data = _ask(state_dir, "GET", "/api/status")
     try:
         return decode_status(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ClientError(
-            f"the daemon of {state_dir.root} answered something else than a status ({error}): "
-            "is it of another version of Gossamer?"
+            f"the daemon of {state_dir.root} sent an answer that is not a status ({error}): "
+            "does it run another version of Gossamer?"
         ) from error
 
 
 def give_order(state_dir: StateDir, order: Order) -> None:
-    """Asks the running daemon to pause, resume or leave. Returns when it has accepted.
+    """Asks the running daemon to pause, resume or leave. Returns when the daemon has accepted.
 
-    Raises: as `fetch_status`.
+    Raises:
+        NotRunningError, ClientError: as `fetch_status`.
     """
     _ask(state_dir, "POST", f"/api/{order}")
 
@@ -73,26 +74,28 @@ def _ask(state_dir: StateDir, method: str, path: str) -> bytes:
         data = answer.read(_ANSWER_BYTES_MAX + 1)
     except ConnectionRefusedError as error:
         raise NotRunningError(
-            f"no node runs on {state_dir.root}: nothing listens on {where} any more, the node "
-            "there did not end in order. Start it again, it goes on where it was"
+            f"no node runs on {state_dir.root}: nothing listens on {where} any more, and the last "
+            "node did not end in order. Start it again; it goes on from its newest state"
         ) from error
     except TimeoutError as error:
         raise ClientError(
-            f"the daemon at {where} did not answer within {TIMEOUT_SECONDS:g} s: it hangs or the "
+            f"the daemon at {where} did not answer within {TIMEOUT_SECONDS:g} s: it hangs, or the "
             "machine is overloaded"
         ) from error
     except (OSError, http.client.HTTPException) as error:
-        raise ClientError(f"the daemon at {where} broke off: {error or repr(error)}") from error
+        raise ClientError(
+            f"the connection to the daemon at {where} broke: {error or repr(error)}"
+        ) from error
     finally:
         connection.close()
     if answer.status >= 300:
         reason = data[:300].decode("utf-8", errors="replace").strip()
-        raise ClientError(f"what listens on {where} refused {path}: {answer.status} {reason}")
+        raise ClientError(f"the program at {where} refused {path}: {answer.status} {reason}")
     if len(data) > _ANSWER_BYTES_MAX:
-        raise ClientError(f"what listens on {where} answered with too much")
+        raise ClientError(f"the program at {where} sent more than {_ANSWER_BYTES_MAX:,} bytes")
     return data
 
 
 def _reachable(where: HostPort) -> HostPort:
-    """A wildcard address is listened on, but not called."""
+    """Returns the loopback address for a wildcard, which a client cannot connect to."""
     return HostPort({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(where.host, where.host), where.port)

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 import trio
 
@@ -136,7 +137,8 @@ class _Daemon:
             store = BlockStore(
                 state_dir.blocks_path, settings.cache_bytes, check_place=state_dir.require_ours
             )
-            node = Node(settings, state_dir, identity, store, transport, signed, addresses)
+            settings = msgspec.structs.replace(settings, bootstrap=addresses)
+            node = Node(settings, state_dir, identity, store, transport, signed)
             self._leave = node.leave
             await node.run()
 

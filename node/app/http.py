@@ -1,30 +1,28 @@
 """The local HTTP endpoint: `/`, `/api/status`, `/metrics`, `/livez`, `/readyz`, and three orders.
 
-It listens on loopback unless told otherwise, and even there it has to fear the web pages that the
-person's browser has open:
+The endpoint listens on loopback by default. Even there, a web page that is open in a browser on
+this machine can attack it in two ways:
 
-- A page may point a name of its own at 127.0.0.1 (DNS rebinding) and read everything. So the Host
-  header must be an address, a loopback name, or a name from the settings.
-- A page may send a plain form to it. So an order (POST) needs the header `X-Gossamer: 1`, which a
-  foreign page can send only after a CORS preflight, and there is no answer to that. Orders are
-  taken from this machine alone.
+- A page can resolve a name of its own to 127.0.0.1 (DNS rebinding) and read everything. Therefore
+  the Host header must be an address, a loopback name, or a name from the settings.
+- A page can send a plain form. Therefore an order (POST) needs the header `X-Gossamer: 1`. A
+  foreign page can send that header only after a CORS preflight, which nothing here answers.
+  Orders are accepted only from this machine.
 
-Requests carry no body; headers are bounded by h11 (16 KiB), idle and stalled connections end.
+Requests have no body. h11 bounds the headers (16 KiB). Idle and stalled connections are closed.
 """
 
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 import ipaddress
 import logging
 import re
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from importlib import resources
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import structlog
 import trio
@@ -42,35 +40,57 @@ from gossamer.node.base.settings import HostPort, parse_host_port
 from gossamer.node.telemetry.status import Status, encode_status, is_ready
 
 if TYPE_CHECKING:
+    from hypercorn.typing import Framework
     from trio_typing import TaskStatus
 
 log = structlog.get_logger()
 
-# Typed loosely: the stubs of trio-typing, which libp2p brings, are older than abandon_on_cancel.
-_run_in_thread: Any = trio.to_thread.run_sync
+
+class _Encode(Protocol):
+    """Writes a registry in one of the formats of Prometheus."""
+
+    def __call__(self, registry: CollectorRegistry, /) -> bytes: ...
+
+
+class _RunInThread(Protocol):
+    """`trio.to_thread.run_sync`. The stubs that libp2p brings do not know `abandon_on_cancel`."""
+
+    async def __call__(
+        self,
+        encode: _Encode,
+        registry: CollectorRegistry,
+        /,
+        *,
+        limiter: trio.CapacityLimiter,
+        abandon_on_cancel: bool,
+    ) -> bytes: ...
+
+
+_run_in_thread = cast(_RunInThread, trio.to_thread.run_sync)
 
 CONTROL_HEADER = "x-gossamer"
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
-# A client that reads nothing holds its connection, and an orderly exit, no longer than this.
+# A client that reads nothing delays the end of its connection, and an orderly exit, no longer.
 _STALLED_CLIENT_MS_MAX = 5_000
 _IDLE_SECONDS_MAX = 15
-# Orders have no body; a client that sends one is no client of ours.
+# Orders have no body, so a request with one does not come from a Gossamer client.
 _BODY_BYTES_MAX = 0
-# After a failure of the server itself; without it a persistent one would spin.
+# Pause after a failure of the server itself. Without it a persistent failure would loop at once.
 _RESTART_SECONDS = 1.0
 
 
 class ApiBindError(OSError):
-    """The HTTP endpoint's address cannot be had; the message says what to do."""
+    """The HTTP endpoint cannot use its address. The message says what to do."""
 
 
-@dataclass(frozen=True)
-class Controls:
-    """What the three orders call. They return at once; the status shows what comes of it."""
+class Controls(Protocol):
+    """The node, as the three orders see it. They return at once; the status shows their effect."""
 
-    pause: Callable[[], None]
-    resume: Callable[[], None]
-    leave: Callable[[], None]
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def leave(self) -> None: ...
 
 
 async def serve_http(
@@ -84,16 +104,16 @@ async def serve_http(
 ) -> None:
     """Serves until cancelled; `task_status` gets the HOST:PORT that it really listens on.
 
-    Cancelling drops open connections. A failure in serving one client never leaves this function:
-    the node must not die of its status page.
+    Cancelling drops open connections. A failure while serving a client never leaves this function,
+    so that the status page cannot end the node.
 
     Args:
         bind: HOST:PORT; port 0 picks a free one.
-        status: called for each request on the event loop: must be quick.
-        hosts: names by which the endpoint may be called besides loopback names and addresses.
+        status: returns the status; it is called on the event loop for each request.
+        hosts: host names that requests may use besides loopback names and addresses.
 
     Raises:
-        ApiBindError: the address is in use or not this machine's.
+        ApiBindError: the address is in use, or does not belong to this machine.
     """
     listener = _bind(parse_host_port(bind))
     name = listener.getsockname()
@@ -104,7 +124,7 @@ async def serve_http(
         while True:
             try:
                 await serve(
-                    cast(Any, app),
+                    cast("Framework", app),
                     _config(listener),
                     mode="asgi",
                     task_status=_Started(started, address),
@@ -112,24 +132,24 @@ async def serve_http(
                 return
             except Exception as error:
                 # Hypercorn ends as a whole when its handling of one connection fails.
-                log.error("http endpoint failed; it starts again", error=repr(error))
+                log.error("the HTTP endpoint failed; it starts again", error=repr(error))
                 started = trio.TASK_STATUS_IGNORED
                 await trio.sleep(_RESTART_SECONDS)
 
 
 class _Started:
-    """Hands our address, instead of hypercorn's list, to whoever waits for the start."""
+    """Passes our address, in place of hypercorn's list, to the task that waits for the start."""
 
     def __init__(self, task_status: TaskStatus[str], address: str) -> None:
         self._task_status = task_status
         self._address = address
 
-    def started(self, _binds: object = None) -> None:
+    def started(self, _binds: Sequence[str] | None = None) -> None:
         self._task_status.started(self._address)
 
 
 def require_free(bind: str) -> None:
-    """Raises ApiBindError now rather than after minutes of other work if the address is taken."""
+    """Checks an address before minutes of other work. Raises ApiBindError if it cannot be used."""
     _bind(parse_host_port(bind)).close()
 
 
@@ -154,7 +174,7 @@ def _bind(where: HostPort) -> socket.socket:
         listener.close()
         raise ApiBindError(
             f"--api {where}: {error.strerror}. Give another port (0 picks a free one), "
-            "or stop what listens there"
+            "or stop the program that listens there"
         ) from error
     return listener
 
@@ -188,7 +208,7 @@ def build_app(
 
     async def show_metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        # In a thread: GPUs are asked while it is written, and a driver can take its time.
+        # In a thread: the encoder reads the GPUs, and a driver may answer slowly.
         text = await _run_in_thread(
             encode, registry, limiter=scrape_limiter, abandon_on_cancel=True
         )
@@ -203,24 +223,6 @@ def build_app(
             return PlainTextResponse("ok\n")
         return PlainTextResponse(f"not taking part in rounds: {now.phase}\n", status_code=503)
 
-    def order(act: Callable[[], None]) -> Callable[[Request], Response]:
-        def handle(request: Request) -> Response:
-            refusal = _refuse_order(request)
-            if refusal is not None:
-                return refusal
-            act()
-            return JSONResponse({"accepted": True}, status_code=202)
-
-        return handle
-
-    def on_loop(handle: Callable[[Request], Response]) -> Callable[[Request], object]:
-        # A plain function would run in a thread; orders touch the daemon's own state.
-        @functools.wraps(handle)
-        async def wrapped(request: Request) -> Response:
-            return handle(request)
-
-        return wrapped
-
     app = Starlette(
         routes=[
             Route("/", show_page),
@@ -228,17 +230,29 @@ def build_app(
             Route("/metrics", show_metrics),
             Route("/livez", show_alive),
             Route("/readyz", show_ready),
-            Route("/api/pause", on_loop(order(controls.pause)), methods=["POST"]),
-            Route("/api/resume", on_loop(order(controls.resume)), methods=["POST"]),
-            Route("/api/leave", on_loop(order(controls.leave)), methods=["POST"]),
+            Route("/api/pause", _order(controls.pause), methods=["POST"]),
+            Route("/api/resume", _order(controls.resume), methods=["POST"]),
+            Route("/api/leave", _order(controls.leave), methods=["POST"]),
         ]
     )
     return _Guard(app, hosts)
 
 
+def _order(act: Callable[[], None]) -> Callable[[Request], Awaitable[Response]]:
+    # Async, because Starlette runs a plain function in a thread, and orders change the daemon.
+    async def handle(request: Request) -> Response:
+        refusal = _refuse_order(request)
+        if refusal is not None:
+            return refusal
+        act()
+        return JSONResponse({"accepted": True}, status_code=202)
+
+    return handle
+
+
 def _refuse_order(request: Request) -> Response | None:
     if request.client is None or not _is_loopback(request.client.host):
-        return PlainTextResponse("orders are taken from this machine alone\n", status_code=403)
+        return PlainTextResponse("orders are accepted only from this machine\n", status_code=403)
     if request.headers.get(CONTROL_HEADER) != "1" or "origin" in request.headers:
         return PlainTextResponse(
             "orders come from `gossamer pause | resume | leave`: header X-Gossamer: 1 is missing\n",
@@ -248,7 +262,7 @@ def _refuse_order(request: Request) -> Response | None:
 
 
 class _Guard:
-    """Checks what every request must fulfil, and puts the headers that every answer has."""
+    """Refuses requests that break the rules of the endpoint, and adds headers to every answer."""
 
     _HEADERS = (
         (b"cache-control", b"no-store"),
@@ -290,14 +304,16 @@ class _Guard:
     def _refuse(self, headers: dict[bytes, list[bytes]]) -> Response | None:
         if not self._is_known_host(headers.get(b"host", [])):
             return PlainTextResponse(
-                "this node does not answer to that host name. Use its address, or name it in "
-                "the setting api_hosts (GOSSAMER_API_HOSTS)\n",
+                "this node does not answer to that host name. Use its address, or add the name "
+                "to the setting api_hosts (GOSSAMER_API_HOSTS)\n",
                 status_code=421,
             )
         length = headers.get(b"content-length", [b"0"])[0]
         if b"transfer-encoding" in headers or length.strip() != str(_BODY_BYTES_MAX).encode():
             return PlainTextResponse(
-                "no request here has a body\n", status_code=413, headers={"connection": "close"}
+                "requests to this endpoint have no body\n",
+                status_code=413,
+                headers={"connection": "close"},
             )
         return None
 
@@ -309,7 +325,7 @@ class _Guard:
             host = host[1:].partition("]")[0]
         elif host.count(":") <= 1:
             host = host.partition(":")[0]
-        # An address cannot be pointed anywhere else by its owner: only names can be rebound.
+        # Only names can be rebound: the owner of a name decides where it points.
         return host.rstrip(".") in self._hosts or _is_address(host)
 
 
@@ -331,7 +347,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _load_page() -> tuple[str, str]:
-    """The page and a policy that lets run just its own script and style, and nothing be loaded."""
+    """Returns the page and a policy that allows its own script and style, and loads nothing."""
     page = resources.files("gossamer.node.app").joinpath("page.html").read_text(encoding="utf-8")
 
     def hashes(tag: str) -> str:

@@ -19,7 +19,7 @@ GAUGE_SECONDS = 1.0
 
 
 class Reporter:
-    """Reads the parts of a node; changes nothing but gauges."""
+    """Reads the parts of a node, and keeps the gauges up to date."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Reporter:
         self._newest_checkpoint: Digest | None = None
 
     def status(self) -> Status:
-        """Quick: it is called on the event loop for every request."""
+        """Returns the present status. It is called on the event loop for every request."""
         node, progress = self._participant.context, self._participant.progress
         entry = node.committed.entry
         capacity = self._capacity()
@@ -117,7 +117,7 @@ class Reporter:
             self._metrics.checkpoint_last_success_timestamp_seconds.set_to_current_time()
 
     async def run(self) -> None:
-        """Keeps the gauges up to date until cancelled."""
+        """Updates the gauges every `GAUGE_SECONDS` until cancelled."""
         metrics, store = self._metrics, self._store
         metrics.disk_quota_bytes.set(store.quota_bytes)
         while True:

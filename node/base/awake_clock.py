@@ -1,7 +1,7 @@
 """Notices that this process itself did not run: stopped, suspended with its machine, or starved.
 
-    stalls = AwakeClock(on_stall=...)
-    await nursery.start(stalls.run)         # one task, which ticks
+    stalls = AwakeClock()
+    await nursery.start(stalls.run, on_stall)   # one task, which ticks
 
     stalls.last()                           # the newest Stall, or None
     stalls.last().ended_seconds             # when it ended, in trio.current_time() terms
@@ -68,13 +68,11 @@ class AwakeClock:
 
     def __init__(
         self,
-        on_stall: Callable[[Stall], None] = lambda _stall: None,
         *,
         clock: Callable[[], float] = trio.current_time,
         suspended: Callable[[], float] = suspended_seconds,
     ) -> None:
-        """`on_stall` is called by `run`, once for each. The clocks are arguments for tests."""
-        self._on_stall = on_stall
+        """The clocks are arguments for tests."""
         self._clock = clock
         self._suspended = suspended
         self._stalls: deque[Stall] = deque(maxlen=STALLS_KEPT)
@@ -83,14 +81,24 @@ class AwakeClock:
         self._suspended_seconds = 0.0
         self._stalled_seconds = 0.0
 
-    async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Ticks until cancelled. Until it has begun (`nursery.start` waits) no stall is seen."""
+    async def run(
+        self,
+        on_stall: Callable[[Stall], None] | None = None,
+        *,
+        task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Ticks until cancelled, and calls `on_stall` once for each stall.
+
+        No stall is seen before this has begun (`nursery.start` waits for it).
+        """
         self._looked_seconds, self._suspended_seconds = self._clock(), self._suspended()
         task_status.started()
         while True:
             self._look()
             while self._untold:
-                self._on_stall(self._untold.popleft())
+                stall = self._untold.popleft()
+                if on_stall is not None:
+                    on_stall(stall)
             await trio.sleep(TICK_SECONDS)
 
     def last(self) -> Stall | None:

@@ -1,14 +1,15 @@
-"""What a person sets: flag, then environment (`GOSSAMER_...`), then TOML file, then default.
+"""The settings of a node: from flag, environment (`GOSSAMER_...`), TOML file or default.
 
-Every source is checked by the same rules, and all mistakes are reported at once, each naming where
-it stands (`--listen`, `GOSSAMER_LISTEN` or the key of the file) and what is allowed there.
+The first of these sources that has a setting decides. The same rules hold for every source, and all
+mistakes are reported at once. Each report names the place of the mistake (`--listen`,
+`GOSSAMER_LISTEN` or the key of the file) and what is allowed there.
 
 Addresses are checked here without libp2p, so that a typing error is found before anything starts.
-The link that a founder hands out is a dialable address with the run's id behind a `#`::
+The link that a founder gives to others is a dialable address with the run's id behind a `#`::
 
     /ip4/192.0.2.7/tcp/4610/p2p/12D3KooW...#<run id, 64 hexadecimal digits>
 
-The run id may be left out; then whatever run the seed is in is joined.
+Without a run id, the node joins the run of the peer at that address.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from __future__ import annotations
 import ipaddress
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, time
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 import platformdirs
@@ -29,12 +31,12 @@ from gossamer.protocol.ids import DIGEST_BYTES, PeerId, public_key_of
 
 ENVIRONMENT_PREFIX = "GOSSAMER_"
 CONFIG_VARIABLE = "GOSSAMER_CONFIG"
-# Two neighbours that IANA lists as unassigned; 4001, libp2p's habit, is taken on many machines.
+# Neighbouring ports that IANA lists as unassigned. Many machines use 4001, libp2p's usual port.
 DEFAULT_LISTEN = "/ip4/0.0.0.0/tcp/4610"
 DEFAULT_API = "127.0.0.1:4611"
-# One state and its predecessor for the largest preset do not count here: this is the data cache.
+# The limit of the data cache. The present state and its predecessor are not part of it.
 DEFAULT_CACHE_BYTES = 4 * 1024 * limits.MIB
-# Below this not even a few of the largest blocks fit, and the cache would only churn.
+# A smaller cache would hold only a few of the largest blocks and drop them again at once.
 CACHE_BYTES_MIN = 16 * limits.BLOCK_BYTES_MAX
 CONFIG_FILE_BYTES_MAX = limits.MIB
 THREADS_MAX = 1024
@@ -44,8 +46,18 @@ LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
+SettingValue: TypeAlias = str | int | Path | tuple[str, ...]
+"""A checked value of a setting."""
+
+GivenValue: TypeAlias = (
+    "str | int | float | bool | Path | date | time | Sequence[GivenValue] "
+    "| Mapping[str, GivenValue] | None"
+)
+"""A value as a flag, a variable or TOML gives it, before any check."""
+
+
 class ConfigError(ValueError):
-    """Settings that cannot be used; `problems` holds one sentence a mistake, for people."""
+    """The settings cannot be used; `problems` holds one sentence a mistake, for people."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -53,7 +65,7 @@ class ConfigError(ValueError):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How this node runs on this machine. What the run itself is stands in its manifest."""
+    """How this node runs on this machine. The manifest says what the run itself is."""
 
     state_dir: Path
     listen: tuple[str, ...] = (DEFAULT_LISTEN,)
@@ -71,15 +83,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
     log_steps: int = 10
-    """A log line every so many inner steps; 0 for none."""
+    """Inner steps between two log lines; 0 logs no step."""
     bootstrap: tuple[str, ...] = ()
-    """More addresses to try, besides those on the command line and those of known peers."""
+    """Addresses of peers to try besides those of known peers."""
     wait_for_peers: int = 0
-    """Do not begin the first round of a run before so many others are ready to train."""
+    """Number of other peers that must be ready to train before a run's first round begins."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """Found a run: from a manifest file or a preset, on the corpus (empty: the default one)."""
+    """The node founds a run from a manifest file or a preset, on the corpus.
+
+    An empty corpus means the default one.
+    """
 
     manifest_file: Path | None = None
     corpus: tuple[Path, ...] = ()
@@ -87,24 +102,29 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
-    """Join the run of the peers at these addresses. `run_id` (hex) must match, if given."""
+    """The node joins the run of the peers at these addresses. A given `run_id` (hex) must match."""
 
     addresses: tuple[str, ...]
     run_id: str | None = None
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
-    """Go on with the run in the state directory; `addresses` are tried besides the known peers."""
+    """The node goes on with the run in its state directory.
+
+    It tries `addresses` besides those of known peers.
+    """
 
     addresses: tuple[str, ...] = ()
     run_id: str | None = None
-    """The run id that the person named, if any: must be the state directory's."""
+    """Run id (hex) from the command line; it must be the state directory's."""
 
 
 Role = Found | Join | Resume
 
 
 class HostPort(NamedTuple):
+    """A host name or address, and a TCP port."""
+
     host: str
     port: int
 
@@ -114,7 +134,7 @@ class HostPort(NamedTuple):
 
 
 class Link(NamedTuple):
-    """A seed address and, where the link carried it, the run id in hex."""
+    """The address of a peer and, if the link has one, the run id in hex."""
 
     address: str
     run_id: str | None
@@ -135,29 +155,30 @@ _UNITS = {
 
 
 def default_state_dir() -> Path:
-    """Where the state lies when nothing else is said (`~/.local/state/gossamer` on Linux)."""
+    """Returns the default directory of the state (`~/.local/state/gossamer` on Linux)."""
     return platformdirs.user_state_path("gossamer")
 
 
 def load_settings(
-    flags: Mapping[str, Any], environment: Mapping[str, str], config: Path | None = None
+    flags: Mapping[str, GivenValue], environment: Mapping[str, str], config: Path | None = None
 ) -> Settings:
-    """Settings from all sources, in their order.
+    """Returns the settings from all sources.
 
     Args:
-        flags: by field name; None (or an empty tuple) means "not given".
-        environment: of the process; only `GOSSAMER_<FIELD>` and `GOSSAMER_CONFIG` are looked at.
-        config: TOML file; without it the one that `GOSSAMER_CONFIG` names, if any.
+        flags: values by field name; None or an empty tuple means "not given".
+        environment: variables of the process; only `GOSSAMER_<FIELD>` and `GOSSAMER_CONFIG` count.
+        config: TOML file. None means the file that `GOSSAMER_CONFIG` names, if any.
 
     Raises:
-        ConfigError: one sentence a mistake, of all sources together.
+        ConfigError: there are mistakes; it holds one sentence for each, of all sources together.
     """
     problems: list[str] = []
     if config is None and environment.get(CONFIG_VARIABLE):
         config = Path(environment[CONFIG_VARIABLE])
     from_file = _read_file(config, problems) if config is not None else {}
 
-    values: dict[str, Any] = {}
+    values: dict[str, SettingValue] = {}
+    given: GivenValue
     for field in Settings.__struct_fields__:
         variable = ENVIRONMENT_PREFIX + field.upper()
         if flags.get(field) not in (None, (), []):
@@ -175,15 +196,15 @@ def load_settings(
     if problems:
         raise ConfigError(problems)
     values.setdefault("state_dir", default_state_dir())
-    return Settings(**values)
+    return msgspec.convert(values, Settings)
 
 
-def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
+def _read_file(path: Path, problems: list[str]) -> Mapping[str, GivenValue]:
     try:
         if path.stat().st_size > CONFIG_FILE_BYTES_MAX:
             problems.append(f"{path}: larger than {CONFIG_FILE_BYTES_MAX} bytes: not a config file")
             return {}
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table: dict[str, GivenValue] = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         problems.append(f"{path}: no such file; give --config an existing TOML file")
         return {}
@@ -196,15 +217,15 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     unknown = sorted(set(table) - set(Settings.__struct_fields__))
     for key in unknown:
         known = ", ".join(Settings.__struct_fields__)
-        problems.append(f"{path}: {key}: no such setting; there are {known}")
+        problems.append(f"{path}: {key}: no such setting; the settings are {known}")
     return table
 
 
 def parse_host_port(text: str) -> HostPort:
-    """`HOST:PORT` or `[IPv6]:PORT`.
+    """Parses `HOST:PORT` or `[IPv6]:PORT`.
 
     Raises:
-        ValueError: for people.
+        ValueError: the text is neither; the message is for people.
     """
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -217,7 +238,11 @@ def parse_host_port(text: str) -> HostPort:
 
 
 def parse_listen(text: str) -> str:
-    """An address to listen on, `/ip4/.../tcp/PORT` or `/ip6/...`. ValueError for people."""
+    """Checks an address to listen on, `/ip4/.../tcp/PORT` or `/ip6/...`, and returns it.
+
+    Raises:
+        ValueError: the text is no such address; the message is for people.
+    """
     parts = text.split("/")
     example = "/ip4/0.0.0.0/tcp/4610"
     if len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
@@ -227,17 +252,17 @@ def parse_listen(text: str) -> str:
 
 
 def parse_link(text: str) -> Link:
-    """A seed's address, with or without `#<run id>`.
+    """Parses the address of a peer, with or without `#<run id>`.
 
     Raises:
-        ValueError: for people: not an address, no peer id where one must be, a bad run id.
+        ValueError: the address, its peer id or the run id is not valid; the message is for people.
     """
     address, hash_sign, run_id = text.strip().partition("#")
     if hash_sign:
         run_id = run_id.lower()
         if not _RUN_ID.fullmatch(run_id):
             raise ValueError(
-                f"{text!r}: what follows the # must be a run id of {2 * DIGEST_BYTES} hexadecimal "
+                f"{text!r}: the part after # must be a run id of {2 * DIGEST_BYTES} hexadecimal "
                 "digits; copy the whole link that `gossamer start` printed"
             )
     if len(address) > limits.ADDRESS_CHARACTERS_MAX:
@@ -262,7 +287,11 @@ def parse_link(text: str) -> Link:
 
 
 def parse_links(texts: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
-    """(addresses, the run id that they agree on). ConfigError names every mistake."""
+    """Parses links. Returns their addresses, and the run id that they agree on, if any has one.
+
+    Raises:
+        ConfigError: a link is not valid, or the run ids differ; it names every mistake.
+    """
     problems: list[str] = []
     links: list[Link] = []
     for text in texts:
@@ -280,8 +309,12 @@ def parse_links(texts: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
     return addresses, run_ids[0] if run_ids else None
 
 
-def parse_size(value: object) -> int:
-    """Bytes from `1500000000`, `1.5GB` or `4GiB`. ValueError for people."""
+def parse_size(value: GivenValue) -> int:
+    """Parses a number of bytes such as `1500000000`, `1.5GB` or `4GiB`.
+
+    Raises:
+        ValueError: the value is no size; the message is for people.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = _SIZE.fullmatch(str(value).strip())
@@ -304,16 +337,21 @@ def _check_endpoint(text: str, kind: str, host: str, port: str, port_min: int) -
         raise ValueError(f"{text!r}: {port!r} is not a TCP port ({port_min} to 65535)")
 
 
-def _texts(value: object) -> tuple[str, ...]:
+_Parser: TypeAlias = Callable[[GivenValue], SettingValue]
+
+
+def _texts(value: GivenValue) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(value.replace(",", " ").split())
-    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    raise ValueError(f"{value!r} is not a list of texts")
+    if isinstance(value, (list, tuple)):
+        texts = tuple(item for item in value if isinstance(item, str))
+        if len(texts) == len(value):
+            return texts
+    raise ValueError(f"{value!r} is not a list of strings")
 
 
-def _integer(low: int, high: int) -> Any:
-    def parse(value: object) -> int:
+def _integer(low: int, high: int) -> _Parser:
+    def parse(value: GivenValue) -> int:
         try:
             if isinstance(value, (bool, float)):
                 raise ValueError
@@ -327,8 +365,8 @@ def _integer(low: int, high: int) -> Any:
     return parse
 
 
-def _choice(allowed: tuple[str, ...]) -> Any:
-    def parse(value: object) -> str:
+def _choice(allowed: tuple[str, ...]) -> _Parser:
+    def parse(value: GivenValue) -> str:
         if value not in allowed:
             raise ValueError(f"{value!r} is not one of {', '.join(allowed)}")
         return str(value)
@@ -336,34 +374,34 @@ def _choice(allowed: tuple[str, ...]) -> Any:
     return parse
 
 
-def _path(value: object) -> Path:
+def _path(value: GivenValue) -> Path:
     if not isinstance(value, (str, Path)) or not str(value):
         raise ValueError(f"{value!r} is not a path")
     return Path(value).expanduser().absolute()
 
 
-def _device(value: object) -> str:
+def _device(value: GivenValue) -> str:
     text = str(value)
     if not _DEVICE.fullmatch(text):
         raise ValueError(f"{text!r} is not a device: auto, cpu, cuda, cuda:N or mps")
     return text
 
 
-def _cache_bytes(value: object) -> int:
+def _cache_bytes(value: GivenValue) -> int:
     size = parse_size(value)
     if size < CACHE_BYTES_MIN:
         raise ValueError(f"{size} bytes are too few: at least {CACHE_BYTES_MIN}")
     return size
 
 
-def _listen(value: object) -> tuple[str, ...]:
+def _listen(value: GivenValue) -> tuple[str, ...]:
     addresses = tuple(parse_listen(text) for text in _texts(value))
     if not 0 < len(addresses) <= limits.ADDRESSES_MAX:
         raise ValueError(f"{len(addresses)} addresses; allowed: 1 to {limits.ADDRESSES_MAX}")
     return addresses
 
 
-def _api_hosts(value: object) -> tuple[str, ...]:
+def _api_hosts(value: GivenValue) -> tuple[str, ...]:
     names = _texts(value)
     for name in names:
         if not _HOST_NAME.fullmatch(name):
@@ -371,7 +409,7 @@ def _api_hosts(value: object) -> tuple[str, ...]:
     return tuple(name.lower().rstrip(".") for name in names)
 
 
-def _bootstrap(value: object) -> tuple[str, ...]:
+def _bootstrap(value: GivenValue) -> tuple[str, ...]:
     links = [parse_link(text) for text in _texts(value)]
     for link in links:
         if link.run_id is not None:
@@ -379,7 +417,7 @@ def _bootstrap(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(link.address for link in links))
 
 
-_PARSERS: dict[str, Any] = {
+_PARSERS: dict[str, _Parser] = {
     "state_dir": _path,
     "listen": _listen,
     "api": lambda value: str(parse_host_port(str(value))),

@@ -13,7 +13,7 @@ whole. So a worker that is killed, at whatever instant, leaves `pending` as it w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -45,6 +45,25 @@ class TrainerFailedError(Exception):
     """The trainer does not do what the node cannot start without; the text says why."""
 
 
+class TrainerListener(Protocol):
+    """The node, as its trainer sees it. A trainer calls these on the event loop while it runs."""
+
+    def configured(self, configured: messages.Configured) -> None:
+        """A worker is up, with an empty queue."""
+
+    def stepped(self, step: messages.Step) -> None:
+        """The worker did an inner step."""
+
+    def shared(self, shared: messages.Shared) -> None:
+        """The worker has its part of a shared step."""
+
+    def needs_data(self, tokens_queued: int) -> None:
+        """The worker's queue runs out: so many tokens are left."""
+
+    def restarted(self, reason: str) -> None:
+        """The worker is started again; `reason` is one of `metrics.RESTART_REASONS`."""
+
+
 class Trainer(Protocol):
     """What the node needs of a trainer. Tests have one that trains in virtual time."""
 
@@ -65,8 +84,8 @@ class Trainer(Protocol):
     def is_up(self) -> bool:
         """Whether a trainer is there to be asked."""
 
-    async def run(self) -> None:
-        """Keeps the trainer up until cancelled."""
+    async def run(self, listener: TrainerListener) -> None:
+        """Keeps the trainer up and tells the listener what happens, until cancelled."""
 
     async def genesis(self) -> bool:
         """Fills `base` with the initial weights of the run's seed. False if it cannot be had."""
@@ -133,21 +152,20 @@ class Trainer(Protocol):
         """Waits until that is done, or the worker is gone."""
 
 
+class MakeTrainer(Protocol):
+    """Makes the trainer of a run. It runs only when its `run` is called."""
+
+    def __call__(self, manifest: Manifest, settings: Settings, optimizer_path: str, /) -> Trainer:
+        """
+        Args:
+            optimizer_path: file of the inner optimiser's state.
+        """
+
+
 class TrainerClient:
     """The real trainer, in a process of its own."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        settings: Settings,
-        optimizer_path: str,
-        *,
-        on_step: Callable[[messages.Step], None],
-        on_shared: Callable[[messages.Shared], None],
-        on_need: Callable[[int], None],
-        on_restart: Callable[[str], None],
-        on_configured: Callable[[messages.Configured], None],
-    ) -> None:
+    def __init__(self, manifest: Manifest, settings: Settings, optimizer_path: str) -> None:
         self._process = TrainerProcess(manifest.model.num_parameters)
         self.base: FloatVector = self._process.base
         self._sync_set = SyncSets(manifest.model, manifest.outer, manifest.sync).whole
@@ -169,11 +187,6 @@ class TrainerClient:
             mixing=manifest.outer.mixing,
             shared_steps=_shared_steps(manifest),
         )
-        self._on_step = on_step
-        self._on_shared = on_shared
-        self._on_need = on_need
-        self._on_restart = on_restart
-        self._on_configured = on_configured
         self.is_up = False
         self._changed = trio.Event()
         """Replaced when `is_up` or `failure` changes."""
@@ -203,15 +216,15 @@ class TrainerClient:
         """Of the worker that runs now."""
         return self._process.pid
 
-    async def run(self) -> None:
+    async def run(self, listener: TrainerListener) -> None:
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._read_events)
-                await self._keep_up()
+                nursery.start_soon(self._read_events, listener)
+                await self._keep_up(listener)
         finally:
             self._process.release()
 
-    async def _keep_up(self) -> None:
+    async def _keep_up(self, listener: TrainerListener) -> None:
         while True:
             await self._resumed.wait()
             self._was_useful = False
@@ -230,7 +243,7 @@ class TrainerClient:
             if backoff.failures >= FAILURES_MAX:
                 self._give_up(exit_)
                 continue
-            self._on_restart(exit_.reason)
+            listener.restarted(exit_.reason)
             await trio.sleep(backoff.delay_seconds)
 
     def _give_up(self, exit_: TrainerExit) -> None:
@@ -270,22 +283,22 @@ class TrainerClient:
         except TrainerGoneError:
             log.debug("the trainer died at once")  # its TrainerExit says why
 
-    async def _read_events(self) -> None:
+    async def _read_events(self, listener: TrainerListener) -> None:
         async for event in self._process.events:
             match event:
                 case messages.Configured():
                     self.lives += 1
                     self.loaded_momentum = event.momentum
-                    self._on_configured(event)
+                    listener.configured(event)
                     if event.problem:
                         log.warning(event.problem)
                     self._set(is_up=True)
                 case messages.Step():
-                    self._on_step(event)
+                    listener.stepped(event)
                 case messages.Shared():
-                    self._on_shared(event)
+                    listener.shared(event)
                 case messages.NeedData():
-                    self._on_need(event.tokens_queued)
+                    listener.needs_data(event.tokens_queued)
                 case messages.Rebased():
                     self._base_read.set()
                 case messages.Saved():

@@ -12,7 +12,8 @@ fetched stays in the block store, so a node that is killed meanwhile goes on whe
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -92,6 +93,13 @@ def decode_chain_reply(message: bytes | bytearray) -> list[bytes]:
     return records
 
 
+class ReplayListener(Protocol):
+    """The part of the node that has to know of rounds which it took over from others."""
+
+    async def replayed(self, replayed: Replayed) -> None:
+        """A committed round became the present state, computed from its averages."""
+
+
 class ChainSync:
     """Serves the own chain, and follows others'."""
 
@@ -105,7 +113,6 @@ class ChainSync:
         run_in_thread: RunInThread,
         open_commit: Callable[[Commit], Header],
         on_offence: OffenceHandler,
-        on_replayed: Callable[[Replayed], Awaitable[None]],
     ) -> None:
         self._manifest = manifest
         self._run_id = manifest.run_id
@@ -115,13 +122,17 @@ class ChainSync:
         self._run_in_thread = run_in_thread
         self._open_commit = open_commit
         self._on_offence = on_offence
-        self._on_replayed = on_replayed
+        self._listener: ReplayListener | None = None
         self.unfinished: set[Digest] = set()
         """Rounds on the way to a head, up to which the records have come. Their states are no goal:
         with old ones, nobody has them any more."""
         self.blocks_wanted = 0
         self.blocks_fetched = 0
         transport.handle(CHAIN_PROTOCOL, self._serve)
+
+    def report_to(self, listener: ReplayListener) -> None:
+        """From now on the listener hears of every round that is taken over."""
+        self._listener = listener
 
     # Records
 
@@ -303,7 +314,8 @@ class ChainSync:
             async for step in fetched:
                 try:
                     replayed = await self._run_in_thread(lambda step=step: committed.replay(step))  # type: ignore[misc]
-                    await self._on_replayed(replayed)
+                    if self._listener is not None:
+                        await self._listener.replayed(replayed)
                 except Exception as error:
                     failure = error
                     break

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import structlog
 import trio
 
+from gossamer.node.base.awake_clock import Stall
 from gossamer.node.base.disk_health import DiskError, DiskHealth
 from gossamer.node.network.transport import ConnectError, Transport
 from gossamer.node.storage.state_dir import KnownPeers
@@ -94,8 +95,10 @@ class Discovery:
         else:
             self._health.wrote("known peers")
 
-    def hurry(self) -> None:
-        """This process stood still, and its connections with it: everybody is dialled at once."""
+    def stalled(self, stall: Stall) -> None:
+        """Dials every peer at once, because connections broke while this process did not run."""
+        log.warning("this process did not run for a while", seconds=round(stall.lost_seconds, 1))
+        self._metrics.stalled_seconds.inc(stall.lost_seconds)
         self._redial.hurry(trio.current_time())
 
     def _look(self, nursery: trio.Nursery) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 import trio
@@ -64,6 +65,29 @@ class Standing:
     capacity: Capacity
 
 
+class SwarmListener(Protocol):
+    """The part of the node that takes part in rounds, as the swarm sees it."""
+
+    def heard(self, signed: Signed, statement: Statement) -> None:
+        """A peer made a statement about some round."""
+
+    def heard_commit(self, commit: Commit, header: Header) -> None:
+        """A commit record came whose votes are checked, of a head that is not known here."""
+
+    def disconnected(self, peer: PeerId) -> None:
+        """The connection to a peer broke."""
+
+    def members_changed(self) -> None:
+        """An announcement changed what is known of the members."""
+
+
+class KnownHeads(Protocol):
+    """The chain, as the swarm sees it."""
+
+    def __contains__(self, head: bytes, /) -> bool:
+        """Whether the commit record of a head is known here."""
+
+
 class Swarm:
     """The other peers of the run."""
 
@@ -73,31 +97,27 @@ class Swarm:
         identity: Identity,
         manifest: Manifest,
         incarnation: Incarnation,
-        *,
-        standing: Callable[[], Standing],
-        knows_head: Callable[[Digest], bool],
-        on_statement: Callable[[Signed, Statement], None],
-        on_commit: Callable[[Commit, Header], None],
-        on_disconnect: Callable[[PeerId], None],
-        on_members: Callable[[], None],
+        known_heads: KnownHeads,
         offences: Offences,
         randomness: random.Random,
+        *,
         awake_seconds: Callable[[], float] = trio.current_time,
     ) -> None:
-        """`awake_seconds`: a clock that stands still while this process does, so that what was
-        not heard meanwhile is nobody's silence."""
+        """
+        Args:
+            known_heads: the chain; commit records of a head in it are not heard again.
+            awake_seconds: a clock that stops while this process does not run, so that a peer is
+                not held to be silent for that time.
+        """
         self._transport = transport
         self.me = identity.peer_id
         self._run_id = manifest.run_id
         self._incarnation = incarnation
         self._allowed = frozenset(manifest.allowed) if manifest.admission == "allow" else None
         self._bounds = WorkBounds(manifest)
-        self._standing = standing
-        self._knows_head = knows_head
-        self._on_statement = on_statement
-        self._on_commit = on_commit
-        self._on_disconnect = on_disconnect
-        self._on_members = on_members
+        self._known_heads = known_heads
+        self._listener: SwarmListener | None = None
+        self._standing: Callable[[], Standing] | None = None
         self._offences = offences
         self._awake_seconds = awake_seconds
         self._sequence = 0
@@ -121,14 +141,30 @@ class Swarm:
             admits=self.admits,
         )
 
+    def start(self, listener: SwarmListener, standing: Callable[[], Standing]) -> None:
+        """Begins to listen to gossip. Call once, before `run` and before the first announcement.
+
+        Args:
+            standing: the present changing part of this node's announcement.
+        """
+        self._listener = listener
+        self._standing = standing
+        self.gossip.start()
+
     async def run(self) -> None:
-        """Announces, gossips and watches connections until cancelled."""
+        """Announces, gossips and watches connections until cancelled, after `start`."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.gossip.run)
             nursery.start_soon(self._watch_connections)
             while True:
                 self.announce()
                 await trio.sleep(ANNOUNCE_SECONDS)
+
+    @property
+    def _told(self) -> SwarmListener:
+        """The listener. Nothing is heard before `start`."""
+        assert self._listener is not None
+        return self._listener
 
     @property
     def incarnation(self) -> int:
@@ -142,6 +178,7 @@ class Swarm:
 
     def announce(self) -> None:
         """Tells everybody where this node stands now."""
+        assert self._standing is not None
         standing = self._standing()
         self.gossip.say(
             Announce(
@@ -293,16 +330,16 @@ class Swarm:
         if isinstance(statement, Announce):
             now = self._awake_seconds()
             if self.membership.announced(now, author, statement, self._transport.peers()):
-                self._on_members()
+                self._told.members_changed()
             return
-        self._on_statement(signed, statement)
+        self._told.heard(signed, statement)
 
     def _heard_commit(self, _author: PeerId, commit: Commit) -> bool:
-        if self._knows_head(digest_of(commit.header)):
+        if digest_of(commit.header) in self._known_heads:
             return False
         header = self.open_commit(commit)
         log.debug("commit", round=header.round, head=short(digest_of(commit.header)))
-        self._on_commit(commit, header)
+        self._told.heard_commit(commit, header)
         return True
 
     def open_commit(self, commit: Commit) -> Header:
@@ -327,7 +364,7 @@ class Swarm:
             for peer in sorted(self._connected - connected):
                 log.info("disconnected", peer=short(peer))
                 self.membership.disconnected(peer)
-                self._on_disconnect(peer)
+                self._told.disconnected(peer)
             if connected - self._connected and now >= self._greeted_seconds + GREET_SECONDS:
                 self._greeted_seconds = now
                 self.announce()  # so that the new one knows us at once

@@ -1,8 +1,8 @@
-"""Log lines: clear text for people, JSON for machines, the same events in both.
+"""Log lines: clear text for people or JSON for machines, with the same events in both.
 
-Our own lines come through structlog, other libraries' through `logging`; both end in one format on
-one stream. What a peer said may stand in a line, so control characters are always escaped: a peer
-can neither forge a line nor move somebody's cursor.
+Gossamer's own lines come through structlog, and those of other libraries through `logging`. Both
+have one format and go to one stream. A line may contain text that a peer sent, so control
+characters are always escaped: a peer can neither forge a line nor move the cursor of a terminal.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import sys
 import time
 import traceback
-from typing import Any, TextIO, cast
+from typing import TextIO, cast
 
 import msgspec
 import structlog
@@ -22,8 +22,8 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from gossamer.node.base.settings import LogFormat, LogLevel
 
 _COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "31;1"}
-# Libraries that tell a daily story at INFO, and, for libp2p, print stack traces of what other
-# peers do wrong at WARNING. Gossamer logs what matters of these itself.
+# These libraries log much at INFO. libp2p also logs stack traces at WARNING for mistakes of other
+# peers. Gossamer itself logs the part of this that matters.
 _LIBRARY_LEVELS = {
     "": logging.WARNING,
     "libp2p": logging.CRITICAL,
@@ -36,9 +36,9 @@ _LIBRARY_LEVELS = {
 def configure_logs(
     log_format: LogFormat = "text", log_level: LogLevel = "info", stream: TextIO | None = None
 ) -> None:
-    """Sets up logging of the whole process; a later call replaces an earlier one.
+    """Sets up logging of the whole process. A later call replaces an earlier one.
 
-    With `log_level="debug"` libraries' warnings are shown too.
+    With `log_level="debug"` the warnings of libraries are logged as well.
     """
     target = cast(TextIO, _Lossy(sys.stderr if stream is None else stream))
     colours = log_format == "text" and target.isatty()
@@ -66,27 +66,27 @@ def configure_logs(
     root.handlers = [handler]
     for name, level in _LIBRARY_LEVELS.items():
         logging.getLogger(name).setLevel(logging.WARNING if log_level == "debug" else level)
-    # Warnings are for developers; the tests turn them into errors.
+    # Python's warnings are for developers. The tests turn them into errors.
     logging.captureWarnings(log_level == "debug")
 
 
 class _Lossy:
-    """A stream to which nothing is written when it takes nothing: a full disk, a closed pipe.
+    """A stream that ignores write errors, such as those of a full disk or a closed pipe.
 
-    The node goes on without a log rather than die of a line.
+    A node must not end because a log line cannot be written.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Says that all was written, in any case."""
+        """Returns the length of the text, whether it was written or not."""
         with contextlib.suppress(OSError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """What cannot be written now is tried again with the next line."""
+        """Flushes the stream. Text that cannot be written now is tried again with the next line."""
         with contextlib.suppress(OSError):
             self._stream.flush()
 
@@ -94,9 +94,8 @@ class _Lossy:
         return self._stream.isatty()
 
 
-def printable(value: object) -> str:
-    """Text on one line with control characters escaped, whoever wrote it."""
-    text = value if isinstance(value, str) else str(value)
+def printable(text: str) -> str:
+    """Returns the text on one line, with control characters escaped."""
     if text.isprintable():
         return text
     return "".join(
@@ -128,25 +127,24 @@ def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
         "time": f"{moment}.{int(seconds % 1 * 1000):03d}Z",
         "level": event.pop("level", "info"),
         "event": event.pop("event", ""),
-        **{key: _to_json(value) if _is_bytes(value) else value for key, value in event.items()},
+        **_with_hex(event),
     }
     try:
-        return msgspec.json.encode(ordered, enc_hook=_to_json).decode()
+        return msgspec.json.encode(ordered, enc_hook=str).decode()
     except UnicodeEncodeError:  # a file name that is not UTF-8
-        return json.dumps(ordered, default=_to_json)
+        return json.dumps(ordered, default=str)
 
 
-def _to_json(value: Any) -> str:
-    return str(value.hex()) if _is_bytes(value) else str(value)
-
-
-def _is_bytes(value: object) -> bool:
-    """Digests, mostly: people and tools know them in hex."""
-    return isinstance(value, (bytes, bytearray))
+def _with_hex(event: EventDict) -> EventDict:
+    """Returns the event with bytes as hex: they are digests, which people and tools know as hex."""
+    return {
+        key: value.hex() if isinstance(value, (bytes, bytearray)) else value
+        for key, value in event.items()
+    }
 
 
 class _TextRenderer:
-    """`12:00:05 info    round committed  round=3 members=4`, errors in red on a terminal."""
+    """Renders `12:00:05 info    round committed  round=3 members=4`, in colour on a terminal."""
 
     def __init__(self, colours: bool) -> None:
         self._colours = colours
@@ -154,9 +152,9 @@ class _TextRenderer:
     def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> str:
         moment = time.strftime("%H:%M:%S", time.localtime(event.pop("time")))
         level = str(event.pop("level", "info"))
-        message = printable(event.pop("event", ""))
+        message = printable(str(event.pop("event", "")))
         trace = event.pop("traceback", None)
-        values = " ".join(f"{key}={_show(value)}" for key, value in event.items())
+        values = _render_values(_with_hex(event))
         line = f"{moment} {level:<7} {message}" + (f"  {values}" if values else "")
         if trace is not None:
             lines = str(trace).rstrip().splitlines()
@@ -166,12 +164,15 @@ class _TextRenderer:
         return line
 
 
-def _show(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
-    if isinstance(value, (bytes, bytearray)):
-        return value.hex()
-    text = printable(value)
-    if isinstance(value, str) and (not text or " " in text or '"' in text):
-        return '"' + text.replace('"', '\\"') + '"'
-    return text
+def _render_values(event: EventDict) -> str:
+    """Returns `key=value` for each value: floats are shortened, and texts with spaces quoted."""
+    shown = []
+    for key, value in event.items():
+        if isinstance(value, float):
+            text = f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+        else:
+            text = printable(str(value))
+            if isinstance(value, str) and (not text or " " in text or '"' in text):
+                text = '"' + text.replace('"', '\\"') + '"'
+        shown.append(f"{key}={text}")
+    return " ".join(shown)

@@ -1,6 +1,6 @@
-"""What `/api/status`, `gossamer status --json` and the page show, as structs.
+"""The status of a node, as `/api/status`, `gossamer status --json` and the page show it.
 
-The names are fixed: tools depend on them. None (JSON's null) is "not known (yet)".
+The names are fixed, because tools depend on them. None (JSON's null) means "not known (yet)".
 Digests and run ids are hex, losses are in nats per token, counts of tokens are target tokens.
 """
 
@@ -14,15 +14,16 @@ from gossamer.protocol.wire.statements import Capacity, Phase
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 Outcome = Literal["committed", "missed", "abandoned"]
-"""How a round ended for this node: in it, without it (its work is carried), or for nobody."""
+"""The end of a round for this node: `committed` with its work, `missed` (committed without it; its
+work is carried), or `abandoned` (not committed)."""
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
-# Points of the curve that one answer carries; a longer run is thinned out by `LossHistory`.
+# Points of the curve in one answer. `LossHistory` thins out a longer run.
 LOSS_POINTS_MAX = 240
 
 
 class CapacityStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """`Capacity` with named fields; speeds are None until they are measured."""
+    """A peer's capacity; speeds are None until they are measured."""
 
     device: str
     device_kind: str
@@ -46,7 +47,7 @@ class CapacityStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Another peer, by its own word."""
+    """Another peer, as it describes itself in its announcements."""
 
     peer_id: str
     phase: str
@@ -64,13 +65,13 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LastRound(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest round that ended here."""
+    """The newest round that ended on this node."""
 
     round: int
     members: tuple[str, ...]
     """Peer ids of the ring, in its order."""
     contributors: tuple[str, ...]
-    """Peer ids whose work is in the result."""
+    """Peer ids of the members whose work is in the result."""
     duration_seconds: float
     bytes_sent: int
     bytes_received: int
@@ -78,7 +79,7 @@ class LastRound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OuterStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What a round chose its outer step with (`outer.displacement`)."""
+    """The settings that a round chose for its outer step (`outer.displacement`)."""
 
     learning_rate: float
     momentum: float
@@ -93,51 +94,51 @@ class LossPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens that this node trained in this run, over all its lives, by what became of them.
+    """Tokens that this node trained in this run, over all its lives, by their fate.
 
-    `trained` is the sum of the others. None of the others can be relied on never to fall: what a
-    round took is carried again if the swarm turns out to have gone another way.
+    `trained` is the sum of the others. Each of the others can fall: committed tokens are carried
+    again if the swarm continues on another branch of the chain.
     """
 
     trained: int = 0
     committed_on_time: int = 0
-    """In the round that they were trained for."""
+    """Committed in the round that they were trained for."""
     committed_late: int = 0
-    """In a later one, as residual."""
+    """Committed in a later round, as residual."""
     dropped: int = 0
-    """Missed too many rounds, or were no numbers."""
+    """Dropped, because they missed too many rounds or were not finite."""
     lost: int = 0
-    """Went down with the process, or the trainer's."""
+    """Lost when the node's or the trainer's process ended."""
     carried: int = 0
-    """In no round yet."""
+    """Not committed yet."""
 
 
 class DataStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What the committed chain has consumed of the run's data."""
+    """The part of the run's data that the committed chain has consumed."""
 
     epoch: int
-    """Epochs that are complete, which is also the number of the present one, from 0."""
+    """Number of complete epochs; also the number of the present epoch, from 0."""
     tokens_consumed: int
-    """Of the present epoch; those of a shard that is ahead of it are not among them."""
+    """Tokens consumed in the present epoch, without those that a shard has of the next epoch."""
     num_tokens: int
     shards_consumed: int
-    """Of the present epoch, to their end."""
+    """Shards that the present epoch has consumed to their end."""
     num_shards: int
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """One node and what it knows of its swarm, at one moment."""
+    """The state of one node, and its view of the swarm, at one moment."""
 
     peer_id: str
     run_id: str | None
-    """None while a joiner has not yet heard which run its seed is in."""
+    """None while a joining node does not know the run of its seed."""
     run_name: str | None = None
     version: str
     addresses: tuple[str, ...] = ()
-    """Dialable, with `/p2p/`."""
+    """Addresses that other peers can dial, with `/p2p/`."""
     phase: Phase
     problem: str | None = None
-    """Why the phase is `failed`, for people."""
+    """The reason why the phase is `failed`, for people."""
     paused_reason: str | None = None
     round: int = 0
     """The newest committed round; 0 is the genesis state."""
@@ -145,21 +146,21 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     state_digest: str | None = None
     rounds_behind: int = 0
     inner_step: int = 0
-    """Inner steps done in the present round."""
+    """Inner steps that are done in the present round."""
     inner_steps: int = 0
-    """Inner steps that the present round has."""
+    """Inner steps of the whole present round."""
     tokens_total: int = 0
     """This node's tokens in committed rounds."""
     work: WorkStatus | None = None
-    """None while a joiner is in no run yet."""
+    """None while a joining node is in no run."""
     data: DataStatus | None = None
     swarm_tokens_total: int = 0
-    """All peers' tokens in the chain up to the head."""
+    """Tokens of all peers in the chain up to the head."""
     tokens_per_second: float | None = None
     loss: float | None = None
     """Mean training loss of this node's newest steps."""
     heldout_loss: float | None = None
-    """Loss of the newest evaluated state on text that is never trained on."""
+    """Loss of the newest evaluated state on held-out text."""
     num_parameters: int | None = None
     capacity: CapacityStatus | None = None
     uptime_seconds: float = 0.0
@@ -168,15 +169,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     disk_used_bytes: int = 0
     peers: tuple[PeerStatus, ...] = ()
     peers_banned: int = 0
-    """Peers that broke the protocol and are refused for a while."""
+    """Number of peers that are banned for a while, because they broke the protocol."""
     ring: tuple[str, ...] = ()
-    """Peers that are in the ring of the present round, as far as this node knows, in ring order;
-    empty while none is at work here."""
+    """Peer ids of the ring of the present round, as far as this node knows, in ring order. Empty
+    while no ring is at work on this node."""
     last_round: LastRound | None = None
     outer_step: OuterStep | None = None
-    """Of the newest committed round; None where it chose nothing, or is of an earlier life."""
+    """Choice of the newest committed round; None if it chose nothing or an earlier life saw it."""
     loss_history: tuple[LossPoint, ...] = ()
-    """The curve so far, oldest first, at most `LOSS_POINTS_MAX` points."""
+    """The curve so far, oldest point first, at most `LOSS_POINTS_MAX` points."""
 
 
 _encoder = msgspec.json.Encoder()
@@ -184,25 +185,25 @@ _decoder = msgspec.json.Decoder(Status)
 
 
 def encode_status(status: Status) -> bytes:
-    """JSON; numbers that are not finite become null."""
+    """Encodes a status as JSON. Numbers that are not finite become null."""
     return _encoder.encode(status)
 
 
 def decode_status(data: bytes) -> Status:
-    """Raises msgspec.DecodeError (ValidationError is one) if this is no status."""
+    """Decodes a status. Raises msgspec.DecodeError (ValidationError is one) for anything else."""
     return _decoder.decode(data)
 
 
 def is_ready(status: Status) -> bool:
-    """Whether the node takes part in rounds."""
+    """Returns whether the node takes part in rounds."""
     return status.phase in ("training", "averaging")
 
 
 class LossHistory:
-    """The curve of a run of any length in at most `LOSS_POINTS_MAX` points.
+    """Keeps the curve of a run of any length in at most `LOSS_POINTS_MAX` points.
 
-    When full, every second point goes and from then on only every second round is kept: the curve
-    stays evenly spaced from its beginning, and the newest point is always there.
+    A full history drops every second point, and from then on keeps half as many rounds. So the
+    points stay evenly spaced from the beginning. The newest point is always there.
     """
 
     def __init__(self) -> None:
@@ -211,7 +212,7 @@ class LossHistory:
         self._stride = 1
 
     def add(self, point: LossPoint) -> None:
-        """Appends a round; a round that is not newer than the newest replaces what stands there."""
+        """Adds a round. A round that is not newer than the newest one replaces all from it on."""
         if self._newest is not None and point.round < self._newest.round:
             self._points = [kept for kept in self._points if kept.round < point.round]
         self._newest = point
@@ -219,7 +220,7 @@ class LossHistory:
             self._points[-1] = point
         elif not self._points or point.round - self._points[-1].round >= self._stride:
             self._points.append(point)
-        # One place is kept free for the newest point.
+        # One place stays free for the newest point.
         if len(self._points) >= LOSS_POINTS_MAX:
             self._points = self._points[::2]
             self._stride *= 2

@@ -176,7 +176,6 @@ class Node:
             run_in_thread=_no_thread,  # type: ignore[arg-type]
             open_commit=_open_commit,
             on_offence=self.offences.note,
-            on_replayed=_ignore_replayed,
         )
         serve_manifest(self.transport, SignedManifest(manifest=b"", signature=b""))
 
@@ -254,10 +253,6 @@ def test_clients(name: str, data: st.DataObject, tmp_path_factory: pytest.TempPa
             await ask(node)
 
     _run(run)
-
-
-async def _ignore_replayed(_replayed: object) -> None:
-    await trio.lowlevel.checkpoint()
 
 
 def _to_receiver() -> list[tuple[bytes, bytes]]:

@@ -15,8 +15,9 @@ import numpy as np
 import trio
 import zstandard
 
-from gossamer.node.app.assembly import Node
+from gossamer.node.app.assembly import Node, Runtime
 from gossamer.node.base.settings import Settings
+from gossamer.node.machine.trainer_client import TrainerListener
 from gossamer.node.network.identity import Identity
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
@@ -88,19 +89,10 @@ class NumbersTrainer:
         manifest: Manifest,
         settings: Settings,
         optimizer_path: str,
-        *,
-        on_step: Callable[[messages.Step], None],
-        on_shared: Callable[[messages.Shared], None],
-        on_need: Callable[[int], None],
-        on_restart: Callable[[str], None],
-        on_configured: Callable[[messages.Configured], None],
     ) -> None:
         self._manifest = manifest
-        self._on_step = on_step
-        self._on_shared = on_shared
         self._shares = manifest.sync == "distro"
         self._shared = trio.Event()
-        self._on_need = on_need
         self._sync_set = SyncSets(manifest.model, manifest.outer, manifest.sync).whole
         self.base = np.zeros(manifest.model.num_parameters, dtype=np.float32)
         self.pending = np.zeros(self._sync_set.plan.num_elements, np.float32)
@@ -112,7 +104,8 @@ class NumbersTrainer:
         self._is_training = False
         self._target = initial_weights(digest_of(optimizer_path.encode())[0], self.base.size)
 
-    async def run(self) -> None:
+    async def run(self, listener: TrainerListener) -> None:
+        self._listener = listener
         await trio.sleep_forever()
 
     async def genesis(self) -> bool:
@@ -141,7 +134,7 @@ class NumbersTrainer:
         deadline = trio.current_time() + seconds
         while done < steps and not self._stop and trio.current_time() < deadline:
             while not self._queue and not self._stop and trio.current_time() < deadline:
-                self._on_need(0)
+                self._listener.needs_data(0)
                 with trio.move_on_after(STEP_SECONDS):
                     await self._queued.wait()
                     self._queued = trio.Event()
@@ -161,7 +154,7 @@ class NumbersTrainer:
                 self._local += np.float32(0.1) * (self._target - self._local)
             tokens += wanted - left
             loss = float(np.square(self._local).mean())
-            self._on_step(
+            self._listener.stepped(
                 messages.Step(
                     round=round_number,
                     step=first_step + done,
@@ -194,7 +187,7 @@ class NumbersTrainer:
         places = np.array(every_place(codec), np.int64)
         self._shared = trio.Event()
         update = codec.encode(SignUpdate(places, wanted[places] < 0))
-        self._on_shared(messages.Shared(round=round_number, update=update))
+        self._listener.shared(messages.Shared(round=round_number, update=update))
         with trio.move_on_at(deadline):
             while not (self._shared.is_set() or self._stop):
                 with trio.move_on_after(STEP_SECONDS):
@@ -422,16 +415,17 @@ class World:
                     for address in self.network.get(self.identity(seed).peer_id).addresses()
                 )
                 node = Node(
-                    Settings(state_dir=state_dir.root, wait_for_peers=self.wait_for_peers),
+                    Settings(
+                        state_dir=state_dir.root,
+                        wait_for_peers=self.wait_for_peers,
+                        bootstrap=bootstrap,
+                    ),
                     state_dir,
                     identity,
                     store,
                     transport,
                     self.signed,
-                    bootstrap,
-                    make_trainer=trainer,
-                    run_in_thread=in_no_thread,
-                    serves_http=False,
+                    Runtime(trainer, in_no_thread, serves_http=False),
                 )
                 self.nodes[name] = node
                 task_status.started()

@@ -10,7 +10,7 @@ import pytest
 import trio
 from prometheus_client import CollectorRegistry
 
-from gossamer.node.app.http import ApiBindError, Controls, build_app, serve_http
+from gossamer.node.app.http import ApiBindError, build_app, serve_http
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import Status
 
@@ -25,14 +25,18 @@ class Node:
         self.now = TRAINING
         self.orders: list[str] = []
         self.metrics = Metrics()
-        self.controls = Controls(
-            pause=lambda: self.orders.append("pause"),
-            resume=lambda: self.orders.append("resume"),
-            leave=lambda: self.orders.append("leave"),
-        )
 
     def status(self) -> Status:
         return self.now
+
+    def pause(self) -> None:
+        self.orders.append("pause")
+
+    def resume(self) -> None:
+        self.orders.append("resume")
+
+    def leave(self) -> None:
+        self.orders.append("leave")
 
 
 def ask(
@@ -47,7 +51,7 @@ def ask(
     hosts: tuple[str, ...] = (),
 ) -> httpx.Response:
     async def main() -> httpx.Response:
-        app: Any = build_app(node.status, node.metrics.registry, node.controls, hosts)
+        app: Any = build_app(node.status, node.metrics.registry, node, hosts)
         transport = httpx.ASGITransport(app, client=(client, 5))
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as asking:
             return await asking.request(method, path, headers=headers, content=content)
@@ -64,7 +68,7 @@ def serving(node: Node, use: Callable[[str], Awaitable[None]]) -> None:
                 "127.0.0.1:0",
                 node.status,
                 node.metrics.registry,
-                node.controls,
+                node,
                 task_status=task_status,
             )
 
@@ -254,7 +258,7 @@ def test_an_address_that_cannot_be_had(host: str, reason: str) -> None:
         bind = f"{host}:{taken.getsockname()[1]}"
         node = Node()
         with pytest.raises(ApiBindError, match=reason):
-            trio.run(serve_http, bind, node.status, CollectorRegistry(), node.controls)
+            trio.run(serve_http, bind, node.status, CollectorRegistry(), node)
 
 
 def test_the_status_is_json_that_any_tool_reads() -> None:

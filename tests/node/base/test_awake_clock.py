@@ -23,14 +23,12 @@ class Clocks:
         self.now = 100.0
         self.suspended = 7.0
         self.told: list[Stall] = []
-        self.watch = AwakeClock(
-            self.told.append, clock=lambda: self.now, suspended=lambda: self.suspended
-        )
+        self.watch = AwakeClock(clock=lambda: self.now, suspended=lambda: self.suspended)
 
     def run_one_tick(self) -> None:
         async def main() -> None:
             with trio.move_on_after(stall.TICK_SECONDS / 2):
-                await self.watch.run()
+                await self.watch.run(self.told.append)
 
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
@@ -96,10 +94,12 @@ def test_a_stopped_process() -> None:
     code = (
         "import trio\n"
         "from gossamer.node.base.awake_clock import AwakeClock\n"
-        "watch = AwakeClock(lambda stall: print(stall.lost_seconds, flush=True))\n"
+        "watch = AwakeClock()\n"
+        "def say(stall):\n"
+        "    print(stall.lost_seconds, flush=True)\n"
         "async def main():\n"
         "    async with trio.open_nursery() as nursery:\n"
-        "        await nursery.start(watch.run)\n"
+        "        await nursery.start(watch.run, say)\n"
         "        print('ticks', flush=True)\n"
         "trio.run(main)\n"
     )

@@ -104,10 +104,22 @@ class Told:
 
     def __init__(self) -> None:
         self.restarts: list[str] = []
-        self.configured = 0
+        self.num_configured = 0
 
-    def on_configured(self, _configured: m.Configured) -> None:
-        self.configured += 1
+    def configured(self, _configured: m.Configured) -> None:
+        self.num_configured += 1
+
+    def restarted(self, reason: str) -> None:
+        self.restarts.append(reason)
+
+    def stepped(self, step: m.Step) -> None:
+        pass
+
+    def shared(self, shared: m.Shared) -> None:
+        pass
+
+    def needs_data(self, tokens_queued: int) -> None:
+        pass
 
 
 def act(
@@ -125,21 +137,12 @@ def act(
         command = [sys.executable, "-c", code.replace("{behaviour}", behaviour)]
         process = TrainerProcess(NUM_PARAMETERS, command=command)
         monkeypatch.setattr(training, "TrainerProcess", lambda _num_parameters: process)
-    trainer = TrainerClient(
-        manifest,
-        Settings(state_dir=Path("unused")),
-        optimizer_path,
-        on_step=lambda _step: None,
-        on_shared=lambda _shared: None,
-        on_need=lambda _tokens: None,
-        on_restart=told.restarts.append,
-        on_configured=told.on_configured,
-    )
+    trainer = TrainerClient(manifest, Settings(state_dir=Path("unused")), optimizer_path)
 
     async def main() -> None:
         with trio.fail_after(PATIENCE_SECONDS):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(trainer.run)
+                nursery.start_soon(trainer.run, told)
                 await story(trainer, nursery)
                 await trainer.suspend()
                 nursery.cancel_scope.cancel()
@@ -251,7 +254,7 @@ def test_a_worker_that_exits_at_once_is_given_up_and_tried_again_when_told(
         assert trainer.failure is None
         assert (await train(trainer, 3)).tokens == 16
         assert (trainer.pending == 3).all()
-        assert told.configured == 1
+        assert told.num_configured == 1
 
     check = f"if os.path.exists({str(broken)!r}): sys.exit('no torch here')"
     act(story, manifest, monkeypatch, told, check)

@@ -110,7 +110,7 @@ class SharingTrainer(NumbersTrainer):
         self.offered.append(update)
         self.births[update] = self.origin.birth
         self._shared = trio.Event()
-        self._on_shared(messages.Shared(round=round_number, update=update))
+        self._listener.shared(messages.Shared(round=round_number, update=update))
         with trio.move_on_at(deadline):
             while not (self._shared.is_set() or self._stop):
                 with trio.move_on_after(self.step_seconds):

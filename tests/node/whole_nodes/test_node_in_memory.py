@@ -187,7 +187,11 @@ def test_the_status_shows_the_outer_step_that_the_newest_round_chose(tmp_path: P
         node = world.nodes[name]
         assert node.participant is not None
         reporter = Reporter(
-            node.participant, node._store, node._blocks, node._my_capacity, node._state_dir.health
+            node.participant,
+            node._store,
+            node._blocks,
+            node._hardware.capacity,
+            node._state_dir.health,
         )
         return reporter.status().outer_step
 
