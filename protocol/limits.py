@@ -31,14 +31,15 @@ CHUNKS_MAX = 32 * KIB
 # Of a model: twice as many layers as Llama 3.1 with 405 billion parameters has.
 LAYERS_MAX = 256
 
-# Data: one shard is what a peer claims at a time. The index (a digest and a length a shard) is part
-# of the manifest's blocks.
+# Data: a shard is a block. The index (a digest and a length a shard) is part of the manifest's
+# blocks.
 SHARD_TOKENS_MAX = 16 * MIB
 SHARDS_MAX = 32 * KIB
-# One peer's consumed spans in one round: it works on one shard at a time, plus residual spans.
+# One peer's consumed spans in one round: one of each partition that it holds.
 SPANS_MAX = 256
-# Shards a peer holds for itself: a fast node with a small shard size trains on dozens in a round.
-CLAIMS_MAX = 64
+# Partitions that a peer holds for itself, 3 bytes each in its announcement: sixteen a round, or all
+# of a small corpus (`work/partitions.py`).
+CLAIMS_MAX = 256
 
 # Manifest with its tokenizer and data index travels as one block.
 MANIFEST_BYTES_MAX = BLOCK_BYTES_MAX

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gossamer.protocol import limits
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
 from gossamer.trainer import evaluate, overlap
 from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
@@ -33,9 +32,9 @@ from gossamer.trainer.text.data import Batch, DataQueue, add_span, load_shard
 # network.
 STEPS_AHEAD = 4
 
-# A round ends early when its data was in this many pieces: its spans go into one message to all
-# peers, which has room for `limits.SPANS_MAX`, and one step may add several.
-_SPANS_PER_ROUND = limits.SPANS_MAX // 2
+# A round ends early when its data was in this many pieces: its spans go into one message, and one
+# step may add as many as it has sequences, and more. The daemon makes one span of a partition's.
+_SPANS_PER_ROUND = messages.SPANS_PER_ROUND_MAX // 2
 
 T = TypeVar("T")
 

@@ -50,6 +50,7 @@ from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
+from gossamer.protocol.accounting.partitions import shards_per_partition
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest, SignedManifest
@@ -253,6 +254,7 @@ class Node:
             index,
             self._store,
             self._blocks,
+            shards_per_partition=shards_per_partition(self.manifest),
             sources=core.swarm.sources,
             others_claims=core.swarm.claims,
             ledger=lambda: core.committed.ledger,

@@ -52,7 +52,8 @@ class LocalTraining:
         outer, inner = context.manifest.outer, context.manifest.inner
         steps = outer.inner_steps_of(self.number)
         self._progress.inner_steps, self._progress.inner_step = steps, 0
-        context.feed.want(steps * inner.sequences_per_step * context.manifest.model.context)
+        # A sequence uses up one token more than the context has.
+        context.feed.want(steps * inner.sequences_per_step * (context.manifest.model.context + 1))
         if context.feed.give_up_lost_claims():
             await context.trainer.forget()
             context.feed.requeue()

@@ -1,28 +1,31 @@
 """The ledger of data: which tokens of which shard the committed chain has consumed.
 
-Every shard has one position, counted over all epochs: position p of a shard with n tokens means
-that p // n epochs of it and p % n tokens of the next are in the chain. A shard is consumed from
-its beginning to its end by one peer at a time (its claimer). When the claimer dies, the shard goes
-back to the pool as it is, and whoever claims it next goes on at the committed position: so every
-token of an epoch is consumed once.
+Every partition of the data (`partitions`) has one position, counted over all epochs: position p of
+a partition with n tokens means that p // n epochs of it and p % n tokens of the next are in the
+chain. A partition is consumed from its beginning to its end by one peer at a time (its claimer).
+When the claimer dies, the partition goes back to the pool as it is, and its next claimer goes on at
+the committed position: so every token of an epoch is consumed once.
 
 The ledger is a function of the chain of headers alone; its digest is part of every header.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
 from gossamer.protocol import limits
+from gossamer.protocol.accounting.partitions import Partitions
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.wire.statements import Span
 
 
 class Ledger(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Positions of the shards that were begun, sorted by shard."""
+    """Positions of the partitions that were begun, sorted by partition."""
 
     positions: tuple[tuple[int, int], ...] = ()
 
@@ -40,7 +43,7 @@ class EpochProgress(msgspec.Struct, frozen=True):
     epoch: int
     """Counted from 0: so many are complete."""
     tokens_consumed: int
-    """At most those of one epoch: what a shard is ahead of it is not among them."""
+    """At most those of one epoch: what a partition is ahead of it is not among them."""
     num_tokens: int
     shards_consumed: int
     """To their end."""
@@ -61,11 +64,11 @@ def decode_ledger(data: bytes) -> Ledger:
         ledger = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not a ledger: {error}") from error
-    shards = [shard for shard, _ in ledger.positions]
-    if shards != sorted(set(shards)) or len(shards) > limits.SHARDS_MAX:
+    partitions = [partition for partition, _ in ledger.positions]
+    if partitions != sorted(set(partitions)) or len(partitions) > limits.SHARDS_MAX:
         raise MalformedError("ledger that is not sorted or too long")
-    for shard, position in ledger.positions:
-        if not (0 <= shard <= limits.SHARDS_MAX and 0 < position <= limits.TOKENS_MAX):
+    for partition, position in ledger.positions:
+        if not (0 <= partition <= limits.SHARDS_MAX and 0 < position <= limits.TOKENS_MAX):
             raise MalformedError("ledger with values out of range")
     if encode_ledger(ledger) != data:
         raise MalformedError("ledger that is not in canonical form")
@@ -75,12 +78,12 @@ def decode_ledger(data: bytes) -> Ledger:
 def apply_spans(ledger: Ledger, spans: Iterable[Span]) -> Ledger:
     """The ledger after these spans were committed.
 
-    A span that begins at or before its shard's position moves the position to its end; one that
+    A span that begins at or before its partition's position moves the position to its end; one that
     leaves a gap is not counted (the tokens in the gap would never be consumed), and one that lies
     before the position was consumed already. The order of the spans does not matter.
     """
     positions = ledger.as_dict()
-    positions.update((span.shard, span.stop) for span in newly_consumed(ledger, spans))
+    positions.update((span.partition, span.stop) for span in newly_consumed(ledger, spans))
     return Ledger(tuple(sorted(positions.items())))
 
 
@@ -88,96 +91,110 @@ def newly_consumed(ledger: Ledger, spans: Iterable[Span]) -> tuple[Span, ...]:
     """What these spans add to a ledger: sorted, without a token that it has or that comes twice."""
     positions = ledger.as_dict()
     added: list[Span] = []
-    for span in sorted(spans, key=lambda span: (span.shard, span.start, span.stop)):
-        position = positions.get(span.shard, 0)
+    for span in sorted(spans, key=lambda span: (span.partition, span.start, span.stop)):
+        position = positions.get(span.partition, 0)
         if span.start <= position < span.stop:
-            positions[span.shard] = span.stop
-            added.append(Span(span.shard, position, span.stop))
+            positions[span.partition] = span.stop
+            added.append(Span(span.partition, position, span.stop))
     return tuple(added)
 
 
-def epoch_progress(ledger: Ledger, shard_tokens: Sequence[int]) -> EpochProgress:
-    """Where the chain stands in a run with these shards (tokens of each)."""
+def epoch_progress(ledger: Ledger, partitions: Partitions) -> EpochProgress:
+    """Where the chain stands in a run with these partitions."""
     positions = ledger.as_dict()
-    at = [positions.get(shard, 0) for shard in range(len(shard_tokens))]
-    epoch = min(position // tokens for position, tokens in zip(at, shard_tokens, strict=True))
+    at = [positions.get(number, 0) for number in range(len(partitions))]
+    epoch = min(done // size for done, size in zip(at, partitions.tokens, strict=True))
     consumed = [
-        min(position - epoch * tokens, tokens)
-        for position, tokens in zip(at, shard_tokens, strict=True)
+        min(done - epoch * size, size) for done, size in zip(at, partitions.tokens, strict=True)
     ]
     return EpochProgress(
         epoch,
         sum(consumed),
-        sum(shard_tokens),
-        sum(1 for done, tokens in zip(consumed, shard_tokens, strict=True) if done == tokens),
-        len(shard_tokens),
+        sum(partitions.tokens),
+        sum(partitions.shards_within(number, done) for number, done in enumerate(consumed)),
+        partitions.num_shards,
     )
 
 
-def claim_rank(shard: int, peer_id: PeerId | str) -> bytes:
-    """Of several claimants of one shard the lowest rank keeps it."""
-    return digest_of(b"gossamer claim:", shard.to_bytes(8, "big"), peer_id.encode())
+def claim_rank(partition: int, peer_id: PeerId | str) -> bytes:
+    """Of several claimants of one partition the lowest rank keeps it."""
+    return digest_of(b"gossamer claim:", partition.to_bytes(8, "big"), peer_id.encode())
 
 
-def choose_shards(
-    ledger: Ledger,
-    shard_tokens: Sequence[int],
+def claim_ranks(num_partitions: int, me: PeerId) -> list[bytes]:
+    """`claim_rank` of one peer for every partition: computed once, it never changes."""
+    return [claim_rank(partition, me) for partition in range(num_partitions)]
+
+
+def choose_partitions(
+    positions: Mapping[int, int],
+    partition_tokens: Sequence[int],
     claims: Mapping[PeerId, Collection[int]],
     me: PeerId,
     num_wanted: int,
     excluded: Collection[int] = (),
+    my_ranks: Sequence[bytes] | None = None,
 ) -> list[int]:
-    """Shards for `me` to claim next: from the earliest epoch, begun ones first.
+    """Partitions for `me` to claim next: from the earliest epoch, begun ones first.
 
     If others claim all of them, those that I would keep against all who claim them: who claims
     more than it can use, or only pretends to train, keeps nobody from training.
 
     Args:
-        ledger: of the newest head.
-        shard_tokens: tokens of each shard of one epoch.
+        positions: of the ledger of the newest head.
+        partition_tokens: tokens of each partition of one epoch.
         claims: what the other living peers claim.
         me: own id; peers walk the pool in different orders, so that they rarely want the same.
         num_wanted: how many at most; fewer if nothing is free.
-        excluded: shards that are of no use to me, whoever claims them.
+        excluded: partitions that are of no use to me, whether or not another peer claims them.
+        my_ranks: `claim_ranks`, if the caller has them: they take a hash for each partition.
     """
+    ranks = claim_ranks(len(partition_tokens), me) if my_ranks is None else my_ranks
     holders: dict[int, list[PeerId]] = {}
-    for peer, shards in claims.items():
-        for shard in shards if peer != me else ():
-            holders.setdefault(shard, []).append(peer)
-    positions = ledger.as_dict()
+    for peer, held in claims.items():
+        for partition in held if peer != me else ():
+            holders.setdefault(partition, []).append(peer)
 
-    def preference(shard: int) -> tuple[int, int, bytes]:
-        epoch, offset = divmod(positions.get(shard, 0), shard_tokens[shard])
-        return (epoch, 0 if offset else 1, claim_rank(shard, me))
+    def preference(partition: int) -> tuple[int, int, bytes]:
+        epoch, offset = divmod(positions.get(partition, 0), partition_tokens[partition])
+        return (epoch, 0 if offset else 1, ranks[partition])
 
-    def is_mine(shard: int) -> bool:
-        return all(claim_rank(shard, me) < claim_rank(shard, peer) for peer in holders[shard])
+    def is_mine(partition: int) -> bool:
+        return all(ranks[partition] < claim_rank(partition, peer) for peer in holders[partition])
 
-    candidates = [shard for shard in range(len(shard_tokens)) if shard not in excluded]
-    free = [shard for shard in candidates if shard not in holders]
-    if not free:
-        free = [shard for shard in candidates if is_mine(shard)]
-    return sorted(free, key=preference)[:num_wanted]
-
-
-def keepers(shard: int, peers: Collection[PeerId], num_copies: int) -> list[PeerId]:
-    """The peers that keep a copy of a shard for everybody: the first by rank.
-
-    When a peer comes or goes only its own shards change their keepers (rendezvous hashing).
-    """
-    return sorted(
-        peers,
-        key=lambda peer: digest_of(b"gossamer keeper:", shard.to_bytes(8, "big"), peer.encode()),
-    )[:num_copies]
+    useless = frozenset(excluded)
+    candidates = [number for number in range(len(partition_tokens)) if number not in useless]
+    free = [partition for partition in candidates if partition not in holders]
+    if free:
+        return heapq.nsmallest(num_wanted, free, key=preference)
+    # Ranks are computed of the best ones only: each of them takes a hash for each holder.
+    mine = filter(is_mine, sorted(candidates, key=preference))
+    return list(islice(mine, num_wanted))
 
 
 def lost_claims(
     mine: Collection[int], claims: Mapping[PeerId, Collection[int]], me: PeerId
 ) -> set[int]:
     """Those of my claims that another living peer claims with a lower rank."""
+    held = frozenset(mine)
     return {
-        shard
-        for shard in mine
-        for peer in claims
-        if peer != me and shard in claims[peer] and claim_rank(shard, peer) < claim_rank(shard, me)
+        partition
+        for peer, theirs in claims.items()
+        if peer != me
+        for partition in held.intersection(theirs)
+        if claim_rank(partition, peer) < claim_rank(partition, me)
     }
+
+
+def keeper_rank(shard: int, peer_id: PeerId | str) -> bytes:
+    """Of all living peers those with the lowest ranks keep a copy of a shard for everybody."""
+    return digest_of(b"gossamer keeper:", shard.to_bytes(8, "big"), peer_id.encode())
+
+
+def keepers(shard: int, peers: Collection[PeerId], num_copies: int) -> list[PeerId]:
+    """The peers that keep a copy of a shard for everybody: the first by rank.
+
+    When a peer comes or goes only its own shards change their keepers (rendezvous hashing). A node
+    asks `node.peers.keeper_ranks`, which does not compute all ranks anew.
+    """
+    return sorted(peers, key=lambda peer: keeper_rank(shard, peer))[:num_copies]

@@ -11,10 +11,10 @@ from gossamer.protocol.wire.statements import Span
 def merged(spans: Iterable[Span]) -> list[Span]:
     """The same tokens in as few spans as possible, sorted, at most `SPANS_MAX` of them."""
     result: list[Span] = []
-    for span in sorted(set(spans), key=lambda span: (span.shard, span.start, span.stop)):
+    for span in sorted(set(spans), key=lambda span: (span.partition, span.start, span.stop)):
         last = result[-1] if result else None
-        if last is not None and last.shard == span.shard and span.start <= last.stop:
-            result[-1] = Span(span.shard, last.start, max(last.stop, span.stop))
+        if last is not None and last.partition == span.partition and span.start <= last.stop:
+            result[-1] = Span(span.partition, last.start, max(last.stop, span.stop))
         else:
             result.append(span)
     return result[-limits.SPANS_MAX :]
@@ -26,12 +26,12 @@ def without(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
     for cut in taken:
         pieces: list[Span] = []
         for span in left:
-            if span.shard != cut.shard or cut.stop <= span.start or span.stop <= cut.start:
+            if span.partition != cut.partition or cut.stop <= span.start or span.stop <= cut.start:
                 pieces.append(span)
                 continue
             if span.start < cut.start:
-                pieces.append(Span(span.shard, span.start, cut.start))
+                pieces.append(Span(span.partition, span.start, cut.start))
             if cut.stop < span.stop:
-                pieces.append(Span(span.shard, cut.stop, span.stop))
+                pieces.append(Span(span.partition, cut.stop, span.stop))
         left = pieces
     return left

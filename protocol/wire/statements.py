@@ -31,12 +31,12 @@ _SIGNATURE_CONTEXT = b"gossamer statement 1:"
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Tokens `start` to `stop` of one shard, counted over all epochs.
+    """Tokens `start` to `stop` of one partition of the data, counted over all epochs.
 
-    Token t of epoch e of a shard with n tokens has position e * n + t.
+    Token t of epoch e of a partition with n tokens has position e * n + t.
     """
 
-    shard: int
+    partition: int
     start: int
     stop: int
 
@@ -70,7 +70,7 @@ class Announce(
     checkpoint_round: int
     """Newest round whose whole state this peer serves."""
     claims: tuple[int, ...]
-    """Shards this peer is training on or about to."""
+    """Partitions of the data that this peer is training on or about to."""
     addresses: tuple[str, ...]
     capacity: Capacity
 
@@ -277,7 +277,7 @@ def check_spans(spans: tuple[Span, ...]) -> None:
     """Raises MalformedError if a list of spans is too long or a span is empty or out of range."""
     _require(len(spans) <= limits.SPANS_MAX, f"{len(spans)} spans; at most {limits.SPANS_MAX}")
     for span in spans:
-        _check_count(span.shard, limits.SHARDS_MAX, "span's shard")
+        _check_count(span.partition, limits.SHARDS_MAX, "span's partition")
         _require(0 <= span.start < span.stop <= limits.TOKENS_MAX, "span that is empty or too far")
 
 
@@ -334,8 +334,8 @@ def _check_announce(announce: Announce) -> None:
     _check_count(announce.tokens_total, limits.TOKENS_TOTAL_MAX, "tokens_total")
     _check_digest(announce.head, "head")
     _require(len(announce.claims) <= limits.CLAIMS_MAX, f"{len(announce.claims)} claims")
-    for shard in announce.claims:
-        _check_count(shard, limits.SHARDS_MAX, "claimed shard")
+    for partition in announce.claims:
+        _check_count(partition, limits.SHARDS_MAX, "claimed partition")
     _require(len(announce.addresses) <= limits.ADDRESSES_MAX, "too many addresses")
     for address in announce.addresses:
         _require(len(address) <= limits.ADDRESS_CHARACTERS_MAX, "address too long")

@@ -33,10 +33,10 @@ class Peer:
     def deal_spans(self, spans: Sequence[Span]) -> None:
         """Queues what a member of a real swarm trained on, in absolute positions."""
         for span in spans:
-            info = self._text.index.shards[span.shard]
+            info = self._text.index.shards[span.partition]
             start = span.start % info.num_tokens
             path = self._text.path_of(info.digest)
-            self.trainer.push(span.shard, path, start, start + span.stop - span.start)
+            self.trainer.push(span.partition, path, start, start + span.stop - span.start)
 
 
 class Worker(Peer):

@@ -90,10 +90,10 @@ class Text:
         """The sequences in these spans, in their order."""
         queue = DataQueue(model.context, self.token_bytes, model.vocabulary)
         for span in spans:
-            info = self.index.shards[span.shard]
+            info = self.index.shards[span.partition]
             start = span.start % info.num_tokens
             stop = start + span.stop - span.start
-            queue.push(span.shard, self.path_of(info.digest), start, stop)
+            queue.push(span.partition, self.path_of(info.digest), start, stop)
         return queue
 
     def heldout(self, vocabulary: int) -> Iterator[Tokens]:

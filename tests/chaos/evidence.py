@@ -99,11 +99,11 @@ def check_data(history: dict[int, CommittedRound]) -> None:
     consumed: dict[int, int] = {}
     for _, one in sorted(history.items()):
         for span in one.header.spans:
-            assert span.start == consumed.get(span.shard, 0), (
-                f"round {one.header.round} goes on at {span.start} of shard {span.shard}, "
-                f"which was consumed up to {consumed.get(span.shard, 0)}"
+            assert span.start == consumed.get(span.partition, 0), (
+                f"round {one.header.round} goes on at {span.start} of shard {span.partition}, "
+                f"which was consumed up to {consumed.get(span.partition, 0)}"
             )
-            consumed[span.shard] = span.stop
+            consumed[span.partition] = span.stop
 
 
 class Effort:

@@ -183,7 +183,7 @@ def leads_there(
 
 def span_after(span: Span) -> Span:
     """As long as this one."""
-    return Span(span.shard, span.stop, 2 * span.stop - span.start)
+    return Span(span.partition, span.stop, 2 * span.stop - span.start)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,8 @@ class NumbersTrainer:
         self._queue: list[list[int]] = []
         self._queued = trio.Event()
         self._stop = False
+        self._waited_seconds = 0.0
+        """For data, since the newest step."""
         self._local: np.ndarray | None = None
         self._origin = self._work = np.zeros_like(self.base)
         self._is_training = False
@@ -133,11 +135,13 @@ class NumbersTrainer:
         wanted = self._manifest.inner.sequences_per_step * MODEL.context
         deadline = trio.current_time() + seconds
         while done < steps and not self._stop and trio.current_time() < deadline:
+            waits_since = trio.current_time()
             while not self._queue and not self._stop and trio.current_time() < deadline:
                 self._listener.needs_data(0)
                 with trio.move_on_after(STEP_SECONDS):
                     await self._queued.wait()
                     self._queued = trio.Event()
+            self._waited_seconds += trio.current_time() - waits_since
             if not self._queue:
                 break
             await trio.sleep(self.step_seconds)
@@ -164,8 +168,10 @@ class NumbersTrainer:
                     gradient_norm=1.0,
                     learning_rate=0.1,
                     skipped=False,
+                    waited_seconds=self._waited_seconds,
                 )
             )
+            self._waited_seconds = 0.0
             done += 1
             if self._shares:
                 await self._share(round_number, deadline)
@@ -257,6 +263,10 @@ def every_place(codec: SignCodec) -> list[int]:
 
 class SlowTrainer(NumbersTrainer):
     step_seconds = 10 * STEP_SECONDS
+
+
+class FastTrainer(NumbersTrainer):
+    step_seconds = STEP_SECONDS / 10
 
 
 async def in_no_thread(function: Callable[[], T], /) -> T:
@@ -551,6 +561,6 @@ def assert_every_token_counted_once(headers: Sequence[Header]) -> None:
     for header in headers:
         assert sum(span.stop - span.start for span in header.spans) == header.tokens
         for span in header.spans:
-            assert span.start == counted.get(span.shard, 0), "gap or overlap in a shard"
-            counted[span.shard] = span.stop
+            assert span.start == counted.get(span.partition, 0), "gap or overlap in a shard"
+            counted[span.partition] = span.stop
     assert sum(counted.values()) == headers[-1].tokens_total

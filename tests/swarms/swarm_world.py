@@ -182,8 +182,8 @@ def check_chain(story: SwarmStory, headers: list[Header]) -> None:
     step_tokens = 2 * MODEL.context
     for header in headers:
         for span in header.spans:
-            assert span.start == told.get(span.shard, 0), "gap or overlap in a shard"
-            told[span.shard] = span.stop
+            assert span.start == told.get(span.partition, 0), "gap or overlap in a shard"
+            told[span.partition] = span.stop
         if story.mode == "distro":
             for member in header.members:
                 assert member.tokens % step_tokens == 0

@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 import torch
 
+from gossamer.protocol import limits
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
 from gossamer.trainer import local_trainer as local_round
 from gossamer.trainer.device import DeviceError, choose_device
 from gossamer.trainer.evaluate import in_time
+from gossamer.trainer.ipc import messages
 from gossamer.trainer.ipc.messages import Finished, Step
 from gossamer.trainer.local_trainer import LocalTrainer, TrainerError
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import AdamW
+from gossamer.trainer.presets import PRESETS
 from gossamer.trainer.text.data import DataError
 
 MakeTrainer = Callable[..., LocalTrainer]
@@ -115,7 +118,10 @@ def test_leftover_data_goes_to_the_next_round(make_trainer: MakeTrainer, shard: 
     assert trainer.step() is None
 
 
-def test_a_round_in_many_pieces_ends_early(make_trainer: MakeTrainer, shard: str) -> None:
+def test_a_round_in_many_pieces_ends_early(
+    make_trainer: MakeTrainer, shard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_round, "_SPANS_PER_ROUND", 128)
     trainer = make_trainer()
     for number in range(200):
         trainer.push(number, shard, 0, 17)
@@ -376,7 +382,17 @@ def test_devices() -> None:
         choose_device("meta")
 
 
-def test_spans_stay_within_the_protocol() -> None:
-    from gossamer.protocol import limits
-
-    assert local_round._SPANS_PER_ROUND < limits.SPANS_MAX
+def test_spans_of_a_round_fit_their_message() -> None:
+    """Also with what the last step adds, a shard for each of its sequences."""
+    largest = (limits.SHARDS_MAX, limits.SHARD_TOKENS_MAX - 1, limits.SHARD_TOKENS_MAX)
+    finished = messages.Finished(
+        round=limits.ROUNDS_MAX,
+        steps=2**31,
+        tokens=limits.TOKENS_MAX,
+        spans=(largest,) * messages.SPANS_PER_ROUND_MAX,
+        loss_mean=1.0,
+        seconds=1.0,
+    )
+    assert len(messages.encode(finished)) < messages.MESSAGE_BYTES_MAX
+    steps_max = max(preset.inner.sequences_per_step for preset in PRESETS.values())
+    assert local_round._SPANS_PER_ROUND + 2 * steps_max <= messages.SPANS_PER_ROUND_MAX

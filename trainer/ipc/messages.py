@@ -41,8 +41,13 @@ from gossamer.protocol.manifest import InnerConfig, ModelConfig
 # and Evaluate and Finished with some thousand short entries. Anything longer is not ours.
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 
-# Ranges that may be queued and not yet consumed: many rounds' worth, and a bound on memory.
-DATA_RANGES_MAX = 1024
+# Ranges that may be queued and not yet consumed, and a bound on memory (some 10 MB): two rounds of
+# the largest preset are 8,127 shards of a corpus of 0.25 billion tokens, and half of these are left
+# for what is on its way when the queue is filled anew.
+DATA_RANGES_MAX = 32 * 1024
+
+# Of one round, in `Finished`: at most 16 bytes each, half a megabyte.
+SPANS_PER_ROUND_MAX = DATA_RANGES_MAX
 
 ALIVE_SECONDS = 2.0
 """Between two signs of life: a few bytes each."""

@@ -10,7 +10,8 @@ import trio
 import trio.testing
 
 from gossamer.node.rounds.data_feed import DataFeed
-from gossamer.protocol.accounting.ledger import Ledger
+from gossamer.protocol import limits
+from gossamer.protocol.accounting.ledger import Ledger, apply_spans, claim_rank
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 from gossamer.protocol.wire.statements import Span
@@ -21,6 +22,11 @@ OTHER = PeerId("other")
 
 class AllShards:
     """Store and fetching of a node that has every shard."""
+
+    quota_bytes = 2**40
+
+    def missing(self, digests: Sequence[bytes]) -> list[bytes]:
+        return []
 
     def pin(self, name: str, digests: Sequence[bytes]) -> None:
         pass
@@ -35,23 +41,28 @@ class AllShards:
 class World:
     """A feed, the ledger and the claims of others around it, and what it queued."""
 
-    def __init__(self, num_shards: int) -> None:
+    def __init__(self, num_shards: int, shards_per_partition: int = 1) -> None:
         self.ledger = Ledger()
         self.others: dict[PeerId, tuple[int, ...]] = {}
         self.queued: list[tuple[int, int]] = []
         """Shards in the order in which they were queued, and from which offset."""
-        infos = [ShardInfo(digest_of(bytes([n])), SHARD_TOKENS, 1) for n in range(num_shards)]
+        self.num_announced = 0
+        infos = [ShardInfo(digest_of(n.to_bytes(2)), SHARD_TOKENS, 1) for n in range(num_shards)]
         shards: Any = AllShards()
         self.feed = DataFeed(
             PeerId("me"),
             ShardIndex(shards=tuple(infos), heldout=()),
             shards,
             shards,
+            shards_per_partition=shards_per_partition,
             sources=list,
             others_claims=lambda: self.others,
             ledger=lambda: self.ledger,
-            on_claims=lambda: None,
+            on_claims=self._announce,
         )
+
+    def _announce(self) -> None:
+        self.num_announced += 1
 
     async def _queue(self, shard: int, _path: str, start: int, stop: int) -> None:
         assert stop == SHARD_TOKENS
@@ -97,18 +108,122 @@ def test_a_shard_is_claimed_until_its_end_is_committed() -> None:
     world.run(story)
 
 
-def test_a_shard_whose_work_was_dropped_is_for_whoever_wants_it() -> None:
-    world = World(1)
+def test_a_shard_whose_work_was_dropped_is_free() -> None:
+    world = World(2)
 
     async def story() -> None:
         shard, start = await world.next_shard()
         world.train(shard, start, SHARD_TOKENS)
-        await trio.testing.wait_all_tasks_blocked()
-        assert len(world.queued) == 1, "it is not committed"
+        other, _ = await world.next_shard()
+        assert set(world.feed.claims) == {shard, other}, "it is not committed"
         world.feed.forget_progress()
+        assert world.feed.claims == (other,)
+        await trio.testing.wait_all_tasks_blocked()
+        assert world.queued[2:] == [(other, 0)]
+        assert world.train(other, 0, SHARD_TOKENS) == Span(other, 0, SHARD_TOKENS)
+        assert await world.next_shard() == (shard, 0)
+        assert world.train(shard, 0, SHARD_TOKENS) == Span(shard, 0, SHARD_TOKENS)
+
+    world.run(story)
+
+
+def test_where_nothing_else_is_free_the_next_epoch_begins_before_the_commit() -> None:
+    world = World(2)
+    others = [PeerId(f"other {number}") for number in range(20)]
+    world.others = {min(others, key=lambda peer: claim_rank(1, peer)): (1,)}
+
+    async def story() -> None:
+        mine, start = await world.next_shard()
+        assert (mine, start) == (0, 0)
+        assert world.train(mine, 0, SHARD_TOKENS) == Span(mine, 0, SHARD_TOKENS)
+        assert await world.next_shard() == (mine, 0)
+        assert world.train(mine, 0, 60) == Span(mine, SHARD_TOKENS, SHARD_TOKENS + 60)
+        assert world.feed.claims == (mine,)
+        assert world.feed.problem is None
+        world.ledger = Ledger(((mine, SHARD_TOKENS),))
+        assert world.feed.claims == (mine,), "60 tokens of it are not committed"
+
+    world.run(story)
+
+
+def test_two_rounds_are_queued_although_the_corpus_is_smaller() -> None:
+    """And what is trained of it has the positions of one epoch after the other."""
+    world = World(6, shards_per_partition=2)
+
+    async def story() -> None:
+        world.feed.want(5 * SHARD_TOKENS)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(world.queued) == 10
+        assert sorted(shard for shard, _ in world.queued[:6]) == list(range(6))
+        assert len(set(world.feed.claims)) == len(world.feed.claims) == 3
+        spans = world.feed.consumed([(shard, 0, SHARD_TOKENS) for shard, _ in world.queued])
+        ledger = apply_spans(Ledger(), spans)
+        assert sum(position for _, position in ledger.positions) == 10 * SHARD_TOKENS
+        assert {position // (2 * SHARD_TOKENS) for _, position in ledger.positions} == {1, 2}
+
+    world.run(story)
+
+
+def test_a_partition_is_consumed_from_where_the_chain_stands() -> None:
+    world = World(6, shards_per_partition=3)
+    world.ledger = Ledger(((0, 3 * SHARD_TOKENS), (1, SHARD_TOKENS + 30)))
+
+    async def story() -> None:
+        assert await world.next_shard() == (4, 30)
+        assert world.train(4, 30, SHARD_TOKENS) == Span(1, SHARD_TOKENS + 30, 2 * SHARD_TOKENS)
+        assert await world.next_shard() == (5, 0)
+        assert world.train(5, 0, SHARD_TOKENS) == Span(1, 2 * SHARD_TOKENS, 3 * SHARD_TOKENS)
+        assert world.feed.claims == (1,), "it is not committed"
+        world.ledger = Ledger(((0, 3 * SHARD_TOKENS), (1, 3 * SHARD_TOKENS)))
         assert world.feed.claims == ()
-        await trio.sleep(10)
-        assert world.queued[1:] == [(shard, 0)]
+        progress = world.feed.epoch_progress()
+        assert (progress.epoch, progress.shards_consumed, progress.num_shards) == (1, 0, 6)
+
+    world.run(story)
+
+
+def test_claims_change_together() -> None:
+    """Each change is announced to the whole swarm."""
+    world = World(200)
+
+    async def story() -> None:
+        world.feed.want(50 * SHARD_TOKENS)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(world.queued) == 100
+        assert world.num_announced == 1
+        world.feed.consumed([(shard, 0, SHARD_TOKENS) for shard, _ in world.queued[:50]])
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(world.queued) == 150
+        assert world.num_announced == 3
+
+    world.run(story)
+
+
+def test_that_others_hold_all_data_is_said_where_they_do() -> None:
+    world = World(1)
+    others = [PeerId(f"other {number}") for number in range(20)]
+    first = min(others, key=lambda peer: claim_rank(0, peer))
+    assert claim_rank(0, first) < claim_rank(0, PeerId("me"))
+    world.others = {first: (0,)}
+
+    async def story() -> None:
+        world.feed.want(1)
+        await trio.sleep(1)
+        assert world.feed.problem == "all shards are claimed by others"
+        assert world.feed.claims == ()
+
+    world.run(story)
+
+
+def test_that_an_announcement_is_full_is_not_said_to_be_others_doing() -> None:
+    world = World(limits.CLAIMS_MAX + 40)
+
+    async def story() -> None:
+        world.feed.want((limits.CLAIMS_MAX + 40) * SHARD_TOKENS)
+        await trio.sleep(1)
+        assert len(world.queued) == len(world.feed.claims) == limits.CLAIMS_MAX
+        assert "others" not in str(world.feed.problem)
+        assert f"holds {limits.CLAIMS_MAX} partitions" in str(world.feed.problem)
 
     world.run(story)
 

@@ -227,8 +227,8 @@ def test_an_epoch_is_consumed_once_although_a_peer_dies_and_another_joins(
         reached: dict[int, int] = {}
         for header in headers:
             for span in header.spans:
-                assert span.start == reached.get(span.shard, 0), "a gap, or a token twice"
-                reached[span.shard] = span.stop
+                assert span.start == reached.get(span.partition, 0), "a gap, or a token twice"
+                reached[span.partition] = span.stop
         assert reached == a.context.committed.ledger.as_dict()
         assert set(reached) == set(range(12))
         assert all(2 <= position / SHARD_TOKENS <= 3 for position in reached.values())

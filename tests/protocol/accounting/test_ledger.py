@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gossamer.protocol.accounting.ledger import (
     Ledger,
     apply_spans,
-    choose_shards,
+    choose_partitions,
     claim_rank,
     decode_ledger,
     encode_ledger,
@@ -19,6 +19,7 @@ from gossamer.protocol.accounting.ledger import (
     lost_claims,
     newly_consumed,
 )
+from gossamer.protocol.accounting.partitions import Partitions
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.wire.statements import Span
@@ -45,7 +46,7 @@ def test_positions_only_grow_and_leave_no_gap(first: list[Span], second: list[Sp
     after = apply_spans(before, second)
     for shard, position in before.positions:
         assert after.as_dict()[shard] >= position
-    covered = {(s.shard, p) for s in first + second for p in range(s.start, s.stop)}
+    covered = {(s.partition, p) for s in first + second for p in range(s.start, s.stop)}
     for shard, position in after.positions:
         assert all((shard, p) in covered for p in range(position))
 
@@ -63,9 +64,9 @@ def test_what_spans_add_is_each_token_once(first: list[Span], second: list[Span]
     before = apply_spans(Ledger(), first)
     positions = before.as_dict()
     for span in newly_consumed(before, second):
-        assert span.start == positions.get(span.shard, 0)
+        assert span.start == positions.get(span.partition, 0)
         assert span.start < span.stop
-        positions[span.shard] = span.stop
+        positions[span.partition] = span.stop
     after = apply_spans(before, second)
     assert positions == after.as_dict()
     assert apply_spans(before, newly_consumed(before, second)) == after
@@ -73,7 +74,7 @@ def test_what_spans_add_is_each_token_once(first: list[Span], second: list[Span]
 
 
 def test_progress_in_the_data() -> None:
-    tokens = [10, 20]
+    tokens = Partitions([10, 20], 1)
     begin = epoch_progress(Ledger(), tokens)
     assert (begin.epoch, begin.tokens_consumed, begin.shards_consumed) == (0, 0, 0)
     assert (begin.num_tokens, begin.num_shards) == (30, 2)
@@ -113,27 +114,27 @@ SHARD_TOKENS = [10, 10, 6]
 def test_begun_shards_of_the_earliest_epoch_come_first() -> None:
     me, other = peers(2)
     ledger = Ledger(((0, 10), (1, 4)))
-    assert choose_shards(ledger, SHARD_TOKENS, {}, me, 3) == [1, 2, 0]
-    assert choose_shards(ledger, SHARD_TOKENS, {other: [1]}, me, 3) == [2, 0]
-    assert choose_shards(ledger, SHARD_TOKENS, {me: [1]}, me, 1) == [1]
-    assert choose_shards(ledger, SHARD_TOKENS, {}, me, 3, excluded=[1, 0]) == [2]
+    assert choose_partitions(ledger.as_dict(), SHARD_TOKENS, {}, me, 3) == [1, 2, 0]
+    assert choose_partitions(ledger.as_dict(), SHARD_TOKENS, {other: [1]}, me, 3) == [2, 0]
+    assert choose_partitions(ledger.as_dict(), SHARD_TOKENS, {me: [1]}, me, 1) == [1]
+    assert choose_partitions(ledger.as_dict(), SHARD_TOKENS, {}, me, 3, excluded=[1, 0]) == [2]
 
 
 def test_who_claims_everything_keeps_nobody_from_training() -> None:
     me, greedy, other = peers(3)
     shard_tokens = [100] * 64
     claims = {greedy: range(64)}
-    chosen = choose_shards(Ledger(), shard_tokens, claims, me, 64)
+    chosen = choose_partitions({}, shard_tokens, claims, me, 64)
     assert 16 < len(chosen) < 48
     assert lost_claims(chosen, claims, me) == set()
     assert set(chosen) == set(range(64)) - lost_claims(range(64), claims, me)
     # A third one contends with both, and whatever is excluded stays so.
-    theirs = choose_shards(Ledger(), shard_tokens, {**claims, me: chosen}, other, 64, range(32))
+    theirs = choose_partitions({}, shard_tokens, {**claims, me: chosen}, other, 64, range(32))
     assert theirs
     assert min(theirs) >= 32
     assert lost_claims(theirs, {**claims, me: chosen}, other) == set()
     # As long as one shard is free, nothing is taken from anybody.
-    assert choose_shards(Ledger(), shard_tokens, {greedy: range(1, 64)}, me, 64) == [0]
+    assert choose_partitions({}, shard_tokens, {greedy: range(1, 64)}, me, 64) == [0]
 
 
 def test_of_two_claimants_exactly_one_gives_way() -> None:
@@ -161,15 +162,15 @@ def test_every_token_is_consumed_once_whoever_dies(seed: int, num_peers: int) ->
     for _ in range(30):
         claims: dict[PeerId, list[int]] = {}
         for member in members:
-            held = {span.shard for span in work[member]}
+            held = {span.partition for span in work[member]}
             seen = {m: c for m, c in claims.items() if random.random() < 0.8}
-            free = choose_shards(ledger, SHARD_TOKENS, seen, member, 1)
+            free = choose_partitions(ledger.as_dict(), SHARD_TOKENS, seen, member, 1)
             claims[member] = sorted(held) if held else free
         for member in members:
             for shard in claims[member]:
                 position = max(
                     [ledger.as_dict().get(shard, 0)]
-                    + [span.stop for span in work[member] if span.shard == shard]
+                    + [span.stop for span in work[member] if span.partition == shard]
                 )
                 left_in_epoch = SHARD_TOKENS[shard] - position % SHARD_TOKENS[shard]
                 stop = position + random.randint(1, left_in_epoch)
@@ -184,7 +185,7 @@ def test_every_token_is_consumed_once_whoever_dies(seed: int, num_peers: int) ->
                 work[member] = []
             # What others have committed meanwhile is of no use any more.
             positions = ledger.as_dict()
-            if any(span.start < positions.get(span.shard, 0) for span in work[member]):
+            if any(span.start < positions.get(span.partition, 0) for span in work[member]):
                 work[member] = []
     assert consumed == ledger.as_dict()
     for span in apply_spans(ledger, []).positions:

@@ -448,7 +448,7 @@ spans = st.builds(
 
 
 def tokens_of(several: list[Span]) -> set[tuple[int, int]]:
-    return {(s.shard, position) for s in several for position in range(s.start, s.stop)}
+    return {(s.partition, position) for s in several for position in range(s.start, s.stop)}
 
 
 @given(st.lists(spans, max_size=10), st.lists(spans, max_size=10))

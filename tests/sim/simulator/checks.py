@@ -315,9 +315,9 @@ class Checks:
             header = self.headers[each]
             positions = ledger.as_dict()
             for span in header.spans:
-                position = positions.get(span.shard, 0)
+                position = positions.get(span.partition, 0)
                 assert span.start == position, f"{span} where the ledger is at {position}"
-                positions[span.shard] = span.stop
+                positions[span.partition] = span.stop
             ledger = apply_spans(ledger, header.spans)
             assert ledger.digest == header.ledger_digest
             assert ledger.as_dict() == positions

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from gossamer.node.modes.contribution import Contribution
-from gossamer.protocol.accounting.ledger import choose_shards, lost_claims
+from gossamer.protocol.accounting.ledger import choose_partitions, lost_claims
 from gossamer.protocol.accounting.work_account import WorkAccount
 from gossamer.protocol.accounting.work_records import AccountState, Offer
 from gossamer.protocol.ids import Digest
@@ -300,8 +300,8 @@ class Feed:
         self.claims = [shard for shard in self.claims if shard not in lost]
         ledger = peer.world.checks.ledgers[peer.heads.head]
         while sum(SHARD_TOKENS - self._position(s) % SHARD_TOKENS for s in self.claims) < tokens:
-            chosen = choose_shards(
-                ledger, self._shard_tokens, claims, peer.peer_id, 1, excluded=self.claims
+            chosen = choose_partitions(
+                ledger.as_dict(), self._shard_tokens, claims, peer.peer_id, 1, excluded=self.claims
             )
             if not chosen:
                 break

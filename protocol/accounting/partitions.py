@@ -1,0 +1,95 @@
+"""Partitions of the data: runs of consecutive shards that one peer at a time claims and consumes.
+
+Rules
+-----
+- Partition i of a run holds the shards from i * k to (i + 1) * k, the last one what is left;
+  k = `shards_per_partition`. A claim, a span and a position of the ledger name a partition.
+- A round's data has at most `PARTITIONS_PER_ROUND` partitions, so that one peer's claims fit an
+  announcement and its spans a `Ready`, however long a round is and however small a shard.
+- A corpus has at least `PARTITIONS_MIN` partitions, or one for each shard, however long a round
+  is: each of so many peers finds one of its own.
+
+Small models, whose rounds need a few shards, have partitions of one shard. The term is Kafka's: a
+part of the data with one consumer and one committed position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from gossamer.protocol.manifest import Manifest
+
+PARTITIONS_PER_ROUND = 16
+"""Two rounds are queued, one waits for its commit, and some more may be carried: with so many
+partitions each, `limits.CLAIMS_MAX` has room for fifteen rounds."""
+
+PARTITIONS_MIN = 128
+"""With less than twice as many, all partitions of a small corpus fit `limits.CLAIMS_MAX`."""
+
+
+def shards_per_partition(manifest: Manifest) -> int:
+    """Shards of one partition in this run; 1 or more. Whole numbers only: all peers agree."""
+    data = manifest.data
+    tokens = round_tokens(manifest)
+    wanted = -(-tokens * data.num_shards // (PARTITIONS_PER_ROUND * data.num_tokens))
+    return max(1, min(wanted, data.num_shards // PARTITIONS_MIN))
+
+
+def round_tokens(manifest: Manifest) -> int:
+    """Tokens of data that one peer consumes in the longest round: each sequence has one token more
+    than the model's context."""
+    steps = manifest.outer.round_steps_max
+    return steps * manifest.inner.sequences_per_step * (manifest.model.context + 1)
+
+
+class Partitions:
+    """The partitions of one corpus."""
+
+    def __init__(self, shard_tokens: Sequence[int], shards_each: int) -> None:
+        """
+        Args:
+            shard_tokens: tokens of each shard, of one epoch.
+            shards_each: of `shards_per_partition`.
+        """
+        self._shards_each = shards_each
+        self._ends = list(accumulate(shard_tokens))
+        self.num_shards = len(shard_tokens)
+        starts = range(0, self.num_shards, shards_each)
+        self.tokens = tuple(sum(shard_tokens[at : at + shards_each]) for at in starts)
+        """Of each partition, in one epoch."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def shards(self, partition: int) -> range:
+        """The shards of a partition."""
+        first = partition * self._shards_each
+        return range(first, min(first + self._shards_each, self.num_shards))
+
+    def shard_tokens(self, shard: int) -> int:
+        """Tokens of one shard."""
+        return self._ends[shard] - self._begin(shard)
+
+    def partition_of(self, shard: int) -> int:
+        return shard // self._shards_each
+
+    def offset_of(self, shard: int) -> int:
+        """Tokens of a shard's partition that lie before the shard."""
+        return self._begin(shard) - self._begin(self.shards(self.partition_of(shard)).start)
+
+    def shard_at(self, partition: int, offset: int) -> int:
+        """The shard that holds token `offset` of a partition."""
+        assert 0 <= offset < self.tokens[partition]
+        shards = self.shards(partition)
+        base = self._begin(shards.start)
+        return next(shard for shard in shards if offset < self._ends[shard] - base)
+
+    def shards_within(self, partition: int, num_tokens: int) -> int:
+        """How many whole shards the first `num_tokens` of a partition cover."""
+        shards = self.shards(partition)
+        base = self._begin(shards.start)
+        return sum(1 for shard in shards if self._ends[shard] - base <= num_tokens)
+
+    def _begin(self, shard: int) -> int:
+        return self._ends[shard - 1] if shard else 0
