@@ -8,16 +8,18 @@ that they may use.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.peers.block_exchange import BlockService, FetchError
+from gossamer.node.peers.keeper_ranks import KeeperRanks
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.protocol.accounting.ledger import keepers
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.shard_index import ShardIndex
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 
 COPIES = 3
 """Two peers may vanish at the same moment before a shard is lost."""
@@ -39,45 +41,59 @@ async def keep_copies(
     index: ShardIndex, store: BlockStore, blocks: BlockService, swarm: Swarm, me: PeerId
 ) -> None:
     """Keeps what this node is a keeper of, and fetches what it lacks of that, until cancelled."""
+    shards = (*index.shards, *index.heldout)
+    ranks = KeeperRanks(me, len(shards), COPIES)
     while True:
-        # Nobody else may have it: neither the cache's limit nor a full disk may evict it.
-        store.pin(_PIN, _kept(index, store, swarm, me))
-        wanted = _wanted(index, store, swarm, me)
-        if not wanted or not swarm.living():
+        living = frozenset(swarm.living())
+        await ranks.update(living)
+        mine = [shards[number] for number in ranks.shards()]
+        wanted = _wanted(mine, store)
+        # No other peer may have it: neither the cache's limit nor a full disk may evict it.
+        store.pin(_PIN, [*_kept(mine, store), *wanted])
+        if not wanted or not living:
             await trio.sleep(LOOK_SECONDS)
             continue
-        try:
-            await blocks.fetch(wanted, swarm.sources)
-        except (FetchError, DiskError) as error:
-            log.debug("copies could not be fetched", error=str(error))
-            await trio.sleep(LOOK_SECONDS)
-
-
-def _kept(index: ShardIndex, store: BlockStore, swarm: Swarm, me: PeerId) -> list[Digest]:
-    """The shards here that this node is a keeper of, as far as copies may fill the cache."""
-    room = CACHE_SHARE * store.quota_bytes
-    peers = [me, *swarm.living()]
-    kept: list[Digest] = []
-    for shard, info in enumerate((*index.shards, *index.heldout)):
-        digest = Digest(info.digest)
-        if store.has(digest) and me in keepers(shard, peers, COPIES):
-            room -= info.num_bytes
-            if room < 0:
+        for batch in batches(wanted, BATCH_SHARDS):
+            try:
+                await blocks.fetch(batch, swarm.sources)
+            except (FetchError, DiskError) as error:
+                log.debug("copies could not be fetched", error=str(error))
+                await trio.sleep(LOOK_SECONDS)
                 break
-            kept.append(digest)
+            if living != frozenset(swarm.living()):
+                break
+
+
+def batches(digests: Sequence[Digest], size: int) -> Iterator[Sequence[Digest]]:
+    for first in range(0, len(digests), size):
+        yield digests[first : first + size]
+
+
+def _kept(mine: Sequence[ShardInfo], store: BlockStore) -> list[Digest]:
+    """Those of my shards that are here, as far as copies may fill the cache."""
+    room = CACHE_SHARE * store.quota_bytes
+    missing = set(store.missing(Digest(info.digest) for info in mine))
+    kept: list[Digest] = []
+    for info in mine:
+        if info.digest in missing:
+            continue
+        room -= info.num_bytes
+        if room < 0:
+            break
+        kept.append(Digest(info.digest))
     return kept
 
 
-def _wanted(index: ShardIndex, store: BlockStore, swarm: Swarm, me: PeerId) -> list[Digest]:
+def _wanted(mine: Sequence[ShardInfo], store: BlockStore) -> list[Digest]:
+    """Those of my shards that are to be fetched, as far as they fit."""
     room = CACHE_SHARE * store.quota_bytes - store.used_bytes()
-    peers = [me, *swarm.living()]
+    missing = set(store.missing(Digest(info.digest) for info in mine))
     wanted: list[Digest] = []
-    for shard, info in enumerate((*index.shards, *index.heldout)):
-        digest = Digest(info.digest)
-        if store.has(digest) or me not in keepers(shard, peers, COPIES):
+    for info in mine:
+        if info.digest not in missing:
             continue
         room -= info.num_bytes
-        if room < 0 or len(wanted) == BATCH_SHARDS:
+        if room < 0:
             break
-        wanted.append(digest)
+        wanted.append(Digest(info.digest))
     return wanted
