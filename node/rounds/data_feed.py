@@ -83,6 +83,9 @@ class DataFeed:
         self._held = HeldPartitions(
             me, self._partitions, ledger=ledger, others_claims=others_claims
         )
+        num_bytes = sum(shard.num_bytes for shard in index.shards)
+        self._tokens_per_byte = sum(self._partitions.tokens) / num_bytes
+        self._smallest_shard_tokens = min(shard.num_tokens for shard in index.shards)
         self._progress: tuple[Ledger, EpochProgress] | None = None
         self._unavailable: dict[int, float] = {}
         """Partitions of which no peer had a shard, and until when they are not tried again."""
@@ -109,12 +112,7 @@ class DataFeed:
 
     def want(self, tokens_per_round: int) -> None:
         """From now on keep this many tokens a round queued."""
-        shards = self._index.shards
-        num_bytes, num_tokens = (
-            sum(shard.num_bytes for shard in shards),
-            sum(shard.num_tokens for shard in shards),
-        )
-        fitting = int(QUEUED_CACHE_SHARE * self._store.quota_bytes * num_tokens / num_bytes)
+        fitting = int(QUEUED_CACHE_SHARE * self._store.quota_bytes * self._tokens_per_byte)
         self._wanted_tokens = max(1, min(ROUNDS_AHEAD * tokens_per_round, fitting))
         self._poke()
 
@@ -123,8 +121,8 @@ class DataFeed:
         if tokens_queued < self._ahead_tokens:
             self._ahead_tokens = tokens_queued
             # No piece but the first and the last of a partition's is shorter than a shard.
-            smallest = min(shard.num_tokens for shard in self._index.shards)
-            self._ahead_pieces = min(self._ahead_pieces, 2 + 2 * tokens_queued // smallest)
+            pieces_max = 2 + 2 * tokens_queued // self._smallest_shard_tokens
+            self._ahead_pieces = min(self._ahead_pieces, pieces_max)
         self._poke()
 
     def consumed(self, spans: Sequence[tuple[int, int, int]]) -> tuple[Span, ...]:

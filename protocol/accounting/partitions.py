@@ -29,11 +29,21 @@ PARTITIONS_MIN = 128
 
 
 def shards_per_partition(manifest: Manifest) -> int:
-    """Shards of one partition in this run; 1 or more. Whole numbers only: all peers agree."""
+    """Shards of one partition in this run; 1 or more."""
     data = manifest.data
-    tokens = round_tokens(manifest)
-    wanted = -(-tokens * data.num_shards // (PARTITIONS_PER_ROUND * data.num_tokens))
-    return max(1, min(wanted, data.num_shards // PARTITIONS_MIN))
+    return partition_shards(round_tokens(manifest), data.num_shards, data.num_tokens)
+
+
+def partition_shards(tokens_per_round: int, num_shards: int, num_tokens: int) -> int:
+    """Shards of one partition, 1 or more. In whole numbers, so that all peers agree.
+
+    Args:
+        tokens_per_round: of `round_tokens`.
+        num_shards: of the corpus, all of about one size.
+        num_tokens: of the corpus.
+    """
+    wanted = -(-tokens_per_round * num_shards // (PARTITIONS_PER_ROUND * num_tokens))
+    return max(1, min(wanted, num_shards // PARTITIONS_MIN))
 
 
 def round_tokens(manifest: Manifest) -> int:

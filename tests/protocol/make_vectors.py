@@ -17,6 +17,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gossamer.protocol.accounting.ledger import Ledger, claim_rank, encode_ledger
+from gossamer.protocol.accounting.partitions import partition_shards
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
@@ -177,7 +178,21 @@ def vectors() -> dict[str, Any]:
             "blocks": ["", b"later".hex()],
             "bytes": add_record(add_record(None, 3, b"later"), 1, b"").hex(),
         },
-        "claim_rank": {"shard": 3, "peer_id": PEERS[0], "rank": claim_rank(3, PEERS[0]).hex()},
+        "claim_rank": {"partition": 3, "peer_id": PEERS[0], "rank": claim_rank(3, PEERS[0]).hex()},
+        "partitions": [
+            {
+                "tokens_per_round": tokens_per_round,
+                "num_shards": num_shards,
+                "num_tokens": num_tokens,
+                "shards_per_partition": partition_shards(tokens_per_round, num_shards, num_tokens),
+            }
+            for tokens_per_round, num_shards, num_tokens in (
+                (262_400_000, 3_815, 1_000_000_000),  # at least 128 partitions
+                (262_400_000, 28_639, 30_000_000_000),  # sixteen a round, rounded up
+                (10_400, 3_815, 250_000_000),
+                (262_400_000, 40, 160_000),
+            )
+        ],
     }
 
 

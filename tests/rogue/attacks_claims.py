@@ -80,7 +80,9 @@ async def claims_to_all_data(rogue: Rogue, victims: list[PeerId]) -> None:
     """It claims every shard there is and trains on none."""
     for _ in range(20):
         head = await rogue.head(victims[0])
-        await rogue.gossip(rogue.announce(head, phase="training", claims=tuple(range(64))))
+        await rogue.gossip(
+            rogue.announce(head, phase="training", claims=tuple(range(limits.CLAIMS_MAX)))
+        )
         await trio.sleep(0.5)
 
 

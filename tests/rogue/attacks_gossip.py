@@ -71,7 +71,7 @@ async def wrong_values(rogue: Rogue, victims: list[PeerId]) -> None:
         (announce, {"tokens_total": -1}),
         (announce, {"tokens_total": 2**64 - 1}),
         (announce, {"addresses": ("x" * 300,)}),
-        (announce, {"claims": tuple(range(100))}),
+        (announce, {"claims": tuple(range(limits.CLAIMS_MAX + 1))}),
         (announce, {"phase": "raging"}),
         (announce, {"capacity": msgspec.structs.replace(announce.capacity, cores=-1)}),
         (

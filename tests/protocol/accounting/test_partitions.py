@@ -18,10 +18,12 @@ from gossamer.protocol.accounting.partitions import (
     shards_per_partition,
 )
 from gossamer.protocol.manifest import Manifest, SyncMode
+from gossamer.protocol.rounds.roster import ROSTER_BYTES_MAX
+from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.ipc.messages import DATA_RANGES_MAX
 from gossamer.trainer.presets import PRESETS, adapted
 from gossamer.trainer.text.shards import default_shard_tokens
-from tests.support.builders import manifest
+from tests.support.builders import announce, manifest, peer, ready, sealed
 
 CORPORA_TOKENS = [250_000_000, 1_000_000_000, 30_000_000_000]
 ROUNDS_HELD = 3
@@ -99,3 +101,16 @@ def test_every_token_is_in_one_shard_of_one_partition(sizes: list[int], each: in
         assert partitions.shards_within(number, size) == len(partitions.shards(number))
     assert shards == list(range(len(sizes)))
     assert all(b - a == 1 for a, b in pairwise(shards))
+
+
+def test_what_a_peer_says_of_its_data_stays_small() -> None:
+    """A claim takes at most 3 bytes; the widest spans of a whole ring still fit one roster."""
+    few, many = (
+        len(sealed(peer(0), announce(claims=tuple(range(n)))).payload)
+        for n in (0, limits.CLAIMS_MAX)
+    )
+    assert many - few < 3 * limits.CLAIMS_MAX
+    far = 2**40
+    spans = tuple(Span(2000 + n, far, far + 10**7) for n in range(PARTITIONS_PER_ROUND))
+    size = len(sealed(peer(0), ready(spans=spans)).payload) + 136
+    assert limits.RING_MEMBERS_MAX * size < ROSTER_BYTES_MAX
