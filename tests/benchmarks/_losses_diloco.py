@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads, payloads_named
+from gossamer.protocol.codecs.ring_parts import ring_average
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.outer_momentum import norm_of, tuned_rates
@@ -16,7 +17,6 @@ from gossamer.protocol.state.outer_step import nesterov
 from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.trainer.ipc.messages import Start
 from tests.benchmarks._losses_arms import Arm
-from tests.benchmarks._losses_ring import ring_average
 from tests.benchmarks._losses_workers import Worker
 from tests.benchmarks._parity_training import CURVE_TOKENS, Curve, Heldout, Text, rounds_of
 
@@ -108,7 +108,7 @@ class Swarm:
         sync_set = self.sync_sets.of_round(number)
         carried = [worker.pending[sync_set.within] for worker in members]
         norms = [norm_of(values) for values in carried] if outer.displacement else []
-        average = ring_average(carried, tokens, sync_set.plan, payloads, outer.error_decay).values
+        average = ring_average(carried, tokens, sync_set.plan, payloads, outer.error_decay)
         rate, mu = outer.rates_of(number, len(members))
         if outer.displacement and len(members) > 1:
             pieces = (  # as the daemon adds them up

@@ -7,7 +7,7 @@ Speed, on one core: megabytes (1e6) of fp32 a second, encoded and decoded chunk 
 each) over a vector that no cache holds; median of the turns. What sparse rings send is decoded to
 places and values.
 
-Accuracy: rings of N members with the arithmetic of a node (`node/modes/contribution.py`), every
+Accuracy: rings of N members with the arithmetic of a node (`protocol/codecs/ring_parts.py`), every
 member's vector drawn independently. Relative errors (norm of the error / norm of the exact value):
 
     hop       one encoding of one vector
@@ -28,11 +28,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.node.modes.contribution import SumContribution
+from gossamer.protocol.codecs.payloads import payloads_named
+from gossamer.protocol.codecs.ring_parts import ring_average
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec, codec, codec_names
-from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
 
@@ -69,55 +68,21 @@ def speeds(coder: TensorCodec | SparseCodec, num_chunks: int, turns: int) -> tup
     return encode, decode
 
 
-class SimulatedRing:
-    """The arithmetic of one ring after another; every member is in every chunk."""
-
-    def __init__(self, name: str, num_members: int, num_elements: int, *, carries: bool) -> None:
-        self._name = name
-        self._members = [PeerId(str(number)) for number in range(num_members)]
-        self._plan = ChunkPlan(num_elements, CHUNK_ELEMENTS)
-        self._residuals = [np.zeros(num_elements, np.float32) for _ in self._members]
-        self._carries = carries
-
-    def average(self, vectors: list[FloatVector]) -> FloatVector:
-        """The final of a round, decoded. vectors: one of (num_elements,) for each member"""
-        tokens = dict.fromkeys(self._members, 1)
-        sides = [
-            SumContribution(
-                vector + residual, self._plan, self._name, self._members, tokens, member
-            )
-            for vector, residual, member in zip(
-                vectors, self._residuals, self._members, strict=True
-            )
-        ]
-        result = np.empty(self._plan.num_elements, np.float32)
-        for chunk in range(self._plan.num_chunks):
-            part = self._plan.range_of(chunk)
-            payload: Payload | None = None
-            for offset in range(len(sides)):
-                side = sides[(chunk + offset) % len(sides)]
-                payload = side.add(chunk, payload)
-            assert payload is not None
-            final = side.finish_average(chunk, payload, (1 << len(sides)) - 1)
-            codec(self._name).decode(final, part.stop - part.start, result[part])
-            if self._carries:
-                for side, residual in zip(sides, self._residuals, strict=True):
-                    error = side.error_of(chunk)
-                    residual[part] = 0.0 if error is None else error
-        return result
-
-
 def errors_of_ring(
     name: str, num_members: int, options: argparse.Namespace, *, carries: bool
 ) -> tuple[float, float]:
     """(error of the first average, error of the sum of all)."""
     rng = np.random.default_rng(0)
-    ring = SimulatedRing(name, num_members, options.elements, carries=carries)
+    plan = ChunkPlan(options.elements, CHUNK_ELEMENTS)
+    residuals = [np.zeros(options.elements, np.float32) for _ in range(num_members)]
     total, exact_total = np.zeros((2, options.elements), np.float32)
     first = 0.0
     for number in range(options.rounds):
         vectors = [DRAWS[options.distribution](rng, options.elements) for _ in range(num_members)]
-        average = ring.average(vectors)
+        pendings = [v + residual for v, residual in zip(vectors, residuals, strict=True)]
+        average = ring_average(pendings, [1] * num_members, plan, payloads_named(name))
+        if carries:
+            residuals = pendings
         exact = np.mean(vectors, axis=0, dtype=np.float64).astype(np.float32)
         if number == 0:
             first = relative_error(average, exact)

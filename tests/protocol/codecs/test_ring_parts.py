@@ -5,20 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gossamer.node.modes.contribution import SetContribution, SumContribution
-from gossamer.protocol.codecs.payloads import SetPayloads
+from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
+from gossamer.protocol.codecs.payloads import SetPayloads, payloads_named
+from gossamer.protocol.codecs.ring_parts import SetPart, SumPart, ring_average
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec
-from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.state.chunk_plan import ChunkPlan
-from gossamer.protocol.state.digest import FloatVector
 
 PLAN = ChunkPlan(3000, 2048)
 LOSSY = ("fp16", "int8", "int4")
 TOKENS = (300, 400, 700, 200)
 """Nobody has less than half of the mean."""
-MEMBERS = [PeerId(name) for name in "abcd"]
+MEMBERS = range(4)
+"""By ring position."""
 ALL = 0b1111
 
 
@@ -26,32 +25,31 @@ class Ring:
     """The members' arithmetic, with their vectors of one round."""
 
     def __init__(
-        self, codec_name: str, vectors: list[FloatVector], shares: tuple[int, ...] = TOKENS
+        self, codec_name: str, vectors: list[Float32Array], shares: tuple[int, ...] = TOKENS
     ) -> None:
         self.codec = codec(codec_name)
         self.vectors = vectors
-        tokens = dict(zip(MEMBERS, shares, strict=True))
         self.sides = [
-            SumContribution(vector, PLAN, codec_name, MEMBERS, tokens, member)
-            for vector, member in zip(vectors, MEMBERS, strict=True)
+            SumPart(vector, PLAN, self.codec, shares, position)
+            for position, vector in enumerate(vectors)
         ]
 
-    def average(self, chunk: int, order: list[int]) -> FloatVector:
+    def average(self, chunk: int, order: list[int]) -> Float32Array:
         """Those in `order` add themselves, the last one finishes."""
-        payload: Payload | None = None
+        payload: Buffer | None = None
         for position in order:
             payload = self.sides[position].add(chunk, payload)
         assert payload is not None
         mask = sum(1 << position for position in order)
-        final = self.sides[order[-1]].finish_average(chunk, payload, mask)
-        return self.codec.decode(final, PLAN.elements_of(chunk))
+        average = self.sides[order[-1]].finish_average(chunk, payload, mask)
+        return self.codec.decode(average, PLAN.elements_of(chunk))
 
-    def residual(self, chunk: int, position: int) -> FloatVector:
+    def residual(self, chunk: int, position: int) -> Float32Array:
         error = self.sides[position].error_of(chunk)
         return np.zeros(PLAN.elements_of(chunk), np.float32) if error is None else error
 
 
-def vectors_of(seed: int) -> list[FloatVector]:
+def vectors_of(seed: int) -> list[Float32Array]:
     rng = np.random.default_rng(seed)
     return [rng.laplace(size=PLAN.num_elements).astype(np.float32) for _ in MEMBERS]
 
@@ -98,7 +96,7 @@ def test_the_errors_of_many_rounds_do_not_add_up(codec_name: str) -> None:
 @pytest.mark.parametrize("codec_name", LOSSY)
 def test_finishing_a_whole_ring_rounds_nothing_again(codec_name: str) -> None:
     ring = Ring(codec_name, vectors_of(0))
-    payload: Payload | None = None
+    payload: Buffer | None = None
     for side in ring.sides:
         payload = side.add(0, payload)
     assert payload is not None
@@ -139,14 +137,54 @@ def test_a_sum_that_was_replaced_leaves_no_error(codec_name: str) -> None:
 def test_what_a_sparse_part_leaves_out_decays_and_stays() -> None:
     payloads = SetPayloads(SparseCodec(64))
     (vector, *_) = vectors_of(3)
-    mine = SetContribution(vector, PLAN, payloads, position=2, error_decay=0.5)
+    mine = SetPart(vector, PLAN, payloads.coder, position=2, error_decay=0.5)
     assert mine.error_of(0) is None, "nothing was sent"
-    partial_sum = mine.add(0, None)
-    assert mine.add(0, None) == partial_sum, "whatever comes round again, it is the same part"
-    assert mine.finish_average(0, partial_sum, 0b100) == partial_sum
+    token = mine.add(0, None)
+    assert mine.add(0, None) == token, "whatever comes round again, it is the same part"
+    assert mine.finish_average(0, token, 0b100) == token
     size = PLAN.elements_of(0)
-    payloads.check(partial_sum, size, 0b100)
-    sent = payloads.average(partial_sum, size, 0b100, [0, 0, 1])
+    payloads.check(token, size, 0b100)
+    sent = payloads.average(token, size, 0b100, [0, 0, 1])
     error = mine.error_of(0)
     assert error is not None
     np.testing.assert_allclose(sent + error / 0.5, vector[PLAN.range_of(0)], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fp32", "int8", "sparse"])
+def test_a_ring_in_one_process_is_its_members_one_after_the_other(name: str) -> None:
+    """Three members, so that the order of the additions shows in the bits."""
+    tokens = TOKENS[:3]
+    payloads = payloads_named(name)
+    carried = vectors_of(5)[:3]
+    pendings = [vector.copy() for vector in carried]
+    average = ring_average(pendings, tokens, PLAN, payloads, 0.5)
+    for chunk, order in enumerate([(0, 1, 2), (1, 2, 0)]):
+        where = PLAN.range_of(chunk)
+        parts = [
+            SetPart(vector, PLAN, payloads.coder, position, 0.5)
+            if isinstance(payloads, SetPayloads)
+            else SumPart(vector, PLAN, payloads.coder, tokens, position)
+            for position, vector in enumerate(carried)
+        ]
+        payload: Buffer | None = None
+        for position in order:
+            payload = parts[position].add(chunk, payload)
+        assert payload is not None
+        average = parts[order[-1]].finish_average(chunk, payload, 0b111)
+        decoded = payloads.average(average, PLAN.elements_of(chunk), 0b111, tokens)
+        assert average[where].tobytes() == decoded.tobytes()
+        for part, pending in zip(parts, pendings, strict=True):
+            error = part.error_of(chunk)
+            expected = np.zeros(PLAN.elements_of(chunk), np.float32) if error is None else error
+            assert pending[where].tobytes() == expected.tobytes()
+
+
+def test_the_order_of_a_ring_is_in_its_bits() -> None:
+    """Otherwise no test of equal bits would notice another order."""
+    vectors = vectors_of(6)
+    there = ring_average([v.copy() for v in vectors], TOKENS, PLAN, payloads_named("fp32"))
+    back = ring_average(
+        [v.copy() for v in reversed(vectors)], TOKENS[::-1], PLAN, payloads_named("fp32")
+    )
+    np.testing.assert_allclose(there, back, atol=1e-5)
+    assert (there != back).any()

@@ -1,0 +1,200 @@
+"""One member's arithmetic in a ring: what it adds to each chunk, and what it carries on.
+
+A member's *pending work* is its newest pseudo-gradient plus the residual of earlier rounds. A ring
+only reads it. When the round is committed, chunk by chunk: if the average contains the member, its
+pending work becomes what its part left out (`error_of`: the rounding errors of a dense codec,
+nothing for an exact one; of a sparse part all that was not sent, decayed). Otherwise it stays as it
+is and belongs to the member's next part. So no work is lost, and none counts twice. This is error
+feedback (1-bit SGD, Seide et al. 2014; EF-SGD, arXiv 1901.09847).
+
+`ring_average` walks all chunks of an undisturbed ring in one process. The machine that does the
+same between peers, and survives their faults, is `protocol.rounds.ring`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
+from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
+from gossamer.protocol.codecs.tensor_codecs import TensorCodec
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+
+_ERROR_SHARE = 0.5
+"""A rounding error weighs as little in the next ring as its member, so a member with a small share
+carries it magnified. If it then did more work than in this round, that would come out as noise: a
+member that came for one step of twenty would add a coarse codec's error twentyfold. So a share
+below this part of the mean share is taken for it, and its member forgets a part of its errors."""
+
+
+class RingPart(Protocol):
+    """The arithmetic of one member. Methods may run in threads, one chunk each."""
+
+    def add(self, chunk: int, payload: Buffer | None) -> Buffer:
+        """The payload on its way (None: this member begins) with this member's part in it.
+
+        Raises:
+            MalformedError: the payload is none of this chunk.
+        """
+
+    def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
+        """What everybody gets of a payload that has all members of `mask` in it."""
+
+    def error_of(self, chunk: int) -> Float32Array | None:
+        """What this member's part of a chunk left out, in units of its own work; None: nothing."""
+
+
+class SumPart:
+    """A member's part of a dense ring.
+
+    A chunk on its way is the sum of w_i * delta_i over its contributors, with w_i the share of a
+    member in the ring's tokens. The average is that sum divided by the sum of their w_i.
+    """
+
+    def __init__(
+        self,
+        pending: Float32Array,
+        plan: ChunkPlan,
+        coder: TensorCodec,
+        tokens: Sequence[int],
+        position: int,
+    ) -> None:
+        """
+        Args:
+            pending: (plan.num_elements,), this member's work.
+            tokens: of all members, by ring position.
+            position: this member's.
+        """
+        self._pending, self._plan, self._codec = pending, plan, coder
+        self._tokens = tuple(tokens)
+        self._weight = np.float32(tokens[position] / sum(tokens))
+        self._error_weight = max(self._weight, np.float32(_ERROR_SHARE / len(tokens)))
+        # Of the newest sum, and of the newest average: after a fault a chunk may come round again,
+        # and what was made of it before is worth nothing then.
+        self._sum_errors: dict[int, Float32Array] = {}
+        self._average_errors: dict[int, Float32Array] = {}
+
+    def add(self, chunk: int, payload: Buffer | None) -> Buffer:
+        """See `RingPart`: the encoded partial sum."""
+        part = self._plan.range_of(chunk)
+        values = self._pending[part] * self._weight
+        if payload is not None:
+            values += self._codec.decode(payload, part.stop - part.start)
+        return self._encode(chunk, values, self._error_weight, self._sum_errors)
+
+    def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
+        """See `RingPart`: the encoded average."""
+        # One exactly when all are in it: dividing by almost one would round everything once more.
+        present = sum(tokens for i, tokens in enumerate(self._tokens) if mask >> i & 1)
+        divisor = np.float32(present / sum(self._tokens))
+        values = self._codec.decode(payload, self._plan.elements_of(chunk)) / divisor
+        # An error of the average is the whole ring's: as part of my next delta it weighs w, so it
+        # has to be that much larger.
+        return self._encode(chunk, values, self._error_weight / divisor, self._average_errors)
+
+    def _encode(
+        self, chunk: int, values: Float32Array, weight: np.float32, errors: dict[int, Float32Array]
+    ) -> Buffer:
+        encoded = self._codec.encode(values)
+        if self._codec.name != "fp32":
+            error = values - self._codec.decode(encoded, values.size)
+            error /= weight
+            errors[chunk] = error
+        return encoded
+
+    def error_of(self, chunk: int) -> Float32Array | None:
+        """See `RingPart`: the rounding errors that this member made."""
+        found = [e[chunk] for e in (self._sum_errors, self._average_errors) if chunk in e]
+        return sum(found[1:], found[0]) if found else None
+
+
+class SetPart:
+    """A member's part of a sparse ring: a block that nobody else changes (SparseLoCo, arXiv
+    2508.15706).
+
+    What was not sent is the error feedback, e = decay * (e - d): the decay is applied when a round
+    has taken d, and the next pseudo-gradient is added to it later.
+    """
+
+    def __init__(
+        self,
+        pending: Float32Array,
+        plan: ChunkPlan,
+        coder: SparseCodec,
+        position: int,
+        error_decay: float,
+    ) -> None:
+        """`pending`: (plan.num_elements,), this member's work. `position`: in the ring."""
+        self._pending, self._plan, self._codec = pending, plan, coder
+        self._position = position
+        self._error_decay = np.float32(error_decay)
+        self._blocks: dict[int, bytes] = {}
+
+    def add(self, chunk: int, payload: Buffer | None) -> Buffer:
+        """See `RingPart`."""
+        block = self._blocks.get(chunk)
+        if block is None:
+            block = self._codec.encode(self._pending[self._plan.range_of(chunk)])
+            self._blocks[chunk] = block
+        return add_record(payload, self._position, block)
+
+    def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
+        """See `RingPart`: every peer averages the list of parts for itself."""
+        return payload
+
+    def error_of(self, chunk: int) -> Float32Array | None:
+        """See `RingPart`."""
+        block = self._blocks.get(chunk)
+        if block is None:
+            return None
+        part = self._plan.range_of(chunk)
+        error = self._pending[part].copy()
+        sent = self._codec.decode(block, part.stop - part.start)
+        error[sent.places] -= sent.values
+        error *= self._error_decay
+        return error
+
+
+def ring_average(
+    pendings: Sequence[Float32Array],
+    tokens: Sequence[int],
+    plan: ChunkPlan,
+    payloads: SumPayloads | SetPayloads,
+    error_decay: float = 1.0,
+) -> Float32Array:
+    """The average of the members' work, weighted with their tokens, as all of them decode it.
+
+    The ring of a round without faults: chunk c begins with member c mod N and walks once round, and
+    the last member finishes it. So the same additions are done in the same order as between peers.
+
+    Args:
+        pendings: (plan.num_elements,) of each member, in ring order. Afterwards they hold what each
+            member carries on.
+        tokens: of each member.
+        error_decay: of sparse parts, see `SetPart`.
+    """
+    parts: list[RingPart] = [
+        SetPart(pending, plan, payloads.coder, position, error_decay)
+        if isinstance(payloads, SetPayloads)
+        else SumPart(pending, plan, payloads.coder, tokens, position)
+        for position, pending in enumerate(pendings)
+    ]
+    everybody = (1 << len(parts)) - 1
+    average = np.empty(plan.num_elements, np.float32)
+    for chunk in range(plan.num_chunks):
+        where, first = plan.range_of(chunk), chunk % len(parts)
+        payload: Buffer | None = None
+        for part in (*parts[first:], *parts[:first]):
+            payload = part.add(chunk, payload)
+        assert payload is not None
+        payload = parts[first - 1].finish_average(chunk, payload, everybody)
+        average[where] = payloads.average(payload, where.stop - where.start, everybody, tokens)
+        for part, pending in zip(parts, pendings, strict=True):
+            error = part.error_of(chunk)
+            pending[where] = 0.0 if error is None else error
+    return average
