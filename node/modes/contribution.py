@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads
-from gossamer.protocol.codecs.ring_parts import RingPart, SetPart, SumPart
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.rounds.ring_parts import RingPart, SetPart, SumPart
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector

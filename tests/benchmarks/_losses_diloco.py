@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads, payloads_named
-from gossamer.protocol.codecs.ring_parts import ring_average
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
+from gossamer.protocol.rounds.ring_parts import ring_average
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.outer_momentum import norm_of, tuned_rates
 from gossamer.protocol.state.outer_step import nesterov

@@ -7,7 +7,7 @@ Speed, on one core: megabytes (1e6) of fp32 a second, encoded and decoded chunk 
 each) over a vector that no cache holds; median of the turns. What sparse rings send is decoded to
 places and values.
 
-Accuracy: rings of N members with the arithmetic of a node (`protocol/codecs/ring_parts.py`), every
+Accuracy: rings of N members with the arithmetic of a node (`protocol/rounds/ring_parts.py`), every
 member's vector drawn independently. Relative errors (norm of the error / norm of the exact value):
 
     hop       one encoding of one vector
@@ -29,9 +29,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.protocol.codecs.payloads import payloads_named
-from gossamer.protocol.codecs.ring_parts import ring_average
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec, codec, codec_names
+from gossamer.protocol.rounds.ring_parts import ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
 

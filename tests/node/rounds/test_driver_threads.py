@@ -10,7 +10,7 @@ import numpy as np
 import trio
 import trio.testing
 
-from gossamer.node.modes.contribution import SumContribution, contribution_of
+from gossamer.node.modes.contribution import Contribution, contribution_of
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.round_driver import RoundDriver
@@ -22,6 +22,7 @@ from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.attempt import Compute
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Average, Payload
+from gossamer.protocol.rounds.ring_parts import SumPart
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import RoundRules
@@ -102,9 +103,9 @@ class Alone:
             reach=_reach,
         )
 
-    def _new_contribution(self, ring: Ring) -> SumContribution:
+    def _new_contribution(self, ring: Ring) -> Contribution:
         contribution = contribution_of(self.work, PLAN, PAYLOADS, ring, self.me, 1.0)
-        assert isinstance(contribution, SumContribution)
+        assert isinstance(contribution, SumPart)
         add = contribution.add
 
         def slow_add(chunk: int, payload: Payload | None) -> Payload:

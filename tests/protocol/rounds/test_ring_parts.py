@@ -7,9 +7,9 @@ import pytest
 
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
 from gossamer.protocol.codecs.payloads import SetPayloads, payloads_named
-from gossamer.protocol.codecs.ring_parts import SetPart, SumPart, ring_average
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.rounds.ring_parts import SetPart, SumPart, ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 
 PLAN = ChunkPlan(3000, 2048)
@@ -170,8 +170,8 @@ def test_a_ring_in_one_process_is_its_members_one_after_the_other(name: str) -> 
         for position in order:
             payload = parts[position].add(chunk, payload)
         assert payload is not None
-        average = parts[order[-1]].finish_average(chunk, payload, 0b111)
-        decoded = payloads.average(average, PLAN.elements_of(chunk), 0b111, tokens)
+        finished = parts[order[-1]].finish_average(chunk, payload, 0b111)
+        decoded = payloads.average(finished, PLAN.elements_of(chunk), 0b111, tokens)
         assert average[where].tobytes() == decoded.tobytes()
         for part, pending in zip(parts, pendings, strict=True):
             error = part.error_of(chunk)
