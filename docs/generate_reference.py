@@ -13,6 +13,7 @@ import inspect
 import io
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import GenericAlias, UnionType
 from typing import Literal, TypeAlias, get_args, get_origin
@@ -36,7 +37,7 @@ from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
 Hint: TypeAlias = type | GenericAlias | UnionType
 Value: TypeAlias = str | bool | int | float | Path | tuple[str, ...]
 
-HELP_COLUMNS = 96
+HELP_COLUMNS = 88
 """Width of the help texts: what a page of the site shows without a scroll bar."""
 
 
@@ -284,7 +285,12 @@ def _type(hint: Hint) -> str:
         return f"list of {_type(arguments[0])}"
     if arguments:  # X | None
         return " or ".join("null" if a is type(None) else _type(a) for a in arguments)
-    names = {str: "text", int: "whole number", float: "number", bool: "true or false"}
+    names: dict[Hint, str] = {
+        str: "text",
+        int: "whole number",
+        float: "number",
+        bool: "true or false",
+    }
     if hint in names:
         return names[hint]
     return f"[{hint.__name__}](#{hint.__name__.lower()})" if isinstance(hint, type) else str(hint)
@@ -298,7 +304,7 @@ def _code(value: Value) -> str:
     return f"`{value}`" if value != "" else "empty"
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [header, ("---",) * len(header), *rows]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |"

@@ -51,7 +51,8 @@ def _reference_pages() -> dict[str, str]:
     """Path in the site to text. mkdocs loads a hook alone, without its folder in `sys.path`."""
     path = Path(__file__).with_name("generate_reference.py")
     spec = importlib.util.spec_from_file_location("generate_reference", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
