@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -11,6 +12,12 @@ from types import ModuleType
 
 import pytest
 import yaml
+
+from gossamer.node.app import http
+from gossamer.node.base.settings import Settings
+from gossamer.node.cli import app
+from gossamer.node.runs.manifest_keys import HINTS
+from gossamer.node.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -152,8 +159,6 @@ def test_every_benchmark_page_says_how_it_was_made() -> None:
 
 
 def test_reference_has_every_command() -> None:
-    from gossamer.node.cli import app
-
     page = generated_pages()["reference/commands.md"]
     for name in app:
         if not name.startswith("-"):
@@ -161,8 +166,6 @@ def test_reference_has_every_command() -> None:
 
 
 def test_reference_has_every_metric_with_its_text() -> None:
-    from gossamer.node.telemetry.metrics import Metrics
-
     page = generated_pages()["reference/metrics.md"]
     for family in Metrics().registry.collect():
         name = family.name + ("_total" if family.type == "counter" else "")
@@ -170,9 +173,6 @@ def test_reference_has_every_metric_with_its_text() -> None:
 
 
 def test_reference_has_every_setting_and_manifest_key() -> None:
-    from gossamer.node.base.settings import Settings
-    from gossamer.node.runs.manifest_keys import HINTS
-
     settings = generated_pages()["reference/settings.md"]
     for name in Settings.__struct_fields__:
         assert re.search(
@@ -185,10 +185,6 @@ def test_reference_has_every_setting_and_manifest_key() -> None:
 
 
 def test_reference_has_every_route() -> None:
-    import inspect
-
-    from gossamer.node.app import http
-
     page = generated_pages()["reference/http.md"]
     routes = re.findall(r'Route\("([^"]+)"', inspect.getsource(http.build_app))
     assert len(routes) > 5
