@@ -27,9 +27,10 @@ from starlette.routing import Route
 from gossamer.node import cli
 from gossamer.node.app import http
 from gossamer.node.base import settings as config
-from gossamer.node.machine.capacity import Gpus
+from gossamer.node.commands import options
 from gossamer.node.runs import draft, manifest_keys
 from gossamer.node.telemetry import status
+from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.wire.statements import Capacity
 from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
@@ -80,8 +81,8 @@ def _help(*command: str) -> str:
 def settings_page() -> str:
     """The fields of `Settings`: key of the file, environment variable, flag, default."""
     texts = {
-        **_field_texts(cli.StateOptions),
-        **_field_texts(cli.NodeOptions),
+        **_field_texts(options.StateOptions),
+        **_field_texts(options.NodeOptions),
         **_field_texts(config.Settings),
     }
     shown = _help("start")

@@ -85,6 +85,8 @@ def names_of_files(text: str) -> list[str]:
             if "://" in word or word.startswith(("/", "~", "-", "$")) or "@" in word:
                 continue
             path = word.partition("::")[0].rstrip(",.")
+            if path.startswith("tests.") and not path.endswith(_SUFFIXES):
+                path = path.replace(".", "/") + ".py"  # `python -m tests.benchmarks.ring`
             has_folder = "/" in path.rstrip("/") and path.split("/")[0] in TOP
             if path.endswith(_SUFFIXES) or has_folder or path.rstrip("/") in TOP:
                 found.append(path)
