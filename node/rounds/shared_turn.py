@@ -92,7 +92,10 @@ class SharedTurn(Turn):
         return super()._is_overtaken()
 
     async def _end_work(self) -> None:
-        """What was trained becomes an offer, as the round's header will find it."""
+        """What was trained becomes an offer, as the round's header will find it.
+
+        The parts of steps are bytes of the trainer, so no thread reads `pending` here.
+        """
         local, machine, work = self._local, self.driver.machine, self._context.work
         assert local is not None
         self._shared.close()

@@ -13,6 +13,7 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.restoring import restore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger
@@ -78,7 +79,7 @@ class MadeRound:
 
 
 class Holder:
-    """A committed state with its store and chain, in a directory of its own."""
+    """A committed state with its store and chain: the newest that its directory has."""
 
     def __init__(self, manifest: Manifest, root: Path, quota_bytes: int = 2**30) -> None:
         root.mkdir(parents=True, exist_ok=True)
@@ -92,7 +93,8 @@ class Holder:
         self.state = CommittedState(
             manifest, np.zeros(size, np.float32), self.store, self.chain, state_dir
         )
-        self.state.set_genesis(initial)
+        if not restore(self.state):
+            self.state.set_genesis(initial)
 
     def averages(self, seed: int) -> Averages:
         """Of a ring whose only member did some work."""
@@ -125,11 +127,13 @@ class Holder:
         digest = self.take_step(averages)
         assert digest is not None
         made = self.proposed(averages, digest, ring_id)
-        ledger = self.state.ledger
-        self.state.install(
-            made.commit, Proposal(made.header, made.update, ledger), averages.averages
-        )
+        self.install(made)
         return made
+
+    def install(self, made: MadeRound) -> None:
+        """Makes the round whose outer step was taken the committed one."""
+        proposal = Proposal(made.header, made.update, self.state.ledger)
+        self.state.install(made.commit, proposal, made.averages.averages)
 
     def proposed(self, averages: Averages, state_digest: Digest, ring_id: bytes) -> MadeRound:
         """The round that follows from averages, which lead to this state."""

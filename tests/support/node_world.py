@@ -17,6 +17,7 @@ import zstandard
 
 from gossamer.node.app.assembly import Node, Runtime
 from gossamer.node.base.settings import Settings
+from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer_client import TrainerListener
 from gossamer.node.network.identity import Identity
 from gossamer.node.rounds.participant import Participant
@@ -376,6 +377,10 @@ class World:
     gather_seconds: float = 3.0
     latency_seconds: float = 0.01
     """Of every link, one way."""
+    run_in_thread: RunInThread = in_no_thread
+    """In virtual time none may be used."""
+    look_seconds: float = 0.001
+    """Between two looks of `until`: it may have to catch one phase."""
     nodes: dict[str, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -435,7 +440,7 @@ class World:
                     store,
                     transport,
                     self.signed,
-                    Runtime(trainer, in_no_thread, serves_http=False),
+                    Runtime(trainer, self.run_in_thread, serves_http=False),
                 )
                 self.nodes[name] = node
                 task_status.started()
@@ -463,10 +468,10 @@ class World:
         await self.until(lambda: all(self.round(name) >= round_number for name in names), seconds)
 
     async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Looks a thousand times a second of virtual time: it may have to catch one phase."""
+        """Looks every `look_seconds`."""
         with trio.fail_after(seconds):
             while not condition():  # noqa: ASYNC110 - what is watched has no event to wait for
-                await trio.sleep(0.001)
+                await trio.sleep(self.look_seconds)
 
     def all_shards_are_with(self, *names: str) -> bool:
         """Whether each shard is on one of their disks."""
