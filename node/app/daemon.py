@@ -1,6 +1,6 @@
-"""The daemon process: its lock, its signals, and what it runs: found, join or resume.
+"""The daemon process: its lock, its signals, and its role, which is to found, join or resume.
 
-SIGINT or SIGTERM asks the node to leave in order; a second one ends everything at once.
+SIGINT or SIGTERM asks the node to leave in order. A second signal ends the process at once.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ log = structlog.get_logger("node")
 
 
 def run(settings: Settings, role: Role) -> int:
-    """Runs a node until it is told to leave. The exit status: 0 after an orderly leave.
+    """Runs a node until it has left, and returns the exit status: 0 after an orderly leave.
 
     Raises:
         StateDirError, DiskError, ListenError, JoinError, ManifestError, CorpusError, OSError: the
-            node cannot run; the text says why and what to do.
+            node cannot run; the message says why and what to do.
     """
     state_dir = StateDir(settings.state_dir)
     limit_malloc_arenas()
@@ -59,8 +59,8 @@ def run(settings: Settings, role: Role) -> int:
 def limit_malloc_arenas() -> None:
     """Tells glibc to keep few heaps.
 
-    By default every worker thread gets a heap of its own, and what one large step leaves behind in
-    each of them stays resident: a third more memory than is in use, measured with 5 M parameters.
+    By default every worker thread has its own heap, and the memory that a large step frees there
+    stays resident. With 5 M parameters a third more memory was resident than in use (measured).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl and macOS have none
     if mallopt is not None:
@@ -68,7 +68,7 @@ def limit_malloc_arenas() -> None:
 
 
 def _single(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one exception inside nested groups, for people; the group itself if there are more."""
+    """Returns the only exception inside nested groups, or the group if there are several."""
     inner: BaseException = group
     while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
         inner = inner.exceptions[0]
@@ -103,11 +103,11 @@ class _Daemon:
             async for _ in signals:
                 num_signals += 1
                 if num_signals == 1 and self._leave is not None:
-                    log.info("leaving; once more to leave at once")
+                    log.info("leaving in order; a second signal ends the process at once")
                     self._leave()
                 else:
                     if num_signals == 1:
-                        log.info("stopped before it took part in a run")
+                        log.info("stopped before the node took part in a run")
                     self._status = 1 if num_signals > 1 else 0
                     scope.cancel()
 
@@ -144,10 +144,10 @@ class _Daemon:
 
 
 def _manifest_here(state_dir: StateDir) -> SignedManifest | None:
-    """The manifest in a state directory, with its founder's signature checked.
+    """Returns the manifest in a state directory, if there is one, with its signature checked.
 
     Raises:
-        StateDirError: it is damaged.
+        StateDirError: the manifest is damaged.
     """
     signed = state_dir.read_manifest()
     if signed is not None:
@@ -156,6 +156,6 @@ def _manifest_here(state_dir: StateDir) -> SignedManifest | None:
         except RemoteProtocolError as error:
             raise StateDirError(
                 f"{state_dir.manifest_path} is damaged ({error}). Move {state_dir.root} away and "
-                "join the run again; identity.key may be copied into the new directory"
+                "join the run again; you may copy identity.key into the new directory"
             ) from error
     return signed

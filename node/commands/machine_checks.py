@@ -1,6 +1,6 @@
-"""`gossamer doctor`: looks at everything that a node needs, and says what to do where it is not so.
+"""Checks of everything that a node needs from its machine, with advice where a check fails.
 
-torch is tried in a process of its own: here, as in the daemon, it is never imported.
+torch is tried in another process, because neither this module nor the daemon ever imports it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Level = Literal["ok", "warn", "fail"]
 # Importing torch with CUDA from a cold network disk takes up to a minute.
 _TORCH_SECONDS_MAX = 180
 _SEED_SECONDS_MAX = 8.0
-# State, optimizer and log of a small preset; below it the first checkpoint may fail.
+# State, optimiser and log of a small preset. With less, the first checkpoint may fail.
 _DISK_BYTES_MIN = 512 * 1000**2
-# The daemon's 250 MB and torch's own 500 MB beside the smallest model.
+# The daemon takes 250 MB, torch 500 MB, and the smallest model the rest.
 _MEMORY_BYTES_MIN = 1_500 * 1000**2
-# Before this version was written no clock can truly stand.
+# This version was written later, so a clock that shows an earlier time is wrong.
 _CLOCK_UNIX_SECONDS_MIN = 1_767_225_600  # 2026-01-01
-# Clocks that are set by the network go back by seconds.
+# A clock that is set by the network goes back only by seconds.
 _CLOCK_BACK_SECONDS_MAX = 600
 _FILES_MIN = 1024
 _MULTISTREAM = b"\x13/multistream/1.0.0\n"
@@ -59,7 +59,7 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report. `advice` says what to do; it is empty where all is well."""
+    """One line of the report. `advice` says what to do; it is empty if nothing is wrong."""
 
     name: str
     level: Level
@@ -68,7 +68,7 @@ class Check:
 
 
 class TorchReport(msgspec.Struct, frozen=True):
-    """What torch says of itself in its own process."""
+    """The report of torch from its own process."""
 
     version: str
     cuda: int
@@ -78,6 +78,7 @@ class TorchReport(msgspec.Struct, frozen=True):
 
 
 def make_checks(settings: Settings, address: str | None = None) -> Iterator[Check]:
+    """Makes the checks one by one, and that of a peer's address if one is given."""
     state_dir = StateDir(settings.state_dir)
     yield check_python()
     yield from check_torch(settings.device)
@@ -100,7 +101,7 @@ def check_python() -> Check:
 
 
 def check_torch(device: str, probe: str = _TORCH_PROBE) -> Iterator[Check]:
-    """Whether torch can be imported and has the device of the settings."""
+    """Checks whether torch can be imported and has the device of the settings."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", probe],
@@ -126,17 +127,17 @@ def check_torch(device: str, probe: str = _TORCH_PROBE) -> Iterator[Check]:
 
 
 def check_device(device: str, torch: TorchReport, gpus: list[Gpu]) -> Check:
-    """Whether the wanted device is there, and no better one lies idle."""
+    """Checks whether torch has the wanted device, and whether `auto` misses a GPU."""
     kind, _, ordinal = device.partition(":")
     if kind == "cuda" and int(ordinal or 0) >= torch.cuda:
         return Check(
             "device",
             "fail",
-            f"{device} is not there: torch sees {torch.cuda} GPUs",
+            f"{device} does not exist: torch finds {torch.cuda} GPUs",
             "Choose another --device, or install the driver and a torch build for the GPU",
         )
     if kind == "mps" and not torch.mps:
-        return Check("device", "fail", "torch has no mps here", "Choose --device cpu or auto")
+        return Check("device", "fail", "torch has no mps device", "Choose --device cpu or auto")
     if kind in ("auto", "cuda") and torch.cuda:
         where = "ROCm" if torch.hip else "CUDA"
         return Check("device", "ok", f"{torch.names[int(ordinal or 0)]} through {where}")
@@ -163,7 +164,7 @@ def check_memory() -> Check:
 
 
 def check_state_dir(root: Path, running: bool) -> Iterator[Check]:
-    """Whether the directory is ours, writable, and closed to others."""
+    """Checks whether the directory belongs to this user, is writable, and is closed to others."""
     name = "state"
     if not root.exists():
         parent = _existing_parent(root)
@@ -206,7 +207,7 @@ def check_disk(settings: Settings) -> Check:
 
 
 def check_ports(settings: Settings, running: bool) -> Iterator[Check]:
-    """Whether the addresses to listen on can be had. A running node's are its own."""
+    """Checks whether the addresses to listen on are free. A running node holds its own."""
     if running:
         yield Check("ports", "ok", "held by the running node")
         return
@@ -230,7 +231,7 @@ def _check_port(where: HostPort, flag: str) -> Check:
             "ports",
             "fail",
             f"{where} cannot be used: {error.strerror}",
-            f"Give another address with {flag}, or stop what listens there",
+            f"Give another address with {flag}, or stop the program that listens there",
         )
     return Check("ports", "ok", f"{where} for {flag} is free")
 
@@ -245,11 +246,11 @@ def check_files() -> Check:
 
 
 def check_clock(now_unix_seconds: float, last_written_unix_seconds: float = 0.0) -> Check:
-    """Whether the wall clock can be right. Peers' clocks are never compared."""
+    """Checks whether the wall clock can be right. Clocks of peers are never compared."""
     moment = _moment(now_unix_seconds)
     advice = "Set the clock: the swarm does not need it, but logs and metrics will mislead"
     if now_unix_seconds < _CLOCK_UNIX_SECONDS_MIN:
-        return Check("clock", "warn", f"{moment} has long passed", advice)
+        return Check("clock", "warn", f"{moment} is in the past", advice)
     if last_written_unix_seconds - now_unix_seconds > _CLOCK_BACK_SECONDS_MAX:
         later = _moment(last_written_unix_seconds)
         return Check("clock", "warn", f"{moment}, but the state was written on {later}", advice)
@@ -261,7 +262,7 @@ def _moment(unix_seconds: float) -> str:
 
 
 def _last_written_unix_seconds(state_dir: StateDir) -> float:
-    """When this machine's clock said that a node wrote to the directory; 0 if none did."""
+    """Returns the time of a node's newest write to the directory, by this clock; 0 for none."""
     times = [0.0]
     for path in (state_dir.lock_path, state_dir.head_path, state_dir.known_peers_path):
         with contextlib.suppress(OSError):
@@ -270,7 +271,7 @@ def _last_written_unix_seconds(state_dir: StateDir) -> float:
 
 
 def check_seed(text: str) -> Check:
-    """Whether something that speaks libp2p answers at the address. Who it is shows on joining."""
+    """Checks whether a program that speaks libp2p answers. Its peer id is checked on joining."""
     try:
         link = parse_link(text)
     except ValueError as error:
@@ -296,7 +297,7 @@ def check_seed(text: str) -> Check:
         advice = "Is the address right, and does the seed still run? Ask for another peer's address"
         return Check("seed", "fail", reason, advice)
     if answer != _MULTISTREAM:
-        advice = "Something else than a Gossamer node listens there: check the port"
+        advice = "The program that listens there is not a Gossamer node: check the port"
         return Check("seed", "fail", f"{where} does not speak libp2p", advice)
     return Check("seed", "ok", f"{where} answers")
 

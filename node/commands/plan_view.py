@@ -1,4 +1,4 @@
-"""`gossamer plan` for people, and as JSON for programs."""
+"""The output of `gossamer plan`: a table for people, or JSON for programs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gossamer.node.base.units import format_bytes
 from gossamer.node.runs.planning import RoundPlan
 
 GOALS = (0.90, 0.95, 0.98)
-"""Shares of the time in which a trainer is at work, as published runs reached and aim at."""
+"""Fractions of the time in which a trainer is busy, as published runs reached and aim at."""
 
 
 def print_plan(plan: RoundPlan, console: Console, *, json: bool = False) -> None:
-    """A table, or one JSON object."""
+    """Prints a table, or one JSON object."""
     if json:
         console.print_json(msgspec.json.encode(_fields(plan)).decode())
         return
@@ -29,7 +29,7 @@ def print_plan(plan: RoundPlan, console: Console, *, json: bool = False) -> None
         "averaging": _seconds(plan.averaging_seconds),
         "training": _seconds(plan.training_seconds),
         "a round": _seconds(plan.round_seconds),
-        "trainer at work": "?" if plan.utilisation is None else f"{plan.utilisation:.1%}",
+        "trainer busy": "?" if plan.utilisation is None else f"{plan.utilisation:.1%}",
         "a newcomer fetches": f"{format_bytes(plan.state_bytes)} in {_seconds(plan.join_seconds)}",
     }
     for name, value in rows.items():
@@ -40,7 +40,7 @@ def print_plan(plan: RoundPlan, console: Console, *, json: bool = False) -> None
         f"{goal:.0%} if a round's steps take {plan.training_seconds_for(goal):,.1f} s"
         for goal in GOALS
     )
-    console.print(f"Trainer at work ({how}): {goals}.", highlight=False)
+    console.print(f"Trainer busy ({how}): {goals}.", highlight=False)
     if plan.is_late:
         console.print(_advice(plan), highlight=False)
 
@@ -48,12 +48,12 @@ def print_plan(plan: RoundPlan, console: Console, *, json: bool = False) -> None
 def _advice(plan: RoundPlan) -> str:
     unit = "turn" if plan.fragments > 1 else "round"
     advice = (
-        f"A state comes when {plan.lateness:.0%} of the next {unit}'s steps are done. The later, "
-        "the more it costs the model, in one piece much more than in fragments (README). It comes "
-        "sooner with more inner_steps, or with a codec of fewer bits"
+        f"A new state arrives when {plan.lateness:.0%} of the next {unit}'s steps are done. A "
+        "later state costs the model more, and much more in one piece than in fragments (README). "
+        "It arrives sooner with more inner_steps, or with a codec of fewer bits"
     )
     if plan.fragments_advised:
-        advice += f"; fragments = {plan.fragments_advised} would bear it better"
+        advice += f"; fragments = {plan.fragments_advised} would lessen the cost"
     return f"{advice}."
 
 
@@ -70,7 +70,7 @@ def _seconds(seconds: float | None) -> str:
     return f"{seconds:,.1f} s"
 
 
-def _fields(plan: RoundPlan) -> dict[str, object]:
+def _fields(plan: RoundPlan) -> dict[str, int | float | bool | None]:
     return {
         "peers": plan.peers,
         "parameters": plan.parameters,

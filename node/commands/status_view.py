@@ -1,6 +1,8 @@
-"""How `gossamer status` looks in a terminal. What peers say of themselves is escaped."""
+"""The output of `gossamer status` in a terminal. Text that comes from peers is escaped."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -20,12 +22,19 @@ _PHASE_STYLES = {
 _DASH = "-"
 
 
+class _AddRow(Protocol):
+    """Adds a row of a name and the parts of one line."""
+
+    def __call__(self, name: str, *parts: str | Text) -> None: ...
+
+
 def print_status(status: Status, console: Console) -> None:
-    """The whole status: node, swarm, last round, peers."""
+    """Prints the whole status: node, swarm, last round, peers."""
     console.print(render_status(status))
 
 
 def render_status(status: Status) -> RenderableType:
+    """Returns the status as two tables: the node, and its peers."""
     parts: list[RenderableType] = [_render_node(status)]
     if status.peers:
         parts += [Text(), _render_peers(status)]
@@ -79,6 +88,11 @@ def _render_node(status: Status) -> Table:
             "device",
             f"{capacity.device} ({capacity.device_kind}, {memory}, {capacity.cores} cores)",
         )
+    _add_network_rows(status, row)
+    return table
+
+
+def _add_network_rows(status: Status, row: _AddRow) -> None:
     sent, received = status.bytes_sent_total, status.bytes_received_total
     row("network", f"{format_bytes(sent)} sent, {format_bytes(received)} received")
     if status.ring:
@@ -94,7 +108,6 @@ def _render_node(status: Status) -> Table:
     outer = status.outer_step
     if outer is not None:
         row("outer step", f"momentum {outer.momentum:.2f}, learning rate {outer.learning_rate:.2f}")
-    return table
 
 
 def _render_peers(status: Status) -> Table:
@@ -129,7 +142,7 @@ def _peer_cells(peer: PeerStatus) -> list[Text]:
 
 
 def _work(work: WorkStatus) -> str:
-    """Where the tokens went that this node trained."""
+    """Returns a line with the fates of the tokens that this node trained."""
     late = f", {work.committed_late:,} late" if work.committed_late else ""
     gone = [
         f"{tokens:,} {fate}"
@@ -141,7 +154,7 @@ def _work(work: WorkStatus) -> str:
 
 
 def _data(data: DataStatus) -> str:
-    """Where the swarm stands in the data."""
+    """Returns a line with the swarm's place in the data."""
     share = data.tokens_consumed / data.num_tokens
     return (
         f"epoch {data.epoch + 1}, {share:.1%} of it: {data.shards_consumed:,} of "

@@ -1,4 +1,4 @@
-"""How the demo looks: a live picture in a terminal, plain lines elsewhere, and the summary."""
+"""The demo's output: a live picture in a terminal, plain lines elsewhere, and the summary."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gossamer.node.demo.record import Digests, Losses, PeerRecord, Record
 
 FRAMES_PER_SECOND = 4
 LINE_SECONDS = 5.0
-"""Without a terminal there is a line of progress this often."""
+"""Time between two lines of progress where there is no terminal."""
 EVENTS_SHOWN = 9
 CURVE_WIDTH = 60
 
@@ -37,7 +37,7 @@ _STYLES = {
 
 
 class View:
-    """Shows a record while it grows. In a terminal the picture is redrawn by a thread."""
+    """Shows a record while it grows. In a terminal, a thread redraws the picture."""
 
     def __init__(self, record: Record, console: Console, elapsed: Callable[[], float]) -> None:
         self._record = record
@@ -68,7 +68,7 @@ class View:
             self._print_events()
 
     def update(self) -> None:
-        """To be called after every change; prints what is new where there is no picture."""
+        """Prints new events where there is no picture. The demo calls this after every change."""
         if self._live is not None:
             return
         self._print_events()
@@ -83,13 +83,13 @@ class View:
         self._num_printed = len(self._record.events)
 
     def _print(self, text: str) -> None:
-        # Whoever reads a pipe wants whole lines, as they come.
+        # The reader of a pipe gets whole lines at once.
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
         self._console.file.flush()
 
 
 class _Picture:
-    """What the live display draws, at the moment of drawing."""
+    """Draws the present record each time the live display asks for it."""
 
     def __init__(self, record: Record, elapsed: Callable[[], float]) -> None:
         self._record = record
@@ -164,9 +164,9 @@ def _phase(phase: str) -> Text:
 
 
 def sparkline(values: Sequence[float], width: int, bars: str = _BARS) -> str:
-    """The values as one line of at most `width` characters; the highest is the last of `bars`."""
+    """Returns the values as one line of at most `width` characters; the last bar is the highest."""
     num = max(1, min(width, len(values)))
-    # Each character is the mean of its share, so that a long run does not show single rounds.
+    # Each character shows the mean of its share, so that a long run stays smooth.
     edges = [round(index * len(values) / num) for index in range(num + 1)]
     means = [fmean(values[start:end]) for start, end in pairwise(edges)]
     low, high = min(means), max(means)
@@ -177,9 +177,9 @@ def sparkline(values: Sequence[float], width: int, bars: str = _BARS) -> str:
 def print_summary(
     record: Record, console: Console, *, seconds: float, picture: Path | None, folder: Path
 ) -> None:
-    """What came of it. Says of nothing that it is well unless it was seen."""
+    """Prints the results. A result counts as good only if it was seen."""
     console.print()
-    console.rule("what came of it", style="dim")
+    console.rule("results", style="dim")
     rows = [*_summary_rows(record), ("took", Text(f"{seconds:.0f} s"))]
     if picture is not None:
         rows.append(("picture", Text(str(picture))))
@@ -197,11 +197,11 @@ def _summary_rows(record: Record) -> list[tuple[str, Text]]:
     sent = []
     for peer in record.peers.values():
         mean = record.bytes_per_round(peer.name)
-        much = "nothing in a ring"
+        amount = "nothing in a ring"
         if mean is not None:
-            much = f"{format_bytes(mean[0])} a round, {mean[1]} rounds seen"
+            amount = f"{format_bytes(mean[0])} a round, {mean[1]} rounds seen"
         end = "" if peer.is_alive else f", {peer.doing}"
-        sent.append(Text(f"{peer.name}  {much}{end}"))
+        sent.append(Text(f"{peer.name}  {amount}{end}"))
     unknown = Text("not known: fewer than two rounds were committed", "red")
     return [
         *_labelled("loss", losses or [unknown]),
@@ -217,12 +217,12 @@ def _labelled(name: str, lines: list[Text]) -> list[tuple[str, Text]]:
 
 def _state_lines(digests: Digests | None) -> list[Text]:
     if digests is None:
-        return [Text("the living peers were never seen at one round", "red")]
+        return [Text("the living peers were never seen at the same round", "red")]
     lines = [Text(f"{name}  {digest}") for name, digest in digests.by_name.items()]
     if digests.equal:
         verdict = Text.assemble((f"equal at round {digests.round}", "green"))
         verdict.append(
-            f"; alike at {digests.num_alike} of the {digests.num_compared} rounds compared"
+            f"; equal at {digests.num_alike} of the {digests.num_compared} rounds compared"
         )
         return [*lines, verdict]
     if len(set(digests.by_name.values())) > 1:

@@ -1,7 +1,7 @@
-"""Several daemons on this machine, each a process of its own: for the demo, tests and benchmarks.
+"""Several daemons on this machine, for the demo, tests and benchmarks.
 
-Every node has its own state directory, identity, ports and log file, and is started by the same
-command line that a person would use.
+Every node is a process with its own state directory, identity, ports and log file. The command line
+that starts it is the one that a person would use.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import TypeVar
 
 from gossamer.node.app.client import ClientError, fetch_status
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status
 
+ANY_PORT = "/ip4/127.0.0.1/tcp/0"
 POLL_SECONDS = 0.1
 END_SECONDS = 15.0
-"""An orderly leave takes a round at most; whoever is not gone by then is killed."""
+"""Limit for an orderly leave, which takes a round at most. A slower node is killed."""
 
 _T = TypeVar("_T")
 
 
 class SwarmError(Exception):
-    """A node did not do what it should in time; the text has the end of its log."""
+    """A node did not do in time what it should; the message has the end of its log."""
 
 
 @dataclass
@@ -37,10 +39,10 @@ class LocalNode:
 
     root: Path
     prefix: tuple[str, ...] = ()
-    """Put before the command, e.g. ``ip netns exec NAME``."""
+    """Words before the command, such as `ip netns exec NAME`."""
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    listen: str = "/ip4/127.0.0.1/tcp/0"
+    listen: str = ANY_PORT
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -52,7 +54,7 @@ class LocalNode:
         return self.process is not None and self.process.poll() is None
 
     def start(self, *command: str) -> None:
-        """Starts ``gossamer COMMAND`` on this node's state directory."""
+        """Starts `gossamer COMMAND` on this node's state directory."""
         assert not self.is_running
         arguments = [
             *self.prefix,
@@ -67,7 +69,7 @@ class LocalNode:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **self.environment},
-                start_new_session=True,  # Ctrl-C is for whoever started us
+                start_new_session=True,  # Ctrl-C must reach only the parent process
             )
 
     def signal(self, number: int) -> None:
@@ -76,19 +78,23 @@ class LocalNode:
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL, as a power cut would; returns when the process is gone."""
+        """Sends SIGKILL, which acts like a power cut. Returns when the process is gone."""
         self.signal(signal.SIGKILL)
         self.wait()
 
     def leave(self) -> int:
-        """SIGTERM, and the exit status. Killed after `END_SECONDS`."""
+        """Sends SIGTERM and returns the exit status.
+
+        Raises:
+            SwarmError: the node did not end within `END_SECONDS`, and was killed.
+        """
         self.signal(signal.SIGTERM)
         try:
             return self.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
             raise SwarmError(
-                f"{self.root.name} did not leave in {END_SECONDS} s\n{self.tail()}"
+                f"{self.root.name} did not leave within {END_SECONDS} s\n{self.tail()}"
             ) from None
 
     def wait(self, timeout_seconds: float | None = None) -> int:
@@ -96,24 +102,24 @@ class LocalNode:
         return self.process.wait(timeout_seconds)
 
     def status(self) -> Status | None:
-        """What the node says of itself; None while it does not answer."""
+        """Returns the status that the node reports, or None while it does not answer."""
         try:
             return fetch_status(StateDir(self.root))
         except ClientError:
             return None
 
     def address(self, timeout_seconds: float = 60.0) -> str:
-        """The first address that others can dial."""
+        """Waits for an address that other peers can dial, and returns it."""
         status = self.wait_for(lambda s: bool(s.addresses), timeout_seconds, "an address")
         return status.addresses[0]
 
     def wait_for(
         self, condition: Callable[[Status], bool], timeout_seconds: float, what: str
     ) -> Status:
-        """The first status that fulfils a condition.
+        """Waits for a status that fulfils a condition, and returns it.
 
         Raises:
-            SwarmError: not in time, or the process ended before.
+            SwarmError: no such status came in time, or the process ended before.
         """
         deadline = time.monotonic() + timeout_seconds
         status: Status | None = None
@@ -127,12 +133,12 @@ class LocalNode:
         code = self.process.returncode if self.process is not None else None
         ended = "" if self.is_running else f" (it ended with {code})"
         raise SwarmError(
-            f"{self.root.name}: no {what} in {timeout_seconds} s{ended}; last status: {status}\n"
-            f"{self.tail()}"
+            f"{self.root.name}: no {what} within {timeout_seconds} s{ended}; "
+            f"last status: {status}\n{self.tail()}"
         )
 
     def tail(self, num_lines: int = 30) -> str:
-        """The end of the node's log."""
+        """Returns the end of the node's log."""
         try:
             lines = self.log_path.read_text(errors="replace").splitlines()
         except OSError:
@@ -141,7 +147,7 @@ class LocalNode:
 
 
 class LocalSwarm:
-    """Nodes under one folder; ends them all at the end of the block."""
+    """Nodes under one folder. All of them are killed at the end of the `with` block."""
 
     def __init__(self, root: Path, options: Sequence[str] = ()) -> None:
         root.mkdir(parents=True, exist_ok=True)
@@ -152,7 +158,12 @@ class LocalSwarm:
     def __enter__(self) -> LocalSwarm:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
         for node in self.nodes:
             node.signal(signal.SIGCONT)
             node.signal(signal.SIGKILL)
@@ -160,21 +171,23 @@ class LocalSwarm:
             if node.process is not None:
                 node.wait()
 
-    def add(self, **changes: object) -> LocalNode:
-        """A node that is not started yet."""
+    def add(
+        self, *, environment: Mapping[str, str] | None = None, listen: str = ANY_PORT
+    ) -> LocalNode:
+        """Adds a node and does not start it."""
         root = self.root / f"node{len(self.nodes) + 1}"
-        node = LocalNode(root, options=self._options, **changes)  # type: ignore[arg-type]
+        node = LocalNode(root, options=self._options, environment=environment or {}, listen=listen)
         self.nodes.append(node)
         return node
 
     def found(self, *command: str) -> LocalNode:
-        """A node that founds a run (``gossamer start ...``)."""
+        """Adds and starts a node that founds a run (`gossamer start ...`)."""
         node = self.add()
         node.start("start", *command)
         return node
 
     def join(self, address: str) -> LocalNode:
-        """A node that joins by an address."""
+        """Adds and starts a node that joins by an address."""
         node = self.add()
         node.start("join", address)
         return node

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _INK = "#333333"
 _TRAINING = "#9db4c8"
@@ -14,7 +18,7 @@ _MARK = "#b5442e"
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Something that happened, as a vertical line through the curve."""
+    """An event, drawn as a vertical line through the curve."""
 
     round: int
     text: str
@@ -31,13 +35,13 @@ def draw_loss_curve(
     """Writes the curve as PNG; an existing file is replaced.
 
     Args:
-        training: Mean training loss of each round's inner steps, by round, in nats per token.
-        heldout: Loss of the committed state on held-out text, by round.
+        training: mean training loss of each round's inner steps, by round, in nats per token.
+        heldout: loss of the committed state on held-out text, by round.
 
     Raises:
         OSError: the file cannot be written.
     """
-    # Only whoever draws waits for matplotlib. Without pyplot nothing looks for a display.
+    # Imported here, because matplotlib takes long. Without pyplot nothing looks for a display.
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -58,24 +62,12 @@ def draw_loss_curve(
             rounds,
             [heldout[number] for number in rounds],
             color=_HELDOUT,
-            # Points alone: a line would claim to know the rounds between them.
+            # Points only: the loss of the rounds between them is not known.
             linestyle="none",
             marker="o",
             label="held-out text",
         )
-    for index, mark in enumerate(sorted(marks, key=lambda mark: mark.round)):
-        axes.axvline(mark.round, color=_MARK, linewidth=1.0, linestyle="--")
-        axes.annotate(
-            mark.text,
-            # Marks may be close together: each text is one line lower than the one before.
-            xy=(mark.round, 0.98 - 0.06 * index),
-            xycoords=("data", "axes fraction"),
-            xytext=(4, 0),
-            textcoords="offset points",
-            color=_MARK,
-            fontsize=9,
-            verticalalignment="top",
-        )
+    _draw_marks(axes, marks)
     axes.set_title(title, color=_INK, loc="left")
     axes.set_xlabel("round")
     axes.set_ylabel("loss (nats per token)")
@@ -84,3 +76,19 @@ def draw_loss_curve(
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower left", frameon=False)
     figure.savefig(path, format="png")
+
+
+def _draw_marks(axes: Axes, marks: Sequence[Mark]) -> None:
+    for index, mark in enumerate(sorted(marks, key=lambda mark: mark.round)):
+        axes.axvline(mark.round, color=_MARK, linewidth=1.0, linestyle="--")
+        axes.annotate(
+            mark.text,
+            # Marks can be close together, so each text is one line lower than the one before.
+            xy=(mark.round, 0.98 - 0.06 * index),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, 0),
+            textcoords="offset points",
+            color=_MARK,
+            fontsize=9,
+            verticalalignment="top",
+        )

@@ -1,6 +1,6 @@
-"""What the demo saw of its peers, round by round, and what it concludes.
+"""The demo's record of its peers, round by round, and the results that follow from it.
 
-Everything here was answered by the daemons themselves (`/api/status`), asked several times a round.
+The daemons themselves gave all of it as answers to `/api/status`, several times a round.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from statistics import fmean
 from gossamer.node.telemetry.status import LastRound, Status
 
 RATE_SECONDS = 15.0
-"""Tokens per second are the mean over this long: several rounds."""
+"""Time over which tokens per second are averaged: several rounds."""
 
 ENDS_ROUNDS = 3
-"""A training loss at the start or the end is the mean of so many rounds: one is noisy."""
+"""Rounds whose mean is the training loss at the start and at the end. One round is noisy."""
 
 
 @dataclass
@@ -26,16 +26,16 @@ class PeerRecord:
 
     name: str
     doing: str = "not started"
-    """What to show before its first answer, and after its end."""
+    """Text to show before the first answer and after the end."""
     is_alive: bool = True
     status: Status | None = None
-    """The newest answer."""
+    """The newest answer of the daemon."""
     rounds: dict[int, LastRound] = field(default_factory=dict)
-    """The rounds that it committed as a member."""
+    """Rounds that the peer committed as a member, by number."""
     losses: dict[int, float] = field(default_factory=dict)
     heldout_losses: dict[int, float] = field(default_factory=dict)
     states: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """(head, state digest) by round, as last answered."""
+    """(head, state digest) by round, from the newest answer about that round."""
 
     @property
     def round(self) -> int:
@@ -43,11 +43,11 @@ class PeerRecord:
 
     @property
     def shared_rounds(self) -> dict[int, LastRound]:
-        """The rounds that it committed with others: at a bad moment one may be alone in a ring."""
+        """Rounds that the peer committed with others. Sometimes a peer is alone in a ring."""
         return {number: ring for number, ring in self.rounds.items() if len(ring.members) > 1}
 
     def ended(self, how: str) -> None:
-        """It lives no more."""
+        """Notes that the daemon ended, and how."""
         self.is_alive, self.doing = False, how
 
     def see(self, status: Status) -> None:
@@ -66,7 +66,7 @@ class PeerRecord:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened, for the log beside the picture."""
+    """Something that happened, for the list below the table."""
 
     seconds: float
     text: str
@@ -74,10 +74,10 @@ class Event:
 
 @dataclass(frozen=True)
 class Losses:
-    """Where the loss began and where it ended."""
+    """The loss at the start and at the end."""
 
     kind: str
-    """What it was measured on."""
+    """The text that it was measured on."""
     first_rounds: str
     first: float
     last_rounds: str
@@ -95,12 +95,12 @@ class Digests:
     round: int
     by_name: dict[str, str]
     contradictions: tuple[str, ...]
-    """Heads that stood for more than one state at any time; there must be none."""
+    """Heads with more than one state digest at any time. There must be none."""
     num_compared: int
-    """Rounds at which at least two peers told their state."""
+    """Rounds at which at least two peers reported their state."""
     num_alike: int
-    """Those of them at which all that did had the same. (Two heads of one round are no error: the
-    heavier wins.)"""
+    """Compared rounds at which all reported states were equal. Two heads of one round are no error:
+    the heavier one wins."""
 
     @property
     def equal(self) -> bool:
@@ -108,7 +108,7 @@ class Digests:
 
 
 class Record:
-    """All peers, and what follows from them together."""
+    """All peers of the demo, and the results of the swarm as a whole."""
 
     def __init__(self) -> None:
         self.peers: dict[str, PeerRecord] = {}
@@ -123,7 +123,7 @@ class Record:
         return [peer for peer in self.peers.values() if peer.is_alive]
 
     def see(self, name: str, status: Status, seconds: float) -> None:
-        """Takes in an answer that came `seconds` after the start."""
+        """Adds an answer that came `seconds` after the start."""
         self.peer(name).see(status)
         if not self._tokens or status.swarm_tokens_total >= self._tokens[-1][1]:
             self._tokens.append((seconds, status.swarm_tokens_total))
@@ -133,7 +133,7 @@ class Record:
     def note(self, seconds: float, text: str) -> None:
         self.events.append(Event(seconds, text))
 
-    # What the swarm does
+    # The swarm at present
 
     @property
     def round(self) -> int:
@@ -142,7 +142,7 @@ class Record:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Committed tokens of all peers together, lately; None while no round is committed."""
+        """Committed tokens per second of all peers over `RATE_SECONDS`; None before a round."""
         if len(self._tokens) < 2:
             return None
         (first_seconds, first), (last_seconds, last) = self._tokens[0], self._tokens[-1]
@@ -152,7 +152,7 @@ class Record:
 
     @property
     def newest_ring(self) -> tuple[str, ...]:
-        """Names of the members of the newest committed round, in the ring's order."""
+        """Names of the members of the newest committed round, in ring order."""
         newest: LastRound | None = None
         for peer in self.living:
             last = peer.status.last_round if peer.status is not None else None
@@ -161,29 +161,29 @@ class Record:
         return self.names(newest.members) if newest is not None else ()
 
     def names(self, peer_ids: Collection[str]) -> tuple[str, ...]:
-        """The demo's names of peers; unknown ones keep the end of their id."""
+        """Returns the demo's names of peers. An unknown peer keeps the end of its id."""
         known = {p.status.peer_id: p.name for p in self.peers.values() if p.status is not None}
         return tuple(known.get(peer_id, peer_id[-6:]) for peer_id in peer_ids)
 
     def ring_of(self, number: int, names: Collection[str]) -> LastRound | None:
-        """A round as one of the named peers reported it."""
+        """Returns a round as one of the named peers reported it."""
         for name in names:
             if number in self.peer(name).rounds:
                 return self.peer(name).rounds[number]
         return None
 
-    # What came of it
+    # Results
 
     def training_losses(self) -> dict[int, float]:
-        """Mean of the peers, by round."""
+        """Returns the mean training loss of the peers by round."""
         return _means([peer.losses for peer in self.peers.values()])
 
     def heldout_losses(self) -> dict[int, float]:
-        """By round; only those rounds in which some peer evaluated."""
+        """Returns the mean held-out loss by round, for rounds that a peer evaluated."""
         return _means([peer.heldout_losses for peer in self.peers.values()])
 
     def losses(self) -> Losses | None:
-        """On held-out text if that was evaluated in two rounds, else in training; None: unknown."""
+        """Returns the held-out losses if two rounds have one, else those of training, else None."""
         heldout = self.heldout_losses()
         if len(heldout) >= 2:
             first, last = min(heldout), max(heldout)
@@ -193,6 +193,7 @@ class Record:
         return self.losses_in_training()
 
     def losses_in_training(self) -> Losses | None:
+        """Returns the training losses at the start and the end; None with fewer than two rounds."""
         training = self.training_losses()
         rounds = sorted(training)
         if len(rounds) < 2:
@@ -208,13 +209,13 @@ class Record:
         )
 
     def common_round(self) -> int | None:
-        """The newest round at which every living peer told its state; None: there is none."""
+        """Returns the newest round at which every living peer reported its state, or None."""
         living = [set(peer.states) for peer in self.living]
         common = set.intersection(*living) if living else set()
         return max(common, default=None)
 
     def digests(self) -> Digests | None:
-        """The states of the living at `common_round`."""
+        """Returns the states of the living peers at `common_round`."""
         common = self.common_round()
         if common is None:
             return None
@@ -234,7 +235,7 @@ class Record:
         )
 
     def bytes_per_round(self, name: str) -> tuple[float, int] | None:
-        """Mean of what a peer sent in a round with others, and how many rounds those were."""
+        """Returns the mean bytes that a peer sent in shared rounds, and the number of these."""
         sent = [ring.bytes_sent for ring in self.peer(name).shared_rounds.values()]
         return (fmean(sent), len(sent)) if sent else None
 

@@ -1,8 +1,8 @@
-"""`gossamer demo`: a swarm of real daemons on this machine, with a death and a birth in it.
+"""The story of `gossamer demo`: real daemons train on this machine, one is killed, a fifth joins.
 
-The demo starts, kills and asks daemons as a person would, and has no other way to them: each is a
-process of its own with its own identity, ports and state directory, and they know of each other
-only what the network tells them.
+The demo starts, kills and asks daemons as a person would, and has no other access to them. Each
+daemon is a process with its own identity, ports and state directory. The daemons learn of each
+other only from the network.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import FrameType, TracebackType
+from typing import TypeAlias
 
 from rich.console import Console
 from rich.text import Text
@@ -31,29 +31,29 @@ from gossamer.node.telemetry.status import Status
 
 DEFAULT_SECONDS = 100.0
 LIMIT_SECONDS = 160.0
-"""Training ends by then whatever is missing; what comes after takes less than 20 s."""
+"""Training ends by then, whatever is missing. The rest of the demo takes less than 20 s."""
 
 KILL_AT, JOIN_AT, END_AT = 0.40, 0.55, 0.93
-"""Parts of the time at which the seed is killed, the fifth starts, and the end is near."""
+"""Fractions of the time at which the seed is killed, the fifth peer starts, and the end is near."""
 
 POLL_SECONDS = 0.15
-"""A round takes a second or more: every peer is asked several times in each."""
+"""Time between two looks at all peers. A round takes a second or more."""
 
 AIM_SECONDS = 0.01
-"""How often the victim is asked once it is to be killed: a ring takes some tenths of a second."""
+"""Time between two looks at the peer to be killed. A ring takes some tenths of a second."""
 
 AIM_LIMIT_SECONDS = 20.0
-"""Some ten rings; then the next one is good enough wherever it is."""
+"""Limit for hitting the middle of a ring, about ten rings. Later any moment of a ring will do."""
 
 SENT_MIN, SENT_MAX = 0.05, 0.45
-"""In the middle of a ring: part of a round's bytes that the victim has sent. The first half are
-sums on their way, the second half results."""
+"""The middle of a ring: the fraction of a round's bytes that the peer to be killed has sent. The
+first half of the bytes are partial sums, the second half results."""
 
 LEAVE_SECONDS = 8.0
-"""For an orderly leave; who needs longer is killed, which loses nothing that was committed."""
+"""Limit for an orderly leave. A slower peer is killed, which loses no committed work."""
 
 LOG_LINES = 15
-"""Of a peer that should not have ended; the file has the rest."""
+"""Lines shown of the log of a peer that should not have ended. The file has the rest."""
 
 NUM_FOUNDERS = 4
 PICTURE_NAME = "loss.png"
@@ -88,18 +88,18 @@ def run_demo(
     seconds: float = DEFAULT_SECONDS,
     console: Console | None = None,
 ) -> int:
-    """Runs the demo and prints what came of it.
+    """Runs the demo and prints its results.
 
-    Blocks for about `seconds`, at most `LIMIT_SECONDS` and some for the end. All daemons have ended
-    when it returns or raises.
+    The call blocks for about `seconds`, and at most for `LIMIT_SECONDS` and the time of the end.
+    All daemons have ended when it returns or raises.
 
     Args:
-        directory: Where states, logs and picture are left. None: a new temporary folder, of which
-            logs and picture are left.
+        directory: folder in which states, logs and picture stay. None means a new temporary folder,
+            in which only logs and picture stay.
 
     Returns:
-        Exit status: 0 if everything happened that should, the loss fell, and the living peers'
-        states are equal.
+        The exit status: 0 if every step of the story happened, the loss fell, and the states of the
+        living peers are equal; otherwise 1.
 
     Raises:
         ConfigError: the directory is not empty.
@@ -133,7 +133,7 @@ def run_demo(
 
 
 def failures(record: Record) -> list[str]:
-    """What did not come out as it must, one sentence each."""
+    """Returns one sentence for each result that is not as it must be."""
     problems = []
     losses, digests = record.losses(), record.digests()
     if losses is None:
@@ -141,7 +141,7 @@ def failures(record: Record) -> list[str]:
     elif not losses.fell:
         problems.append(f"the loss {losses.kind} did not fall")
     if digests is None:
-        problems.append("the living peers were never seen at one round")
+        problems.append("the living peers were never seen at the same round")
     elif not digests.equal:
         problems.append("the living peers' states differ")
     return problems
@@ -170,25 +170,34 @@ def _draw(path: Path, record: Record, marks: Sequence[Mark]) -> Path | None:
     return path
 
 
-class _Interrupts:
-    """SIGINT, SIGTERM and SIGHUP, taken where no process is just being started.
+_Handler: TypeAlias = Callable[[int, FrameType | None], None] | int | None
+"""A signal handler of Python: a function, SIG_DFL or SIG_IGN, or one that Python did not set."""
 
-    The first is noticed by `check`; a second raises wherever it comes.
+
+class _Interrupts:
+    """Holds SIGINT, SIGTERM and SIGHUP back, so that none comes while a process is being started.
+
+    `check` raises for the first signal. A second signal raises at once.
     """
 
     _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
         self._came = False
-        self._before: list[Any] = []
+        self._before: list[_Handler] = []
 
     def __enter__(self) -> _Interrupts:
-        # Elsewhere than in the main thread Python delivers no signals.
+        # Python delivers signals only to the main thread.
         if threading.current_thread() is threading.main_thread():
             self._before = [signal.signal(number, self._handle) for number in self._NUMBERS]
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
         for number, handler in zip(self._NUMBERS, self._before, strict=False):
             signal.signal(number, handler)
 
@@ -204,7 +213,7 @@ class _Interrupts:
 
 
 class Demo:
-    """The script, and who plays in it."""
+    """The steps of the story, and the daemons in it."""
 
     def __init__(
         self,
@@ -226,11 +235,11 @@ class Demo:
         self.marks: list[Mark] = []
 
     def elapsed(self) -> float:
-        """Seconds since the start."""
+        """Returns the seconds since the start."""
         return time.monotonic() - self._started
 
     def play(self) -> None:
-        """Raises SwarmError if something did not happen in time."""
+        """Runs the story up to its end. Raises SwarmError if a step did not happen in time."""
         founders = self._found()
         self._until(
             lambda: any(
@@ -247,9 +256,10 @@ class Demo:
         self._until_time(END_AT)
         last = self._record.round
         self._until(
-            lambda: (self._record.common_round() or 0) > last, "round at which all told their state"
+            lambda: (self._record.common_round() or 0) > last,
+            "round at which all peers reported their state",
         )
-        self._note(f"the end: all {len(self._record.living)} told their state")
+        self._note(f"the end: all {len(self._record.living)} peers reported their state")
 
     # Scenes
 
@@ -284,7 +294,7 @@ class Demo:
         )
 
     def _aim(self, name: str) -> Status:
-        """The victim's status in the middle of a ring, as far as its own counters tell."""
+        """Waits for the middle of a ring, by the peer's own counters. Returns its status then."""
         node = self._nodes[name]
         deadline = self.elapsed() + AIM_LIMIT_SECONDS
         before = self._record.peer(name).status
@@ -318,7 +328,7 @@ class Demo:
     # Machinery
 
     def _start(self, *command: str, doing: str = "joining") -> str:
-        # What is set for this person's own node is not for these.
+        # The variables of a person's own node must not reach the demo's nodes.
         own = {key: "" for key in os.environ if key.startswith("GOSSAMER_")}
         node = self._swarm.add(environment=own)
         name = node.root.name
@@ -341,7 +351,7 @@ class Demo:
         self._until(lambda: self.elapsed() >= part * self._seconds, "time")
 
     def _until(self, condition: Callable[[], bool], what: str) -> None:
-        """Lets the swarm go on and watches it until something is so."""
+        """Watches the swarm until a condition holds."""
         while not condition():
             self._check_time(what)
             self._look()
@@ -349,7 +359,7 @@ class Demo:
 
     def _check_time(self, what: str) -> None:
         if self.elapsed() > LIMIT_SECONDS:
-            raise SwarmError(f"no {what} in {LIMIT_SECONDS:g} s: is this machine very busy?")
+            raise SwarmError(f"no {what} within {LIMIT_SECONDS:g} s: is this machine very busy?")
 
     def _look(self) -> None:
         self._interrupts.check()
@@ -365,7 +375,7 @@ class Demo:
         self.view.update()
 
     def end(self) -> None:
-        """Lets the living leave in order, all at once, for `LEAVE_SECONDS` at most."""
+        """Lets all living peers leave in order, and kills the rest after `LEAVE_SECONDS`."""
         for node in self._swarm.running:
             node.signal(signal.SIGTERM)
         deadline = time.monotonic() + LEAVE_SECONDS

@@ -1,4 +1,4 @@
-"""What a founder chooses for a run, before its data and its genesis state exist."""
+"""A founder's choices for a run, before its data and its genesis state exist."""
 
 from __future__ import annotations
 
@@ -36,29 +36,31 @@ DEFAULT_RUN_NAME = "gossamer"
 DEFAULT_SEED = 1
 
 DISTRO_MEMBERS_MIN = 8
-"""A swarm that has not even room for so many peers is no swarm."""
+"""Every run must have room for this many peers."""
 
 Admission = Literal["open", "allow"]
 
 
 class CorpusDraft(msgspec.Struct, frozen=True, kw_only=True):
-    """What text to train on."""
+    """The text to train on."""
 
     paths: tuple[str, ...] = ()
-    """Files and folders; none: the sources of Python's standard library."""
+    """Files and folders. Empty means the sources of Python's standard library."""
     text_field: str = DEFAULT_TEXT_FIELD
     """Field of a JSON line that holds the text."""
     max_bytes: int = 0
-    """Use no more text than this; 0: all of it."""
+    """Limit of the text, in bytes; 0 means all of it."""
 
 
 class TokenizerDraft(msgspec.Struct, frozen=True, kw_only=True):
+    """The kind and size of the tokenizer."""
+
     kind: TokenizerKind
     vocabulary: int
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a founder may choose; `model.vocabulary` is `tokenizer.vocabulary`."""
+    """Everything that a founder may choose. `model.vocabulary` equals `tokenizer.vocabulary`."""
 
     name: str
     seed: int
@@ -75,10 +77,10 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draft_of_preset(preset: str = DEFAULT_PRESET, *, name: str = DEFAULT_RUN_NAME) -> Draft:
-    """A run with a preset's values on the default corpus.
+    """Returns a draft with a preset's values on the default corpus.
 
     Raises:
-        ManifestError: no such preset.
+        ManifestError: there is no such preset.
     """
     if preset not in PRESETS:
         raise ManifestError([unknown_preset(preset)])
@@ -106,7 +108,7 @@ def manifest_of(
     data: DataConfig,
     genesis_digest: bytes,
 ) -> Manifest:
-    """The manifest of a draft whose data and genesis state are there. Not checked."""
+    """Returns the manifest of a draft whose data and genesis state exist, without checking it."""
     return Manifest(
         version=limits.PROTOCOL_VERSION,
         name=draft.name,
@@ -126,11 +128,11 @@ def manifest_of(
 
 
 def problems_of_draft(draft: Draft) -> list[str]:
-    """One sentence for each value that is not allowed, by the manifest's rules and a few more."""
+    """Returns one sentence for each value that is not allowed, by the manifest's rules and more."""
     good = draft_of_preset()
     change = msgspec.structs.replace
-    # The manifest's rules that compare two keys are skipped once any rule is broken. So each
-    # section is checked within an otherwise good draft first, and the whole for what spans them.
+    # After any broken rule, the manifest skips its rules that compare two keys. So each section is
+    # first checked within an otherwise good draft, and then the whole draft.
     roomy = change(good.outer, chunk_elements=limits.CHUNK_ELEMENTS_MAX)
     parts = (
         change(
@@ -147,7 +149,7 @@ def problems_of_draft(draft: Draft) -> list[str]:
         draft,
     )
     problems = dict.fromkeys(problem for part in parts for problem in problems_of(_probe(part)))
-    # Said below, for the key that the file has and with what the tokenizer allows.
+    # Reported below with the file's key, tokenizer.vocabulary, and the tokenizer's limits.
     found = [problem for problem in problems if not problem.startswith("model.vocabulary ")]
     vocabulary = draft.tokenizer.vocabulary
     if draft.tokenizer.kind == "bytes" and vocabulary != BYTES_VOCABULARY:
@@ -171,8 +173,8 @@ def problems_of_draft(draft: Draft) -> list[str]:
         members_max = sign_payloads(draft.model, draft.outer).members_max(1)
         if members_max < DISTRO_MEMBERS_MIN:
             found.append(
-                f"outer.top_k is {draft.outer.top_k}; with a model of this size only {members_max} "
-                f"peers' parts of a step fit one message, {DISTRO_MEMBERS_MIN} have to"
+                f"outer.top_k is {draft.outer.top_k}; with a model of this size the parts of only "
+                f"{members_max} peers fit one message, and {DISTRO_MEMBERS_MIN} must fit"
             )
     if draft.corpus.max_bytes < 0:
         found.append(f"corpus.max_bytes is {draft.corpus.max_bytes}; allowed: 0 (all) or more")
@@ -184,7 +186,7 @@ def problems_of_draft(draft: Draft) -> list[str]:
 
 
 def _probe(draft: Draft) -> Manifest:
-    """A manifest whose data and genesis are well-formed, to check everything else."""
+    """Returns a manifest with well-formed data and genesis, to check everything else."""
     data = DataConfig(
         tokenizer=draft.tokenizer.kind,
         tokenizer_digest=bytes(DIGEST_BYTES),
@@ -204,10 +206,10 @@ def _probe(draft: Draft) -> Manifest:
 
 
 def unknown_preset(preset: str) -> str:
-    """The sentence for a preset that does not exist."""
+    """Returns the sentence for a preset that does not exist."""
     return f"preset is {json.dumps(preset, ensure_ascii=False)}; allowed: {preset_names()}"
 
 
 def preset_names() -> str:
-    """All presets, for people."""
+    """Returns the names of all presets, for people."""
     return ", ".join(json.dumps(name) for name in PRESETS)

@@ -1,7 +1,7 @@
-"""`gossamer export`: the newest committed state of a state directory as a Hugging Face model.
+"""Export of the newest committed state of a state directory as a Hugging Face model.
 
-Reads the directory without its lock, so a running daemon goes on. What the daemon tidies away while
-we read is found again at the next attempt.
+The export reads the directory without its lock, so that a running daemon can go on. If the daemon
+removes a block during the export, the next attempt finds the newer state.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
 
 ATTEMPTS_MAX = 5
-"""A running daemon discards old blocks once a checkpoint; five times in a row is not by chance."""
+"""A running daemon discards old blocks once a checkpoint, so five misses in a row are an error."""
 
 
 def export_state(settings: Settings, directory: Path) -> int:
-    """Writes the model to `directory`; returns the exit status.
+    """Writes the model to `directory` and returns the exit status.
 
     Raises:
-        StateDirError: no run here, or no state that can be rebuilt from what is on disk.
+        StateDirError: there is no run, or the disk has too little to rebuild a state.
         ExportError: the folder cannot be written.
     """
-    # Here, not above: they load safetensors and tokenizers, which nothing else of the CLI needs.
+    # Imported here, because they load safetensors and tokenizers.
     from gossamer.trainer.export import byte_tokenizer_json, export_model
     from gossamer.trainer.text.tokens import END_OF_DOCUMENT
 
@@ -40,7 +40,7 @@ def export_state(settings: Settings, directory: Path) -> int:
     signed = state_dir.read_manifest()
     if signed is None:
         raise StateDirError(
-            f"there is no run in {state_dir.root}; name another one with --state-dir"
+            f"there is no run in {state_dir.root}; name another directory with --state-dir"
         )
     manifest = open_signed_manifest(signed)
     committed, tokenizer = _read_state(state_dir, manifest, settings)

@@ -1,7 +1,7 @@
-"""Founding a run: text becomes shards, a draft becomes a signed manifest.
+"""Founding a run: text becomes shards, and a draft becomes a signed manifest.
 
 Everything here is synchronous and may take minutes: call it before the daemon's tasks start, or in
-a thread. What it stores is content-addressed, so a founding that is cut off can just be repeated.
+a thread. The stored blocks are content-addressed, so an interrupted founding can be repeated.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from gossamer.trainer.text.tokens import (
 )
 
 InitGenesis = Callable[[ModelConfig, int], FloatVector]
-"""(model, seed) to the flat initial parameters, shape (num_parameters,)."""
+"""Maps (model, seed) to the flat initial parameters, shape (num_parameters,)."""
 
 
 class Signer(Protocol):
-    """The founder."""
+    """The founder's identity."""
 
     @property
     def peer_id(self) -> PeerId: ...
@@ -61,7 +61,7 @@ class Signer(Protocol):
 
 @dataclass(frozen=True)
 class PreparedData:
-    """What the manifest says of the data, and the index that it points to."""
+    """The data section of the manifest, and the index that it points to."""
 
     config: DataConfig
     index: ShardIndex
@@ -69,6 +69,8 @@ class PreparedData:
 
 @dataclass(frozen=True)
 class FoundedRun:
+    """A run that is ready to start."""
+
     signed: SignedManifest
     manifest: Manifest
     index: ShardIndex
@@ -84,14 +86,14 @@ def found_run(
     progress: Progress = no_progress,
     created_unix_seconds: int | None = None,
 ) -> FoundedRun:
-    """Everything from text to a signed manifest: `prepare_data`, the genesis, `sign_manifest`.
+    """Founds a run from text: `prepare_data`, the initial weights, then `sign_manifest`.
 
     Args:
-        corpus: Files and folders; none: those of the draft, and without those Python's library.
+        corpus: files and folders. Empty means those of the draft, or else Python's library.
 
     Raises:
-        ManifestError: values of the draft that are not allowed.
-        CorpusError: text that cannot be read or is too little.
+        ManifestError: values of the draft are not allowed.
+        CorpusError: the text cannot be read, or there is too little of it.
     """
     data = prepare_data(draft, corpus, put=put, progress=progress)
     parameters = init_genesis(draft.model, draft.seed)
@@ -103,11 +105,11 @@ def found_run(
 def prepare_data(
     draft: Draft, corpus: Sequence[Path], *, put: Put, progress: Progress = no_progress
 ) -> PreparedData:
-    """Tokenise the corpus and `put` its shards, its index and its tokenizer.
+    """Tokenises the corpus and stores its shards, its index and its tokenizer with `put`.
 
     Raises:
-        ManifestError: values of the draft that are not allowed.
-        CorpusError: text that cannot be read or is too little.
+        ManifestError: values of the draft are not allowed.
+        CorpusError: the text cannot be read, or there is too little of it.
     """
     if problems := problems_of_draft(draft):
         raise ManifestError(problems)
@@ -155,15 +157,15 @@ def sign_manifest(
     identity: Signer,
     created_unix_seconds: int | None = None,
 ) -> FoundedRun:
-    """The manifest of a run whose data is stored, signed by its founder.
+    """Returns the manifest of a run whose data is stored, signed by its founder.
 
-    The founder is always among those who may join.
+    The manifest always allows the founder to join.
 
     Args:
-        genesis_parameters: Initial weights, fp32, shape (num_parameters,).
+        genesis_parameters: initial weights, fp32, shape (num_parameters,).
 
     Raises:
-        ManifestError: values that are not allowed.
+        ManifestError: values of the draft are not allowed.
     """
     assert genesis_parameters.shape == (draft.model.num_parameters,)
     if draft.admission == "allow":
@@ -185,7 +187,7 @@ def sign_manifest(
 
 
 def _require_enough(data: DataConfig, draft: Draft) -> None:
-    """The text must fill one inner step, and what is held out one sequence."""
+    """Requires text for one inner step, and held-out text for one sequence."""
     context = draft.model.context
     step_tokens = draft.inner.sequences_per_step * context + 1
     problems: list[str] = []

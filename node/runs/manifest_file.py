@@ -1,9 +1,9 @@
-"""The manifest file: what a founder chooses, as commented TOML.
+"""The manifest file: a founder's choices as commented TOML.
 
-`gossamer init` writes one (`write_manifest_file`), with every value of a preset spelt out;
-`gossamer start --manifest` reads it (`read_manifest_file`). A file may instead name a `preset` and
-only the keys that differ. All mistakes of a file are reported together, one sentence each, with the
-key's name and what is allowed.
+`gossamer init` writes a file (`write_manifest_file`) with every value of a preset. `gossamer start
+--manifest` reads it (`read_manifest_file`). A file may instead name a `preset` and only the keys
+that differ. All mistakes of a file are reported together, one sentence each, with the name of the
+key and what is allowed.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import date, time
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -33,7 +34,7 @@ from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS, adapted
 from gossamer.trainer.text.tokens import BPE_VOCABULARY_MIN, BYTES_VOCABULARY
 
-# A file that `init` writes has some 5 KB; a list of a thousand allowed peers 60 KB more.
+# A file of `init` has about 5 KB, and a list of a thousand allowed peers 60 KB more.
 MANIFEST_FILE_BYTES_MAX = limits.MIB
 
 # Keys that may be left out although no preset is named.
@@ -44,14 +45,19 @@ _OPTIONAL = {"tokenizer.vocabulary", "outer.chunk_elements"} | {
     if not field.required
 }
 
+TomlValue: TypeAlias = (
+    "str | int | float | date | time | Sequence[TomlValue] | Mapping[str, TomlValue]"
+)
+"""A value as `tomllib` reads it, or as a draft has it."""
+
 Section = TypeVar("Section", bound=msgspec.Struct)
 
 
 def read_manifest_file(path: Path) -> Draft:
-    """The draft in a file; its relative corpus paths are relative to the file's folder.
+    """Returns the draft in a file. Its relative corpus paths are relative to the file's folder.
 
     Raises:
-        ManifestError: unreadable, not TOML, or with keys or values that are not allowed.
+        ManifestError: the file cannot be read, is not TOML, or has keys or values not allowed.
     """
     try:
         with path.open("rb") as file:
@@ -75,7 +81,7 @@ def read_manifest_file(path: Path) -> Draft:
 
 
 def parse_manifest_file(text: str, folder: Path) -> Draft:
-    """As `read_manifest_file`, for a text that lies in `folder`."""
+    """Returns the draft in a text, as `read_manifest_file` does for a file in `folder`."""
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -91,7 +97,7 @@ def parse_manifest_file(text: str, folder: Path) -> Draft:
 
 
 def render(draft: Draft, *, preset: str | None = None) -> str:
-    """The draft as commented TOML; `parse_manifest_file` gives it back."""
+    """Returns the draft as commented TOML, which `parse_manifest_file` reads back."""
     default = default_chunk_elements(draft.model.num_parameters)
     lines = [f"# {line}".rstrip() for line in HEADER.splitlines()]
     if preset is not None:
@@ -107,16 +113,16 @@ def render(draft: Draft, *, preset: str | None = None) -> str:
         for key in HINTS[section]:
             entry = _entry(section, key, getattr(values, key))
             if key == "chunk_elements" and draft.outer.chunk_elements == default:
-                entry[-1] = "# " + entry[-1]  # so that it follows a model that is edited
+                entry[-1] = "# " + entry[-1]  # so that it follows an edited model
             lines += entry
     return "\n".join(lines) + "\n"
 
 
 def write_manifest_file(path: Path, draft: Draft, *, preset: str | None = None) -> None:
-    """Write a new file; an existing one is left as it is.
+    """Writes a new file, and leaves an existing one as it is.
 
     Raises:
-        ManifestError: it exists already or cannot be written.
+        ManifestError: the file exists already or cannot be written.
     """
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -128,15 +134,15 @@ def write_manifest_file(path: Path, draft: Draft, *, preset: str | None = None) 
         raise ManifestError([f"cannot write {path}: {reason}; name another file"]) from error
 
 
-def _entry(section: str, key: str, value: Any) -> list[str]:
+def _entry(section: str, key: str, value: TomlValue) -> list[str]:
     return [f"# {EXPLANATIONS[section][key]}", f"{key} = {_toml(value)}"]
 
 
-def _toml(value: Any) -> str:
+def _toml(value: TomlValue) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # JSON's escapes are TOML's too; TOML wants one more character escaped.
+        # TOML has all escapes of JSON, and requires one more character to be escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
@@ -144,9 +150,9 @@ def _toml(value: Any) -> str:
 
 
 class _Given:
-    """The keys that a file has; of those with a known name and the right type, the values."""
+    """The keys of a file, and the values of the known keys that have the right type."""
 
-    def __init__(self, document: Mapping[str, Any], problems: list[str]) -> None:
+    def __init__(self, document: Mapping[str, TomlValue], problems: list[str]) -> None:
         self._values: dict[str, dict[str, Any]] = {section: {} for section in HINTS}
         self._named: set[str] = set()
         self._replaced: set[str] = set()
@@ -167,7 +173,7 @@ class _Given:
             else:
                 self._take("", key, value, problems)
 
-    def _take(self, section: str, key: str, value: Any, problems: list[str]) -> None:
+    def _take(self, section: str, key: str, value: TomlValue, problems: list[str]) -> None:
         full = f"{section}.{key}" if section else key
         if key not in HINTS[section]:
             problems.append(_unknown_key(section, full))
@@ -175,7 +181,7 @@ class _Given:
         self._named.add(full)
         hint = HINTS[section][key]
         try:
-            # 3 is taken for 3.0; text for a number is not.
+            # 3 is accepted for 3.0, but a string is not accepted for a number.
             self._values[section][key] = msgspec.convert(value, hint)
         except msgspec.ValidationError:
             problems.append(f"{full} is {_shown(value)}; allowed: {_allowed(hint)}")
@@ -183,8 +189,8 @@ class _Given:
                 self._replaced.add(full)
 
     def draft(self, problems: list[str]) -> Draft:
-        """A whole draft. What is missing or wrong is in `problems`, and a preset's value stands
-        for it, so that the rest can be checked."""
+        """Returns a whole draft. A missing or wrong value is added to `problems`, and a preset's
+        value replaces it, so that the rest can be checked."""
         self._require_all(problems)
         preset = self._preset if self._preset in PRESETS else DEFAULT_PRESET
         base = draft_of_preset(preset)
@@ -218,7 +224,7 @@ class _Given:
         )
 
     def is_doubtful(self, problem: str) -> bool:
-        """Whether a problem with values speaks of a key whose value stands in for a wrong one."""
+        """Returns whether a problem is about a key whose wrong value was replaced."""
         return any(key in problem for key in self._replaced)
 
     def _section(self, name: str, base: Section) -> Section:
@@ -260,13 +266,13 @@ def _allowed(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return ", ".join(json.dumps(choice) for choice in get_args(hint))
     if get_origin(hint) is tuple:
-        return 'a list of texts, such as ["one", "two"]'
+        return 'a list of strings, such as ["one", "two"]'
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text in quotes"}[
         hint
     ]
 
 
-def _shown(value: Any) -> str:
+def _shown(value: TomlValue) -> str:
     if isinstance(value, dict):
         return "a table"
     if isinstance(value, list):

@@ -1,22 +1,23 @@
-"""`gossamer plan`: what a round of a run will cost its peers, before there is a run.
+"""An estimate of the cost of a round to its peers, before the run exists (`gossamer plan`).
 
-Bytes are exact but for framing. Times follow from them, the lines, and how fast a peer trains:
+Bytes are exact except for framing. Times follow from the bytes, the lines, and the trainers' speed:
 
-    bytes sent      2 (N - 1) / N of what is on its way for a chunk: every chunk goes over N - 1
-                    links as a token, and over N - 1 as a final; likewise received. A sum is as
-                    large as one member's part, a set (sync = "sparse") has up to N of them
-    averaging       these bytes over the slower direction of the line, at the share of it that is
-                    reached (`LINE_SHARE`), and what does not depend on the size (`AGREE_SECONDS`)
+    bytes sent      2 (N - 1) / N of the size of all chunks on their way. Every chunk crosses N - 1
+                    links as a partial sum, and N - 1 links as an average; as many bytes are
+                    received. A sum is as large as one member's part, and a set (sync = "sparse")
+                    holds up to N parts
+    averaging       these bytes over the slower direction of the line, at the fraction of its rate
+                    that is reached (`LINE_SHARE`), plus a constant (`AGREE_SECONDS`)
     round           training + averaging; with overlap the longer of the two. Shared steps
                     (sync = "distro") wait for each other, one by one (`HOP_SECONDS`), and each is
-                    transformed before it is sent and when it is taken
-    utilisation     training / round: the part of the time in which a trainer does not wait
-    lateness        averaging / training, at most 1: with overlap, the part of a round's inner steps
-                    that are done when the state arrives that they should have begun from
-    fragments       each round averages one, after its share of the inner steps; what is said of a
-                    round is the mean over all of them, but where the largest is meant
+                    transformed once before it is sent and once when it is applied
+    utilisation     training / round: the fraction of the time in which a trainer does not wait
+    lateness        averaging / training, at most 1. With overlap, this fraction of a round's inner
+                    steps is done when the state arrives from which they should have begun
+    fragments       each round averages one fragment, after its part of the inner steps. The figures
+                    of a round are means over all fragments, except those of the largest
 
-All peers are taken to be alike. `tests/benchmarks/utilisation.py` compares this with real daemons.
+All peers are assumed to be alike. `tests/benchmarks/utilisation.py` compares this with daemons.
 """
 
 from __future__ import annotations
@@ -30,43 +31,43 @@ from gossamer.protocol.codecs.payloads import Payloads, payloads_of
 from gossamer.protocol.state.sync_sets import SyncSets
 
 LINE_SHARE = 0.95
-"""Of a line's rate, for chunks: the rest is TCP, encryption and framing (tests/benchmarks/ring.py
-measures 92 to 93 % with the agreement on the ring, which is counted apart here)."""
+"""Fraction of a line's rate that carries chunks. TCP, encryption and framing take the rest.
+(tests/benchmarks/ring.py measures 92 to 93 % with the agreement on the ring, which is counted
+separately here.)"""
 
 AGREE_SECONDS = 0.4
-"""From the last `Ready` to the roster, and from the last chunk to the commit: some gossip."""
+"""Time from the last `Ready` to the roster, plus that from the last chunk to the commit."""
 
 HOP_SECONDS = 0.01
-"""With shared steps each waits for its token to go once round and its final once more: so long a
-link on one machine, estimated and not yet measured apart. A line's own delay comes on top, and is
-not known here."""
+"""Time that a shared step takes for each link, estimated for one machine. A step waits until its
+partial sum and its average have gone round once each. The delay of a real line is not included."""
 
 OFFER_SECONDS = 20e-9
-"""Of each parameter and shared step, in the trainer: a part is found in the momentum, and taken out
-of it. Measured on one CPU core with models of 1 to 40 million; a GPU is quicker."""
+"""Time of the trainer for each parameter and shared step: a part is extracted from the momentum.
+Measured on one CPU core with models of 1 to 40 million parameters; a GPU is faster."""
 
 TAKE_SECONDS = 20e-9
-"""Likewise, in the daemon, always on a CPU: everybody takes the step, with exact transforms.
-15 to 33e-9 were measured."""
+"""Time of the daemon for each parameter and shared step, always on a CPU: every peer applies the
+step with exact transforms. 15 to 33e-9 were measured."""
 
 BITS_PER_BYTE = 8
 MEGA = 1e6
 
 LATENESS_MAX = 0.15
-"""What costs next to nothing: a state that was late by a tenth of a round cost 0.3 % of the loss,
-by a fifth 1.2 % (tests/benchmarks/losses.py)."""
+"""Lateness that costs little: a state that was late by a tenth of a round cost 0.3 % of the loss,
+and by a fifth 1.2 % (tests/benchmarks/losses.py)."""
 
 FRAGMENTS_LATENESS_MAX = 0.5
-"""Likewise from `FRAGMENTS_ADVISED` fragments on: with four a state that was late by half of a turn
-cost nothing, by all of it 1 %. More are taken to bear as much."""
+"""The same limit from `FRAGMENTS_ADVISED` fragments on. With four fragments, a state that was late
+by half of a turn cost nothing, and by a whole turn 1 %. More are assumed to behave alike."""
 
 FRAGMENTS_ADVISED = 4
-"""More were not measured, and the agreement on so many rings would count."""
+"""Fragments to advise. More were not measured, and their many rings cost time to agree on."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Of each peer, in Mbit/s."""
+    """The line of each peer, in Mbit/s."""
 
     up: float
     down: float
@@ -74,37 +75,37 @@ class Line:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """One round of one peer, once the warm-up is over."""
+    """The cost of one round to one peer, after the warm-up."""
 
     peers: int
     parameters: int
     fragments: int
     inner_steps: int
     payload_bytes: int
-    """Of the peer's own encoded pseudo-gradient."""
+    """Bytes of the peer's own encoded pseudo-gradient."""
     sent_bytes: int
-    """And as many received."""
+    """Bytes sent, mean over the fragments. As many are received."""
     sent_bytes_max: int
-    """In the round of the largest fragment."""
+    """Bytes sent in the round of the largest fragment."""
     averaging_seconds_of: tuple[float, ...]
-    """Each fragment."""
+    """Time of averaging, by fragment."""
     training_seconds: float | None
-    """None where it is not known how fast a peer trains."""
+    """None if the speed of a trainer is not known."""
     overlap: bool
     fragments_advised: int
-    """So many would bear a late state better; 0: no more than there are now."""
+    """Number of fragments with which a late state would cost less; 0 if more would not help."""
     state_bytes: int
-    """What a newcomer fetches: parameters and momentum."""
+    """Bytes that a newcomer fetches: parameters and momentum."""
     join_seconds: float
 
     @property
     def payload_per_step(self) -> float:
-        """Bytes of the own pseudo-gradient, for each inner step."""
+        """Bytes of the encoded pseudo-gradient for each inner step."""
         return self.payload_bytes / self.inner_steps
 
     @property
     def reduction(self) -> float:
-        """How many times less that is than an fp32 gradient at every step."""
+        """Factor by which these bytes are fewer than those of an fp32 gradient at every step."""
         return 4 * self.parameters / self.payload_per_step
 
     @property
@@ -122,7 +123,7 @@ class RoundPlan:
 
     @property
     def utilisation(self) -> float | None:
-        """Part of the time in which the trainer is at work."""
+        """Fraction of the time in which the trainer is busy."""
         seconds = self.round_seconds
         if seconds is None or self.training_seconds is None:
             return None
@@ -130,7 +131,7 @@ class RoundPlan:
 
     @property
     def lateness(self) -> float | None:
-        """See above. None without overlap, or where it is not known how fast a peer trains."""
+        """Lateness as defined above. None without overlap, or if a trainer's speed is not known."""
         if self.training_seconds is None or not self.overlap:
             return None
         ratios = (seconds / self.training_seconds for seconds in self.averaging_seconds_of)
@@ -138,12 +139,12 @@ class RoundPlan:
 
     @property
     def is_late(self) -> bool:
-        """Whether states come so late that it costs the model something."""
+        """Whether states arrive so late that it costs the model something."""
         most = FRAGMENTS_LATENESS_MAX if self.fragments >= FRAGMENTS_ADVISED else LATENESS_MAX
         return self.lateness is not None and self.lateness > most
 
     def training_seconds_for(self, utilisation: float) -> float:
-        """How long a round's inner steps have to take for that utilisation, or a little less."""
+        """Returns the time that a round's inner steps must take for that utilisation."""
         if self.overlap:
             return max(self.averaging_seconds_of) * utilisation
         return self.averaging_seconds * utilisation / (1 - utilisation)
@@ -152,19 +153,19 @@ class RoundPlan:
 def plan_round(
     draft: Draft, peers: int, line: Line, tokens_per_second: float | None = None
 ) -> RoundPlan:
-    """What a round of this run costs each of so many peers.
+    """Returns the cost of a round of this run to each of so many peers.
 
     Args:
-        tokens_per_second: of one peer's trainer.
+        tokens_per_second: speed of each peer's trainer; None if it is not known.
 
     Raises:
-        ValueError: no peers, or a rate that is not positive.
+        ValueError: there are no peers, or a rate is not positive.
     """
     if peers < 1:
-        raise ValueError(f"a plan for {peers} peers; at least one")
+        raise ValueError(f"a plan is for at least one peer, not for {peers}")
     rates = [line.up, line.down, *([] if tokens_per_second is None else [tokens_per_second])]
     if min(rates) <= 0:
-        raise ValueError("rates are to be positive")
+        raise ValueError("the rates of lines and trainers must be positive")
     model, outer, inner = draft.model, draft.outer, draft.inner
     payloads: Payloads
     offers_seconds = shared_steps_seconds = 0.0
@@ -209,7 +210,7 @@ def plan_round(
 
 
 def _fragments_advised(draft: Draft) -> int:
-    """The most that the manifest allows, up to `FRAGMENTS_ADVISED`."""
+    """Returns the most fragments that the manifest allows, up to `FRAGMENTS_ADVISED`."""
     outer, num_layers = draft.outer, draft.model.num_layers
     if draft.sync != "diloco":
         return 0

@@ -1,9 +1,9 @@
-"""Tokenising the corpus in a process of its own, whose memory goes back to the system.
+"""Tokenising the corpus in another process, whose memory goes back to the system.
 
-The daemon may hold four times the state and little more; learning a vocabulary takes hundreds of MB
-whatever the model's size. So founding starts this module with ``python -m`` (`main` below): it
-reads a `_Task` in msgpack from stdin, puts the blocks into the store, and writes lines of JSON to
-stdout: progress, and last the outcome.
+The daemon may hold four times the state and little more, but learning a vocabulary takes hundreds
+of MB for any size of model. So founding starts this module with `python -m` (`main` below). The
+process reads a `_Task` in msgpack from stdin, puts the blocks into the store, and writes lines of
+JSON to stdout: progress, and at the end the outcome.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gossamer.trainer.text.corpus import CorpusError, Progress
 from gossamer.trainer.text.shards import Put
 
 LINE_BYTES_MAX = 1024 * 1024
-"""The longest line is an outcome with the problems of a corpus, at most a dozen sentences."""
+"""Limit of a line. The longest one lists the problems of a corpus, at most a dozen sentences."""
 
 ERRORS_KEPT = 20
 _PROGRESS_STEPS = 200
@@ -65,13 +65,13 @@ _line_decoder: msgspec.json.Decoder[_Progress | _Prepared | _Refused] = msgspec.
 async def prepare_elsewhere(
     draft: Draft, corpus: Sequence[Path], blocks: Path, cache_bytes: int, progress: Progress
 ) -> PreparedData:
-    """`founding.prepare_data` in another process. Nobody else may use the block store meanwhile.
+    """Runs `founding.prepare_data` in another process, the only user of the block store meanwhile.
 
     Raises:
-        ManifestError, CorpusError, StateDirError: as `prepare_data`; StateDirError also if the
-            process died.
+        ManifestError, CorpusError: as `prepare_data`.
+        StateDirError: the disk takes no more, or the process died.
 
-    Cancelled: the process is ended.
+    Cancelled: the process is killed.
     """
     task = msgspec.msgpack.encode(_Task(draft, tuple(str(path.absolute()) for path in corpus)))
     process = await trio.lowlevel.open_process(
@@ -101,7 +101,7 @@ async def prepare_elsewhere(
                     else:
                         outcome = message
                 if len(buffer) > LINE_BYTES_MAX:
-                    raise StateDirError("the preparing process wrote what is no progress")
+                    raise StateDirError("the preparing process wrote a line that is too long")
             await process.wait()
     finally:
         process.kill()
@@ -109,9 +109,9 @@ async def prepare_elsewhere(
             await process.wait()
     if outcome is None:
         raise StateDirError(
-            f"preparing the corpus ended with {process.returncode}"
+            f"preparing the corpus ended with exit status {process.returncode}"
             + (f": {errors[-1]}" if errors else "")
-            + "; with little memory, a smaller corpus or plain bytes as tokenizer may do"
+            + "; if memory is short, use a smaller corpus or the tokenizer of plain bytes"
         )
     if isinstance(outcome, _Refused):
         raise _error_of(outcome)
@@ -138,7 +138,7 @@ async def _keep_errors(process: trio.Process, errors: deque[str]) -> None:
 
 
 def _keeping_put(store: BlockStore) -> Put:
-    """Puts blocks that must stay: the founder is the only one who has them at first."""
+    """Returns a `put` that also pins each block, because at first only the founder has it."""
     held: list[Digest] = []
     room = round(CACHE_SHARE * store.quota_bytes)
 
@@ -149,7 +149,7 @@ def _keeping_put(store: BlockStore) -> Put:
             raise CorpusError(
                 [
                     "the corpus gives more token shards than the founder's cache may hold "
-                    f"({store.quota_bytes:,} bytes): give a larger --cache-bytes, or less text "
+                    f"({store.quota_bytes:,} bytes): give a larger --cache-bytes, or use less text "
                     "(corpus.max_bytes in the manifest)"
                 ]
             )
@@ -161,7 +161,7 @@ def _keeping_put(store: BlockStore) -> Put:
 
 
 def main() -> int:
-    """The other process."""
+    """Prepares the data of the task on stdin. This is the entry point of the other process."""
     blocks, cache_bytes = Path(sys.argv[1]), int(sys.argv[2])
     task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Task)
     shown: dict[str, int] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,8 +39,8 @@ async def found_here(
     """Tokenises the corpus, draws the initial weights and signs the manifest.
 
     Raises:
-        ManifestError, CorpusError: the founder's choice cannot be trained; one sentence a mistake.
-        TrainerFailedError: no initial weights could be drawn.
+        ManifestError, CorpusError: the choices cannot be trained; one sentence a mistake.
+        TrainerFailedError: the trainer could not draw the initial weights.
     """
     if role.manifest_file is not None:
         draft = await trio.to_thread.run_sync(read_manifest_file, role.manifest_file)
@@ -55,10 +56,10 @@ async def found_here(
 
 
 async def initial_parameters(draft: Draft, settings: Settings) -> FloatVector:
-    """The weights that the seed draws, (num_parameters,). A trainer process of its own makes them.
+    """Returns the initial weights of the draft's seed, (num_parameters,), from a trainer process.
 
     Raises:
-        TrainerFailedError: it died.
+        TrainerFailedError: the process died.
     """
     process = TrainerProcess(draft.model.num_parameters)
     try:
@@ -95,7 +96,7 @@ async def _run_process(
 
 
 class _Bars:
-    """Progress bars on a terminal; a log line a stage elsewhere."""
+    """Shows progress bars on a terminal, and one log line a stage elsewhere."""
 
     def __init__(self) -> None:
         console = Console(file=sys.stderr)
@@ -116,12 +117,17 @@ class _Bars:
             self._progress.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
         if self._progress is not None:
             self._progress.stop()
 
     def show(self, stage: str, done: int, total: int) -> None:
-        """The `Progress` callback of the corpus code; called as it goes on."""
+        """Shows the progress of a stage. This is the `Progress` callback of the corpus code."""
         if self._progress is not None:
             if stage not in self._tasks:
                 self._tasks[stage] = self._progress.add_task(stage, total=total)

@@ -62,7 +62,7 @@ def test_the_demo_trains_through_a_death_and_a_birth(tmp_path: Path, mark: str) 
     assert "node5 joins by the address of node2" in text
     assert re.search(r"node5 has the state and is in the ring of round \d+", text), text
 
-    summary = text[text.index("what came of it") :]
+    summary = text[text.index("results") :]
     first, last = re.findall(r"(\d+\.\d+) \(rounds \d+ to \d+\)", summary)
     assert float(last) < float(first)
     rounds = re.search(r"(\d+) committed", summary)

@@ -169,7 +169,7 @@ def test_a_late_state_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         assert run_command(command) == 0
         said = " ".join(capsys.readouterr().out.split())
         assert ("fragments = 3" in said) is is_said
-        assert ("A state comes when 100% of the next round's steps" in said) is is_said
+        assert ("A new state arrives when 100% of the next round's steps" in said) is is_said
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,13 +181,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert said["peers"] == 3
     assert said["round_seconds"] is None
     assert run_command(["plan", "--preset", "1m", "--tokens-per-second", "5000"]) == 0
-    assert "trainer at work" in capsys.readouterr().out
+    assert "trainer busy" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--peers", "0"], "at least one"),
+        (["--peers", "0"], "at least one peer"),
         (["--up", "0"], "positive"),
         (["--tokens-per-second", "-1"], "positive"),
         (["nowhere.toml"], "no such file"),
