@@ -1,8 +1,8 @@
 """Prometheus metrics of one node: prefix `gossamer_`, base units, no peer ids in labels.
 
-Every label's values are a fixed set that is there from the start, so that a rate over "has not
-happened yet" is 0 and not absent; whatever does not fit is counted as `other`, so that no peer can
-make labels grow. A registry of its own, so that several nodes fit in one process.
+The values of a label are a fixed set that exists from the start, so that the rate of something that
+has not happened yet is 0 and not absent. Any other value is counted as `other`, so that no peer can
+make labels grow. Each node has its own registry, so that several nodes fit in one process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SKIP_REASONS = (
     "follows",
     "malformed",
 )
-"""First words of the reasons that `Removed` gives."""
+"""First words of the reasons of `Removed`."""
 BLOCK_STATES = ("stored", "pinned")
 DISK_KINDS = ("blocks",)
 OFFENCE_REASONS = (
@@ -59,7 +59,7 @@ OFFENCE_REASONS = (
     "flood",
     "unproven",
 )
-"""`reason` of `RemoteProtocolError` and its kinds."""
+"""Values of `reason` of `RemoteProtocolError` and its subclasses."""
 
 _STEP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _ROUND_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
@@ -67,7 +67,7 @@ _RTT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6
 
 
 class CounterFamily:
-    """A counter with one label of known values."""
+    """A counter with one label, whose values are known."""
 
     def __init__(
         self, registry: CollectorRegistry, name: str, text: str, label: str, values: tuple[str, ...]
@@ -76,12 +76,12 @@ class CounterFamily:
         self._children = {value: counter.labels(value) for value in (*values, OTHER)}
 
     def add(self, value: str, amount: float = 1) -> None:
-        """Counts under the label's value, or under `other` where it is not a known one."""
+        """Counts under the label's value, or under `other` if the value is not known."""
         self._children.get(value, self._children[OTHER]).inc(amount)
 
 
 class GaugeFamily:
-    """A gauge with one label of known values."""
+    """A gauge with one label, whose values are known."""
 
     def __init__(
         self, registry: CollectorRegistry, name: str, text: str, label: str, values: tuple[str, ...]
@@ -90,13 +90,35 @@ class GaugeFamily:
         self._children = {value: gauge.labels(value) for value in values}
 
     def set(self, value: str, number: float) -> None:
-        """KeyError for a value that is not a known one: what is measured here is our own."""
+        """Sets the gauge of a value. Raises KeyError for an unknown value, which is a bug."""
         self._children[value].set(number)
 
     def set_only(self, value: str | None) -> None:
-        """1 for this value, 0 for all others. None: 0 for all."""
+        """Sets 1 for this value and 0 for all others, or 0 for all if it is None."""
         for name, child in self._children.items():
             child.set(1 if name == value else 0)
+
+
+class _Registrar:
+    """Makes the metrics of one registry, with their common prefix."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, namespace="gossamer", registry=self._registry)
+
+    def gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, namespace="gossamer", registry=self._registry)
+
+    def counters(self, name: str, text: str, label: str, values: tuple[str, ...]) -> CounterFamily:
+        return CounterFamily(self._registry, name, text, label, values)
+
+    def gauges(self, name: str, text: str, label: str, values: tuple[str, ...]) -> GaugeFamily:
+        return GaugeFamily(self._registry, name, text, label, values)
+
+    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, namespace="gossamer", registry=self._registry, buckets=buckets)
 
 
 class Metrics:
@@ -105,22 +127,20 @@ class Metrics:
     def __init__(self, gpus: Gpus | None = None) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry(auto_describe=False)
+        add = _Registrar(registry)
+        self._add_build_info(registry)
+        self._add_node(add)
+        self._add_network(add, registry)
+        self._add_training(add)
+        self._add_rounds(add, registry)
+        self._add_data(add)
+        self._add_storage(add)
+        self._add_offences(add)
+        prometheus_client.ProcessCollector(namespace="gossamer", registry=registry)
+        if gpus is not None:
+            registry.register(GpuCollector(gpus))
 
-        def counter(name: str, text: str) -> Counter:
-            return Counter(name, text, namespace="gossamer", registry=registry)
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(name, text, namespace="gossamer", registry=registry)
-
-        def counters(name: str, text: str, label: str, values: tuple[str, ...]) -> CounterFamily:
-            return CounterFamily(registry, name, text, label, values)
-
-        def gauges(name: str, text: str, label: str, values: tuple[str, ...]) -> GaugeFamily:
-            return GaugeFamily(registry, name, text, label, values)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, namespace="gossamer", registry=registry, buckets=buckets)
-
+    def _add_build_info(self, registry: CollectorRegistry) -> None:
         build = Gauge(
             "build_info",
             "Always 1; the labels say what runs.",
@@ -132,18 +152,19 @@ class Metrics:
             package_version("gossamer"), platform.python_version(), package_version("torch")
         ).set(1)
 
-        # The node itself.
-        self._phase = gauges("phase", "1 for the phase that the node is in.", "phase", PHASES)
-        self._paused = gauges("paused", "1 if paused for this reason.", "reason", PAUSE_REASONS)
-        self.restarts = counters(
+    def _add_node(self, add: _Registrar) -> None:
+        self._phase = add.gauges("phase", "1 for the phase that the node is in.", "phase", PHASES)
+        self._paused = add.gauges("paused", "1 if paused for this reason.", "reason", PAUSE_REASONS)
+        self.restarts = add.counters(
             "restarts_total", "Restarts of the trainer process.", "reason", RESTART_REASONS
         )
-        self.stalled_seconds = counter(
+        self.stalled_seconds = add.counter(
             "stalled_seconds_total",
             "Time for which this process did not run: stopped, suspended or starved.",
         )
-        # The network.
-        self.peers = gauges("peers", "Connected peers.", "path", PEER_PATHS)
+
+    def _add_network(self, add: _Registrar, registry: CollectorRegistry) -> None:
+        self.peers = add.gauges("peers", "Connected peers.", "path", PEER_PATHS)
         self._network_bytes = Counter(
             "network_bytes_total",
             "Payload bytes exchanged with peers.",
@@ -155,55 +176,60 @@ class Metrics:
         for direction in ("sent", "received"):
             for purpose in (*PURPOSES, OTHER):
                 self._network_bytes.labels(direction, purpose)
-        self.dials = counters(
+        self.dials = add.counters(
             "dials_total", "Attempts to connect to a peer.", "outcome", DIAL_OUTCOMES
         )
-        self.peer_rtt_seconds = histogram("peer_rtt_seconds", "Round trips to peers.", _RTT_BUCKETS)
-        # Training.
-        self.inner_steps = counter("inner_steps_total", "Inner steps done.")
-        self.tokens = counter("tokens_total", "Tokens trained on, committed or not.")
-        self.tokens_committed = counters(
+        self.peer_rtt_seconds = add.histogram(
+            "peer_rtt_seconds", "Round trips to peers.", _RTT_BUCKETS
+        )
+
+    def _add_training(self, add: _Registrar) -> None:
+        self.inner_steps = add.counter("inner_steps_total", "Inner steps done.")
+        self.tokens = add.counter("tokens_total", "Tokens trained on, committed or not.")
+        self.tokens_committed = add.counters(
             "tokens_committed_total",
-            "Own tokens that a committed round took: that they were trained for, or a later one.",
+            "Own tokens in committed rounds: in that for which they were trained, or a later one.",
             "timing",
             COMMIT_TIMINGS,
         )
-        self.tokens_reclaimed = counters(
+        self.tokens_reclaimed = add.counters(
             "tokens_reclaimed_total",
-            "Own tokens that a round had taken which is not in the chain after all.",
+            "Own tokens of rounds that are no longer in the chain.",
             "timing",
             COMMIT_TIMINGS,
         )
-        self._work = gauges(
+        self._work = add.gauges(
             "work_tokens",
-            "All tokens that this node trained in the run, by what has become of them.",
+            "All tokens that this node trained in the run, by their fate.",
             "fate",
             WORK_FATES,
         )
-        self.tokens_dropped = counters(
-            "tokens_dropped_total", "Own tokens that no round will take.", "reason", DROP_REASONS
+        self.tokens_dropped = add.counters(
+            "tokens_dropped_total", "Own tokens that no round will contain.", "reason", DROP_REASONS
         )
-        self.step_duration_seconds = histogram(
+        self.step_duration_seconds = add.histogram(
             "step_duration_seconds", "Time of an inner step.", _STEP_BUCKETS
         )
-        self.trainer_waiting_seconds = counter(
+        self.trainer_waiting_seconds = add.counter(
             "trainer_waiting_seconds_total",
-            "Time in which the trainer had nothing to do until its daemon would go on.",
+            "Time in which the trainer waited for its daemon.",
         )
-        self.loss = gauge("loss", "Training loss of the newest inner step, nats per token.")
-        self.heldout_loss = gauge(
+        self.loss = add.gauge("loss", "Training loss of the newest inner step, nats per token.")
+        self.heldout_loss = add.gauge(
             "heldout_loss", "Loss of the newest evaluated state on held-out text, nats per token."
         )
         self.loss.set(math.nan)
         self.heldout_loss.set(math.nan)
-        self.nonfinite_steps = counter(
-            "nonfinite_steps_total", "Inner steps skipped for a loss or gradient that is no number."
+        self.nonfinite_steps = add.counter(
+            "nonfinite_steps_total",
+            "Inner steps skipped because the loss or a gradient was not finite.",
         )
-        self.last_step_timestamp_seconds = gauge(
+        self.last_step_timestamp_seconds = add.gauge(
             "last_step_timestamp_seconds", "When the newest inner step ended; 0 before the first."
         )
-        # Rounds.
-        self.rounds = counters("rounds_total", "Rounds that ended here.", "outcome", OUTCOMES)
+
+    def _add_rounds(self, add: _Registrar, registry: CollectorRegistry) -> None:
+        self.rounds = add.counters("rounds_total", "Rounds that ended here.", "outcome", OUTCOMES)
         round_duration = Histogram(
             "round_duration_seconds",
             "Time spent in each phase of a round.",
@@ -213,63 +239,66 @@ class Metrics:
             buckets=_ROUND_BUCKETS,
         )
         self._round_duration = {phase: round_duration.labels(phase) for phase in ROUND_PHASES}
-        self.round_group_size = gauge("round_group_size", "Members of the newest ring.")
-        self.round = gauge("round", "The newest committed round.")
-        self.swarm_tokens = gauge("swarm_tokens", "Tokens of all peers in the committed chain.")
-        self._outer_learning_rate = gauge(
-            "outer_learning_rate", "Chosen by the newest round, NaN if it chose none."
+        self.round_group_size = add.gauge("round_group_size", "Members of the newest ring.")
+        self.round = add.gauge("round", "The newest committed round.")
+        self.swarm_tokens = add.gauge("swarm_tokens", "Tokens of all peers in the committed chain.")
+        self._outer_learning_rate = add.gauge(
+            "outer_learning_rate", "Value that the newest round chose; NaN if it chose none."
         )
-        self._outer_momentum = gauge(
-            "outer_momentum", "Chosen by the newest round, NaN if it chose none."
+        self._outer_momentum = add.gauge(
+            "outer_momentum", "Value that the newest round chose; NaN if it chose none."
         )
         self.set_outer_step(None)
-        # Data.
-        self._data_epochs = gauge(
-            "data_epochs", "Epochs of the data that the committed chain has consumed."
+        self.rounds_behind = add.gauge(
+            "rounds_behind", "Rounds that the swarm is ahead of this node."
         )
-        self._data_shards = gauge("data_shards", "Shards of one epoch.")
-        self._data_shards_consumed = gauge(
-            "data_shards_consumed", "Shards of the present epoch that are consumed to their end."
-        )
-        self.rounds_behind = gauge("rounds_behind", "Rounds that the swarm is ahead of this node.")
-        self.last_round_success_timestamp_seconds = gauge(
+        self.last_round_success_timestamp_seconds = add.gauge(
             "last_round_success_timestamp_seconds",
             "When a round with this node in it was last committed; 0 before the first.",
         )
-        self.ring_skips = counters(
+        self.ring_skips = add.counters(
             "ring_skips_total", "Members that this node skipped in a ring.", "reason", SKIP_REASONS
         )
-        # Blocks and disk.
-        self.blocks = gauges("blocks", "Blocks of state and data.", "state", BLOCK_STATES)
-        self.block_verify_failures = counter(
-            "block_verify_failures_total",
-            "Blocks, of disk or peers, that did not fit their digest.",
+
+    def _add_data(self, add: _Registrar) -> None:
+        self._data_epochs = add.gauge(
+            "data_epochs", "Epochs of the data that the committed chain has consumed."
         )
-        self.disk_used_bytes = gauges("disk_used_bytes", "Disk in use.", "kind", DISK_KINDS)
-        self.disk_quota_bytes = gauge("disk_quota_bytes", "Limit of the data cache.")
-        self.checkpoint_last_success_timestamp_seconds = gauge(
+        self._data_shards = add.gauge("data_shards", "Shards of one epoch.")
+        self._data_shards_consumed = add.gauge(
+            "data_shards_consumed", "Shards of the present epoch that are consumed to their end."
+        )
+
+    def _add_storage(self, add: _Registrar) -> None:
+        self.blocks = add.gauges("blocks", "Blocks of state and data.", "state", BLOCK_STATES)
+        self.block_verify_failures = add.counter(
+            "block_verify_failures_total",
+            "Blocks from disk or peers that did not match their digest.",
+        )
+        self.disk_used_bytes = add.gauges("disk_used_bytes", "Disk in use.", "kind", DISK_KINDS)
+        self.disk_quota_bytes = add.gauge("disk_quota_bytes", "Limit of the data cache.")
+        self.checkpoint_last_success_timestamp_seconds = add.gauge(
             "checkpoint_last_success_timestamp_seconds",
             "When the state last reached the disk; 0 before the first time.",
         )
-        self.offences = counters(
-            "offences_total", "What peers did against the protocol.", "reason", OFFENCE_REASONS
+
+    def _add_offences(self, add: _Registrar) -> None:
+        self.offences = add.counters(
+            "offences_total", "Violations of the protocol by peers.", "reason", OFFENCE_REASONS
         )
-        self.bans = counters(
+        self.bans = add.counters(
             "bans_total",
-            "Peers banned for a while, by what they did last.",
+            "Peers banned for a while, by the reason of their last offence.",
             "reason",
             OFFENCE_REASONS,
         )
-        self.peers_banned = gauge("peers_banned", "Peers that are banned now.")
-        prometheus_client.ProcessCollector(namespace="gossamer", registry=registry)
-        if gpus is not None:
-            registry.register(GpuCollector(gpus))
+        self.peers_banned = add.gauge("peers_banned", "Peers that are banned now.")
 
     def set_phase(self, phase: Phase) -> None:
         self._phase.set_only(phase)
 
     def set_paused(self, reason: str | None) -> None:
-        """None: not paused."""
+        """Sets the reason of a pause; None means that the node is not paused."""
         self._paused.set_only(reason)
 
     def set_work(self, work: WorkStatus) -> None:
@@ -286,7 +315,7 @@ class Metrics:
         self._outer_momentum.set(math.nan if step is None else step.momentum)
 
     def observe_round_phase(self, phase: str, seconds: float) -> None:
-        """`phase` is one of `ROUND_PHASES`."""
+        """Adds the time of a phase of a round, which is one of `ROUND_PHASES`."""
         self._round_duration[phase].observe(seconds)
 
     def end_round(self, outcome: Outcome, group_size: int) -> None:
@@ -296,7 +325,7 @@ class Metrics:
             self.last_round_success_timestamp_seconds.set_to_current_time()
 
     def set_traffic(self, traffic: Mapping[str, tuple[int, int]]) -> None:
-        """Takes over a transport's totals: protocol id, or `gossip`, to (sent, received) bytes."""
+        """Adds the growth of a transport's totals: bytes (sent, received) by protocol."""
         for protocol, totals in sorted(traffic.items()):
             name = protocol.split("/")[2] if protocol.startswith("/gossamer/") else protocol
             purpose = name if name in PURPOSES else OTHER
@@ -308,7 +337,7 @@ class Metrics:
 
 
 def package_version(package: str) -> str:
-    """The installed version, without importing the package."""
+    """Returns the installed version of a package without importing it, or `none`."""
     try:
         return version(package)
     except PackageNotFoundError:
