@@ -24,7 +24,7 @@ from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_op
 from gossamer.trainer.device import choose_device, is_out_of_memory
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.optimizer import AdamW
+from gossamer.trainer.optimizer import AdamW, clip, gradient_norm
 from gossamer.trainer.schedule import learning_rate_at
 from gossamer.trainer.text.data import Batch, DataQueue, add_span, load_shard
 
@@ -232,10 +232,7 @@ class LocalTrainer:
         loss, norm = self._gradients(batch)
         skipped = not (math.isfinite(loss) and math.isfinite(norm))
         if not skipped:
-            if norm > self._inner.clip_norm:
-                for parameter in self._parameters:
-                    assert parameter.grad is not None
-                    parameter.grad.mul_(self._inner.clip_norm / norm)
+            clip(self._parameters, norm, self._inner.clip_norm)
             self._use_gradients(learning_rate)
         self._drop_gradients()
 
@@ -374,10 +371,7 @@ class LocalTrainer:
                     part.backward()  # type: ignore[no-untyped-call]
                     loss += part.detach()
                     self._on_progress()
-                gradients = [
-                    parameter.grad for parameter in self._parameters if parameter.grad is not None
-                ]
-                norm = torch.nn.utils.get_total_norm(gradients)
+                norm = gradient_norm(self._parameters)
                 # One wait for the device a step: both numbers at once.
                 loss_value, norm_value = torch.stack((loss, norm)).tolist()
                 return loss_value, norm_value

@@ -86,3 +86,17 @@ class AdamW:
                 eps=self._inner.epsilon,
                 maximize=False,
             )
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Euclidean norm of all gradients in `.grad`: ()"""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients)
+
+
+def clip(parameters: Iterable[nn.Parameter], norm: float, clip_norm: float) -> None:
+    """Scales gradients of norm `norm` down to `clip_norm`, if they are longer."""
+    if norm > clip_norm:
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad.mul_(clip_norm / norm)

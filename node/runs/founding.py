@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
-import numpy as np
 
 from gossamer.node.runs.draft import Draft, manifest_of, problems_of_draft
 from gossamer.protocol.errors import ManifestError
@@ -37,14 +36,7 @@ from gossamer.trainer.text.corpus import (
     no_progress,
     scan_corpus,
 )
-from gossamer.trainer.text.shards import Put, default_shard_tokens, split_documents, tokenise
-from gossamer.trainer.text.tokens import (
-    ByteTokenizer,
-    Tokenizer,
-    estimate_tokens,
-    learn_bpe,
-    token_bytes_of,
-)
+from gossamer.trainer.text.shards import Put, cut_corpus
 
 InitGenesis = Callable[[ModelConfig, int], FloatVector]
 """Maps (model, seed) to the flat initial parameters, shape (num_parameters,)."""
@@ -118,35 +110,26 @@ def prepare_data(
     text = scan_corpus(
         files, seed=draft.seed, text_field=draft.corpus.text_field, progress=progress
     )
-    split = split_documents(text, draft.corpus.max_bytes or None)
-    kind, vocabulary = draft.tokenizer.kind, draft.tokenizer.vocabulary
-    tokenizer: Tokenizer = (
-        ByteTokenizer() if kind == "bytes" else learn_bpe(text, split.train, vocabulary, progress)
-    )
-    token_bytes = token_bytes_of(vocabulary)
-    train_bytes = int(text.text_bytes[split.train].sum(dtype=np.int64))
-    num_tokens = estimate_tokens(train_bytes, len(split.train), kind)
-    index = tokenise(
+    cut = cut_corpus(
         text,
-        split,
-        tokenizer,
-        token_bytes=token_bytes,
-        shard_tokens=default_shard_tokens(num_tokens, token_bytes, draft.model.context),
-        context=draft.model.context,
+        draft.tokenizer.kind,
+        draft.tokenizer.vocabulary,
+        draft.model.context,
         put=put,
+        max_bytes=draft.corpus.max_bytes or None,
         progress=progress,
     )
     config = DataConfig(
-        tokenizer=kind,
-        tokenizer_digest=put(tokenizer.file) if tokenizer.file else b"",
-        token_bytes=token_bytes,
-        index_digest=put(encode_index(index)),
-        num_shards=len(index.shards),
-        num_tokens=sum(shard.num_tokens for shard in index.shards),
-        heldout_tokens=sum(shard.num_tokens for shard in index.heldout),
+        tokenizer=draft.tokenizer.kind,
+        tokenizer_digest=put(cut.tokenizer.file) if cut.tokenizer.file else b"",
+        token_bytes=cut.token_bytes,
+        index_digest=put(encode_index(cut.index)),
+        num_shards=len(cut.index.shards),
+        num_tokens=sum(shard.num_tokens for shard in cut.index.shards),
+        heldout_tokens=sum(shard.num_tokens for shard in cut.index.heldout),
     )
     _require_enough(config, draft)
-    return PreparedData(config, index)
+    return PreparedData(config, cut.index)
 
 
 def sign_manifest(

@@ -89,6 +89,22 @@ def tuned_rates(
     return (outer.learning_rate, momentum_for(products, norms, displacement, outer.momentum))
 
 
+def rates_of_round(
+    outer: OuterConfig,
+    total_steps: int,
+    round_number: int,
+    pieces: Iterable[tuple[FloatVector, FloatVector]],
+    norms: Sequence[float],
+) -> tuple[float, float]:
+    """(learning rate, momentum) of a round in whose average all of its peers are.
+
+    Args: as for `tuned_rates`; `norms` has one element for each peer.
+    """
+    if outer.displacement and len(norms) > 1:
+        return tuned_rates(outer, total_steps, round_number, pieces, norms)
+    return outer.rates_of(round_number, len(norms))
+
+
 def momentum_for(
     products: Products, norms: Sequence[float], displacement: float, momentum_max: float
 ) -> float:

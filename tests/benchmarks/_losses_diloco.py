@@ -12,7 +12,7 @@ from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads, payloads
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
 from gossamer.protocol.rounds.ring_parts import ring_average
 from gossamer.protocol.state.digest import FloatVector
-from gossamer.protocol.state.outer_momentum import norm_of, tuned_rates
+from gossamer.protocol.state.outer_momentum import norm_of, rates_of_round
 from gossamer.protocol.state.outer_step import nesterov
 from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.trainer.ipc.messages import Start
@@ -107,16 +107,14 @@ class Swarm:
         """The ring of these members, in this order, and the outer step."""
         sync_set = self.sync_sets.of_round(number)
         carried = [worker.pending[sync_set.within] for worker in members]
-        norms = [norm_of(values) for values in carried] if outer.displacement else []
+        norms = [norm_of(values) for values in carried]
         average = ring_average(carried, tokens, sync_set.plan, payloads, outer.error_decay)
-        rate, mu = outer.rates_of(number, len(members))
-        if outer.displacement and len(members) > 1:
-            pieces = (  # as the daemon adds them up
-                (average[sync_set.plan.range_of(chunk)][of_chunk], self.momentum[part])
-                for chunk in range(sync_set.plan.num_chunks)
-                for part, of_chunk in sync_set.pieces_of(chunk)
-            )
-            rate, mu = tuned_rates(outer, self._total_steps, number, pieces, norms)
+        pieces = (  # as the daemon adds them up
+            (average[sync_set.plan.range_of(chunk)][of_chunk], self.momentum[part])
+            for chunk in range(sync_set.plan.num_chunks)
+            for part, of_chunk in sync_set.pieces_of(chunk)
+        )
+        rate, mu = rates_of_round(outer, self._total_steps, number, pieces, norms)
         self.momenta.append(mu)
         start = 0
         for part in sync_set.ranges:

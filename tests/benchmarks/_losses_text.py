@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from gossamer.node.runs.draft import Draft
-from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 from gossamer.trainer.text.corpus import default_files, find_files, scan_corpus
+from gossamer.trainer.text.shard_folder import put_into
 from gossamer.trainer.text.shards import Split, split_documents, tokenise
 from gossamer.trainer.text.tokens import ByteTokenizer
 from tests.benchmarks._parity_training import Text, prepare_text
@@ -52,11 +52,6 @@ def by_topic(draft: Draft, folder: Path, num_workers: int) -> Dealt:
     topic_of = np.zeros(len(sizes), np.int64)
     topic_of[by_path] = before * num_workers // int(sizes[train].sum())
 
-    def put(data: bytes) -> Digest:
-        digest = digest_of(data)
-        (folder / digest.hex()).write_bytes(data)
-        return digest
-
     shards: list[ShardInfo] = []
     of_worker: list[tuple[int, ...]] = []
     for topic in range(num_workers):
@@ -67,7 +62,7 @@ def by_topic(draft: Draft, folder: Path, num_workers: int) -> Dealt:
             token_bytes=2,
             shard_tokens=TOPIC_SHARD_TOKENS,
             context=draft.model.context,
-            put=put,
+            put=put_into(folder),
         )
         of_worker.append(tuple(range(len(shards), len(shards) + len(index.shards))))
         shards += index.shards

@@ -25,18 +25,11 @@ class Peer:
 
     def deal(self, shards: Sequence[int]) -> None:
         """Queues whole shards."""
-        for number in shards:
-            shard = self._text.index.shards[number]
-            path = self._text.path_of(shard.digest)
-            self.trainer.push(number, path, 0, shard.num_tokens)
+        self._text.push_shards(self.trainer, shards)
 
     def deal_spans(self, spans: Sequence[Span]) -> None:
         """Queues what a member of a real swarm trained on, in absolute positions."""
-        for span in spans:
-            info = self._text.index.shards[span.partition]
-            start = span.start % info.num_tokens
-            path = self._text.path_of(info.digest)
-            self.trainer.push(span.partition, path, start, start + span.stop - span.start)
+        self._text.push_spans(self.trainer, spans)
 
 
 class Worker(Peer):

@@ -8,7 +8,7 @@ by themselves and synchronous training with k times the batch do each step on th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,9 +17,7 @@ import torch
 
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.founding import prepare_data
-from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
-from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.outer_momentum import norm_of, tuned_rates
 from gossamer.protocol.state.outer_step import nesterov
@@ -30,7 +28,8 @@ from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import AdamW
 from gossamer.trainer.schedule import learning_rate_at
-from gossamer.trainer.text.data import DataQueue, Tokens, load_shard
+from gossamer.trainer.text.data import DataQueue
+from gossamer.trainer.text.shard_folder import ShardFolder, put_into
 from gossamer.trainer.text.tokens import load_tokenizer
 
 CURVE_TOKENS = 32_768
@@ -66,51 +65,29 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(ShardFolder):
     """A corpus as shards on disk."""
 
-    folder: Path
-    index: ShardIndex
-    token_bytes: int
     bytes_per_token: float
     """Of held-out text, to write losses as bits per byte."""
-
-    def path_of(self, digest: bytes) -> str:
-        return str(self.folder / digest.hex())
 
     def queue(self, model: ModelConfig, worker: int, num_workers: int) -> DataQueue:
         """The sequences of one worker, in order."""
         queue = DataQueue(model.context, self.token_bytes, model.vocabulary)
-        for number in range(worker, len(self.index.shards), num_workers):
-            shard = self.index.shards[number]
-            queue.push(number, self.path_of(shard.digest), 0, shard.num_tokens)
+        self.push_shards(queue, range(worker, len(self.index.shards), num_workers))
         return queue
 
     def queue_of(self, model: ModelConfig, spans: Sequence[Span]) -> DataQueue:
         """The sequences in these spans, in their order."""
         queue = DataQueue(model.context, self.token_bytes, model.vocabulary)
-        for span in spans:
-            info = self.index.shards[span.partition]
-            start = span.start % info.num_tokens
-            stop = start + span.stop - span.start
-            queue.push(span.partition, self.path_of(info.digest), start, stop)
+        self.push_spans(queue, spans)
         return queue
-
-    def heldout(self, vocabulary: int) -> Iterator[Tokens]:
-        for shard in self.index.heldout:
-            yield load_shard(self.path_of(shard.digest), self.token_bytes, vocabulary)
 
 
 def prepare_text(draft: Draft, folder: Path) -> Text:
     """Cuts the draft's corpus (by default the standard library's sources) into shards on disk."""
     folder.mkdir(parents=True, exist_ok=True)
-
-    def put(data: bytes) -> Digest:
-        digest = digest_of(data)
-        (folder / digest.hex()).write_bytes(data)
-        return digest
-
-    data = prepare_data(draft, (), put=put)
+    data = prepare_data(draft, (), put=put_into(folder))
     text = Text(folder, data.index, data.config.token_bytes, 1.0)
     file = (
         (folder / data.config.tokenizer_digest.hex()).read_bytes()
@@ -225,9 +202,7 @@ def local_rounds(
         for update in updates
     ]
     for worker, trainer in enumerate(trainers):
-        for number in range(worker, len(text.index.shards), num_workers):
-            shard = text.index.shards[number]
-            trainer.push(number, text.path_of(shard.digest), 0, shard.num_tokens)
+        text.push_shards(trainer, range(worker, len(text.index.shards), num_workers))
     trainers[0].genesis()
     num_rounds = rounds_of(outer, inner.total_steps)
     every, next_point = max(1, inner.total_steps // points), 0

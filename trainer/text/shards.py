@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -25,7 +26,17 @@ from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.limits import KIB, MIB
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 from gossamer.trainer.text.corpus import Corpus, CorpusError, IntVector, Progress, no_progress
-from gossamer.trainer.text.tokens import END_OF_DOCUMENT, TokenBytes, Tokenizer, TokenVector
+from gossamer.trainer.text.tokens import (
+    END_OF_DOCUMENT,
+    ByteTokenizer,
+    TokenBytes,
+    Tokenizer,
+    TokenizerKind,
+    TokenVector,
+    estimate_tokens,
+    learn_bpe,
+    token_bytes_of,
+)
 
 Put = Callable[[bytes], Digest]
 """Keeps a block and returns its address."""
@@ -61,6 +72,55 @@ class Split(NamedTuple):
 
     train: IntVector
     heldout: IntVector
+
+
+@dataclass(frozen=True)
+class CutCorpus:
+    """A corpus as shards, which `put` keeps."""
+
+    tokenizer: Tokenizer
+    token_bytes: TokenBytes
+    index: ShardIndex
+
+
+def cut_corpus(
+    corpus: Corpus,
+    kind: TokenizerKind,
+    vocabulary: int,
+    context: int,
+    *,
+    put: Put,
+    max_bytes: int | None = None,
+    progress: Progress = no_progress,
+) -> CutCorpus:
+    """Splits a corpus, learns its tokenizer if need be, and cuts it into shards of a fitting size.
+
+    Args:
+        vocabulary: tokens of a BPE tokenizer at most.
+        context: targets of a sequence.
+        max_bytes: of text to use; None: all of it.
+
+    Raises:
+        CorpusError: as `split_documents` and `tokenise`.
+    """
+    split = split_documents(corpus, max_bytes)
+    tokenizer: Tokenizer = (
+        ByteTokenizer() if kind == "bytes" else learn_bpe(corpus, split.train, vocabulary, progress)
+    )
+    token_bytes = token_bytes_of(vocabulary)
+    train_bytes = int(corpus.text_bytes[split.train].sum(dtype=np.int64))
+    num_tokens = estimate_tokens(train_bytes, len(split.train), kind)
+    index = tokenise(
+        corpus,
+        split,
+        tokenizer,
+        token_bytes=token_bytes,
+        shard_tokens=default_shard_tokens(num_tokens, token_bytes, context),
+        context=context,
+        put=put,
+        progress=progress,
+    )
+    return CutCorpus(tokenizer, token_bytes, index)
 
 
 def split_documents(corpus: Corpus, max_bytes: int | None = None) -> Split:

@@ -1,0 +1,88 @@
+"""The shards of a corpus as files of one folder, for training without a daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.shard_index import ShardIndex
+from gossamer.protocol.wire.statements import Span
+from gossamer.trainer.text.corpus import default_files, find_files, scan_corpus
+from gossamer.trainer.text.data import Tokens, load_shard
+from gossamer.trainer.text.shards import Put, cut_corpus
+from gossamer.trainer.text.tokens import TokenizerKind
+
+
+class Reader(Protocol):
+    """A queue of data that a trainer reads from."""
+
+    def push(self, shard: int, path: str, start: int, stop: int) -> None:
+        """See `DataQueue.push`."""
+
+
+@dataclass(frozen=True)
+class ShardFolder:
+    """The folder and what is in it."""
+
+    folder: Path
+    index: ShardIndex
+    token_bytes: int
+
+    def path_of(self, digest: bytes) -> str:
+        """The file of a shard."""
+        return str(self.folder / digest.hex())
+
+    def push_shards(self, reader: Reader, numbers: Iterable[int]) -> None:
+        """Queues whole shards."""
+        for number in numbers:
+            shard = self.index.shards[number]
+            reader.push(number, self.path_of(shard.digest), 0, shard.num_tokens)
+
+    def push_spans(self, reader: Reader, spans: Iterable[Span]) -> None:
+        """Queues what a swarm consumed, as the headers of its chain list it.
+
+        A position counts on over the epochs of its partition. The run's partitions hold one shard
+        each, as they do wherever a round needs few shards.
+        """
+        for span in spans:
+            shard = self.index.shards[span.partition]
+            start = span.start % shard.num_tokens
+            path = self.path_of(shard.digest)
+            reader.push(span.partition, path, start, start + span.stop - span.start)
+
+    def heldout(self, vocabulary: int) -> Iterator[Tokens]:
+        """The tokens of each held-out shard.
+
+        Raises:
+            DataError: see `load_shard`.
+        """
+        for shard in self.index.heldout:
+            yield load_shard(self.path_of(shard.digest), self.token_bytes, vocabulary)
+
+
+def cut_text(
+    paths: Sequence[Path], folder: Path, kind: TokenizerKind, model: ModelConfig, seed: int
+) -> ShardFolder:
+    """Cuts files and folders (none: Python's standard library) into shards in `folder`.
+
+    Raises:
+        CorpusError: text that cannot be read, or too little of it.
+    """
+    corpus = scan_corpus(find_files(paths) if paths else default_files(), seed=seed)
+    cut = cut_corpus(corpus, kind, model.vocabulary, model.context, put=put_into(folder))
+    return ShardFolder(folder, cut.index, cut.token_bytes)
+
+
+def put_into(folder: Path) -> Put:
+    """Keeps blocks as files of a folder, named by their digests in hexadecimal digits."""
+
+    def put(data: bytes) -> Digest:
+        digest = digest_of(data)
+        (folder / digest.hex()).write_bytes(data)
+        return digest
+
+    return put

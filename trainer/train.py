@@ -1,0 +1,150 @@
+"""The whole algorithm in one process: what a swarm computes, without the swarm.
+
+    python -m gossamer.trainer.train --peers 4 --codec int8
+
+This is DiLoCo (arXiv 2311.08105, algorithm 1), built of the parts that the daemons use:
+
+1. Text becomes tokens, and tokens become shards. Each of k workers reads shards of its own.
+2. Inner steps: every worker copies the shared parameters theta, and takes H steps of AdamW alone.
+3. Pseudo-gradient: theta - local_parameters, what the worker has learnt, is used like a gradient.
+4. The ring averages the pseudo-gradients, weighted with the workers' tokens. Each chunk of them
+   goes from worker to worker; each adds its part and encodes the sum again. A coarse codec rounds:
+   a worker adds its rounding errors to its next pseudo-gradient (error feedback, arXiv 1901.09847).
+   With `--codec sparse` only the largest values are sent (SparseLoCo, arXiv 2508.15706).
+5. Outer step: Nesterov momentum m on the average g, m' = mu * m + g, theta' = theta - rate * (g +
+   mu * m'). Rounds of the warm-up take the plain average; some presets choose mu in every round.
+
+Daemons add messages, votes and faults, but nothing to the arithmetic: a real swarm reaches the same
+bits (tests/e2e/test_replay.py). Training on while the ring averages is in `local_round`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+
+from gossamer.protocol.codecs.payloads import SPARSE, payloads_of
+from gossamer.protocol.codecs.tensor_codecs import codec_names
+from gossamer.protocol.manifest import Manifest, SyncMode
+from gossamer.protocol.rounds.ring_parts import ring_average
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import FloatVector, index_of
+from gossamer.protocol.state.outer_momentum import norm_of, rates_of_round
+from gossamer.protocol.state.outer_step import nesterov
+from gossamer.trainer.device import choose_device
+from gossamer.trainer.evaluate import batches_of, evaluate
+from gossamer.trainer.model import Decoder
+from gossamer.trainer.optimizer import AdamW, clip, gradient_norm
+from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS, Preset, adapted
+from gossamer.trainer.schedule import learning_rate_at
+from gossamer.trainer.text.data import DataError, DataQueue, Tokens
+from gossamer.trainer.text.shard_folder import cut_text
+
+
+class Worker:
+    """One peer: a replica of the model, its AdamW, its text, and work that no average has taken."""
+
+    def __init__(self, run: Preset | Manifest, token_bytes: int, device: str = "auto") -> None:
+        self._model, self._inner, self._device = run.model, run.inner, choose_device(device)
+        self._decoder = Decoder(run.model, self._device.torch_device)
+        self._optimizer = AdamW(self._decoder.parameters(), run.inner)
+        self.queue = DataQueue(run.model.context, token_bytes, run.model.vocabulary)
+        self.pending = np.zeros(run.model.num_parameters, np.float32)
+
+    def train(self, parameters: FloatVector, first_step: int, num_steps: int) -> int:
+        """Adds the work of inner steps from `parameters` to `pending`; returns their tokens."""
+        self._decoder.flat.copy_(torch.from_numpy(parameters))
+        for step in range(first_step, first_step + num_steps):
+            self._inner_step(learning_rate_at(step, self._inner))
+        self.pending += parameters - self._decoder.flat.cpu().numpy()  # the pseudo-gradient
+        return num_steps * self._inner.sequences_per_step * self._model.context
+
+    def _inner_step(self, learning_rate: float) -> None:
+        batch = self.queue.take(self._inner.sequences_per_step)
+        if batch is None:
+            raise DataError("the text is too short for so many steps: name more, or train less")
+        sequences = torch.from_numpy(batch.sequences).to(self._device.torch_device)  # (B, T + 1)
+        num_sequences, context = len(sequences), self._model.context
+        for part in torch.split(sequences, self._device.micro_batch_of(num_sequences, context)):
+            with self._device.autocast():
+                loss = self._decoder.loss_sum(part) / (num_sequences * context)
+            loss.backward()  # type: ignore[no-untyped-call]
+        norm = gradient_norm(self._decoder.parameters()).item()
+        clip(self._decoder.parameters(), norm, self._inner.clip_norm)
+        self._optimizer.step(learning_rate)
+        self._decoder.zero_grad()
+
+    def loss(self, parameters: FloatVector, shards: Sequence[Tokens]) -> float:
+        """The loss of `parameters` in nats per token, on the first 32,768 tokens of some shards."""
+        self._decoder.flat.copy_(torch.from_numpy(parameters))
+        batches = batches_of(shards, self._model.context, 8, 32_768)
+        return evaluate(self._decoder, self._device, batches)[0]
+
+
+class Swarm:
+    """The state that all peers hold: parameters and outer momentum, each (num_parameters,)."""
+
+    def __init__(self, run: Preset | Manifest, sync: SyncMode, seed: int) -> None:
+        assert run.outer.fragments == 1, "every round averages all parameters here"
+        self._run, self._payloads = run, payloads_of(sync, run.outer)
+        self.plan = ChunkPlan(run.model.num_parameters, run.outer.chunk_elements)
+        decoder = Decoder(run.model)
+        decoder.initialise(seed)
+        self.parameters = decoder.flat.numpy().copy()
+        self.momentum = np.zeros_like(self.parameters)
+
+    def round(self, number: int, members: Sequence[Worker]) -> list[int]:
+        """One round of these workers, in ring order; returns the tokens that each has trained."""
+        outer, parameters, momentum = self._run.outer, self.parameters, self.momentum
+        first_step, num_steps = outer.first_inner_step_of(number), outer.inner_steps_of(number)
+        tokens = [worker.train(parameters, first_step, num_steps) for worker in members]
+        work = [worker.pending for worker in members]  # afterwards: what each worker carries on
+        norms = [norm_of(each) for each in work]
+        average = ring_average(work, tokens, self.plan, self._payloads, outer.error_decay)
+        chunks = [self.plan.range_of(number) for number in range(self.plan.num_chunks)]
+        pieces = ((average[chunk], momentum[chunk]) for chunk in chunks)
+        rate, mu = rates_of_round(outer, self._run.inner.total_steps, number, pieces, norms)
+        nesterov(parameters, momentum, average, rate, mu, parameters, momentum)
+        return tokens
+
+
+def main() -> None:
+    """Trains as the command line says, and prints the held-out loss of every round."""
+    parser = argparse.ArgumentParser("gossamer.trainer.train", description=__doc__.split("\n")[0])
+    parser.add_argument("--preset", choices=PRESETS, default=DEFAULT_PRESET)
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=80)
+    parser.add_argument("--inner-steps", type=int, help="of a round after the warm-up")
+    parser.add_argument("--codec", choices=(*codec_names(), SPARSE), default="fp16")
+    parser.add_argument("--text", type=Path, nargs="+", default=(), help="files and folders")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    sync: SyncMode = "sparse" if options.codec == SPARSE else "diloco"
+    run = adapted(PRESETS[options.preset], sync)
+    steps = options.inner_steps or run.outer.inner_steps
+    run = replace(run, outer=replace(run.outer, codec=options.codec, inner_steps=steps))
+    with tempfile.TemporaryDirectory() as folder:
+        text = cut_text(options.text, Path(folder), run.tokenizer, run.model, options.seed)
+        swarm = Swarm(run, sync, options.seed)
+        workers = [Worker(run, text.token_bytes) for _ in range(options.peers)]
+        for number, worker in enumerate(workers):
+            text.push_shards(worker.queue, range(number, len(text.index.shards), len(workers)))
+        heldout = list(text.heldout(run.model.vocabulary))
+        for number in range(1, options.rounds + 1):
+            tokens, loss = swarm.round(number, workers), workers[0].loss(swarm.parameters, heldout)
+            digest = index_of(swarm.parameters, swarm.momentum, swarm.plan).digest
+            print(f"round {number}: {sum(tokens):,} tokens, loss {loss:.4f}, state {digest.hex()}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ValueError as error:  # of the text or its length: a sentence for people
+        sys.exit(str(error))
