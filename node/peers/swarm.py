@@ -26,6 +26,7 @@ from gossamer.protocol.limits import ADDRESSES_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS, Awaited, Membership, awaited
 from gossamer.protocol.policy.plausible_work import WorkBounds
+from gossamer.protocol.policy.throttle import Rate, Throttle
 from gossamer.protocol.state.chain import Commit, Header, open_commit
 from gossamer.protocol.wire.statements import (
     Announce,
@@ -44,6 +45,15 @@ FAR_MAX = 8
 """Peers that are not connected here and may be in a ring with this one, in a small swarm."""
 
 FAR_HEADS_MAX = 4
+
+ANNOUNCE_RATE = Rate(per_second=10, burst=200)
+"""Half of what others take of one author (`gossip_gate.AUTHOR_RATE`): the other half is left for
+the statements of a round. A round has three announcements, and one for each shard that is claimed
+or finished."""
+
+OWN_SECONDS = 60.0
+"""A higher number of this node's own life is answered at once, with a warning, this often. Two
+nodes of one identity would otherwise answer each other without end."""
 
 GREET_SECONDS = 0.5
 """New connections are greeted with an announcement at most this often: everybody hears it, and a
@@ -123,6 +133,11 @@ class Swarm:
         self._sequence = 0
         self._connected: set[PeerId] = set()
         self._greeted_seconds = float("-inf")
+        self._own_seconds = float("-inf")
+        """When a higher number of this node's own life was last answered."""
+        self._announcements = Throttle(ANNOUNCE_RATE)
+        self._has_news = False
+        """Whether an announcement waits for `ANNOUNCE_RATE`."""
         self._accusers: set[PeerId] = set()
         """Who put this node out of a ring on the present head."""
         self._far_ready: dict[bytes, set[PeerId]] = {}
@@ -177,7 +192,14 @@ class Swarm:
         return self._sequence
 
     def announce(self) -> None:
-        """Tells everybody where this node stands now."""
+        """Tells all peers where this node stands: now, or as soon as `ANNOUNCE_RATE` allows it."""
+        self._has_news = True
+        self._announce_news()
+
+    def _announce_news(self) -> None:
+        if not self._has_news or not self._announcements.try_take(trio.current_time()):
+            return
+        self._has_news = False
         assert self._standing is not None
         standing = self._standing()
         self.gossip.say(
@@ -317,7 +339,11 @@ class Swarm:
 
     def _heard_own(self, announce: Announce) -> None:
         """Others know a later life of ours than this one: it was forgotten here, or goes on."""
-        if self._incarnation.raise_above(announce.incarnation):
+        if not self._incarnation.raise_above(announce.incarnation):
+            return
+        now = trio.current_time()
+        if now >= self._own_seconds + OWN_SECONDS:
+            self._own_seconds = now
             log.warning(
                 "others know this node by a higher number: its state directory was put back, or "
                 "another node has the same identity. If one has, give it a state directory of its "
@@ -369,4 +395,5 @@ class Swarm:
                 self._greeted_seconds = now
                 self.announce()  # so that the new one knows us at once
             self._connected = connected
+            self._announce_news()
             await trio.sleep(WATCH_SECONDS)

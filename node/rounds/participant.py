@@ -277,7 +277,9 @@ class Participant:
         if phase != self.progress.phase:
             self.progress.phase = phase
             self.context.metrics.set_phase(phase)
-        self.context.swarm.announce()
+            # A phase that stays needs no announcement besides the regular ones. A loop that sets it
+            # at every wake would answer each announcement heard with one of its own.
+            self.context.swarm.announce()
         self._orders.notify()
 
     async def _get_first_state(self) -> None:

@@ -1,0 +1,131 @@
+"""How often a node announces itself: seldom enough that no honest peer takes it for a flood."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from gossamer.node.peers.gossip import Gossip
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.policy.gossip_quota import GossipQuota
+from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS
+from gossamer.protocol.wire.statements import Announce, Signed, Statement, seal
+from tests.support.node_world import World, simulate, start
+
+STARTED_SECONDS = 10.0
+"""By then all nodes of a story are connected, and wait for more."""
+
+
+@pytest.fixture
+def announced(monkeypatch: pytest.MonkeyPatch) -> dict[PeerId, list[float]]:
+    """When each peer announced itself, in seconds of virtual time."""
+    times: dict[PeerId, list[float]] = defaultdict(list)
+    say = Gossip.say
+
+    def watched(gossip: Gossip, statement: Statement) -> Signed:
+        signed = say(gossip, statement)
+        if isinstance(statement, Announce):
+            times[PeerId(signed.author)].append(trio.current_time())
+        return signed
+
+    monkeypatch.setattr(Gossip, "say", watched)
+    return times
+
+
+def assert_no_flood(times: dict[PeerId, list[float]]) -> None:
+    """The gate of a libp2p connection, which the transport in memory does not have, takes all."""
+    for author, seconds in sorted(times.items()):
+        gate = GossipQuota()
+        assert all(gate.admits(now, author, author, is_connected=True)[0] for now in seconds)
+
+
+@pytest.mark.parametrize("names", ["ab", "abcd"])
+def test_nodes_that_wait_for_more_peers_announce_at_the_usual_period(
+    tmp_path: Path, announced: dict[PeerId, list[float]], names: str
+) -> None:
+    world = World(tmp_path, seed=90, wait_for_peers=9)
+    watched_seconds = 60.0
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, names)
+        await trio.sleep(STARTED_SECONDS)
+        began = trio.current_time()
+        await trio.sleep(watched_seconds)
+        for name in names:
+            assert world.round(name) == 0
+            swarm = world.participant(name).context.swarm
+            assert len(swarm.living()) == len(names) - 1
+            assert swarm.num_banned == 0
+            recent = [each for each in announced[swarm.me] if each >= began]
+            assert len(recent) <= 1.2 * watched_seconds / ANNOUNCE_SECONDS
+
+    simulate(world, story)
+    assert_no_flood(announced)
+
+
+def test_a_phase_that_changes_is_announced_at_once(
+    tmp_path: Path, announced: dict[PeerId, list[float]]
+) -> None:
+    world = World(tmp_path, seed=91, wait_for_peers=9)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "ab")
+        await trio.sleep(STARTED_SECONDS)
+        b = world.identity("b").peer_id
+        heard = world.participant("a").context.swarm.living
+        world.participant("b").leave()
+        await world.until(lambda: b not in heard(), seconds=0.1)
+
+    simulate(world, story)
+    assert_no_flood(announced)
+
+
+def test_a_node_with_news_at_every_instant_stays_under_the_rate_of_an_author(
+    tmp_path: Path, announced: dict[PeerId, list[float]]
+) -> None:
+    """As with small shards and quick rounds: each claim is an announcement."""
+    world = World(tmp_path, seed=92, wait_for_peers=9)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "ab")
+        await trio.sleep(STARTED_SECONDS)
+        swarm = world.participant("a").context.swarm
+        for _ in range(1500):
+            swarm.announce()
+            await trio.sleep(0.02)
+        newest = swarm.new_sequence()
+        swarm.announce()
+        heard = world.participant("b").context.swarm.living
+        await world.until(lambda: heard()[swarm.me].sequence > newest, seconds=0.3)
+
+    simulate(world, story)
+    assert_no_flood(announced)
+
+
+def test_an_identity_in_use_twice_makes_neither_announce_without_end(
+    tmp_path: Path, announced: dict[PeerId, list[float]]
+) -> None:
+    """Each of the two answers the other's higher number with one that is higher still."""
+    world = World(tmp_path, seed=93, wait_for_peers=9)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "ab")
+        await trio.sleep(STARTED_SECONDS)
+        identity, context = world.identity("b"), world.participant("b").context
+        swarm, run_id = context.swarm, context.manifest.run_id
+        some = swarm.living()[world.identity("a").peer_id]
+        began, before = trio.current_time(), swarm.incarnation
+        for _ in range(1000):
+            twin = msgspec.structs.replace(some, incarnation=swarm.incarnation, sequence=2**40)
+            swarm.gossip._take_own(seal(twin, identity.peer_id, run_id, identity.sign))
+            await trio.sleep(0.02)
+        assert swarm.incarnation == before + 1000
+        seconds = [each for each in announced[swarm.me] if each >= began]
+        assert len(seconds) <= 2 + 20 / ANNOUNCE_SECONDS
+
+    simulate(world, story)
+    assert_no_flood(announced)
