@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from gossamer.node.base.settings import HostPort, parse_host_port
+from gossamer.node.base.address_text import HostPort, parse_host_port
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.telemetry.status import Status, decode_status
 

@@ -36,7 +36,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gossamer.node.base.settings import HostPort, parse_host_port
+from gossamer.node.base.address_text import HostPort, parse_host_port
 from gossamer.node.telemetry.status import Status, encode_status, is_ready
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from typing import Literal
 import msgspec
 
 from gossamer.node.app.client import ClientError, NotRunningError, fetch_status
-from gossamer.node.base.settings import HostPort, Settings, parse_host_port, parse_link
+from gossamer.node.base.address_text import HostPort, parse_host_port, parse_link
+from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
 from gossamer.node.machine.capacity import host_memory_bytes, measure_capacity
 from gossamer.node.storage.state_dir import StateDir

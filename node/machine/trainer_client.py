@@ -120,7 +120,7 @@ class Trainer(Protocol):
 
     async def queue(self, shard: int, path: str, start: int, stop: int) -> None:
         """Queues tokens to train on. Where a worker has to be waited for, they are not queued: it
-        begins with an empty queue, as `on_configured` has said by then."""
+        begins with an empty queue, as `TrainerListener.configured` has said by then."""
 
     async def forget(self) -> None:
         """Empties the queue."""

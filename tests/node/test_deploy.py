@@ -19,7 +19,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from gossamer.node.base.settings import DEFAULT_API, load_settings, parse_host_port
+from gossamer.node.base.address_text import parse_host_port
+from gossamer.node.base.settings import DEFAULT_API, load_settings
 from gossamer.node.cli import app
 from gossamer.node.machine.trainer_process import EXIT_SECONDS, TERMINATE_SECONDS
 from gossamer.node.rounds.turn import LEAVE_SECONDS

@@ -2,16 +2,13 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.node.base.address_text import HostPort, parse_host_port, parse_link, parse_listen
 from gossamer.node.base.settings import (
     ConfigError,
-    HostPort,
     Settings,
     default_state_dir,
     load_settings,
-    parse_host_port,
-    parse_link,
     parse_links,
-    parse_listen,
     parse_size,
 )
 

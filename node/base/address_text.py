@@ -1,0 +1,121 @@
+"""Addresses as people write them: HOST:PORT, addresses to listen on, and links to peers.
+
+They are checked here without libp2p, so that a typing error is found before anything starts. The
+link that a founder gives to others is a dialable address with the run's id behind a `#`::
+
+    /ip4/192.0.2.7/tcp/4610/p2p/12D3KooW...#<run id, 64 hexadecimal digits>
+
+Without a run id, the node joins the run of the peer at that address.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import NamedTuple
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import DIGEST_BYTES, PeerId, public_key_of
+
+_RUN_ID = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
+HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
+
+
+class HostPort(NamedTuple):
+    """A host name or address, and a TCP port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class Link(NamedTuple):
+    """The address of a peer and, if the link has one, the run id in hex."""
+
+    address: str
+    run_id: str | None
+
+    def __str__(self) -> str:
+        return self.address if self.run_id is None else f"{self.address}#{self.run_id}"
+
+
+def parse_host_port(text: str) -> HostPort:
+    """Parses `HOST:PORT` or `[IPv6]:PORT`.
+
+    Raises:
+        ValueError: the text is neither; the message is for people.
+    """
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError(f"{text!r}: put an IPv6 address in brackets, as in [::1]:4611")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"{text!r} is not HOST:PORT, as in 127.0.0.1:4611")
+    return HostPort(host, int(port))
+
+
+def parse_listen(text: str) -> str:
+    """Checks an address to listen on, `/ip4/.../tcp/PORT` or `/ip6/...`, and returns it.
+
+    Raises:
+        ValueError: the text is no such address; the message is for people.
+    """
+    parts = text.split("/")
+    example = "/ip4/0.0.0.0/tcp/4610"
+    if len(parts) != 5 or parts[0] or parts[1] not in ("ip4", "ip6") or parts[3] != "tcp":
+        raise ValueError(f"{text!r} is not an address to listen on; write it as {example}")
+    _check_endpoint(text, parts[1], parts[2], parts[4], port_min=0)
+    return text
+
+
+def parse_link(text: str) -> Link:
+    """Parses the address of a peer, with or without `#<run id>`.
+
+    Raises:
+        ValueError: the address, its peer id or the run id is not valid; the message is for people.
+    """
+    address, hash_sign, run_id = text.strip().partition("#")
+    if hash_sign:
+        run_id = run_id.lower()
+        if not _RUN_ID.fullmatch(run_id):
+            raise ValueError(
+                f"{text!r}: the part after # must be a run id of {2 * DIGEST_BYTES} hexadecimal "
+                "digits; copy the whole link that `gossamer start` printed"
+            )
+    if len(address) > limits.ADDRESS_CHARACTERS_MAX:
+        raise ValueError(f"an address of {len(address)} characters is too long")
+    parts = address.split("/")
+    example = "/ip4/192.0.2.7/tcp/4610/p2p/12D3KooW..."
+    if len(parts) != 7 or parts[0] or parts[3] != "tcp" or parts[5] != "p2p":
+        raise ValueError(
+            f"{text!r} is not a peer's address; it looks like {example}. "
+            "Copy the whole address that `gossamer start` or `gossamer status` shows"
+        )
+    _check_endpoint(address, parts[1], parts[2], parts[4], port_min=1)
+    if parts[2] in ("0.0.0.0", "::"):
+        raise ValueError(f"{text!r}: {parts[2]} means every address of a machine; name one of them")
+    try:
+        public_key_of(PeerId(parts[6]))
+    except MalformedError as error:
+        raise ValueError(
+            f"{text!r}: {parts[6]!r} is not a peer id ({error}); check the end of the address"
+        ) from None
+    return Link(address, run_id if hash_sign else None)
+
+
+def _check_endpoint(text: str, kind: str, host: str, port: str, port_min: int) -> None:
+    if kind in ("ip4", "ip6"):
+        version = {"ip4": ipaddress.IPv4Address, "ip6": ipaddress.IPv6Address}[kind]
+        try:
+            version(host)
+        except ValueError:
+            raise ValueError(f"{text!r}: {host!r} is not an {kind} address") from None
+    elif kind not in ("dns", "dns4", "dns6") or not HOST_NAME.fullmatch(host):
+        raise ValueError(f"{text!r}: begin with /ip4/ADDRESS, /ip6/ADDRESS or /dns/NAME")
+    if not port.isascii() or not port.isdigit() or not port_min <= int(port) <= 65_535:
+        raise ValueError(f"{text!r}: {port!r} is not a TCP port ({port_min} to 65535)")
