@@ -14,8 +14,7 @@ This is DiLoCo (arXiv 2311.08105, algorithm 1), built of the parts that the daem
 5. Outer step: Nesterov momentum m on the average g, m' = mu * m + g, theta' = theta - rate * (g +
    mu * m'). Rounds of the warm-up take the plain average; some presets choose mu in every round.
 
-Daemons add messages, votes and faults, but nothing to the arithmetic: a real swarm reaches the same
-bits (tests/e2e/test_replay.py). Training on while the ring averages is in `local_round`.
+Daemons add nothing to this arithmetic: real swarms reach the same bits (tests/e2e/test_replay.py).
 """
 
 from __future__ import annotations
@@ -100,11 +99,12 @@ class Swarm:
         self.parameters = decoder.flat.numpy().copy()
         self.momentum = np.zeros_like(self.parameters)
 
-    def round(self, number: int, members: Sequence[Worker]) -> list[int]:
-        """One round of these workers, in ring order; returns the tokens that each has trained."""
+    def round(self, number: int, members: Sequence[Worker], num_steps: int = 0) -> list[int]:
+        """One round of these workers, in ring order; returns the tokens of each. `num_steps`: of
+        each worker; 0: as many as the run has in this round."""
         outer, parameters, momentum = self._run.outer, self.parameters, self.momentum
-        first_step, num_steps = outer.first_inner_step_of(number), outer.inner_steps_of(number)
-        tokens = [worker.train(parameters, first_step, num_steps) for worker in members]
+        steps = (outer.first_inner_step_of(number), num_steps or outer.inner_steps_of(number))
+        tokens = [worker.train(parameters, *steps) for worker in members]
         work = [worker.pending for worker in members]  # afterwards: what each worker carries on
         norms = [norm_of(each) for each in work]
         average = ring_average(work, tokens, self.plan, self._payloads, outer.error_decay)
@@ -139,8 +139,8 @@ def main() -> None:
         heldout = list(text.heldout(run.model.vocabulary))
         for number in range(1, options.rounds + 1):
             tokens, loss = swarm.round(number, workers), workers[0].loss(swarm.parameters, heldout)
-            digest = index_of(swarm.parameters, swarm.momentum, swarm.plan).digest
-            print(f"round {number}: {sum(tokens):,} tokens, loss {loss:.4f}, state {digest.hex()}")
+            state = index_of(swarm.parameters, swarm.momentum, swarm.plan).digest.hex()
+            print(f"round {number}: {sum(tokens):,} tokens, loss {loss:.4f}, state {state}")
 
 
 if __name__ == "__main__":

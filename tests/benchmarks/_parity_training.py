@@ -7,11 +7,11 @@ by themselves and synchronous training with k times the batch do each step on th
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
@@ -19,26 +19,22 @@ from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.founding import prepare_data
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
 from gossamer.protocol.state.digest import FloatVector
-from gossamer.protocol.state.outer_momentum import norm_of, tuned_rates
-from gossamer.protocol.state.outer_step import nesterov
 from gossamer.protocol.wire.statements import Span
 from gossamer.trainer import evaluate as evaluation
 from gossamer.trainer.device import choose_device
-from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import AdamW
+from gossamer.trainer.presets import Preset
 from gossamer.trainer.schedule import learning_rate_at
 from gossamer.trainer.text.data import DataQueue
 from gossamer.trainer.text.shard_folder import ShardFolder, put_into
 from gossamer.trainer.text.tokens import load_tokenizer
+from gossamer.trainer.train import Swarm, Worker
 
 CURVE_TOKENS = 32_768
 """Held-out tokens of a point of the curve; the last point has all of them."""
 
 CURVE_POINTS = 12
-
-Rates = Callable[[int, int], tuple[float, float]]
-"""(round, contributors) to (outer learning rate, momentum), as `OuterConfig.rates_of`."""
 
 
 @dataclass
@@ -170,63 +166,26 @@ def rounds_of(outer: OuterConfig, total_steps: int) -> int:
 
 
 def local_rounds(
-    text: Text,
-    model: ModelConfig,
-    inner: InnerConfig,
-    outer: OuterConfig,
-    num_workers: int,
-    seed: int,
-    rates: Rates,
-    *,
-    points: int = CURVE_POINTS,
+    text: Text, run: Preset, num_workers: int, seed: int, *, points: int = CURVE_POINTS
 ) -> Curve:
-    """Workers that train rounds by themselves and take outer steps together, in one process.
-
-    The same arithmetic as in a swarm with codec fp32: `LocalTrainer`, the average weighted with
-    tokens, `nesterov`.
-    """
-    heldout, curve = Heldout(text, model), Curve()
-    size = model.num_parameters
-    parameters, momentum = np.zeros(size, np.float32), np.zeros(size, np.float32)
-    updates = [np.zeros(size, np.float32) for _ in range(num_workers)]
-    trainers = [
-        LocalTrainer(
-            model,
-            inner,
-            seed=seed,
-            base=parameters,
-            pseudo_gradient=update,
-            token_bytes=text.token_bytes,
-            device="cpu",
-        )
-        for update in updates
-    ]
-    for worker, trainer in enumerate(trainers):
-        text.push_shards(trainer, range(worker, len(text.index.shards), num_workers))
-    trainers[0].genesis()
-    num_rounds = rounds_of(outer, inner.total_steps)
-    every, next_point = max(1, inner.total_steps // points), 0
+    """Workers that train rounds by themselves and take outer steps together, in one process, with
+    codec fp32. The last round has the steps that are left of the run."""
+    run = msgspec.structs.replace(run, outer=msgspec.structs.replace(run.outer, codec="fp32"))
+    heldout, curve = Heldout(text, run.model), Curve()
+    swarm = Swarm(run, "diloco", seed)
+    workers = [Worker(run, text.token_bytes, "cpu") for _ in range(num_workers)]
+    for worker, each in enumerate(workers):
+        text.push_shards(each.queue, range(worker, len(text.index.shards), num_workers))
+    total_steps = run.inner.total_steps
+    num_rounds = rounds_of(run.outer, total_steps)
+    every, next_point = max(1, total_steps // points), 0
     for number in range(1, num_rounds + 1):
-        first = outer.first_inner_step_of(number)
-        steps = min(outer.inner_steps_of(number), inner.total_steps - first)
-        tokens = []
-        for trainer in trainers:
-            trainer.begin(number, first, steps, math.inf)
-            for _ in range(steps):
-                assert trainer.step() is not None, "the corpus is too small for so many steps"
-            tokens.append(trainer.finish().tokens)
-        gradient = np.zeros(size, np.float32)
-        for update, weight in zip(updates, tokens, strict=True):
-            gradient += update * np.float32(weight / sum(tokens))
-        rate, mu = rates(number, num_workers)
-        if outer.displacement and num_workers > 1:
-            norms, pieces = [norm_of(update) for update in updates], [(gradient, momentum)]
-            rate, mu = tuned_rates(outer, inner.total_steps, number, pieces, norms)
-        nesterov(parameters, momentum, gradient, rate, mu, parameters, momentum)
-        curve.tokens += sum(tokens)
+        first = run.outer.first_inner_step_of(number)
+        steps = min(run.outer.inner_steps_of(number), total_steps - first)
+        curve.tokens += sum(swarm.round(number, workers, steps))
         if number < num_rounds and first + steps >= next_point + every:
             next_point = first + steps
-            curve.add(first + steps, heldout.loss(parameters, CURVE_TOKENS))
+            curve.add(first + steps, heldout.loss(swarm.parameters, CURVE_TOKENS))
     curve.rounds = num_rounds
-    curve.add(inner.total_steps, heldout.loss(parameters))
+    curve.add(total_steps, heldout.loss(swarm.parameters))
     return curve

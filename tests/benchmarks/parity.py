@@ -49,6 +49,7 @@ from rich.table import Table
 from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.node.runs.manifest_file import write_manifest_file
 from gossamer.protocol.wire.statements import Span
+from gossamer.trainer.presets import PRESETS
 from tests.benchmarks._parity_swarm import train_swarm
 from tests.benchmarks._parity_training import (
     CURVE_POINTS,
@@ -154,9 +155,11 @@ class Experiment:
             return synchronous(text, model, inner, int(match[1]), seed)
         if match := re.fullmatch(r"average-(\d+)", arm):
             draft = self._draft_with(self._options.swarm_rate, 20)
-            return local_rounds(
-                text, model, draft.inner, draft.outer, int(match[1]), seed, lambda *_: (1.0, 0.0)
-            )
+            change = msgspec.structs.replace
+            outer = change(draft.outer, learning_rate=1.0, momentum=0.0, displacement=0.0)
+            preset = PRESETS[self._options.preset]
+            run = change(preset, model=model, inner=draft.inner, outer=outer)
+            return local_rounds(text, run, int(match[1]), seed)
         if arm == "alone":
             inner = self._draft_with(self._options.alone_rate).inner
             return synchronous(text, model, inner, 1, seed)

@@ -315,9 +315,8 @@ def train(
     else:
         outer = short_outer(preset, entry.steps, step)
         rounds = rounds_of(outer, entry.steps)
-        curve = local_rounds(
-            text, preset.model, inner, outer, NUM_WORKERS, seed, outer.rates_of, points=1
-        )
+        run = msgspec.structs.replace(preset, inner=inner, outer=outer)
+        curve = local_rounds(text, run, NUM_WORKERS, seed, points=1)
     return Trial(
         seed=seed,
         learning_rate=learning_rate,

@@ -151,11 +151,12 @@ def _unevenness(way: Reading) -> int:
     return max(lengths) - min(lengths)
 
 
-def num_replayed(
+def replayed(
     rounds: Sequence[tuple[Sequence[Span], Sequence[str]]],
     leads_there: Callable[[Sequence[Reading]], bool],
-) -> int:
-    """Rounds from the first one on for which there is a way to read that leads where they led.
+) -> list[Reading]:
+    """How the peers read in the rounds from the first one on, as far as there is a way to read that
+    leads where they led.
 
     Args:
         rounds: the text of each, and who read it.
@@ -167,7 +168,7 @@ def num_replayed(
         if found is None:
             break
         read.append(found)
-    return len(read)
+    return read
 
 
 @contextmanager

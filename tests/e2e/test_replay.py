@@ -1,8 +1,9 @@
-"""A swarm of real daemons, and `tests/benchmarks/losses.py` on the same data: the same bits.
+"""A swarm of real daemons, and its algorithm in one process on the same data: the same bits.
 
-The table of losses drives the trainer, the residuals, the codecs and the outer step in one process.
-Here a run's committed headers say who was in which ring and what was trained on; replayed by the
-code of that table, every round has to lead to the state that the swarm committed.
+`gossamer.trainer.train` is the algorithm to read, and `tests/benchmarks/losses.py`, the table of
+losses, has all its variants. A run's committed headers say who was in which ring, in which order,
+and what was trained on. Replayed in one process, every round has to lead to the state that the
+swarm committed.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from gossamer.protocol.codecs.payloads import SPARSE, payloads_of
+from gossamer.protocol.ids import Digest
+from gossamer.trainer import train
 from tests.benchmarks._losses_diloco import Swarm
 from tests.benchmarks._parity_training import Text
-from tests.e2e.replays import Reading, Record, num_replayed, one_thread, run_swarm
+from tests.e2e.replays import Reading, Record, one_thread, replayed, run_swarm
 
 pytestmark = pytest.mark.e2e
 
@@ -82,11 +85,28 @@ def leads_there(record: Record, text: Text, read: Sequence[Reading]) -> bool:
     return record.state_digest(swarm.parameters, swarm.momentum) == header.state_digest
 
 
+def states_by_train(record: Record, text: Text, read: Sequence[Reading]) -> list[Digest]:
+    """The states after the genesis and after each round, by `gossamer.trainer.train`."""
+    manifest = record.manifest
+    swarm = train.Swarm(manifest, manifest.sync, manifest.seed)
+    worker_of = {
+        peer: train.Worker(manifest, manifest.data.token_bytes, "cpu") for peer in record.peers
+    }
+    states = [record.state_digest(swarm.parameters, swarm.momentum)]
+    for header, reading in zip(record.headers, read, strict=True):
+        for name, spans in reading.items():
+            text.push_spans(worker_of[name].queue, spans)
+        tokens = swarm.round(header.round, [worker_of[each.peer_id] for each in header.members])
+        assert tokens == [member.tokens for member in header.members]
+        states.append(record.state_digest(swarm.parameters, swarm.momentum))
+    return states
+
+
 @pytest.mark.parametrize(
     ("mode", "num_peers", "fragments", "displacement"),
-    [("int8", 2, 1, 1.4), ("int4", 2, 2, 0.0), (SPARSE, 2, 1, 0.0)],
+    [("fp32", 3, 1, 0.0), ("int8", 2, 1, 1.4), ("int4", 2, 2, 0.0), (SPARSE, 2, 1, 0.0)],
 )
-def test_the_driver_reaches_the_states_of_a_real_swarm(
+def test_one_process_reaches_the_states_of_a_real_swarm(
     tmp_path: Path,
     corpus: Path,
     mode: str,
@@ -99,8 +119,12 @@ def test_the_driver_reaches_the_states_of_a_real_swarm(
     assert [len(header.members) for header in record.headers] == [num_peers] * ROUNDS
     text = record.text(tmp_path / "text")
     with one_thread():
-        reached = num_replayed(
+        read = replayed(
             [(header.spans, record.peers) for header in record.headers],
             lambda read: leads_there(record, text, read),
         )
-    assert reached == ROUNDS, record.told_of(record.headers[reached])
+        assert len(read) == ROUNDS, record.told_of(record.headers[len(read)])
+        if fragments == 1:
+            committed = [header.state_digest for header in record.headers]
+            genesis = record.manifest.genesis_digest
+            assert states_by_train(record, text, read) == [genesis, *committed]
