@@ -108,7 +108,7 @@ class Swarm:
         work = [worker.pending for worker in members]  # afterwards: what each worker carries on
         norms = [norm_of(each) for each in work]
         average = ring_average(work, tokens, self.plan, self._payloads, outer.error_decay)
-        chunks = [self.plan.range_of(number) for number in range(self.plan.num_chunks)]
+        chunks = [self.plan.range_of(chunk) for chunk in range(self.plan.num_chunks)]
         pieces = ((average[chunk], momentum[chunk]) for chunk in chunks)
         rate, mu = rates_of_round(outer, self._run.inner.total_steps, number, pieces, norms)
         nesterov(parameters, momentum, average, rate, mu, parameters, momentum)
