@@ -27,7 +27,7 @@ FORMAT = "gossamer-adamw-1"
 MOMENTUM_FORMAT = "gossamer-demo-1"
 
 STEPS_MAX = 2**53
-"""Beyond any training, and within what every number format here can hold."""
+"""More steps than any training has, and few enough for every number format that is used here."""
 
 
 class CheckpointError(ValueError):
@@ -82,7 +82,7 @@ class SavedMomentum(NamedTuple):
 
 
 def save_momentum(saved: SavedMomentum, model: ModelConfig, path: Path) -> None:
-    """Writes it; what was at `path` stays until the new file is on the disk.
+    """Writes the momentum; what was at `path` stays until the new file is on the disk.
 
     Raises:
         CheckpointError: not written (disk full, no permission ...); the old file is untouched.
@@ -99,7 +99,7 @@ def save_momentum(saved: SavedMomentum, model: ModelConfig, path: Path) -> None:
 
 
 def load_momentum(model: ModelConfig, path: Path) -> SavedMomentum:
-    """What `save_momentum` wrote.
+    """Reads what `save_momentum` wrote.
 
     Raises:
         FileNotFoundError: there is none.

@@ -24,7 +24,7 @@ class DeviceError(ValueError):
 class Device:
     torch_device: torch.device
     name: str
-    """For people."""
+    """Name of the processor or graphics card, for people."""
     bfloat16: bool
     """Matrix products in bf16 (autocast); weights, norms and the loss stay fp32."""
 
@@ -93,7 +93,7 @@ def choose_device(wanted: str) -> Device:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch, numpy or Python could not have memory, be it the device's or the host's."""
+    """True if torch, numpy or Python failed to allocate memory, on the device or on the host."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     if isinstance(error, MemoryError | torch.OutOfMemoryError):

@@ -6,7 +6,6 @@ and experiments drive many of them in one process.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,12 +20,13 @@ from numpy.typing import NDArray
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
 from gossamer.trainer import evaluate, overlap
 from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
-from gossamer.trainer.device import choose_device, is_out_of_memory
+from gossamer.trainer.device import choose_device
+from gossamer.trainer.gradients import Gradients, TrainerError
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.optimizer import AdamW, clip, gradient_norm
+from gossamer.trainer.optimizer import AdamW, clip
 from gossamer.trainer.schedule import learning_rate_at
-from gossamer.trainer.text.data import Batch, DataQueue, add_span, load_shard
+from gossamer.trainer.text.data import DataQueue, add_span, load_shard
 
 # Data is asked for when less than this many steps are queued: time for a shard to come over the
 # network.
@@ -37,12 +37,6 @@ STEPS_AHEAD = 4
 _SPANS_PER_ROUND = messages.SPANS_PER_ROUND_MAX // 2
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
-
-
-class TrainerError(RuntimeError):
-    """Training cannot go on. The message says why, for people."""
 
 
 @dataclass
@@ -61,13 +55,13 @@ class _Round:
 class LocalTrainer:
     """Model, data queue and AdamW of one peer. Not for use from several threads.
 
-    `base` and `pseudo_gradient` are (num_parameters,) fp32, shared with whoever made them. `base`
-    is only read, but for `genesis`. `pseudo_gradient` is written from `begin` to `finish`, and
+    `base` and `pseudo_gradient` are (num_parameters,) fp32, shared with the caller. `base` is only
+    read, except by `genesis`. `pseudo_gradient` is written from `begin` to `finish`, and
     holds the work of the newest finished round in between.
     """
 
     loaded_momentum: messages.Place | None = None
-    """Where a momentum of shared steps that was loaded belongs."""
+    """Place in the chain of a loaded momentum of shared steps; None if none was loaded."""
 
     def __init__(
         self,
@@ -109,20 +103,24 @@ class LocalTrainer:
         self._optimizer = self._make_optimizer()
         self._optimizer_path = Path(optimizer_path) if optimizer_path else None
         self._queue = DataQueue(model.context, token_bytes, model.vocabulary)
-        self._micro_batch = micro_batch or self.device.micro_batch_of(
+        micro_batch = micro_batch or self.device.micro_batch_of(
             inner.sequences_per_step, model.context
+        )
+        self._gradients = Gradients(
+            self._decoder, self.device, model.context, micro_batch, on_progress
         )
         self._round: _Round | None = None
         self._has_local = False
-        """Whether the local parameters are of a round, which may have ended."""
+        """True if the local parameters belong to a round, which may have ended."""
         self._stays_behind = 0.0
-        """`mixing` in a round that went on from them. One that began from `base` holds no work that
-        was handed over: to stay behind would undo that part of the outer step."""
+        """`mixing` in a round that went on from the local parameters, else 0. A round that began
+        from `base` holds no work that was handed over: to stay behind would undo that part of the
+        outer step."""
         self._asked = False
         self.optimizer_problem = self._load_moments()
 
     def _make_optimizer(self) -> AdamW | None:
-        """Whoever updates the parameters otherwise has no use for its moments."""
+        """AdamW, or None in a trainer that updates the parameters in another way."""
         return AdamW(self._parameters, self._inner)
 
     @property
@@ -132,7 +130,7 @@ class LocalTrainer:
     @property
     def micro_batch(self) -> int:
         """Sequences of one forward pass at present."""
-        return self._micro_batch
+        return self._gradients.micro_batch
 
     @property
     def in_round(self) -> bool:
@@ -140,13 +138,13 @@ class LocalTrainer:
 
     @property
     def seconds_left(self) -> float:
-        """Until the round's time is up; not positive when it is."""
+        """Time until the round has to end; not positive when it is over."""
         current = self._require_round()
         return current.started + current.seconds_max - time.monotonic()
 
     @property
     def is_round_over(self) -> bool:
-        """Whether the round has had its steps, its time or its pieces of data."""
+        """True if the round has had its steps, its time or its pieces of data."""
         current = self._require_round()
         return (
             current.steps >= current.steps_max
@@ -156,7 +154,7 @@ class LocalTrainer:
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether the next step has to wait for word of what became of the last one."""
+        """True if the next step has to wait until the daemon says what became of the last one."""
         return False
 
     def genesis(self) -> None:
@@ -187,8 +185,8 @@ class LocalTrainer:
         """Starts a round; the first one, and the first after genesis, from `base` in any case.
 
         The work is measured against what it starts from: `base`; or the local parameters as the
-        last round left them, where that round's work is carried by whoever has collected it. Of
-        `base` the ranges `new` are new since: they are taken first, see `rebase`.
+        last round left them, if the caller has collected that round's work and carries it. The
+        ranges `new` of `base` have changed since then: they are taken over first, see `rebase`.
         """
         self._require_between_rounds("Begin")
         goes_on = start == "local" and self._has_local
@@ -206,7 +204,7 @@ class LocalTrainer:
             self.rebase(new)
 
     def need_data(self) -> messages.NeedData | None:
-        """What to tell the daemon if data runs short, once a shortage."""
+        """The message to the daemon if data runs short, once for each shortage; else None."""
         current = self._require_round()
         queued = self._queue.tokens_queued
         step_tokens = self._inner.sequences_per_step * (self._config.context + 1)
@@ -229,12 +227,12 @@ class LocalTrainer:
             return None
         learning_rate = learning_rate_at(current.next_step, self._inner)
         self._take_position()
-        loss, norm = self._gradients(batch)
+        loss, norm = self._gradients.take(batch.sequences)
         skipped = not (math.isfinite(loss) and math.isfinite(norm))
         if not skipped:
             clip(self._parameters, norm, self._inner.clip_norm)
             self._use_gradients(learning_rate)
-        self._drop_gradients()
+        self._gradients.drop()
 
         tokens = 0 if skipped else self._inner.sequences_per_step * self._config.context
         for span in batch.spans:
@@ -256,18 +254,18 @@ class LocalTrainer:
         )
 
     def _take_position(self) -> None:
-        """Before a gradient is taken: at the local parameters."""
+        """Moves the model to the point where the next gradient is taken: the local parameters."""
 
     def _use_gradients(self, learning_rate: float) -> None:
-        """They are in `.grad`, finite and clipped."""
+        """Updates the parameters with the gradients in `.grad`, which are finite and clipped."""
         assert self._optimizer is not None
         self._optimizer.step(learning_rate)
 
     @torch.no_grad()
     def rebase(self, ranges: messages.Ranges) -> None:
-        """In these ranges `base` is the state that the round before the newest one led to. The
-        newest round's work, done or still going on, is kept on top of it; see `overlap`. Once a
-        round.
+        """Takes over `base` in these ranges, where it is now the state that the round before the
+        newest one led to. The newest round's work, done or still going on, is kept on top of it;
+        see `overlap`. Called once a round.
         """
         if not self._has_local:
             return  # the first round begins from `base`
@@ -315,7 +313,7 @@ class LocalTrainer:
         local = self._decoder.flat.clone()
         self._load_base()
         shards = (load_shard(path, self._token_bytes, self._config.vocabulary) for path in paths)
-        batches = evaluate.batches_of(shards, self._config.context, self._micro_batch, tokens_max)
+        batches = evaluate.batches_of(shards, self._config.context, self.micro_batch, tokens_max)
         in_time = evaluate.in_time(self._reported(batches), seconds_max)
         try:
             loss, tokens = evaluate.evaluate(self._decoder, self.device, in_time)
@@ -353,49 +351,10 @@ class LocalTrainer:
         self._decoder.flat.copy_(torch.from_numpy(self._base))
 
     def _reported(self, pieces: Iterable[T]) -> Iterator[T]:
-        """The same, with word of progress before each."""
+        """The same pieces; `on_progress` is called before each."""
         for piece in pieces:
             self._on_progress()
             yield piece
-
-    def _gradients(self, batch: Batch) -> tuple[float, float]:
-        """(mean loss, norm of the gradient, which is left in `.grad`)."""
-        sequences = torch.from_numpy(batch.sequences).to(self.device.torch_device)
-        num_targets = sequences.shape[0] * self._config.context
-        while True:
-            try:
-                loss = torch.zeros((), device=sequences.device)
-                for micro_batch in torch.split(sequences, self._micro_batch):
-                    with self.device.autocast():
-                        part = self._decoder.loss_sum(micro_batch) / num_targets
-                    part.backward()  # type: ignore[no-untyped-call]
-                    loss += part.detach()
-                    self._on_progress()
-                norm = gradient_norm(self._parameters)
-                # One wait for the device a step: both numbers at once.
-                loss_value, norm_value = torch.stack((loss, norm)).tolist()
-                return loss_value, norm_value
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-            self._halve_micro_batch(len(sequences))
-
-    def _halve_micro_batch(self, num_sequences: int) -> None:
-        self._drop_gradients()
-        self.device.release_memory()
-        failed = min(self._micro_batch, num_sequences)
-        if failed == 1:
-            raise TrainerError(
-                f"{self.device.name} has too little memory for one sequence of "
-                f"{self._config.context} tokens with {self._config.num_parameters} parameters: "
-                f"{self.device.memory_advice}"
-            )
-        self._micro_batch = failed // 2
-        log.warning("out of memory with %d sequences at once, trying %d", failed, self._micro_batch)
-
-    def _drop_gradients(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
 
     def _require_round(self) -> _Round:
         if self._round is None:

@@ -38,7 +38,7 @@ class AdamW:
         device = parameters[0].device
         num_elements = sum(parameter.numel() for parameter in parameters)
         self.first_moment = torch.zeros(num_elements, device=device)
-        """(num_elements,) in flat order."""
+        """First moments, (num_elements,) in flat order; the second ones are like them."""
         self.second_moment = torch.zeros(num_elements, device=device)
         self._steps = torch.zeros(len(parameters), device=device)
         self._matrices = _Group(inner.weight_decay)

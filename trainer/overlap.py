@@ -21,7 +21,7 @@ and keep all of their newer steps:
 0, which is the line at the top, is the best, but for states in one piece that come a whole round
 late (README).
 
-Local parameters are one peer's own: nobody else has to get the same bits. All vectors are
+Local parameters are one peer's own: no other peer has to get the same bits. All vectors are
 (num_elements,) fp32; `local` may be on a device, the others are on the host.
 """
 

@@ -113,7 +113,6 @@ from gossamer.protocol.manifest import (
     ModelConfig,
     OuterConfig,
     RoundConfig,
-    SyncMode,
 )
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.trainer.text.tokens import BYTES_VOCABULARY, TokenizerKind
@@ -126,9 +125,9 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     summary: str
-    """What it is for, in one line, for people."""
+    """One line for people: its size, and the machines that it suits."""
     origin: str
-    """How its settings came about, for people: `they` are its subject."""
+    """Predicate of a sentence for people, whose subject is its settings: how they came about."""
     tokenizer: TokenizerKind
     model: ModelConfig
     inner: InnerConfig
@@ -148,7 +147,7 @@ def preset_of(name: str) -> Preset:
 
 
 class _Sparse(NamedTuple):
-    """What `sync = "sparse"` has for itself."""
+    """The settings that only `sync = "sparse"` has."""
 
     rates: tuple[float, float]
     top_k: int
@@ -156,7 +155,8 @@ class _Sparse(NamedTuple):
 
 
 class OuterStep(NamedTuple):
-    """With `displacement` the momentum is the most that a round may choose."""
+    """Settings of the outer step. With `displacement`, `momentum` is the most that a round may
+    choose."""
 
     learning_rate: float
     momentum: float
@@ -166,15 +166,15 @@ class OuterStep(NamedTuple):
 _PUBLISHED_OUTER = OuterStep(0.7, 0.9)
 _SMALL_OUTER = OuterStep(1.0, 0.8)
 _SELF_TUNING = OuterStep(1.0, 0.9, displacement=1.4)
-"""Each round chooses its momentum (`protocol.rounds.outer_tuning`): for sizes with which nobody
-could try long enough to find a constant."""
+"""Each round chooses its momentum (`protocol.rounds.outer_tuning`). This is for sizes with which
+no trial was long enough to find a constant."""
 
 # SparseLoCo (arXiv 2508.15706): no momentum.
 _PUBLISHED_SPARSE = _Sparse((1.0, 0.0), top_k=64, error_decay=0.95)
 
 
 def _small_sparse(top_k: int) -> _Sparse:
-    """As tuned for `tiny`, with other `top_k`."""
+    """The settings that were tuned for `tiny`, with another `top_k`."""
     return _Sparse((1.2, 0.8), top_k, error_decay=0.5)
 
 
@@ -235,65 +235,6 @@ def _outer(
         top_k=sparse.top_k,
         error_decay=sparse.error_decay,
     )
-
-
-class _Distro(NamedTuple):
-    """What `sync = "distro"` has for itself."""
-
-    learning_rate: float
-    """A step moves every parameter by it."""
-    decay: float
-    """Of the decoupled momentum; the manifest's `beta1`."""
-    top_k: int
-
-
-SMALL_DISTRO = _Distro(3e-3, 0.95, 32)
-"""DeMo's decay is 0.999, for models a thousand times as large: what was not sent then comes a
-thousand steps later, which is more than a small run has. With 0.12 million parameters, 4 peers, 800
-steps and one seed (`losses.py --small`, losses_tuning.json) the held-out loss was 2.156 nats with
-0.999 and rate 1e-3, 1.846 with 0.99 and 2e-3, 1.834 with 0.95 and 3e-3; AdamW on all gradients has
-1.521 at 4e-3. With 128 values of a chunk instead of DeMo's 32 (0.99, 2e-3) it was 1.774: four times
-the bytes for 4 %."""
-
-_MEDIUM_DISTRO = _Distro(1e-3, 0.95, 8)
-"""In the trial of `40m` as good as with 32 values (6.90), with which a step of eight peers would
-not fit a block; and as with 3e-3, but gentler, which short trials do not reward."""
-
-_LARGE_DISTRO = _Distro(4e-4, 0.999, 4)
-"""DeMo's decay (arXiv 2411.19870), and rate and number of values of DisTrO's report on 1.2 B
-parameters. In short trials, up to `150m`, the worst."""
-
-_MEDIUM_PARAMETERS, _LARGE_PARAMETERS = 30e6, 100e6
-
-DISTRO_STEPS = 50
-"""Shared steps for which a roster holds: agreeing on one takes about a second."""
-
-
-def _distro_of(num_parameters: int) -> _Distro:
-    if num_parameters >= _LARGE_PARAMETERS:
-        return _LARGE_DISTRO
-    return _MEDIUM_DISTRO if num_parameters >= _MEDIUM_PARAMETERS else SMALL_DISTRO
-
-
-def adapted(preset: Preset, sync: SyncMode) -> Preset:
-    """A preset, whose settings are for `diloco`, as another mode wants them."""
-    replace = msgspec.structs.replace
-    inner, outer = preset.inner, preset.outer
-    if sync == "sparse":
-        rate, momentum = preset.sparse_rates
-        outer = replace(outer, learning_rate=rate, momentum=momentum, displacement=0.0)
-    if sync == "distro":
-        distro = _distro_of(preset.model.num_parameters)
-        inner = replace(inner, learning_rate=distro.learning_rate, beta1=distro.decay)
-        outer = replace(
-            outer,
-            inner_steps=DISTRO_STEPS,
-            displacement=0.0,
-            warmup_rounds=0,
-            overlap=False,
-            top_k=distro.top_k,
-        )
-    return replace(preset, inner=inner, outer=outer)
 
 
 def _rounds(round_seconds: float, gather_seconds: float, attempt_seconds: float) -> RoundConfig:
@@ -438,4 +379,4 @@ _ALL = (
 )
 
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _ALL}
-"""By name, from the smallest to the largest."""
+"""All presets by name, from the smallest to the largest."""

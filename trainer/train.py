@@ -41,7 +41,8 @@ from gossamer.trainer.device import choose_device
 from gossamer.trainer.evaluate import batches_of, evaluate
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import AdamW, clip, gradient_norm
-from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS, Preset, adapted
+from gossamer.trainer.preset_modes import adapted
+from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS, Preset
 from gossamer.trainer.schedule import learning_rate_at
 from gossamer.trainer.text.data import DataError, DataQueue, Tokens
 from gossamer.trainer.text.shard_folder import cut_text
@@ -51,7 +52,8 @@ class Worker:
     """One peer: a replica of the model, its AdamW, its text, and work that no average has taken."""
 
     def __init__(self, run: Preset | Manifest, token_bytes: int, device: str = "auto") -> None:
-        self._model, self._inner, self._device = run.model, run.inner, choose_device(device)
+        self._inner, self._context = run.inner, run.model.context
+        self._device = choose_device(device)
         self._decoder = Decoder(run.model, self._device.torch_device)
         self._optimizer = AdamW(self._decoder.parameters(), run.inner)
         self.queue = DataQueue(run.model.context, token_bytes, run.model.vocabulary)
@@ -63,17 +65,16 @@ class Worker:
         for step in range(first_step, first_step + num_steps):
             self._inner_step(learning_rate_at(step, self._inner))
         self.pending += parameters - self._decoder.flat.cpu().numpy()  # the pseudo-gradient
-        return num_steps * self._inner.sequences_per_step * self._model.context
+        return num_steps * self._inner.sequences_per_step * self._context
 
     def _inner_step(self, learning_rate: float) -> None:
         batch = self.queue.take(self._inner.sequences_per_step)
         if batch is None:
             raise DataError("the text is too short for so many steps: name more, or train less")
-        sequences = torch.from_numpy(batch.sequences).to(self._device.torch_device)  # (B, T + 1)
-        num_sequences, context = len(sequences), self._model.context
-        for part in torch.split(sequences, self._device.micro_batch_of(num_sequences, context)):
+        tokens = torch.from_numpy(batch.sequences).to(self._device.torch_device)  # (B, T + 1)
+        for part in torch.split(tokens, self._device.micro_batch_of(len(tokens), self._context)):
             with self._device.autocast():
-                loss = self._decoder.loss_sum(part) / (num_sequences * context)
+                loss = self._decoder.loss_sum(part) / (len(tokens) * self._context)
             loss.backward()  # type: ignore[no-untyped-call]
         norm = gradient_norm(self._decoder.parameters()).item()
         clip(self._decoder.parameters(), norm, self._inner.clip_norm)
@@ -83,7 +84,7 @@ class Worker:
     def loss(self, parameters: FloatVector, shards: Sequence[Tokens]) -> float:
         """The loss of `parameters` in nats per token, on the first 32,768 tokens of some shards."""
         self._decoder.flat.copy_(torch.from_numpy(parameters))
-        batches = batches_of(shards, self._model.context, 8, 32_768)
+        batches = batches_of(shards, self._context, 8, 32_768)
         return evaluate(self._decoder, self._device, batches)[0]
 
 
@@ -100,8 +101,7 @@ class Swarm:
         self.momentum = np.zeros_like(self.parameters)
 
     def round(self, number: int, members: Sequence[Worker], num_steps: int = 0) -> list[int]:
-        """One round of these workers, in ring order; returns the tokens of each. `num_steps`: of
-        each worker; 0: as many as the run has in this round."""
+        """One round, members in ring order; returns their tokens. `num_steps` 0: the run's own."""
         outer, parameters, momentum = self._run.outer, self.parameters, self.momentum
         steps = (outer.first_inner_step_of(number), num_steps or outer.inner_steps_of(number))
         tokens = [worker.train(parameters, *steps) for worker in members]

@@ -28,8 +28,9 @@ import torch
 
 from gossamer.trainer.device import Device, DeviceError, choose_device, is_out_of_memory
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
+from gossamer.trainer.gradients import TrainerError
 from gossamer.trainer.ipc import memory, messages
-from gossamer.trainer.local_trainer import LocalTrainer, TrainerError
+from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.text.data import DataError
 
 # Messages read and not yet looked at. Bounds the memory; the daemon never has so many under way.
@@ -62,10 +63,10 @@ class Worker:
         self._busy_since: float | None = time.monotonic()
         """When the piece of work began that the main thread is at; None while it waits."""
         self._waited_seconds = 0.0
-        """For messages, since the newest step."""
+        """Time spent waiting for messages since the newest step."""
 
     def show_life(self) -> None:
-        """Sends Alive until the daemon is gone. For a thread of its own."""
+        """Sends Alive until the daemon is gone. Runs in a thread of its own."""
         while True:
             with self._sending:
                 since = self._busy_since
@@ -81,7 +82,8 @@ class Worker:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """While it is the daemon's turn, which may be stopped or busy itself."""
+        """Marks the time in which the worker waits for the daemon, which may itself be stopped or
+        busy: Alive then says 0 busy seconds."""
         self._busy_since = None
         try:
             yield
@@ -89,8 +91,8 @@ class Worker:
             self._got_on()
 
     def read(self, source: BinaryIO) -> None:
-        """Reads messages until the end of `source`, and then ends the process. For a thread of its
-        own."""
+        """Reads messages until the end of `source`, and then ends the process. Runs in a thread of
+        its own."""
         while True:
             prefix = source.read(messages.LENGTH_BYTES)
             if len(prefix) < messages.LENGTH_BYTES:
@@ -106,7 +108,7 @@ class Worker:
                     messages.MessageError(f"more than {_INBOX_MAX} messages are waiting")
                 )
                 return
-        # Not sys.exit: the main thread may be in a step that takes long, for nobody.
+        # Not sys.exit: the main thread may be in a long step, whose result nothing needs any more.
         os._exit(0)
 
     def run(self) -> None:
@@ -149,7 +151,7 @@ class Worker:
             self._wait(trainer)
 
     def _wait(self, trainer: LocalTrainer) -> None:
-        """For the next message, until the round's time is up."""
+        """Waits for the next message until the round's time is up, and handles it."""
         try:
             message = self._next(min(max(trainer.seconds_left, 0.0), _WAIT_SECONDS_MAX))
         except queue.Empty:

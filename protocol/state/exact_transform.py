@@ -39,12 +39,12 @@ COEFFICIENT_MAX = 2**12
 
 @dataclass(frozen=True)
 class Grid:
-    """One tensor's chunks."""
+    """How one tensor is cut into chunks."""
 
     tensor: Tensor
     rows: int
     columns: int
-    """Of a chunk."""
+    """Number of columns of a chunk; `rows` is the number of its rows."""
 
     @property
     def chunk_elements(self) -> int:
@@ -56,7 +56,7 @@ class Grid:
 
 
 def grids_of(model: ModelConfig) -> tuple[Grid, ...]:
-    """Of all tensors, in flat order."""
+    """The grids of all tensors, in flat order."""
     return tuple(_grid_of(tensor) for tensor in layout_of(model))
 
 

@@ -42,8 +42,8 @@ def nesterov(
     _check(parameters, momentum, gradient, out_parameters, out_momentum)
     rate, decay = np.float32(learning_rate), np.float32(mu)
     scratch = np.empty(min(_BLOCK_ELEMENTS, len(parameters)), dtype=np.float32)
-    # Values over the range become infinite, on every peer alike; whoever takes a gradient from the
-    # network checks it, and a warning from a thread helps nobody.
+    # Values over the range become infinite, on every peer alike. A gradient from the network is
+    # checked where it arrives, and a warning from a thread would have no reader.
     with np.errstate(all="ignore"):
         for start in range(0, len(parameters), _BLOCK_ELEMENTS):
             part = slice(start, start + _BLOCK_ELEMENTS)

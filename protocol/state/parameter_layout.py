@@ -20,7 +20,7 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where one parameter lies in the flat vector, in elements."""
+    """The place of one parameter in the flat vector, in elements."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class Tensor:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether weight decay applies: to matrices, not to the gains of the norms."""
+        """True if weight decay applies: to matrices, and not to the gains of the norms."""
         return len(self.shape) > 1
 
 

@@ -32,7 +32,8 @@ MEAN_SCALE = 2**10
 """Steps of a mean of signs between 0 and 1: more than a ring has members."""
 
 _COSINE_TERMS = 14
-"""Of the cosine's series up to pi / 2: the first one left out is below 1e-20."""
+"""Terms of the cosine's series that are added up. For angles up to pi / 2 the first term that is
+left out is below 1e-20."""
 
 
 def shapes_of(grids: Sequence[Grid]) -> list[Shape]:
@@ -50,7 +51,7 @@ def shared_step(
 ) -> None:
     """The step that all peers take alike; `out` may be `parameters`, both are (num_parameters,).
 
-    Weight decay is for matrices, as in `optimizer`. Without updates nothing but it happens.
+    Weight decay applies to matrices, as in `optimizer`. Without updates it is the only change.
 
     Raises:
         ValueError: more updates than a mean of signs has steps, or a place that is no coefficient.
@@ -93,7 +94,7 @@ def shared_rate_at(step: int, inner: InnerConfig) -> float:
 
 
 def _cosine(angle: float) -> float:
-    """The series, for angles up to pi / 2."""
+    """The cosine of an angle up to pi / 2, by its series."""
     term = total = 1.0
     for n in range(1, _COSINE_TERMS):
         term = -term * angle * angle / ((2 * n - 1) * (2 * n))

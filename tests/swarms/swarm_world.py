@@ -137,7 +137,7 @@ def _run(story: SwarmStory, folder: Path, verbose: bool) -> Counter[str]:
             first = nodes[0]
             if len(heads) > 1 or first is None or world.round(names[0]) < goal:
                 return False
-            newest = first.parts.committed.chain.header(first.parts.committed.head)
+            newest = first.context.committed.chain.header(first.context.committed.head)
             members = {member.peer_id for member in newest.members}
             return members == {world.identity(name).peer_id for name in names}
 

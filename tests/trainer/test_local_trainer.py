@@ -16,9 +16,10 @@ from gossamer.protocol.manifest import InnerConfig, ModelConfig
 from gossamer.trainer import local_trainer as local_round
 from gossamer.trainer.device import DeviceError, choose_device
 from gossamer.trainer.evaluate import in_time
+from gossamer.trainer.gradients import TrainerError
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.ipc.messages import Finished, Step
-from gossamer.trainer.local_trainer import LocalTrainer, TrainerError
+from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import AdamW
 from gossamer.trainer.presets import PRESETS

@@ -17,7 +17,8 @@ from gossamer.protocol.manifest import SyncMode
 from gossamer.protocol.state import outer_momentum as outer_tuning
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.presets import PRESETS, Preset, adapted
+from gossamer.trainer.preset_modes import adapted
+from gossamer.trainer.presets import PRESETS, Preset
 from gossamer.trainer.schedule import learning_rate_at
 from gossamer.trainer.text.data import DataError
 from gossamer.trainer.text.shard_folder import ShardFolder, cut_text

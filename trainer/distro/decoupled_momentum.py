@@ -13,7 +13,7 @@ theta.
 
 What is taken out of the momentum is what the peer found there, not the sign that it sent, as in
 DeMo. A part that comes too late is not taken, and stays in its sender's momentum. The momentum is
-one peer's own: nobody else needs its bits. It is kept over restarts (`shared_round`).
+one peer's own, and no other peer needs its bits. It is kept over restarts (`shared_round`).
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ class Momentum:
         self._dct, self._top_k, self._decay = dct, top_k, decay
         self.values = torch.zeros(dct.num_parameters, device=device)
         self._offered: list[_Strongest] = []
-        """Of all tensors, or of none."""
+        """The newest offer: one element for each tensor, or none if nothing is offered."""
 
     @torch.no_grad()
     def add(self, gradients: Iterable[torch.Tensor]) -> None:
-        """One more gradient: of each tensor, in flat order."""
+        """Adds one more gradient, given tensor by tensor in flat order."""
         self.values.mul_(self._decay)
         for grid, gradient in zip(self._dct.grids, gradients, strict=True):
             self.values[grid.tensor.range].add_(gradient.view(-1))
 
     @torch.no_grad()
     def offer(self) -> SignUpdate:
-        """The strongest coefficients as they are now; they stay in until `taken`."""
+        """Returns the strongest coefficients of now. They stay in the momentum until `taken`."""
         self._offered = []
         places = []
         for grid in self._dct.grids:
@@ -78,7 +78,7 @@ class Momentum:
 
     @torch.no_grad()
     def taken(self) -> None:
-        """The swarm took what was offered last: it leaves the momentum."""
+        """Subtracts the last offer from the momentum, because the swarm took it."""
         for grid, indices, values in self._offered:
             part = self.values[grid.tensor.range]
             kept = part.new_zeros(grid.num_chunks, grid.chunk_elements)
@@ -87,13 +87,13 @@ class Momentum:
 
     @torch.no_grad()
     def restore(self, values: torch.Tensor) -> None:
-        """Goes on from `values`, (num_parameters,); nothing is offered."""
+        """Replaces the momentum by `values`, (num_parameters,), and forgets the offer."""
         self.values.copy_(values)
         self._offered = []
 
     @torch.no_grad()
     def clear(self) -> None:
-        """Begins anew."""
+        """Sets the momentum to zero and forgets the offer."""
         self.values.zero_()
         self._offered = []
 

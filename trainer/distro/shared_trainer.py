@@ -1,14 +1,15 @@
-"""One peer's part in rounds of shared steps (`sync = "distro"`): gradients for all, no steps alone.
+"""One peer's trainer in rounds of shared steps (`sync = "distro"`): it takes gradients, and no step
+of its own.
 
 `SharedTrainer` is a `LocalTrainer` whose step takes a gradient at the state that all share, adds it
 to the decoupled momentum (`demo`), and leaves what is to be sent in `offer`. The step itself is
-everybody's (`shared_step`) and comes with `base`. So a round has no work that could be carried:
-what the swarm did not take stays in the momentum.
+the same on all peers (`shared_step`) and comes with `base`. So a round has no work that could be
+carried: what the swarm did not take stays in the momentum.
 
 The momentum is this mode's residual, and kept over restarts. It is saved with its place in the
 chain: what was taken up to there is out of it, and what later rounds took is not. Only the daemon
-knows whether they took anything, so a momentum that was loaded waits for its word
-(`keep_momentum`), without which the first round drops it: rather lost than counted twice.
+knows whether they took anything, so it has to confirm a momentum that was loaded (`keep_momentum`).
+Otherwise the first round drops it, because nothing may be counted twice.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class SharedTrainer(LocalTrainer):
         self._last_rate = 0.0
         self._is_offered = False
         self._is_in_doubt = False
-        """Whether the momentum was loaded, and no word of it came yet."""
+        """True from loading a saved momentum until the daemon says whether to keep it."""
         self.optimizer_problem = self._load_momentum()
 
     @property
@@ -61,7 +62,8 @@ class SharedTrainer(LocalTrainer):
         return self._is_offered
 
     def begin(self, *arguments: Any) -> None:
-        """See `LocalTrainer`; what was offered last and not taken stays in the momentum."""
+        """Starts a round, see `LocalTrainer`. The last offer, if it was not taken, stays in the
+        momentum."""
         self._is_offered = False
         if self._is_in_doubt:
             self.keep_momentum(keep=False)
@@ -71,20 +73,20 @@ class SharedTrainer(LocalTrainer):
         return None
 
     def offer(self) -> messages.Shared:
-        """What is to be sent after the newest step."""
+        """Returns what is to be sent after the newest step."""
         self._is_offered = True
         return messages.Shared(
             round=self._require_round().number, update=self._codec.encode(self._momentum.offer())
         )
 
     def share(self, *, taken: bool) -> None:
-        """What became of the newest offer."""
+        """Tells the momentum what became of the newest offer."""
         self._is_offered = False
         if taken:
             self._momentum.taken()
 
     def keep_momentum(self, *, keep: bool) -> None:
-        """Whether to go on from the momentum that was loaded. Between rounds."""
+        """Keeps or clears the momentum that was loaded. Allowed between rounds only."""
         self._require_between_rounds("KeepMomentum")
         self._is_in_doubt = False
         if not keep:
@@ -93,7 +95,7 @@ class SharedTrainer(LocalTrainer):
     def save(self, place: messages.Place | None = None) -> str:
         """Writes the momentum; returns why it could not, or the empty string.
 
-        One that waits for word of it is on disk already, with its place.
+        A momentum that the daemon has not confirmed yet is on the disk already, with its place.
         """
         if self._optimizer_path is None or place is None or self._is_in_doubt:
             return ""

@@ -24,7 +24,7 @@ others did not take stays in the momentum, which is the worker's own and is save
 the chain. The place of a loaded one is in Configured; without KeepMomentum the first round begins
 without it.
 
-From its first breath the worker sends Alive every `ALIVE_SECONDS`, from a thread of its own.
+From its start the worker sends Alive every `ALIVE_SECONDS`, from a thread of its own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DATA_RANGES_MAX = 32 * 1024
 SPANS_PER_ROUND_MAX = DATA_RANGES_MAX
 
 ALIVE_SECONDS = 2.0
-"""Between two signs of life: a few bytes each."""
+"""Interval of the worker's signs of life, which have a few bytes each."""
 
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
@@ -86,8 +86,8 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     token_bytes: int
     """2 or 4: little-endian unsigned tokens in the shards."""
     optimizer_path: str = ""
-    """Where AdamW's moments, or the momentum of shared steps, are kept over restarts; empty:
-    nowhere."""
+    """File that keeps AdamW's moments, or the momentum of shared steps, over restarts. Empty: they
+    are not kept."""
     micro_batch: int = 0
     """Sequences of one forward pass; 0 chooses by the device and halves when memory runs out."""
     mixing: float = 0.0
@@ -102,7 +102,7 @@ class SharedSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     top_k: int
     """Coefficients of each chunk that are sent."""
     lookahead: bool
-    """Whether gradients are taken where the own momentum would lead."""
+    """True if a gradient is taken at the point where the peer's own momentum would lead."""
 
 
 class Genesis(_ToWorker, frozen=True, kw_only=True):
@@ -138,8 +138,8 @@ class Begin(_ToWorker, frozen=True, kw_only=True):
     seconds_max: float
     start: Start = "base"
     new: Ranges = ()
-    """Where `base` is new since the last round, if it starts from the local parameters: as Rebase
-    before the first step."""
+    """Ranges of `base` that are new since the last round. They are taken as by a Rebase before the
+    first step, if the round starts from the local parameters."""
 
 
 class Stop(_ToWorker, frozen=True, kw_only=True):
@@ -150,13 +150,13 @@ class Share(_ToWorker, frozen=True, kw_only=True):
     """Go on with the next step of a round of shared ones, from `base`."""
 
     taken: bool
-    """Whether the swarm took the newest Shared; else it stays in the momentum."""
+    """True if the swarm took the newest Shared. Otherwise it stays in the momentum."""
 
 
 class Rebase(_ToWorker, frozen=True, kw_only=True):
-    """In these ranges `base` is the state that the round before the newest led to: the newest one's
-    work is kept on top of it. Answered with Rebased after the step that is being done. Not for a
-    round whose work was collected."""
+    """Take over `base` in these ranges: it is now the state that the round before the newest led
+    to, and the newest round's work is kept on top of it. Answered with Rebased after the step that
+    is being done. Not for a round whose work was collected."""
 
     ranges: Ranges
 
@@ -167,7 +167,7 @@ class Evaluate(_ToWorker, frozen=True, kw_only=True):
     paths: tuple[str, ...]
     tokens_max: int
     seconds_max: float = math.inf
-    """After so long it ends with what it has, but for one micro-batch."""
+    """The evaluation ends after this time with what it has; one micro-batch is always done."""
 
 
 class Forget(_ToWorker, frozen=True, kw_only=True):
@@ -175,8 +175,8 @@ class Forget(_ToWorker, frozen=True, kw_only=True):
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where in the chain a momentum of shared steps belongs: what was taken of it up to there is
-    not in it any more."""
+    """The place of a momentum of shared steps in the chain: what the swarm took of it up to there
+    is not in it any more."""
 
     head: bytes
     """Digest of the committed head."""
@@ -188,14 +188,14 @@ class Save(_ToWorker, frozen=True, kw_only=True):
     """Write AdamW's moments, or the momentum of shared steps, to `optimizer_path` now."""
 
     place: Place | None = None
-    """Of the momentum; AdamW's moments have none."""
+    """Place of the momentum; AdamW's moments have none."""
 
 
 class KeepMomentum(_ToWorker, frozen=True, kw_only=True):
-    """Whether a momentum that was loaded is to be gone on from. Between rounds only."""
+    """Confirm or drop a momentum that was loaded. Allowed between rounds only."""
 
     keep: bool
-    """Else it is zero from now on."""
+    """True: training goes on from it. False: it becomes zero."""
 
 
 class Exit(_ToWorker, frozen=True, kw_only=True):
@@ -214,14 +214,14 @@ class Configured(_FromWorker, frozen=True, kw_only=True):
     device: str
     """`cpu`, `cuda:0`, `mps:0`."""
     device_name: str
-    """For people: the model of the processor or of the graphics card."""
+    """Model of the processor or of the graphics card, for people."""
     num_parameters: int
     precision: str
     """`fp32`, or `bf16` where matrix products are done in it (weights and moments stay fp32)."""
     optimizer_steps: int
     """Steps that the loaded moments have seen; 0: fresh moments."""
     momentum: Place | None = None
-    """Of the one that was loaded."""
+    """Place of the momentum that was loaded; None if none was."""
     problem: str = ""
     """Why the file at `optimizer_path` was not used, for people; empty if all is well."""
 
@@ -244,7 +244,7 @@ class Saved(_FromWorker, frozen=True, kw_only=True):
     problem: str = ""
     """Why nothing was written, for people; the file that was there before is untouched."""
     seconds: float = 0.0
-    """That it took."""
+    """Duration of the write."""
 
 
 class Step(_FromWorker, frozen=True, kw_only=True):
@@ -264,16 +264,17 @@ class Step(_FromWorker, frozen=True, kw_only=True):
     skipped: bool
     """Loss or gradient was not finite: nothing was updated, the data counts as consumed."""
     waited_seconds: float = 0.0
-    """Since the step before: in which the worker had nothing to do until the daemon would say
-    something. Time for taking over a state or evaluating one is not of it."""
+    """Time since the step before in which the worker had nothing to do but to wait for a message.
+    Time for taking over a state or evaluating one is not included."""
 
 
 class Shared(_FromWorker, frozen=True, kw_only=True):
-    """What this peer has for the others after its newest step. The next one waits for Share."""
+    """This peer's part of a shared step, after its newest gradient. The next step waits for
+    Share."""
 
     round: int
     update: bytes
-    """As `sign_codec` writes it."""
+    """The signs, encoded by `sign_codec`."""
 
 
 class NeedData(_FromWorker, frozen=True, kw_only=True):

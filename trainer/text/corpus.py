@@ -68,7 +68,7 @@ class CorpusError(ValueError):
 
 
 def no_progress(_stage: str, _done: int, _total: int) -> None:
-    """The `Progress` of whoever does not want to see any."""
+    """A `Progress` that does nothing."""
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
@@ -159,7 +159,7 @@ def _walk(folder: Path, problems: list[str], without: frozenset[str] = frozenset
 
 @dataclass(frozen=True)
 class Corpus:
-    """Where each document lies. All vectors have one element a document, shape (num_documents,)."""
+    """The place of each document. All vectors have one element a document: (num_documents,)."""
 
     files: tuple[Path, ...]
     seed: int
@@ -342,7 +342,7 @@ def _check_text(data: bytes, where: str, advice: str) -> None:
 
 
 def _character_end(data: bytes) -> int:
-    """Where the last whole UTF-8 character of `data` ends (its length if there is none)."""
+    """End of the last whole UTF-8 character of `data`; its length if there is none."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 != 0x80:  # not a continuation byte: a character begins here

@@ -8,7 +8,7 @@
   shards from their beginning to their end, so without that all sequences of a step, and of a whole
   round, would be of one document: each peer would drift to another text. (At 0.47 M parameters, 800
   steps and one seed the shuffle took a peer alone from 2.33 to 1.76 nats on held-out text.)
-- About 2 % of the text, whole documents, is held out: it has shards of its own that nobody trains
+- About 2 % of the text, whole documents, is held out: it has shards of its own that no peer trains
   on, the stream as it is. Copies of a document count once.
 """
 

@@ -192,7 +192,7 @@ def test_what_a_round_took_is_known_although_a_checkpoint_skips_it(tmp_path: Pat
         await world.until(lambda: world.is_one_chain("a", "c"))
         await settled(world, "c")
         assert skipped.digest in world.path("c")
-        state = c.parts.work.account.state
+        state = c.context.work.account.state
         assert state.committed_on_time + state.committed_late >= tokens
         assert ABANDONED not in state.dropped
         await world.reach(world.round("a") + 2, *"abc")

@@ -1,0 +1,90 @@
+"""The gradient of one inner step, in as many passes as the device's memory makes necessary."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gossamer.trainer.device import Device, is_out_of_memory
+from gossamer.trainer.model import Decoder
+from gossamer.trainer.optimizer import gradient_norm
+
+log = logging.getLogger(__name__)
+
+
+class TrainerError(RuntimeError):
+    """Training cannot go on. The message says why, for people."""
+
+
+class Gradients:
+    """Takes gradients of a model in micro-batches, whose sum is the gradient of the batch."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        device: Device,
+        context: int,
+        micro_batch: int,
+        on_progress: Callable[[], None],
+    ) -> None:
+        """`context`: targets of a sequence. `on_progress` is called after every micro-batch."""
+        self._decoder, self._device, self._context = decoder, device, context
+        self._parameters = list(decoder.parameters())
+        self._on_progress = on_progress
+        self.micro_batch = micro_batch
+        """Sequences of one forward pass at present; halved when memory runs out."""
+
+    def take(self, sequences: NDArray[np.int64]) -> tuple[float, float]:
+        """(mean loss in nats, norm of the gradient, which is left in `.grad`).
+
+        Args:
+            sequences: (num_sequences, context + 1)
+
+        Raises:
+            TrainerError: memory does not suffice for a single sequence.
+        """
+        on_device = torch.from_numpy(sequences).to(self._device.torch_device)
+        while True:
+            try:
+                loss = self._add_up(on_device)
+                # One wait for the device a step: both numbers at once.
+                loss_value, norm = torch.stack((loss, gradient_norm(self._parameters))).tolist()
+                return loss_value, norm
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+            self._halve(len(sequences))
+
+    def _add_up(self, sequences: torch.Tensor) -> torch.Tensor:
+        """The mean loss: ()"""
+        num_targets = sequences.shape[0] * self._context
+        loss = torch.zeros((), device=sequences.device)
+        for micro_batch in torch.split(sequences, self.micro_batch):
+            with self._device.autocast():
+                part = self._decoder.loss_sum(micro_batch) / num_targets
+            part.backward()  # type: ignore[no-untyped-call]
+            loss += part.detach()
+            self._on_progress()
+        return loss
+
+    def drop(self) -> None:
+        """Forgets the gradient in `.grad`."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _halve(self, num_sequences: int) -> None:
+        self.drop()
+        self._device.release_memory()
+        failed = min(self.micro_batch, num_sequences)
+        if failed == 1:
+            raise TrainerError(
+                f"{self._device.name} has too little memory for one sequence of "
+                f"{self._context} tokens with {self._decoder.flat.numel()} parameters: "
+                f"{self._device.memory_advice}"
+            )
+        self.micro_batch = failed // 2
+        log.warning("out of memory with %d sequences at once, trying %d", failed, self.micro_batch)
