@@ -41,7 +41,7 @@ from gossamer.node.peers.swarm import Standing, Swarm
 from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.data_feed import DataFeed
 from gossamer.node.rounds.participant import Participant
-from gossamer.node.rounds.ring_link import RING_PROTOCOL, serve_ring
+from gossamer.node.rounds.ring_link import serve_ring
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState
@@ -55,6 +55,7 @@ from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest, SignedManifest
 from gossamer.protocol.shard_index import ShardIndex
+from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from gossamer.trainer.ipc import messages
 
 log = structlog.get_logger("node")

@@ -1,8 +1,6 @@
 """How a peer that is behind, new or on the lighter side of a split gets to the heavier head.
 
-    /gossamer/chain/1    request: [head, after round]
-                         reply:   commit records on the way to `head`, oldest first, at most
-                                  `HEADERS_PER_REPLY_MAX`; empty if the head is not known
+`protocol.wire.chain_messages` has the messages.
 
 First the commit records on the way to the wanted head, each checked with its votes, back to a round
 that is known here. Then the state: from the present one or an own checkpoint by replaying averaged
@@ -15,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import msgspec
 import structlog
 import trio
 
@@ -28,17 +25,21 @@ from gossamer.node.storage.committed import CannotRebuildError, CommittedState, 
 from gossamer.node.storage.restoring import rebuild
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
-from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, short
+from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state.chain import Commit, Header, decode_commit
-
-CHAIN_PROTOCOL = "/gossamer/chain/1"
+from gossamer.protocol.wire.chain_messages import (
+    CHAIN_PROTOCOL,
+    CHAIN_REQUEST_BYTES_MAX,
+    ChainRequest,
+    decode_chain_reply,
+    decode_chain_request,
+    encode_chain_reply,
+    encode_chain_request,
+)
 
 REQUEST_SECONDS = 15.0
 """For one page of commit records, at most some 256 KiB."""
-
-REQUEST_BYTES_MAX = 64
-"""A digest, a number, and a few bytes of msgpack."""
 
 PAGES_MAX = 4096
 """Pages in one catching up: a chain of 250,000 rounds."""
@@ -59,38 +60,6 @@ class BehindError(Exception):
 
 class UnknownHeadError(BehindError):
     """The peer that was asked has no way to that head itself."""
-
-
-class ChainRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    head: bytes
-    after_round: int
-
-
-_encoder = msgspec.msgpack.Encoder()
-_request_decoder = msgspec.msgpack.Decoder(ChainRequest)
-_reply_decoder = msgspec.msgpack.Decoder(list[bytes])
-
-
-def decode_chain_request(message: bytes | bytearray) -> ChainRequest:
-    """Raises MalformedError for anything else."""
-    try:
-        request = _request_decoder.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a chain request: {error}") from error
-    if len(request.head) != DIGEST_BYTES:
-        raise MalformedError("chain request for something that is no head")
-    return request
-
-
-def decode_chain_reply(message: bytes | bytearray) -> list[bytes]:
-    """Encoded commit records, not looked at. Raises MalformedError for anything else."""
-    try:
-        records = _reply_decoder.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not commit records: {error}") from error
-    if len(records) > limits.HEADERS_PER_REPLY_MAX:
-        raise MalformedError(f"{len(records)} commit records in one reply")
-    return records
 
 
 class ReplayListener(Protocol):
@@ -189,7 +158,7 @@ class ChainSync:
             with trio.fail_after(REQUEST_SECONDS):
                 stream = await self._transport.open_stream(peer, CHAIN_PROTOCOL)
                 try:
-                    await send_frame(stream, _encoder.encode(request))
+                    await send_frame(stream, encode_chain_request(request))
                     message, _ = await receive_frame(stream, payload_bytes_max=0)
                 finally:
                     with trio.CancelScope(shield=True):
@@ -202,7 +171,7 @@ class ChainSync:
         with trio.move_on_after(REQUEST_SECONDS):
             try:
                 message, _ = await receive_frame(
-                    stream, message_bytes_max=REQUEST_BYTES_MAX, payload_bytes_max=0
+                    stream, message_bytes_max=CHAIN_REQUEST_BYTES_MAX, payload_bytes_max=0
                 )
                 request = decode_chain_request(message)
             except RemoteProtocolError as error:
@@ -213,7 +182,7 @@ class ChainSync:
             records = await self._run_in_thread(
                 lambda: chain.records_after(Digest(request.head), request.after_round)
             )
-            await send_frame(stream, _encoder.encode(records))
+            await send_frame(stream, encode_chain_reply(records))
             await stream.close()
             return
         await stream.reset()

@@ -1,14 +1,12 @@
 """How a newcomer that knows only an address learns which run it joins.
 
-    /gossamer/run/1     request: an empty frame
-                        reply:   the `SignedManifest`, as the frame's payload
+`protocol.wire.run_messages` has the messages.
 
 The manifest is checked with its founder's signature, so whoever hands it on cannot change it.
 """
 
 from __future__ import annotations
 
-import msgspec
 import trio
 
 from gossamer.node.network.frames import receive_frame, send_frame
@@ -20,33 +18,22 @@ from gossamer.node.network.transport import (
     Transport,
     TransportError,
 )
-from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
+from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
-from gossamer.protocol.limits import MANIFEST_BYTES_MAX
 from gossamer.protocol.manifest import Manifest, SignedManifest, decode_manifest, signing_bytes
-
-RUN_PROTOCOL = "/gossamer/run/1"
+from gossamer.protocol.wire.run_messages import (
+    RUN_PROTOCOL,
+    RUN_REPLY_BYTES_MAX,
+    decode_signed_manifest,
+    encode_signed_manifest,
+)
 
 REQUEST_SECONDS = 30.0
 """A manifest with its data index by digest is a few KiB; 30 s is a very bad line."""
 
 
-REPLY_BYTES_MAX = MANIFEST_BYTES_MAX
-"""The frame's own limit: with its signature a manifest has to stay a little smaller."""
-
-_decoder = msgspec.msgpack.Decoder(SignedManifest)
-
-
 class JoinError(Exception):
     """This node cannot join; the text says why and what to do."""
-
-
-def decode_signed_manifest(data: bytes | bytearray) -> SignedManifest:
-    """Raises MalformedError; says nothing about what is inside."""
-    try:
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a manifest: {error}") from error
 
 
 def open_signed_manifest(signed: SignedManifest) -> Manifest:
@@ -65,7 +52,7 @@ def open_signed_manifest(signed: SignedManifest) -> Manifest:
 
 def serve_manifest(transport: Transport, signed: SignedManifest) -> None:
     """Answers newcomers."""
-    data = msgspec.msgpack.encode(signed)
+    data = encode_signed_manifest(signed)
 
     async def serve(stream: Stream) -> None:
         with trio.move_on_after(REQUEST_SECONDS):
@@ -120,7 +107,7 @@ async def _request(transport: Transport, peer: PeerId) -> SignedManifest:
     try:
         await send_frame(stream, b"")
         _, payload = await receive_frame(
-            stream, message_bytes_max=0, payload_bytes_max=REPLY_BYTES_MAX
+            stream, message_bytes_max=0, payload_bytes_max=RUN_REPLY_BYTES_MAX
         )
     finally:
         with trio.CancelScope(shield=True):

@@ -1,10 +1,6 @@
 """The ring's stream to one member, and the serving side of it.
 
-    /gossamer/ring/1
-    sender  ->  ["hello", Signed(Roster)]              first frame: which ring this is
-    receiver -> ["held"]  + the inventory              once: what it holds of every chunk
-    sender  ->  ["token", chunk, contributors, finisher or nil]  + the chunk's encoded bytes
-    receiver -> ["ack", tokens received, bytes of the next one]   at once on receipt, and in between
+`protocol.wire.ring_messages` has the messages.
 
 A receipt is acknowledged when it is read, never when it is passed on, so a slow member shows as
 itself and not as its predecessor. A link without any receipt for `RECEIPT_SECONDS`, although
@@ -18,7 +14,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-import msgspec
 import structlog
 import trio
 
@@ -34,9 +29,18 @@ from gossamer.protocol.rounds.inventory import (
 )
 from gossamer.protocol.rounds.ring import Payload, Send
 from gossamer.protocol.state.chain import mask_bytes
+from gossamer.protocol.wire.ring_messages import (
+    RING_MESSAGE_BYTES_MAX,
+    RING_PROTOCOL,
+    Ack,
+    ChunkMessage,
+    HeldChunks,
+    Hello,
+    decode_to_receiver,
+    decode_to_sender,
+    encode_ring_message,
+)
 from gossamer.protocol.wire.statements import Signed
-
-RING_PROTOCOL = "/gossamer/ring/1"
 
 RECEIPT_SECONDS = 10.0
 """A piece of a chunk (`frames.PIECE_BYTES`) takes 2 s on a line of 1 Mbit/s, far below what a
@@ -48,43 +52,9 @@ ACK_SECONDS = 0.25
 FIRST_FRAME_SECONDS = 10.0
 """Whoever opens a stream and does not say for which ring is not waited for any longer."""
 
-TOKEN_BYTES_MAX = 256
-"""A token or answer without its payload: a mask of 32 bytes and some numbers."""
-
 _WATCH_SECONDS = 0.25
 
 log = structlog.get_logger("ring")
-
-
-class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="hello"):
-    roster: Signed
-
-
-class ChunkMessage(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="token"
-):
-    chunk: int
-    contributors: bytes
-    finisher: int | None
-
-
-class HeldChunks(
-    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="held"
-):
-    """The payload is the inventory."""
-
-
-class Ack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ack"):
-    received: int
-    next_bytes: int = 0
-    """Of the token after those: how many bytes of its payload have come."""
-
-
-_encoder = msgspec.msgpack.Encoder()
-_to_receiver: msgspec.msgpack.Decoder[Hello | ChunkMessage] = msgspec.msgpack.Decoder(
-    Hello | ChunkMessage
-)
-_to_sender: msgspec.msgpack.Decoder[HeldChunks | Ack] = msgspec.msgpack.Decoder(HeldChunks | Ack)
 
 
 class LinkFailed(Exception):
@@ -187,7 +157,7 @@ class RingLink:
             raise failures[0]
 
     async def _send_queued(self, stream: Stream) -> None:
-        await send_frame(stream, _encoder.encode(Hello(self._roster)))
+        await send_frame(stream, encode_ring_message(Hello(self._roster)))
         await self._inventory_came.wait()
         async for action in self._outbox:
             if self._inventory is not None and not self._inventory.wants(
@@ -204,17 +174,19 @@ class RingLink:
             chunk_message = ChunkMessage(
                 action.chunk, mask_bytes(action.mask, self._num_members), action.finisher
             )
-            await send_frame(stream, _encoder.encode(chunk_message), action.payload)
+            await send_frame(stream, encode_ring_message(chunk_message), action.payload)
 
     async def _receive_answers(self, stream: Stream, scope: trio.CancelScope) -> None:
         while True:
             try:
-                message, payload = await receive_frame(stream, message_bytes_max=TOKEN_BYTES_MAX)
-                answer = _to_sender.decode(message)
+                message, payload = await receive_frame(
+                    stream, message_bytes_max=RING_MESSAGE_BYTES_MAX
+                )
+                answer = decode_to_sender(message)
                 if isinstance(answer, HeldChunks):
                     self._inventory = decode_inventory(payload, self._num_chunks, self._num_members)
                     self._inventory_came.set()
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, RemoteProtocolError):
+            except RemoteProtocolError:
                 raise LinkFailed("malformed answer") from None
             self._silent_seconds = 0.0
             if isinstance(answer, Ack):
@@ -308,7 +280,7 @@ async def serve_ring(stream: Stream, on_hello: HelloHandler) -> None:
     if message is None:
         await stream.reset()
         return
-    hello = _decode(message)
+    hello = decode_to_receiver(message)
     if not isinstance(hello, Hello):
         raise MalformedError("ring stream that does not begin with hello")
     receiver = await on_hello(stream.peer_id, hello.roster)
@@ -316,7 +288,7 @@ async def serve_ring(stream: Stream, on_hello: HelloHandler) -> None:
         await stream.reset()
         return
     inventory = encode_inventory(receiver.inventory(), receiver.num_members)
-    await send_frame(stream, _encoder.encode(HeldChunks()), inventory)
+    await send_frame(stream, encode_ring_message(HeldChunks()), inventory)
     received = 0
     acked_seconds = 0.0
 
@@ -324,26 +296,19 @@ async def serve_ring(stream: Stream, on_hello: HelloHandler) -> None:
         nonlocal acked_seconds
         if trio.current_time() - acked_seconds >= ACK_SECONDS:
             acked_seconds = trio.current_time()
-            await send_frame(stream, _encoder.encode(Ack(received, num_bytes)))
+            await send_frame(stream, encode_ring_message(Ack(received, num_bytes)))
 
     while True:
         message, payload = await receive_frame(
-            stream, message_bytes_max=TOKEN_BYTES_MAX, on_progress=acknowledge_part
+            stream, message_bytes_max=RING_MESSAGE_BYTES_MAX, on_progress=acknowledge_part
         )
-        chunk_message = _decode(message)
+        chunk_message = decode_to_receiver(message)
         if not isinstance(chunk_message, ChunkMessage):
             raise MalformedError("ring stream with a second hello")
         received += 1
         acked_seconds = trio.current_time()
-        await send_frame(stream, _encoder.encode(Ack(received)))
+        await send_frame(stream, encode_ring_message(Ack(received)))
         mask = int.from_bytes(chunk_message.contributors, "big")
         await receiver.take(
             stream.peer_id, chunk_message.chunk, mask, chunk_message.finisher, payload
         )
-
-
-def _decode(message: bytes | bytearray) -> Hello | ChunkMessage:
-    try:
-        return _to_receiver.decode(message)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a ring message: {error}") from error

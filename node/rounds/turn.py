@@ -25,7 +25,6 @@ from gossamer.node.network.identity import verify
 from gossamer.node.rounds.context import NodeContext, Orders, Progress
 from gossamer.node.rounds.heads import Heads
 from gossamer.node.rounds.local_training import LocalTraining
-from gossamer.node.rounds.ring_link import RING_PROTOCOL
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.rounds.settlement import Settlement
 from gossamer.node.telemetry.status import LastRound, LossPoint, Outcome
@@ -36,6 +35,7 @@ from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import NO_HINTS, RoundHints, RoundRules
 from gossamer.protocol.state.outer_momentum import norm_of
+from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from gossamer.protocol.wire.statements import Phase, Ready, Span
 from gossamer.trainer.ipc.messages import Ranges, Shared, Start
 

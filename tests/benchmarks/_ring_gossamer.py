@@ -21,7 +21,7 @@ from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.libp2p_transport import open_libp2p_transport
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.gossip import Gossip
-from gossamer.node.rounds.ring_link import RING_PROTOCOL, Receiver, serve_ring
+from gossamer.node.rounds.ring_link import Receiver, serve_ring
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger
@@ -44,6 +44,7 @@ from gossamer.protocol.state.chain import Commit, Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan, default_chunk_elements
 from gossamer.protocol.state.digest import chunk_bytes
 from gossamer.protocol.state.outer_step import nesterov
+from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from gossamer.protocol.wire.statements import Ready, Roster, Signed, Statement, open_signed
 from tests.benchmarks import _ring_steps
 from tests.benchmarks._member import (

@@ -21,35 +21,16 @@ from gossamer.node.network.frames import receive_frame
 from gossamer.node.network.libp2p_addresses import parse_address
 from gossamer.node.network.transport import ConnectError, StreamClosed
 from gossamer.node.peers.block_exchange import BlockService, FetchError
-from gossamer.node.peers.chain_sync import (
-    CHAIN_PROTOCOL,
-    BehindError,
-    ChainRequest,
-    ChainSync,
-    decode_chain_reply,
-    decode_chain_request,
-)
+from gossamer.node.peers.chain_sync import BehindError, ChainSync
 from gossamer.node.peers.fetching import FetchLimits
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL, Gossip, decode_statement_store
 from gossamer.node.peers.run_exchange import (
-    RUN_PROTOCOL,
     JoinError,
-    decode_signed_manifest,
     open_signed_manifest,
     request_manifest,
     serve_manifest,
 )
-from gossamer.node.rounds.ring_link import (
-    Ack,
-    ChunkMessage,
-    CommittedRing,
-    HeldChunks,
-    Hello,
-    LinkFailed,
-    Receiver,
-    RingLink,
-    serve_ring,
-)
+from gossamer.node.rounds.ring_link import CommittedRing, LinkFailed, Receiver, RingLink, serve_ring
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
@@ -59,7 +40,15 @@ from gossamer.protocol.rounds.inventory import encode_inventory
 from gossamer.protocol.rounds.ring import Send
 from gossamer.protocol.state.chain import Commit, Header, encode_commit, encode_header, open_commit
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_reply, encode_request
+from gossamer.protocol.wire.chain_messages import (
+    CHAIN_PROTOCOL,
+    ChainRequest,
+    decode_chain_reply,
+    decode_chain_request,
+)
 from gossamer.protocol.wire.framing import encode_prefix
+from gossamer.protocol.wire.ring_messages import Ack, ChunkMessage, HeldChunks, Hello
+from gossamer.protocol.wire.run_messages import RUN_PROTOCOL, decode_signed_manifest
 from gossamer.protocol.wire.statements import Signed, encode_signed, seal
 from tests.fuzz.scripted import ME, ROGUE, Offences, ScriptedStream, ScriptedTransport
 from tests.support.builders import (

@@ -10,8 +10,6 @@ import trio
 
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import Stream, TransportError
-from gossamer.node.peers.chain_sync import CHAIN_PROTOCOL
-from gossamer.node.rounds.ring_link import RING_PROTOCOL, Ack, ChunkMessage, Hello
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.plausible_work import WorkBounds
@@ -19,6 +17,8 @@ from gossamer.protocol.rounds.roster import ring_id_of, ring_order
 from gossamer.protocol.state.chain import Commit, encode_commit, encode_header
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, decode_request, encode_reply
+from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL
+from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, Ack, ChunkMessage, Hello
 from gossamer.protocol.wire.statements import Accusation, Announce, Ready, Roster, Signed, Vote
 from tests.rogue.attacks_gossip import next_header, vote_for
 from tests.rogue.rogue import Rogue, encode, frame

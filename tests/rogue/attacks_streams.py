@@ -8,12 +8,12 @@ from contextlib import suppress
 import trio
 
 from gossamer.node.network.transport import Stream, TransportError
-from gossamer.node.peers.chain_sync import CHAIN_PROTOCOL, ChainRequest
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
-from gossamer.node.peers.run_exchange import RUN_PROTOCOL
-from gossamer.node.rounds.ring_link import RING_PROTOCOL, Hello
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_request
+from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL, ChainRequest
+from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, Hello
+from gossamer.protocol.wire.run_messages import RUN_PROTOCOL
 from gossamer.protocol.wire.statements import Signed
 from tests.rogue.rogue import Rogue, encode, frame
 

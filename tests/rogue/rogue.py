@@ -20,10 +20,10 @@ from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL, decode_statement_store
-from gossamer.node.peers.run_exchange import RUN_PROTOCOL, decode_signed_manifest
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest
 from gossamer.protocol.wire.framing import PREFIX_BYTES, encode_prefix
+from gossamer.protocol.wire.run_messages import RUN_PROTOCOL, decode_signed_manifest
 from gossamer.protocol.wire.statements import (
     Announce,
     Capacity,

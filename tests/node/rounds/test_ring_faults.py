@@ -18,7 +18,7 @@ from gossamer.node.modes.contribution import contribution_of
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.gossip import Gossip
-from gossamer.node.rounds.ring_link import RING_PROTOCOL, Receiver, serve_ring
+from gossamer.node.rounds.ring_link import Receiver, serve_ring
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.rounds.silence import SILENT_SECONDS
 from gossamer.protocol.accounting.ledger import Ledger
@@ -34,6 +34,7 @@ from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import RoundRules
 from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from gossamer.protocol.wire.statements import Ready, Roster, Signed, Statement, open_signed
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 

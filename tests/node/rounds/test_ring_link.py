@@ -7,10 +7,11 @@ import trio
 import trio.testing
 
 from gossamer.node.network.transport import Bytes, Stream, Transport
-from gossamer.node.rounds.ring_link import RING_PROTOCOL, Ack, RingLink
+from gossamer.node.rounds.ring_link import RingLink
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.ring import Send
 from gossamer.protocol.wire.framing import encode_prefix
+from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, Ack
 from gossamer.protocol.wire.statements import Signed
 
 RECEIVER = PeerId("receiver")

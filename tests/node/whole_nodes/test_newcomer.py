@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gossamer.node.peers.chain_sync import ChainRequest, ChainSync
+from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.storage.committed import CannotRebuildError, CommittedState
 from gossamer.node.storage.retention import (
     CHECKPOINT_SECONDS,
@@ -20,6 +20,7 @@ from gossamer.node.storage.retention import (
 )
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.wire.chain_messages import ChainRequest
 from tests.support.node_world import World, simulate
 
 PATIENCE_SECONDS = 10.0

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import trio
 
-from gossamer.node.rounds.ring_link import RING_PROTOCOL
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import digest_of
+from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from tests.support.node_world import (
     World,
     assert_every_token_counted_once,

@@ -1,0 +1,71 @@
+"""The messages of a stream of ``/gossamer/chain/1``, on which a peer fetches commit records.
+
+request: [head, after round]
+reply:   encoded commit records on the way to `head`, oldest first, at most
+         `limits.HEADERS_PER_REPLY_MAX`; empty if the serving side does not know the head
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import DIGEST_BYTES
+
+CHAIN_PROTOCOL = "/gossamer/chain/1"
+
+CHAIN_REQUEST_BYTES_MAX = 64
+"""A digest, a number, and a few bytes of msgpack."""
+
+
+class ChainRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A question for the commit records between a round and a head."""
+
+    head: bytes
+    after_round: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder = msgspec.msgpack.Decoder(ChainRequest)
+_reply_decoder = msgspec.msgpack.Decoder(list[bytes])
+
+
+def encode_chain_request(request: ChainRequest) -> bytes:
+    """The msgpack of a request."""
+    return _encoder.encode(request)
+
+
+def encode_chain_reply(records: list[bytes]) -> bytes:
+    """The msgpack of a reply: encoded commit records."""
+    return _encoder.encode(records)
+
+
+def decode_chain_request(message: bytes | bytearray) -> ChainRequest:
+    """A request.
+
+    Raises:
+        MalformedError: anything else.
+    """
+    try:
+        request = _request_decoder.decode(message)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not a chain request: {error}") from error
+    if len(request.head) != DIGEST_BYTES:
+        raise MalformedError("chain request for something that is no head")
+    return request
+
+
+def decode_chain_reply(message: bytes | bytearray) -> list[bytes]:
+    """Encoded commit records, not yet decoded.
+
+    Raises:
+        MalformedError: anything else, or too many records.
+    """
+    try:
+        records = _reply_decoder.decode(message)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not commit records: {error}") from error
+    if len(records) > limits.HEADERS_PER_REPLY_MAX:
+        raise MalformedError(f"{len(records)} commit records in one reply")
+    return records

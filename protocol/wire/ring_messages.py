@@ -1,0 +1,91 @@
+"""The messages of a stream of ``/gossamer/ring/1``, from a ring member to its successor.
+
+    sender   -> ["hello", Signed(Roster)]     first frame: which ring this is
+    receiver -> ["held"]                      once; the payload is the receiver's inventory
+    sender   -> ["token", chunk, contributors, finisher or nil]   the payload is the encoded chunk
+    receiver -> ["ack", chunks received, bytes of the next one]   on receipt, and in between
+
+The tag of a chunk's message is "token" for historical reasons. The payload is a partial sum, or
+with the ring position of its finisher an average.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.wire.statements import Signed
+
+RING_PROTOCOL = "/gossamer/ring/1"
+
+RING_MESSAGE_BYTES_MAX = 256
+"""A message of a chunk, or an answer, without its payload: a mask of 32 bytes and some numbers."""
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="hello"):
+    """The ring that the sender follows."""
+
+    roster: Signed
+
+
+class ChunkMessage(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="token"
+):
+    """The head of one chunk's payload."""
+
+    chunk: int
+    contributors: bytes
+    """Mask of the ring positions that are in the payload, big-endian."""
+    finisher: int | None
+    """Ring position of the member that finished the average; None for a partial sum."""
+
+
+class HeldChunks(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="held"
+):
+    """The head of the receiver's inventory, which is the payload."""
+
+
+class Ack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ack"):
+    """A receipt."""
+
+    received: int
+    """Number of chunk messages that were received in whole."""
+    next_bytes: int = 0
+    """Bytes of the next chunk's payload that were received."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_to_receiver: msgspec.msgpack.Decoder[Hello | ChunkMessage] = msgspec.msgpack.Decoder(
+    Hello | ChunkMessage
+)
+_to_sender: msgspec.msgpack.Decoder[HeldChunks | Ack] = msgspec.msgpack.Decoder(HeldChunks | Ack)
+
+
+def encode_ring_message(message: Hello | ChunkMessage | HeldChunks | Ack) -> bytes:
+    """The msgpack of one message."""
+    return _encoder.encode(message)
+
+
+def decode_to_receiver(message: bytes | bytearray) -> Hello | ChunkMessage:
+    """A message of the sender.
+
+    Raises:
+        MalformedError: anything else.
+    """
+    try:
+        return _to_receiver.decode(message)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not a ring message: {error}") from error
+
+
+def decode_to_sender(message: bytes | bytearray) -> HeldChunks | Ack:
+    """A message of the receiver.
+
+    Raises:
+        MalformedError: anything else.
+    """
+    try:
+        return _to_sender.decode(message)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not an answer of a ring member: {error}") from error
