@@ -21,7 +21,7 @@ def test_members_average_and_say_what_it_took() -> None:
     options = argparse.Namespace(
         peers=4, elements=ELEMENTS, repeats=1, mbit=None, chunk_elements=None
     )
-    system = ring.System("Gossamer", "_ring_gossamer.py", sys.executable, "fp32")
+    system = ring.System("Gossamer", "_ring_gossamer", sys.executable, "fp32")
     ring.measure(options, [system], Console(quiet=True))
     (turn,) = system.turns
     assert turn.is_whole
