@@ -141,7 +141,7 @@ def test_the_bytes_of_a_final_are_those_of_the_members_in_its_mask(name: str) ->
         mask = sum({1 << position for position in positions})
         assert encoded is not None
         encoded = bytes(parts[0].finish_average(0, encoded, mask))
-        return Average(mask, digest_of(encoded), 0, Sum((), encoded))
+        return Average(mask, digest_of(encoded), 0, Sum((), encoded))  # type: ignore[arg-type]
 
     weights = [ring.weights[member] for member in ring.members]
     mode.check_average(0, average(0, 1, 2), pendings, weights)

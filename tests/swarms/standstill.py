@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
-import trio
 from trio.lowlevel import Task
 
 
@@ -24,7 +24,10 @@ class Standstill(deque[Task]):
     def install(cls) -> Standstill:
         """In the present run."""
         queue = cls()
-        runner = trio._core._run.GLOBAL_RUN_CONTEXT.runner
+        from trio._core import _run
+
+        # Not `Task` to mypy: the stubs of trio's public names do not know of this module.
+        runner: Any = _run.GLOBAL_RUN_CONTEXT.runner
         queue.extend(runner.runq)
         runner.runq = queue
         return queue

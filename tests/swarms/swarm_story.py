@@ -90,7 +90,7 @@ def draw(seed: int, mode: str = "distro") -> SwarmStory:
     random = Random(f"{mode} {seed}")
     num_newcomers = random.choice((0, 0, 1, 2))
     num_peers = random.randint(3, 6 - num_newcomers) + num_newcomers
-    kinds: tuple[FaultKind, ...] = random.choice((FAULTS, random.sample(FAULTS, 2)))
+    kinds = random.choice((FAULTS, tuple(random.sample(FAULTS, 2))))
     times = sorted(random.uniform(0.0, FAULT_SECONDS) for _ in range(random.randint(1, 6)))
     faults = [Fault(at, random.choice(kinds), random.uniform(0.3, 10.0)) for at in times]
     if len(faults) > 1 and random.random() < 0.3:  # two at one moment

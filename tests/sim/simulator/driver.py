@@ -249,8 +249,8 @@ class Driver:
                 self.peer.now,
                 ring_id,
                 chunk,
-                average,
-                average.digest,  # type: ignore[arg-type]
+                average,  # type: ignore[arg-type]
+                average.digest,
             )
         )
 
