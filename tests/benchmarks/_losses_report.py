@@ -86,7 +86,7 @@ def draw(results: Results, seeds: Sequence[int], arms: Sequence[str], path: Path
     panels = panels_of(found)
     heights = [len(names) + PANEL_HEAD_ROWS for names in panels.values()]
     figure = plt.figure(figsize=(15, max(6.0, ROW_INCHES * sum(heights))), constrained_layout=True)
-    left, right = figure.subfigures(1, 2, width_ratios=(2, 3))
+    left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(2, 3))[0]
     draw_curves(results, seeds, found, left.subplots())
     ends = right.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)
     for axes, (title, names) in zip(ends[:, 0], panels.items(), strict=True):

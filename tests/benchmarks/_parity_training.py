@@ -20,8 +20,8 @@ from gossamer.node.runs.founding import prepare_data
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.wire.statements import Span
-from gossamer.trainer import evaluate as evaluation
 from gossamer.trainer.device import choose_device
+from gossamer.trainer.evaluate import batches_of, evaluate
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import AdamW
 from gossamer.trainer.presets import Preset
@@ -109,8 +109,8 @@ class Heldout:
     def loss(self, parameters: FloatVector, tokens_max: int = 2**62) -> float:
         """Nats per token. parameters: (num_parameters,)"""
         self._decoder.flat.copy_(torch.from_numpy(parameters))
-        batches = evaluation.batches_of(self._shards, self._model.context, 64, tokens_max)
-        loss, _ = evaluation.evaluate(self._decoder, self._device, batches)
+        batches = batches_of(self._shards, self._model.context, 64, tokens_max)
+        loss, _ = evaluate(self._decoder, self._device, batches)
         return loss
 
 

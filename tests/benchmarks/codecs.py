@@ -83,7 +83,7 @@ def errors_of_ring(
         average = ring_average(pendings, [1] * num_members, plan, payloads_named(name))
         if carries:
             residuals = pendings
-        exact = np.mean(vectors, axis=0, dtype=np.float64).astype(np.float32)
+        exact = np.stack(vectors).mean(axis=0, dtype=np.float64).astype(np.float32)
         if number == 0:
             first = relative_error(average, exact)
         total += average

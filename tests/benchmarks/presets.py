@@ -194,7 +194,7 @@ def one_round(preset: Preset, text: Text) -> tuple[int, float, int]:
         trainer.push(number, text.path_of(shard.digest), 0, shard.num_tokens)
     trainer.genesis()
     trainer.begin(1, 0, MEASURED_STEPS_MAX, MEASURED_SECONDS)
-    seconds = []
+    seconds: list[float] = []
     while len(seconds) < MEASURED_STEPS_MIN or not trainer.is_round_over:
         started = time.process_time()
         step = trainer.step()

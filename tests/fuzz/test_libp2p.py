@@ -82,7 +82,7 @@ def _prefixed(body: bytes) -> bytes:
     return bytes([*prefix, length]) + body
 
 
-@settings(max_examples=max(5, settings.default.max_examples // 20))  # each opens a transport
+@settings(max_examples=max(5, settings().max_examples // 20))  # each opens a transport
 @given(st.lists(anything(_examples(), is_msgpack=False), min_size=20, max_size=20), st.randoms())
 def test_gossip_rpcs(bodies: list[bytes], draw: Any) -> None:
     async def hear() -> None:

@@ -21,6 +21,7 @@ from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest
 from gossamer.protocol.rounds.proposal import Proposal
+from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.state.chain import (
     ChunkAverage,
     Commit,
@@ -53,9 +54,9 @@ def small_manifest(num_layers: int = 2, checkpoint_rounds: int = 3) -> Manifest:
 
 @dataclass(frozen=True)
 class Averages:
-    """What a ring of one member leads to: the finals of all chunks."""
+    """The result of a ring with one member: the encoded averages of all chunks."""
 
-    averages: list[bytes]
+    averages: list[Payload]
     masks: list[int]
     members: tuple[Member, ...]
 
@@ -74,7 +75,7 @@ class MadeRound:
         return self.header.digest
 
     @property
-    def blocks(self) -> list[bytes]:
+    def blocks(self) -> list[Payload]:
         return [encode_update_index(self.update), *self.averages.averages]
 
 

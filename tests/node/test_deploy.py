@@ -43,9 +43,9 @@ def tool(name: str, package: str) -> str:
     return path
 
 
-def check(*command: str, **kwargs: Any) -> str:
+def check(*command: str, cwd: Path | None = None) -> str:
     """Runs a checking tool; its output, if it had nothing against it."""
-    done = subprocess.run(command, capture_output=True, text=True, **kwargs)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -355,8 +355,8 @@ def pyproject() -> dict[str, Any]:
 
 def test_the_wheel_has_every_file_of_the_packages() -> None:
     setuptools = pyproject()["tool"]["setuptools"]
-    for folder in PACKAGES:
-        assert setuptools["package-dir"][f"gossamer.{folder}"] == folder
+    for top in PACKAGES:
+        assert setuptools["package-dir"][f"gossamer.{top}"] == top
     for package in setuptools["packages"]:
         folder = ROOT.joinpath(*package.split(".")[1:])
         patterns = ["*.py", *setuptools["package-data"].get(package, [])]

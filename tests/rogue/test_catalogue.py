@@ -42,8 +42,8 @@ def test_the_swarm_goes_on(tmp_path: Path, attack: Attack) -> None:
         identity = Identity.from_seed(digest_of(b"rogue", attack.__name__.encode()))
         async with world.network.transport(identity) as transport:
             for name in "abc":
-                network = world.network.get(world.identity(name).peer_id)
-                await transport.connect(network.addresses()[0])
+                addresses = world.network.addresses_of(world.identity(name).peer_id)
+                await transport.connect(addresses[0])
             rogue = Rogue(transport, identity, random.Random(0))
             await rogue.learn_run(victims[0])
             before, began = world.round("a"), trio.current_time()

@@ -122,6 +122,10 @@ class MemoryNetwork:
         """A running peer."""
         return self._transports.get(peer_id)
 
+    def addresses_of(self, peer_id: PeerId) -> list[str]:
+        """Where a running peer listens. KeyError if it does not run."""
+        return self._transports[peer_id].addresses()
+
     def post(
         self, sender: PeerId, receiver: PeerId, action: Callable[[], None], num_bytes: int = 0,
         extra_seconds: float = 0.0,

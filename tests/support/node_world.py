@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import (
+    Codec,
     DataConfig,
     InnerConfig,
     Manifest,
@@ -35,6 +36,7 @@ from gossamer.protocol.manifest import (
     OuterConfig,
     RoundConfig,
     SignedManifest,
+    SyncMode,
     encode_manifest,
     signing_bytes,
 )
@@ -45,6 +47,9 @@ from gossamer.protocol.state.digest import genesis_digest_of
 from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.trainer.ipc import messages
 from tests.support.memory_transport import MemoryNetwork, run_simulated
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
 
 T = TypeVar("T")
 STEP_SECONDS = 0.1
@@ -289,6 +294,7 @@ def found(
     gather_seconds: float = 3.0,
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
+    sync: SyncMode = msgspec.convert(codec if codec in ("sparse", "distro") else "diloco", SyncMode)
     blocks: list[bytes] = []
     shards: list[ShardInfo] = []
     for number in range(num_shards + 1):
@@ -304,7 +310,7 @@ def found(
             name="numbers",
             founder=identity.peer_id,
             created_unix_seconds=0,
-            sync=codec if codec in ("sparse", "distro") else "diloco",
+            sync=sync,
             model=model_of(fragments),
             inner=InnerConfig(
                 learning_rate=0.1,
@@ -324,7 +330,7 @@ def found(
                 momentum=0.5,
                 warmup_rounds=0 if codec == "distro" else 1,
                 warmup_inner_steps=2,
-                codec="fp32" if codec in ("sparse", "distro") else codec,  # type: ignore[arg-type]
+                codec=msgspec.convert("fp32" if codec == sync else codec, Codec),
                 chunk_elements=1024,
                 top_k=4 if codec == "distro" else 64,
                 overlap=overlap,
@@ -410,7 +416,7 @@ class World:
         name: str,
         seeds: Sequence[str] = (),
         trainer: type[NumbersTrainer] = NumbersTrainer,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """One life of a node; `seeds` are names of nodes that run already."""
         identity = self.identity(name)
@@ -427,7 +433,7 @@ class World:
                 bootstrap = tuple(
                     address
                     for seed in seeds
-                    for address in self.network.get(self.identity(seed).peer_id).addresses()
+                    for address in self.network.addresses_of(self.identity(seed).peer_id)
                 )
                 node = Node(
                     Settings(
@@ -507,7 +513,7 @@ class World:
 
 async def start(world: World, nursery: trio.Nursery, names: str) -> None:
     """The first one, and the others by its address."""
-    first, *others = names
+    first, others = names[0], names[1:]
     await nursery.start(world.run, first)
     for name in others:
         await nursery.start(world.run, name, [first])

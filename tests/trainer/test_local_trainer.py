@@ -13,7 +13,7 @@ import torch
 
 from gossamer.protocol import limits
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
-from gossamer.trainer import local_trainer as local_round
+from gossamer.trainer import local_trainer
 from gossamer.trainer.device import DeviceError, choose_device
 from gossamer.trainer.evaluate import in_time
 from gossamer.trainer.gradients import TrainerError
@@ -40,6 +40,12 @@ def run_round(trainer: LocalTrainer, steps: int, first: int = 0) -> tuple[list[S
         assert step is not None
         done.append(step)
     return done, trainer.finish()
+
+
+def optimizer_of(trainer: LocalTrainer) -> AdamW:
+    """The optimiser of a trainer whose steps are its own."""
+    assert trainer._optimizer is not None
+    return trainer._optimizer
 
 
 @pytest.fixture
@@ -122,7 +128,7 @@ def test_leftover_data_goes_to_the_next_round(make_trainer: MakeTrainer, shard: 
 def test_a_round_in_many_pieces_ends_early(
     make_trainer: MakeTrainer, shard: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_round, "_SPANS_PER_ROUND", 128)
+    monkeypatch.setattr(local_trainer, "_SPANS_PER_ROUND", 128)
     trainer = make_trainer()
     for number in range(200):
         trainer.push(number, shard, 0, 17)
@@ -241,7 +247,7 @@ def test_gradients_are_clipped(
         trainer = make_trainer(inner=msgspec.structs.replace(inner_config, clip_norm=clip_norm))
         trainer.push(0, shard, 0, 100)
         steps, _ = run_round(trainer, 1)
-        moments.append(trainer._optimizer.first_moment.norm().item() / 0.1)
+        moments.append(optimizer_of(trainer).first_moment.norm().item() / 0.1)
     assert moments[0] == pytest.approx(1e-3, rel=1e-3)
     assert moments[1] == pytest.approx(steps[0].gradient_norm, rel=1e-3)
 
@@ -298,8 +304,8 @@ def test_moments_survive_a_restart(make_trainer: MakeTrainer, shard: str, tmp_pa
     assert trainer.save() == ""
     again = make_trainer(optimizer_path=str(path))
     assert (again.optimizer_problem, again.optimizer_steps) == ("", 3)
-    assert torch.equal(again._optimizer.first_moment, trainer._optimizer.first_moment)
-    assert torch.equal(again._optimizer.second_moment, trainer._optimizer.second_moment)
+    assert torch.equal(optimizer_of(again).first_moment, optimizer_of(trainer).first_moment)
+    assert torch.equal(optimizer_of(again).second_moment, optimizer_of(trainer).second_moment)
     assert [p.name for p in tmp_path.iterdir() if "optimizer" in p.name] == ["optimizer"]
 
 
@@ -326,7 +332,7 @@ def test_damaged_moments_are_reported_and_ignored(
     assert str(path) in again.optimizer_problem
     assert "fresh moments" in again.optimizer_problem
     assert again.optimizer_steps == 0
-    assert not again._optimizer.first_moment.any()
+    assert not optimizer_of(again).first_moment.any()
 
 
 def test_moments_of_another_model_are_ignored(
@@ -396,4 +402,4 @@ def test_spans_of_a_round_fit_their_message() -> None:
     )
     assert len(messages.encode(finished)) < messages.MESSAGE_BYTES_MAX
     steps_max = max(preset.inner.sequences_per_step for preset in PRESETS.values())
-    assert local_round._SPANS_PER_ROUND + 2 * steps_max <= messages.SPANS_PER_ROUND_MAX
+    assert local_trainer._SPANS_PER_ROUND + 2 * steps_max <= messages.SPANS_PER_ROUND_MAX

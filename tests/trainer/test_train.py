@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 from msgspec.structs import replace
 
 from gossamer.protocol.manifest import SyncMode
-from gossamer.protocol.state import outer_momentum as outer_tuning
+from gossamer.protocol.state import outer_momentum
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.preset_modes import adapted
@@ -102,10 +103,15 @@ def reference(run: Preset, text: ShardFolder, rounds: int) -> np.ndarray:
     for replica in replicas:
         matrices = [p for p in replica.parameters() if p.ndim > 1]
         gains = [p for p in replica.parameters() if p.ndim == 1]
-        groups = [{"params": matrices}, {"params": gains, "weight_decay": 0.0}]
-        settings = {"betas": (run.inner.beta1, run.inner.beta2), "eps": run.inner.epsilon}
+        groups: list[dict[str, Any]] = [
+            {"params": matrices},
+            {"params": gains, "weight_decay": 0.0},
+        ]
+        betas = (run.inner.beta1, run.inner.beta2)
         decay = run.inner.weight_decay
-        optimizers.append(torch.optim.AdamW(groups, weight_decay=decay, **settings))
+        optimizers.append(
+            torch.optim.AdamW(groups, betas=betas, eps=run.inner.epsilon, weight_decay=decay)
+        )
     step = 0
     for number in range(1, rounds + 1):
         is_warmup = number <= run.outer.warmup_rounds
@@ -119,7 +125,8 @@ def reference(run: Preset, text: ShardFolder, rounds: int) -> np.ndarray:
                 sequences = torch.from_numpy(batch.sequences)
                 optimizer.zero_grad()
                 logits = replica(sequences[:, :-1]).flatten(0, 1)
-                torch.nn.functional.cross_entropy(logits, sequences[:, 1:].flatten()).backward()
+                loss = torch.nn.functional.cross_entropy(logits, sequences[:, 1:].flatten())
+                loss.backward()  # type: ignore[no-untyped-call]
                 torch.nn.utils.clip_grad_norm_(replica.parameters(), run.inner.clip_norm)
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate_at(inner_step, run.inner)
@@ -209,7 +216,8 @@ def test_rounding_errors_are_carried(text: ShardFolder) -> None:
 def test_a_round_may_choose_its_momentum(text: ShardFolder) -> None:
     """As the manifest's `displacement` has it, and once a quarter of the steps is done."""
     plain, tuned = (small(displacement=d, momentum=0.9, learning_rate=1.0) for d in (0.0, 1.4))
-    assert outer_tuning.PLAIN_SHARE * tuned.inner.total_steps == tuned.outer.first_inner_step_of(4)
+    plain_steps = outer_momentum.PLAIN_SHARE * tuned.inner.total_steps
+    assert plain_steps == tuned.outer.first_inner_step_of(4)
     assert (
         trained(tuned, text, rounds=3).parameters.tobytes()
         != trained(plain, text, rounds=3).parameters.tobytes()

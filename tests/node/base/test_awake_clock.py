@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from gossamer.node.base import awake_clock as stall
+from gossamer.node.base import awake_clock
 from gossamer.node.base.awake_clock import AwakeClock, Stall, suspended_seconds
 
 
@@ -27,7 +27,7 @@ class Clocks:
 
     def run_one_tick(self) -> None:
         async def main() -> None:
-            with trio.move_on_after(stall.TICK_SECONDS / 2):
+            with trio.move_on_after(awake_clock.TICK_SECONDS / 2):
                 await self.watch.run(self.told.append)
 
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
@@ -36,9 +36,9 @@ class Clocks:
 def test_a_late_tick_is_no_stall() -> None:
     clocks = Clocks()
     clocks.run_one_tick()
-    clocks.now += stall.STALL_SECONDS_MIN * 0.9
+    clocks.now += awake_clock.STALL_SECONDS_MIN * 0.9
     assert clocks.watch.last() is None
-    assert clocks.watch.awake_since(100.0) == pytest.approx(0.9 * stall.STALL_SECONDS_MIN)
+    assert clocks.watch.awake_since(100.0) == pytest.approx(0.9 * awake_clock.STALL_SECONDS_MIN)
 
 
 def test_who_asks_first_is_told_already() -> None:
@@ -79,14 +79,14 @@ def test_a_suspended_machine_is_seen_though_its_monotonic_clock_stood_still() ->
 def test_each_stall_is_told_once_and_few_are_kept() -> None:
     clocks = Clocks()
     clocks.watch._looked_seconds = clocks.now
-    for _ in range(3 * stall.STALLS_KEPT):
+    for _ in range(3 * awake_clock.STALLS_KEPT):
         clocks.now += 10.0
         clocks.watch.last()
-    assert len(clocks.watch._stalls) == stall.STALLS_KEPT
+    assert len(clocks.watch._stalls) == awake_clock.STALLS_KEPT
     clocks.run_one_tick()
-    assert len(clocks.told) == stall.STALLS_KEPT
+    assert len(clocks.told) == awake_clock.STALLS_KEPT
     clocks.run_one_tick()
-    assert len(clocks.told) == stall.STALLS_KEPT
+    assert len(clocks.told) == awake_clock.STALLS_KEPT
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")

@@ -5,6 +5,7 @@ import pytest
 from gossamer.node.base.address_text import HostPort, parse_host_port, parse_link, parse_listen
 from gossamer.node.base.settings import (
     ConfigError,
+    GivenValue,
     Settings,
     default_state_dir,
     load_settings,
@@ -140,11 +141,11 @@ def test_host_and_port() -> None:
     ("text", "size"),
     [("1500", 1500), (7, 7), ("4GiB", 4 * 2**30), ("1.5 GB", 1_500_000_000), ("20m", 20_000_000)],
 )
-def test_sizes(text: object, size: int) -> None:
+def test_sizes(text: GivenValue, size: int) -> None:
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1", "4 gigabytes", True])
-def test_sizes_that_are_none(text: object) -> None:
+def test_sizes_that_are_none(text: GivenValue) -> None:
     with pytest.raises(ValueError, match="not a size"):
         parse_size(text)

@@ -18,7 +18,7 @@ import trio
 import trio.testing
 
 from gossamer.node.base.settings import Settings
-from gossamer.node.machine import trainer_client as training
+from gossamer.node.machine import trainer_client
 from gossamer.node.machine.trainer_client import FAILURES_MAX, TrainerClient
 from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
 from gossamer.node.machine.trainer_process import TrainerProcess
@@ -80,7 +80,7 @@ Story = Callable[[TrainerClient, trio.Nursery], Awaitable[None]]
 
 @pytest.fixture(autouse=True)
 def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "Backoff", functools.partial(Backoff, first_seconds=0.001))
+    monkeypatch.setattr(trainer_client, "Backoff", functools.partial(Backoff, first_seconds=0.001))
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def act(
         code = code.replace("{num_parameters}", str(NUM_PARAMETERS))
         command = [sys.executable, "-c", code.replace("{behaviour}", behaviour)]
         process = TrainerProcess(NUM_PARAMETERS, command=command)
-        monkeypatch.setattr(training, "TrainerProcess", lambda _num_parameters: process)
+        monkeypatch.setattr(trainer_client, "TrainerProcess", lambda _num_parameters: process)
     trainer = TrainerClient(manifest, Settings(state_dir=Path("unused")), optimizer_path)
 
     async def main() -> None:
@@ -164,7 +164,7 @@ async def train(trainer: TrainerClient, number: int) -> m.Finished:
 def test_a_worker_killed_at_any_moment_leaves_pending_whole(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "FAILURES_MAX", 10**9)
+    monkeypatch.setattr(trainer_client, "FAILURES_MAX", 10**9)
     told, randomness = Told(), random.Random(1)
     finished = unfinished = 0
 

@@ -179,6 +179,8 @@ def test_what_the_worker_cannot_do_is_said(trainer: TrainerProcess, shard: str) 
         async for event in trainer.events:
             if isinstance(event, TrainerExit):
                 break
+        else:
+            raise AssertionError("the process has no end")
         assert (event.code, event.wanted) == (1, False)
         assert f"cannot read shard {shard}-missing" in event.failure
         assert event.failure in event.description

@@ -40,8 +40,8 @@ def test_frames_follow_each_other() -> None:
         await send_frame(stream, b"first")
         await send_frame(stream, b"", b"pay", bytearray(b"lo"), memoryview(b"ad"))
         assert bytes(stream.data[:13]) == b"\0\0\0\x05\0\0\0\0first"
-        assert await receive_frame(stream) == (b"first", b"")
-        assert await receive_frame(stream) == (b"", b"payload")
+        assert tuple(map(bytes, await receive_frame(stream))) == (b"first", b"")
+        assert tuple(map(bytes, await receive_frame(stream))) == (b"", b"payload")
         with pytest.raises(StreamClosed):
             await receive_frame(stream)
 
@@ -78,10 +78,8 @@ def test_a_protocol_can_ask_for_smaller_frames() -> None:
     async def main() -> None:
         stream = Loop()
         await send_frame(stream, b"message", b"payload")
-        assert await receive_frame(stream, message_bytes_max=7, payload_bytes_max=7) == (
-            b"message",
-            b"payload",
-        )
+        frame = await receive_frame(stream, message_bytes_max=7, payload_bytes_max=7)
+        assert tuple(map(bytes, frame)) == (b"message", b"payload")
         await send_frame(stream, b"message", b"payload")
         with pytest.raises(OversizedError):
             await receive_frame(stream, message_bytes_max=7, payload_bytes_max=0)

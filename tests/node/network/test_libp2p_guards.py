@@ -26,12 +26,13 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import Yamux as StockYamux
 from multiaddr import Multiaddr
 
-from gossamer.node.network import libp2p_guards, libp2p_transport, libp2p_yamux, libp2p_yamux_stream
+from gossamer.node.network import libp2p_guards, libp2p_yamux, libp2p_yamux_stream
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.libp2p_noise import FastNoiseTransport, NoiseSession, socket_of
 from gossamer.node.network.libp2p_transport import Libp2pTransport, open_libp2p_transport
 from gossamer.node.network.libp2p_yamux import YamuxConnection
-from gossamer.node.network.transport import ListenError, Stream
+from gossamer.node.network.libp2p_yamux_stream import YamuxStream
+from gossamer.node.network.transport import ConnectError, ListenError, Stream
 from gossamer.protocol.ids import PeerId
 
 ECHO = "/gossamer-test/echo/1"
@@ -201,6 +202,7 @@ def test_frames_may_be_cut_anywhere() -> None:
                 for byte in _syn(2) + _data(2, body) + _data(2, b"") + _data(2, body):
                     await theirs.write(bytes([byte]))
                 stream = await connection.accept_stream()
+                assert isinstance(stream, YamuxStream)
                 assert await stream.receive_exactly(200) == body * 2
                 await theirs.write(_data(2, body[:50]) + _data(2, body[50:]) + _data(2, body)[:30])
                 await theirs.write(_data(2, body)[30:] + HEADER.pack(0, 1, 4, 2, 0))
@@ -684,7 +686,7 @@ def test_failed_dial_does_not_block_the_peer() -> None:
             async with open_libp2p_transport(identity, LOOPBACK) as server:
                 address = server.addresses()[0]
             for _ in range(3):
-                with pytest.raises(libp2p_transport.ConnectError):
+                with pytest.raises(ConnectError):
                     await client.connect(address)
             listen, _, _ = address.partition("/p2p/")
             async with open_libp2p_transport(identity, [listen]) as server:
@@ -696,7 +698,7 @@ def test_failed_dial_does_not_block_the_peer() -> None:
 def test_dialling_tells_the_kernels_reason() -> None:
     async def case() -> None:
         async with open_libp2p_transport(Identity.generate(), []) as client:
-            with pytest.raises(libp2p_transport.ConnectError, match="refused"):
+            with pytest.raises(ConnectError, match="refused"):
                 await client.connect("/ip4/127.0.0.1/tcp/1")
 
     run(case)

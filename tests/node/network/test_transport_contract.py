@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
@@ -440,6 +441,10 @@ def test_peer_that_leaves_is_seen(run: Run) -> None:
     run(case)
 
 
+def note(inbox: set[tuple[PeerId, bytes]], author: PeerId, data: bytes) -> None:
+    inbox.add((author, data))
+
+
 def test_gossip_reaches_all_and_names_its_author(run: Run) -> None:
     async def case(open_transport: Open) -> None:
         async with (
@@ -450,9 +455,7 @@ def test_gossip_reaches_all_and_names_its_author(run: Run) -> None:
             heard: dict[PeerId, set[tuple[PeerId, bytes]]] = {}
             for transport in (hub, one, other):
                 inbox = heard[transport.peer_id] = set()
-                transport.subscribe(
-                    "news", lambda author, data, inbox=inbox: inbox.add((author, data))
-                )
+                transport.subscribe("news", partial(note, inbox))
             await one.connect(hub.addresses()[0])
             await other.connect(hub.addresses()[0])
             news = (one.peer_id, b"hello")

@@ -4,10 +4,13 @@ Blocks are small here, so that they are read and written in the event loop: trio
 whenever all tasks wait, and does not know of threads. One test with large blocks uses real time.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -30,6 +33,9 @@ from gossamer.protocol.wire.block_messages import (
 )
 from tests.support.memory_stream import WINDOW_BYTES
 from tests.support.memory_transport import MemoryNetwork, run_simulated
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
 
 QUOTA_BYTES = 64 * MIB
 
@@ -62,10 +68,10 @@ class World:
             self.asked.append(peer_id)
             return await open_stream(peer_id, protocol)
 
-        self.transport.open_stream = note_and_open
+        self.transport.open_stream = note_and_open  # type: ignore[method-assign]
 
     async def join(self, name: str) -> Transport:
-        async def run(task_status: trio.TaskStatus[Transport]) -> None:
+        async def run(task_status: TaskStatus[Transport]) -> None:
             async with self.network.transport(identity_of(name)) as transport:
                 task_status.started(transport)
                 await trio.sleep_forever()
@@ -107,9 +113,7 @@ class World:
     async def visitor(self, name: str) -> Transport:
         """Somebody who is about to ask the last seed for blocks as it likes."""
         transport = await self.join(name)
-        seed = self.network.get(self.peers[-1])
-        assert seed is not None
-        await transport.connect(seed.addresses()[0])
+        await transport.connect(self.network.addresses_of(self.peers[-1])[0])
         return transport
 
     async def visit(self, name: str) -> Stream:
@@ -323,9 +327,8 @@ def test_a_reply_that_breaks_the_protocol_is_an_offence(
         async with world(tmp_path) as here:
 
             async def rogue(stream: Stream) -> None:
-                message, _ = await receive_frame(stream)
-                message, payload = reply(decode_request(message))
-                await send_frame(stream, message, payload)
+                request, _ = await receive_frame(stream)
+                await send_frame(stream, *reply(decode_request(request)))
                 await trio.sleep_forever()
 
             rogue_id = await here.stranger("rogue", rogue)
@@ -401,7 +404,7 @@ def test_a_peer_that_failed_is_asked_again_later_in_the_same_fetch(tmp_path: Pat
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(here.fetch, blocks)
                 await trio.sleep(20)
-                await here.transport.connect_any(flaky, here.network.get(flaky).addresses())
+                await here.transport.connect_any(flaky, here.network.addresses_of(flaky))
             assert here.has(blocks)
             assert trio.current_time() < 60
 
@@ -659,9 +662,11 @@ def test_an_unknown_digest_is_answered_and_the_stream_goes_on(tmp_path: Path) ->
             for digest in (digest_of(b"unknown"), digest_of(blocks[0])):
                 await send_frame(stream, encode_request(digest))
             message, payload = await receive_frame(stream)
-            assert (decode_reply(message), payload) == ((digest_of(b"unknown"), False), b"")
+            assert decode_reply(message) == (digest_of(b"unknown"), False)
+            assert payload == b""
             message, payload = await receive_frame(stream)
-            assert (decode_reply(message), payload) == ((digest_of(blocks[0]), True), blocks[0])
+            assert decode_reply(message) == (digest_of(blocks[0]), True)
+            assert payload == blocks[0]
             assert (seed.not_found, seed.blocks_served) == (1, 1)
 
     run(main)

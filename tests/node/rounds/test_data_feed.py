@@ -175,7 +175,7 @@ def test_a_partition_is_consumed_from_where_the_chain_stands() -> None:
         assert world.train(5, 0, SHARD_TOKENS) == Span(1, 2 * SHARD_TOKENS, 3 * SHARD_TOKENS)
         assert world.feed.claims == (1,), "it is not committed"
         world.ledger = Ledger(((0, 3 * SHARD_TOKENS), (1, 3 * SHARD_TOKENS)))
-        assert world.feed.claims == ()
+        assert not world.feed.claims
         progress = world.feed.epoch_progress()
         assert (progress.epoch, progress.shards_consumed, progress.num_shards) == (1, 0, 6)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -37,6 +38,10 @@ from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from gossamer.protocol.wire.statements import Ready, Roster, Signed, Statement, open_signed
 from tests.support.memory_transport import MemoryNetwork, run_simulated
+from tests.support.node_world import in_no_thread
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
 
 RUN_ID = digest_of(b"ring faults")
 HEAD = digest_of(b"head")
@@ -101,7 +106,7 @@ class Member:
                 np.ones(PLAN.num_elements, np.float32), PLAN, PAYLOADS, ring, me, 1.0
             ),
             compute=state_digest,
-            run_in_thread=_at_once,
+            run_in_thread=in_no_thread,
             on_offence=self._offence,
             on_removed=lambda peer, reason: self.removed.append((peer, reason)),
             expected=lambda: Awaited(others(), []),
@@ -153,11 +158,6 @@ class Member:
         statement = open_signed(envelope, RUN_ID, verify)
         assert isinstance(statement, Roster)
         return None if self.driver is None else await self.driver.greeted(envelope, statement)
-
-
-async def _at_once(function: Callable[[], object]) -> object:
-    await trio.lowlevel.checkpoint()
-    return function()
 
 
 class Lab:
@@ -254,7 +254,7 @@ def run_ring(story: Callable[[Lab], object], num_members: int = 4) -> None:
 async def _run_transport(
     network: MemoryNetwork,
     identity: Identity,
-    task_status: trio.TaskStatus[Transport] = trio.TASK_STATUS_IGNORED,
+    task_status: TaskStatus[Transport] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     async with network.transport(identity) as transport:
         task_status.started(transport)

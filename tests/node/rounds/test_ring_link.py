@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 import trio
 import trio.testing
 
-from gossamer.node.network.transport import Bytes, Stream, Transport
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.transport import Bytes, Stream
 from gossamer.node.rounds.ring_link import RingLink
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.ring import Send
 from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, Ack
 from gossamer.protocol.wire.statements import Signed
+from tests.support.memory_transport import MemoryNetwork
 
 RECEIVER = PeerId("receiver")
 
@@ -51,37 +54,33 @@ class PromptReceiver:
         """Nothing to do."""
 
 
-class OneStream(Transport):
-    """Opens the same stream always."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-
-    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
-        assert (peer_id, protocol) == (RECEIVER, RING_PROTOCOL)
-        return self._stream
-
-
-def test_finishing_with_chunks_in_the_queue_loses_none() -> None:
+def test_finishing_with_chunks_in_the_queue_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that were sent are received while more are queued: that is not the end."""
 
     async def case() -> None:
         stream = PromptReceiver()
-        link = RingLink(
-            OneStream(stream),
-            RECEIVER,
-            Signed("", b"", b""),
-            num_chunks=5,
-            num_members=2,
-            outbox_max=8,
-            waits_for_inventory=False,
-        )
-        chunks = [bytes([number]) for number in range(5)]
-        for number, chunk in enumerate(chunks):
-            link.send(Send(RECEIVER, number, 1, 0, chunk))
-        link.finish()
-        with trio.fail_after(5):
-            await link.run()
+
+        async def open_stream(peer_id: PeerId, protocol: str) -> Stream:
+            assert (peer_id, protocol) == (RECEIVER, RING_PROTOCOL)
+            return stream
+
+        async with MemoryNetwork().transport(Identity.generate()) as transport:
+            monkeypatch.setattr(transport, "open_stream", open_stream)
+            link = RingLink(
+                transport,
+                RECEIVER,
+                Signed("", b"", b""),
+                num_chunks=5,
+                num_members=2,
+                outbox_max=8,
+                waits_for_inventory=False,
+            )
+            chunks = [bytes([number]) for number in range(5)]
+            for number, chunk in enumerate(chunks):
+                link.send(Send(RECEIVER, number, 1, 0, chunk))
+            link.finish()
+            with trio.fail_after(5):
+                await link.run()
         assert stream.received == chunks
 
     trio.run(case)

@@ -136,6 +136,7 @@ def test_a_state_is_as_late_as_its_ring_is_long() -> None:
     quick, slow = plan(1e5), plan(1e4)
     assert slow.training_seconds is not None
     assert slow.lateness == pytest.approx(slow.averaging_seconds / slow.training_seconds)
+    assert slow.lateness is not None
     assert quick.lateness == pytest.approx(min(1.0, 10 * slow.lateness))
     assert plan(1e9).lateness == 1.0
     assert plan(1e5, overlap=False).lateness is None

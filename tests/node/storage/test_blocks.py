@@ -304,14 +304,14 @@ def test_cached_blocks_give_way_on_a_full_disk(
     pinned, cached = store.put(block(1)), store.put(block(2))
     store.pin("state", [pinned])
     room: list[int] = []
-    monkeypatch.setattr(
-        Path,
-        "unlink",
-        lambda path, _unlink=Path.unlink, **more: (
-            room.extend([1] if path.name == cached.hex() else []),
-            _unlink(path, **more),
-        ),
-    )
+    unlink = Path.unlink
+
+    def note_and_unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.name == cached.hex():
+            room.append(1)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", note_and_unlink)
     refuse_writes(monkeypatch, errno.ENOSPC, room)
     new = store.put(block(3))
     assert store.missing([pinned, new, cached]) == [cached]

@@ -104,20 +104,21 @@ def test_what_the_disk_does_not_take_is_known_and_written_later(
     assert again.path_between(RUN_ID, Digest(third[1].digest)) is not None
 
 
-def test_records_are_served_while_their_branch_is_forgotten(tmp_path: Path) -> None:
+def test_records_are_served_while_their_branch_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A thread reads them for a peer, and the event loop forgets a branch that leads nowhere."""
     chain = chain_of(PEER, 20)
     store = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
     for commit, header in chain:
         store.add(commit, header)
     head, read = chain[-1][1].digest, store.commit
-    records: list[bytes] = []
 
-    def forget_meanwhile(one: Digest) -> Commit:
+    def forget_meanwhile(head: Digest) -> Commit:
         store.forget_all_but([])
-        return read(one)
+        return read(head)
 
-    store.commit = forget_meanwhile  # type: ignore[method-assign]
+    monkeypatch.setattr(store, "commit", forget_meanwhile)
     records = store.records_after(head, 0)
     assert len(records) <= len(chain)
     assert head not in store

@@ -12,8 +12,7 @@ import pytest
 import torch
 import trio
 
-from gossamer.node.rounds import settlement as settlement
-from gossamer.node.rounds import turn
+from gossamer.node.rounds import settlement, turn
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.node.storage.state_dir import StateDir
@@ -172,7 +171,7 @@ def trainer_of(world: World, name: str) -> SharingTrainer:
 
 async def start(world: World, nursery: trio.Nursery, names: str) -> None:
     """Until they have made some rounds and hold all data."""
-    first, *others = names
+    first, others = names[0], names[1:]
     await nursery.start(world.run, first, (), SharingTrainer)
     for name in others:
         await nursery.start(world.run, name, [first], SharingTrainer)
@@ -397,7 +396,7 @@ def test_a_damaged_file_costs_the_momentum_and_nothing_else(tmp_path: Path, dama
         path = trainer_of(world, "b").path
         content = bytearray(path.read_bytes())
         content[-7] ^= 1
-        path.write_bytes({"cut": content[:-9], "flipped": content, "empty": b""}[damage])
+        path.write_bytes({"cut": content[:-9], "flipped": content, "empty": bytearray()}[damage])
         trainer = await come_back(world, nursery, "b")
         assert str(path) in trainer.worker.optimizer_problem
         assert not trainer.begun_with[0].any()

@@ -179,7 +179,7 @@ def test_gossip_is_heard_after_a_restart_with_the_clock_set_back(
         identity = Identity.generate()
         with trio.fail_after(60):
             async with open_libp2p_transport(Identity.generate(), listen) as hub:
-                hub.subscribe("news", lambda _author, data: heard.append(data) is None)
+                hub.subscribe("news", lambda _author, data: heard.append(data))
                 await say(identity, hub.addresses()[0], b"today", heard)
                 real, real_ns = time.time, time.time_ns
                 monkeypatch.setattr(time, "time", lambda: real() - DAY_SECONDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -19,6 +20,9 @@ from tests.support.node_world import (
     simulate,
     start,
 )
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
 
 
 def test_one_peer_commits_alone_and_a_second_joins_at_the_next_round(tmp_path: Path) -> None:
@@ -163,7 +167,7 @@ def test_leaving_is_orderly(tmp_path: Path) -> None:
         await nursery.start(world.run, "a")
         left = trio.Event()
 
-        async def run_b(task_status: trio.TaskStatus[None]) -> None:
+        async def run_b(task_status: TaskStatus[None]) -> None:
             await world.run("b", ["a"], task_status=task_status)
             left.set()
 

@@ -21,8 +21,7 @@ import pytest
 import trio
 import trio.testing
 
-from gossamer.node.peers import block_exchange as sync_set
-from gossamer.node.peers import fetching
+from gossamer.node.peers import block_exchange, fetching
 from gossamer.node.storage import next_state
 from gossamer.node.storage.committed import CannotRebuildError, CommittedState, Replayed
 from gossamer.node.storage.next_state import NextState, StateVectors
@@ -137,7 +136,7 @@ def outer_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[OuterSteps]:
     steps = OuterSteps()
     monkeypatch.setattr(next_state, "nesterov", steps.nesterov)
     monkeypatch.setattr(NextState, "compute", lambda *arguments: steps.compute(*arguments))
-    for module in (fetching, sync_set):
+    for module in (fetching, block_exchange):
         monkeypatch.setattr(module, "INLINE_BYTES_MAX", 0)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-4)

@@ -28,7 +28,7 @@ AROUND_BYTES = 2000
 
 
 async def begin(world: World, nursery: trio.Nursery, names: str) -> None:
-    first, *others = names
+    first, others = names[0], names[1:]
     await start(world, nursery, names)
     await world.reach(5, *names)
     await world.until(lambda: world.all_shards_are_with(*others))

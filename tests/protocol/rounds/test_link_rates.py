@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from gossamer.protocol import limits
@@ -66,7 +68,7 @@ def much_arrives(mine: RingLinkRates, now: float) -> None:
         mine.received(now)
 
 
-def said(mine: RingLinkRates, rates: dict[PeerId, float], sequence: int = 1) -> None:
+def said(mine: RingLinkRates, rates: Mapping[PeerId, float], sequence: int = 1) -> None:
     for peer, rate in rates.items():
         mine.said(peer, sequence, rate)
 
@@ -244,7 +246,7 @@ def test_my_pace_is_said_when_there_is_something_to_say() -> None:
     assert mine.to_say(now, SUCCESSOR) is None
     mine.measured(now, SUCCESSOR, 1_000_000, 0.1, MUCH)
     assert mine.to_say(10.0, SUCCESSOR) is None
-    assert mine.to_say(now, SUCCESSOR) == (1, pytest.approx(10_000_000))
+    assert mine.to_say(now, SUCCESSOR) == pytest.approx((1, 10_000_000))
     assert mine.to_say(now, SUCCESSOR) is None
 
 
@@ -486,7 +488,8 @@ def test_when_all_become_slow_nobody_is() -> None:
 def test_a_pace_that_changed_is_said_again() -> None:
     line = Line(link_rate(num_chunks=4000))
     line.run(3.0, FAST)
-    assert line.said == [(1, pytest.approx(FAST))]
+    (said,) = line.said
+    assert said == pytest.approx((1, FAST))
     line.run(5.0, FAST / CHANGE_FACTOR * 1.1)
     assert len(line.said) == 1
     line.run(5.0, FAST / CHANGE_FACTOR * 0.9)

@@ -267,7 +267,7 @@ class RingMachine(RuleBasedStateMachine):
                     return True
             return False
         match random.choice(random.choice(ways)):
-            case (source, target):
+            case (Member() as source, Member() as target):
                 self.deliver(source, target)
             case Member() as member if member.to_hear and random.random() < 0.5:
                 self.accuse(member, *member.to_hear.pop(random.randrange(len(member.to_hear))))

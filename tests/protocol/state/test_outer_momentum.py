@@ -111,4 +111,4 @@ def test_the_first_quarter_of_a_run_is_plain_averaging() -> None:
     rates = [tuned_rates(outer, 800, number, pieces, [norm_of(work)]) for number in (1, 10, 11)]
     assert PLAIN_SHARE * 800 == 10 * 20
     assert rates[:2] == [(1.0, 0.0)] * 2
-    assert rates[2] == (1.0, pytest.approx(0.4, abs=1e-6))
+    assert rates[2] == pytest.approx((1.0, 0.4), abs=1e-6)

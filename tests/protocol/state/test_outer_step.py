@@ -27,7 +27,7 @@ def vectors() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def fp32(value: float) -> float:
     """Rounded once. A double holds sum and product of two fp32 so exactly that this is their fp32
     result."""
-    return struct.unpack("f", struct.pack("f", value))[0]
+    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def test_every_operation_is_rounded_by_itself() -> None:

@@ -173,7 +173,7 @@ def test_a_newer_statement_has_the_key_of_the_older_and_a_higher_version() -> No
 
 def test_statements_about_different_things_do_not_replace_each_other() -> None:
     roster = ring_of(peers(2)).roster
-    statements = [
+    statements: list[Statement] = [
         announce(),
         ready(),
         ready(head=RING_ID),

@@ -41,7 +41,7 @@ def coefficients_of(vector: torch.Tensor, dct: ModelDct) -> torch.Tensor:
 
 
 def fp32(value: float) -> float:
-    return struct.unpack("f", struct.pack("f", value))[0]
+    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 def test_the_strongest_coefficients_are_offered_and_leave_the_momentum(dct: ModelDct) -> None:
@@ -63,9 +63,9 @@ def test_the_strongest_coefficients_are_offered_and_leave_the_momentum(dct: Mode
 
     momentum.taken()
     after = coefficients_of(momentum.values, dct)
-    sent = torch.from_numpy(update.places)
-    assert after[sent].abs().max().item() < 1e-5
-    after[sent] = before[sent] = 0
+    places = torch.from_numpy(update.places)
+    assert after[places].abs().max().item() < 1e-5
+    after[places] = before[places] = 0
     torch.testing.assert_close(after, before, atol=1e-5, rtol=0)
 
 
