@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import trio
+from libp2p.abc import INetConn
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
 from libp2p.custom_types import TProtocol
@@ -156,7 +157,7 @@ class Libp2pTransport:
         """Whether a connection to `peer` lives; if none does, the dead ones are dropped.
 
         Gossip never recovers with a peer that is dialled while a half-open connection to it is
-        still in the books.
+        still in the books. A connection that the peer opens while the others are probed is live.
         """
         connections = self._swarm.get_connections(peer)
         for connection in connections:
@@ -165,13 +166,13 @@ class Libp2pTransport:
                 heard_from = await muxed.answers_within(PROBE_SECONDS_MAX)
                 if heard_from:
                     return True
-        if connections:
-            await self._drop(peer)
-        return False
+        await self._close(connections)
+        return any(not each.is_closed for each in self._swarm.get_connections(peer))
 
-    async def _drop(self, peer: ID) -> None:
+    @staticmethod
+    async def _close(connections: Sequence[INetConn]) -> None:
         async with trio.open_nursery() as nursery:
-            for connection in self._swarm.get_connections(peer):
+            for connection in connections:
                 nursery.start_soon(connection.close)
 
     def peers(self) -> list[PeerId]:
@@ -184,13 +185,13 @@ class Libp2pTransport:
 
     async def disconnect(self, peer_id: PeerId) -> None:
         """See `Transport.disconnect`."""
-        await self._drop(libp2p_id(peer_id))
+        await self._close(self._swarm.get_connections(libp2p_id(peer_id)))
 
     def ban(self, peer_id: PeerId, seconds: float) -> None:
         """See `Transport.ban`."""
         peer = libp2p_id(peer_id)
         self._swarm.ban(peer, seconds)
-        self._nursery.start_soon(self._drop, peer)
+        self._nursery.start_soon(self._close, self._swarm.get_connections(peer))
 
     def round_trip_seconds(self, peer_id: PeerId) -> float | None:
         """See `Transport.round_trip_seconds`."""

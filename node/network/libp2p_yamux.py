@@ -47,6 +47,7 @@ from gossamer.node.network.libp2p_yamux_stream import (
     PeerViolation,
     YamuxStream,
 )
+from gossamer.node.network.pings import Ping, Pings
 from gossamer.node.network.transport import PING_SECONDS
 from gossamer.protocol.policy.throttle import Rate, Throttle
 
@@ -113,9 +114,7 @@ class YamuxConnection(IMuxedConn):
         self._body_flags = 0
         self.heard_seconds = 0.0
         """When anything last came (local clock)."""
-        self._ping_id = 0
-        self._ping_sent_at = 0.0
-        self._pong = trio.Event()
+        self._pings = Pings()
         self._rtt = 0.0
 
     # -- life
@@ -310,9 +309,8 @@ class YamuxConnection(IMuxedConn):
         if kind == PING:
             if flags & SYN:
                 self.control(PING, ACK, 0, length)
-            elif length == self._ping_id:
-                self._rtt = trio.current_time() - self._ping_sent_at
-                self._pong.set()
+            elif (rtt := self._pings.answered(length, trio.current_time())) is not None:
+                self._rtt = rtt
             return
         if kind == GO_AWAY:
             raise ConnectionClosedError(f"the peer ended the connection (code {length})")
@@ -364,9 +362,9 @@ class YamuxConnection(IMuxedConn):
             now = trio.current_time()
             if (
                 now - self.heard_seconds >= PING_SECONDS / 2
-                or now - self._ping_sent_at >= RTT_SECONDS
+                or now - self._pings.sent_at >= RTT_SECONDS
             ):
-                await self._send_ping()
+                self._send_ping()
             asleep_since = trio.current_time()
             await trio.sleep(PING_SECONDS / 2)
             now = trio.current_time()
@@ -379,17 +377,18 @@ class YamuxConnection(IMuxedConn):
             if now - self.heard_seconds > SILENCE_SECONDS_MAX:
                 raise ConnectionClosedError(f"nothing heard for {SILENCE_SECONDS_MAX:.0f} s")
 
-    async def _send_ping(self) -> None:
-        self._ping_id = (self._ping_id + 1) & 0xFFFFFFFF
-        self._ping_sent_at = trio.current_time()
-        self.control(PING, SYN, 0, self._ping_id)
+    def _send_ping(self) -> Ping:
+        """The ping whose answer is waited for."""
+        ping, is_new = self._pings.new(trio.current_time())
+        if is_new:
+            self.control(PING, SYN, 0, ping.number)
+        return ping
 
     async def answers_within(self, seconds: float) -> bool:
         """Whether the peer answers a ping in time: is this connection alive?"""
-        self._pong = trio.Event()
-        await self._send_ping()
+        ping = self._send_ping()
         with trio.move_on_after(seconds):
-            await self._pong.wait()
+            await ping.answered.wait()
             return True
         return False
 

@@ -182,6 +182,36 @@ def test_dead_connection_is_replaced_when_connecting_again(
     run(case)
 
 
+def test_a_connection_that_comes_while_a_dead_one_is_probed_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(libp2p_transport, "PROBE_SECONDS_MAX", 1.0)
+
+    async def case() -> None:
+        async with (
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as server,
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as client,
+            trio.open_nursery() as nursery,
+        ):
+            address = server.addresses()[0]
+            await client.connect(address)
+            (old,) = client._swarm.get_connections()
+            monkeypatch.setattr(old.muxed_conn, "control", lambda *frame: None)  # the link is gone
+            nursery.start_soon(client.connect, address)
+            await trio.sleep(0.2)  # the probe has begun and not ended
+            await server._swarm.dial_once(*parse_address(client.addresses()[0]))
+            while len(connections := client._swarm.get_connections()) < 2:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            (new,) = set(connections) - {old}
+            while old in client._swarm.get_connections():  # noqa: ASYNC110
+                await trio.sleep(0.01)
+            await trio.sleep(0.1)
+            assert client._swarm.get_connections() == [new]
+            assert not new.is_closed
+
+    run(case)
+
+
 def test_killed_process_is_seen_at_once_by_reader_and_writer() -> None:
     process, address = start_peer(LOOPBACK[0])
 

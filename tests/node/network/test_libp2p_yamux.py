@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
 import trio
 import trio.testing
 from libp2p.peer.id import ID
 
 from gossamer.node.network.libp2p_noise import NoiseSession
 from gossamer.node.network.libp2p_yamux import SILENCE_SECONDS_MAX, YamuxConnection
-from gossamer.node.network.libp2p_yamux_stream import ACK, HEADER, PING
+from gossamer.node.network.libp2p_yamux_stream import ACK, HEADER, PING, SYN
+from gossamer.node.network.pings import PINGS_MAX
 from gossamer.node.network.transport import PING_SECONDS
 
 
@@ -28,10 +31,15 @@ class Channel:
     async def receive(self) -> list[bytes]:
         return [await self._arrived.receive()]
 
-    def answer_ping(self) -> None:
-        _, kind, _, _, number = HEADER.unpack(self.sealed[-1][-HEADER.size :])
-        assert kind == PING
-        self._arrive.send_nowait(HEADER.pack(0, PING, ACK, 0, number))
+    @property
+    def pings(self) -> list[int]:
+        """The values of all pings that were sent, in their order."""
+        frames = list(HEADER.iter_unpack(b"".join(self.sealed)))
+        return [length for _, kind, flags, _, length in frames if kind == PING and flags & SYN]
+
+    def answer_ping(self, number: int | None = None) -> None:
+        """Answers a ping, the newest by default."""
+        self._arrive.send_nowait(HEADER.pack(0, PING, ACK, 0, number or self.pings[-1]))
 
     async def wait_writable(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -75,3 +83,94 @@ def test_our_own_stop_is_not_the_peers_silence() -> None:
             assert silent_seconds <= PING_SECONDS, "it is asked once more, and that is all"
 
     trio.run(main, clock=clock)
+
+
+def probe(
+    num_probes: int, answered: Callable[[list[int]], list[int]], seconds: float = 5.0
+) -> tuple[list[bool], list[int], float]:
+    """Probes a connection so many times at once, before it sends a ping of its own.
+
+    Args:
+        answered: which pings the peer answers, 0.1 s later, in their order.
+
+    Returns:
+        What each probe found, the pings that were sent for them, and the round trip in seconds.
+    """
+    found: list[bool] = []
+    sent: list[int] = []
+    rtt = 0.0
+
+    async def main() -> None:
+        nonlocal rtt
+        channel = Channel()
+        connection = YamuxConnection(cast(NoiseSession, channel), ID(b"peer"))
+
+        async def ask() -> None:
+            found.append(await connection.answers_within(seconds))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.start)
+            await trio.sleep(0.01)
+            async with trio.open_nursery() as probes:
+                for _ in range(num_probes):
+                    probes.start_soon(ask)
+                await trio.sleep(0.1)
+                sent.extend(channel.pings)
+                for number in answered(sent):
+                    channel.answer_ping(number)
+            rtt = connection.rtt()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    return found, sent, rtt
+
+
+def test_probes_at_the_same_time_do_not_hide_each_others_answers() -> None:
+    found, sent, rtt = probe(3, lambda sent: sent)
+    assert found == [True, True, True]
+    assert len(set(sent)) == 3
+    assert rtt == pytest.approx(0.1)
+
+
+def test_an_answer_counts_for_the_earlier_pings_and_not_for_later_ones() -> None:
+    found, _, rtt = probe(3, lambda sent: sent[1:2])
+    assert sorted(found) == [False, True, True]
+    assert rtt == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("wrong", [0xFFFFFFFF, 12345])
+def test_an_answer_to_no_ping_counts_for_none(wrong: int) -> None:
+    found, _, rtt = probe(2, lambda _sent: [wrong])
+    assert found == [False, False]
+    assert rtt < 0.1
+
+
+def test_more_probes_than_pings_may_wait_share_the_newest() -> None:
+    found, sent, _ = probe(3 * PINGS_MAX, lambda sent: sent)
+    assert len(sent) == PINGS_MAX
+    assert found == [True] * 3 * PINGS_MAX
+
+
+def test_a_peer_that_answered_nothing_for_long_is_found_alive_when_it_answers_again() -> None:
+    """Pings without an answer do not use up the places of later ones."""
+
+    async def main() -> None:
+        channel = Channel()
+        connection = YamuxConnection(cast(NoiseSession, channel), ID(b"peer"))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.start)
+            await trio.sleep(0.01)
+            for _ in range(2 * PINGS_MAX):
+                assert not await connection.answers_within(0.01)
+            channel.answer_ping()
+            await trio.sleep(0.01)
+            with trio.fail_after(1.0):
+                nursery.start_soon(answer_soon, channel)
+                assert await connection.answers_within(0.9)
+            nursery.cancel_scope.cancel()
+
+    async def answer_soon(channel: Channel) -> None:
+        await trio.sleep(0.1)
+        channel.answer_ping()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
