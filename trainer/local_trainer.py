@@ -228,10 +228,11 @@ class LocalTrainer:
         learning_rate = learning_rate_at(current.next_step, self._inner)
         self._take_position()
         loss, norm = self._gradients.take(batch.sequences)
-        skipped = not (math.isfinite(loss) and math.isfinite(norm))
-        if not skipped:
+        is_good = math.isfinite(loss) and math.isfinite(norm)
+        if is_good:
             clip(self._parameters, norm, self._inner.clip_norm)
-            self._use_gradients(learning_rate)
+            is_good = self._use_gradients(learning_rate)
+        skipped = not is_good
         self._gradients.drop()
 
         tokens = 0 if skipped else self._inner.sequences_per_step * self._config.context
@@ -256,10 +257,14 @@ class LocalTrainer:
     def _take_position(self) -> None:
         """Moves the model to the point where the next gradient is taken: the local parameters."""
 
-    def _use_gradients(self, learning_rate: float) -> None:
-        """Updates the parameters with the gradients in `.grad`, which are finite and clipped."""
+    def _use_gradients(self, learning_rate: float) -> bool:
+        """Updates the parameters with the gradients in `.grad`, which are finite and clipped.
+
+        Returns False if the step came to nothing.
+        """
         assert self._optimizer is not None
         self._optimizer.step(learning_rate)
+        return True
 
     @torch.no_grad()
     def rebase(self, ranges: messages.Ranges) -> None:

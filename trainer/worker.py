@@ -143,8 +143,8 @@ class Worker:
         if done is not None:
             self._send(msgspec.structs.replace(done, waited_seconds=self._waited_seconds))
             self._waited_seconds = 0.0
-            if isinstance(trainer, SharedTrainer):
-                self._send(trainer.offer())
+            if isinstance(trainer, SharedTrainer) and (offer := trainer.offer()) is not None:
+                self._send(offer)
         if not trainer.is_round_over and (shortage := trainer.need_data()) is not None:
             self._send(shortage)
         if done is None:

@@ -101,8 +101,11 @@ class Trainer(Protocol):
     ) -> messages.Finished:
         """Trains one round; see `messages.Begin`. Its work is to be collected before the next."""
 
-    async def collect(self) -> None:
-        """Adds the work of the newest finished round to `pending`. Once a round."""
+    async def collect(self) -> bool:
+        """Adds the work of the newest finished round to `pending`. Once a round.
+
+        Returns False, with `pending` as it was, if the work has a value that cannot be used.
+        """
 
     async def rebase(self, ranges: messages.Ranges) -> None:
         """`base` is new in these ranges: the work of the newest round, finished or not, is kept on
@@ -385,13 +388,14 @@ class TrainerClient:
             round=round_number, steps=0, tokens=0, spans=(), loss_mean=math.nan, seconds=0.0
         )
 
-    async def collect(self) -> None:
-        if self._has_work:
-            self._has_work = False
-            # The worker does not write before it is asked for another round.
-            await trio.to_thread.run_sync(
-                lambda: self._sync_set.add(self._process.pseudo_gradient, self.pending)
-            )
+    async def collect(self) -> bool:
+        if not self._has_work:
+            return True
+        self._has_work = False
+        # The worker does not write before it is asked for another round.
+        return await trio.to_thread.run_sync(
+            lambda: self._sync_set.add_work(self._process.pseudo_gradient, self.pending)
+        )
 
     async def share(self, *, taken: bool) -> None:
         await self._tell(messages.Share(taken=taken))

@@ -10,12 +10,34 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
+import structlog
 import trio
 
 from gossamer.node.rounds.context import NodeContext, Orders, Progress
+from gossamer.protocol.accounting.work_account import OUT_OF_RANGE
+from gossamer.protocol.codecs.chunk_values import is_usable
 from gossamer.protocol.ids import Digest
 from gossamer.trainer.ipc.messages import Finished, Ranges, Start
+
+log = structlog.get_logger("node")
+
+
+async def drop_out_of_range(context: NodeContext) -> None:
+    """Drops all that is carried: a value of it cannot be used. Its data goes back to the pool."""
+    log.warning(
+        "the work that is carried has a value out of range; the memory of this machine may be "
+        "faulty",
+        tokens=context.work.account.carried,
+    )
+    context.work.drop(OUT_OF_RANGE)
+    await _return_data(context)
+
+
+async def _return_data(context: NodeContext) -> None:
+    """The data of dropped work goes back to the pool, from where this node may take it again."""
+    await context.trainer.forget()
+    context.feed.forget_progress()
+    context.feed.carry(context.work.account.state.spans)
 
 
 class LocalTraining:
@@ -41,6 +63,9 @@ class LocalTraining:
         self._new = new
         self._finished: Finished | None = None
         self._is_stopping = False
+        self.is_spoilt = False
+        """Whether its work had a value out of range and was dropped. The trainer's own parameters
+        may have that value still, so the next round begins from the committed state."""
 
     @property
     def is_done(self) -> bool:
@@ -87,14 +112,21 @@ class LocalTraining:
         context = self._context
         await context.trainer.base_is_read()  # whoever takes over another head writes it
         await context.run_in_thread(context.work.close_offer)
-        await context.trainer.collect()
-        spans = context.feed.consumed(finished.spans)
-        context.work.trained(head, number, finished.tokens, spans)
+        self.is_spoilt = not await context.trainer.collect()
+        if self.is_spoilt:
+            log.warning(
+                "the work of this round has a value out of range and is dropped; the memory of the "
+                "training device may be faulty, or the learning rate too high",
+                round=number,
+                tokens=finished.tokens,
+            )
+            context.work.spoilt(finished.tokens, OUT_OF_RANGE)
+            await _return_data(context)
+        else:
+            spans = context.feed.consumed(finished.spans)
+            context.work.trained(head, number, finished.tokens, spans)
         if finished.tokens and math.isfinite(finished.loss_mean):
             self._progress.loss = finished.loss_mean
         pending = context.trainer.pending
-        if not await context.run_in_thread(lambda: bool(np.isfinite(pending).all())):
-            context.work.drop("nonfinite")
-            # The data behind it goes back to the pool, from where we may take it again.
-            await context.trainer.forget()
-            context.feed.forget_progress()
+        if not await context.run_in_thread(lambda: is_usable(pending)):
+            await drop_out_of_range(context)

@@ -82,6 +82,8 @@ class Participant:
         self._drivers: list[RoundDriver] = []
         """That run: of the newest turn, and of those before while their finals are delivered."""
         self._timing = StepTiming()
+        self._has_skipped = False
+        """Whether the newest inner step was skipped."""
 
     @property
     def _driver(self) -> RoundDriver | None:
@@ -120,6 +122,14 @@ class Participant:
         self.context.work.stepped(step.tokens)
         if not step.skipped:
             self.progress.loss = step.loss
+        elif not self._has_skipped:  # of many in a row the first is enough
+            log.warning(
+                "an inner step is skipped: its loss, gradient or momentum is out of range; the "
+                "memory of the training device may be faulty, or the learning rate too high",
+                round=step.round,
+                step=step.step,
+            )
+        self._has_skipped = step.skipped
 
     def shared(self, shared: Shared) -> None:
         """The trainer has a part for a shared step."""

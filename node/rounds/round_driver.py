@@ -112,6 +112,8 @@ class RoundDriver:
         self._links: dict[PeerId, RingLink] = {}
         self.contribution: Contribution | None = None
         self.committed: Committed | None = None
+        self.is_spoilt = False
+        """Whether this peer's own work cannot be encoded, so that it left the ring."""
         self._is_cancelled = False
         self._is_delivered = False
         """Whether nothing more of the round will be queued for others."""
@@ -435,16 +437,24 @@ class RoundDriver:
         self._num_adding += 1
         try:
             payload = await self._run_in_thread(lambda: add(action.chunk, action.payload))
-        except (MalformedError, ValueError) as error:
-            # My own part is finite (`Turn` sees to that), so the sum was spoilt by its sender.
-            sender = action.sender
-            if sender is None:
-                raise
+        except MalformedError as error:  # what came cannot be decoded
             if self._is_cancelled:
                 return
-            self._on_offence(sender, MalformedError(str(error)))
+            assert action.sender is not None
+            self._on_offence(action.sender, error)
             now = trio.current_time()
-            self._apply(self.machine.rejected(now, ring_id, action.chunk, sender))
+            self._apply(self.machine.rejected(now, ring_id, action.chunk, action.sender))
+            return
+        except ValueError as error:
+            if self._is_cancelled:
+                return
+            # The work changed since it was offered: its values were checked then.
+            log.error(
+                "the own part of a chunk cannot be used; this ring goes on without this node",
+                error=str(error),
+            )
+            self.is_spoilt = True
+            self._apply(self.machine.leave(trio.current_time()))
             return
         finally:
             self._num_adding -= 1

@@ -24,7 +24,7 @@ from gossamer.node.modes.contribution import Contribution, contribution_of
 from gossamer.node.network.identity import verify
 from gossamer.node.rounds.context import NodeContext, Orders, Progress
 from gossamer.node.rounds.heads import Heads
-from gossamer.node.rounds.local_training import LocalTraining
+from gossamer.node.rounds.local_training import LocalTraining, drop_out_of_range
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.rounds.settlement import Settlement
 from gossamer.node.telemetry.status import LastRound, LossPoint, Outcome
@@ -78,6 +78,8 @@ class Turn:
         self._training = training
         self._ahead: LocalTraining | None = None
         """The next round's."""
+        self._may_go_on = True
+        """Whether the trainer's own parameters are good to go on from."""
         self._fetches_ahead = False
         self._hints = hints
         self._context = context
@@ -185,6 +187,8 @@ class Turn:
                 await self._ahead.end(driver.machine.head, driver.machine.number)
                 self._ahead = None
             await self._missed()
+            if driver.is_spoilt:
+                await drop_out_of_range(self._context)
             await self._settlement.save()
         else:
             metrics.observe_round_phase("averaging", trio.current_time() - trained)
@@ -203,7 +207,8 @@ class Turn:
         self._set_phase("averaging")
         outer = self._context.manifest.outer
         # Not in the warm-up, whose short rounds are to keep the peers together.
-        if outer.overlap and not outer.is_warmup(self.driver.machine.number + 1):
+        is_warmup = outer.is_warmup(self.driver.machine.number + 1)
+        if outer.overlap and self._may_go_on and not is_warmup:
             if not self._hints.came_late:  # else there is no time to be lost
                 await self._evaluate()  # the device has nothing else to do
             self._ahead = self._begin(self.driver.machine.number + 1, "local")
@@ -235,6 +240,7 @@ class Turn:
                 self._fetch_ahead()
                 await training.stop()
         await training.collect(machine.head, machine.number)
+        self._may_go_on = not training.is_spoilt
 
     def _fetch_ahead(self) -> None:
         """If others committed this round the line need not wait until it has ended here."""
@@ -290,6 +296,8 @@ class Turn:
                 await self._make_way()
             if self._orders.leave:
                 leave_seconds = min(leave_seconds, trio.current_time() + LEAVE_SECONDS)
+            if driver.is_spoilt:
+                return None
             if self._is_overtaken():
                 self._fetch_ahead()
                 return None
@@ -338,7 +346,7 @@ class Turn:
         context.metrics.observe_round_phase("committing", trio.current_time() - started)
         if not goes_on:
             await self._evaluate()
-            if not is_whole:
+            if not is_whole and self._may_go_on:
                 self._ahead = self._begin(proposal.header.round + 1, "local", new)
 
     async def _evaluate(self) -> None:

@@ -128,6 +128,13 @@ class Work:
         self.account.trained(head, round_number, tokens, spans)
         self._note()
 
+    def spoilt(self, tokens: int, reason: str) -> None:
+        """A local round ended, and its work is not used: `pending` is as it was."""
+        dropped = dict(self.account.state.dropped)
+        self.account.spoilt(tokens, reason)
+        self._count_dropped(dropped)
+        self._note()
+
     # Rounds
 
     def offer(self, head: Digest, round_number: int, spans: Sequence[Span] | None = None) -> Offer:

@@ -34,7 +34,7 @@ DIAL_OUTCOMES = ("connected", "unreachable", "timeout", "wrong_peer")
 PURPOSES = ("gossip", "ring", "blocks", "chain", "manifest", "peers")
 COMMIT_TIMINGS = ("on_time", "late")
 WORK_FATES = ("committed_on_time", "committed_late", "dropped", "lost", "carried")
-DROP_REASONS = ("stale", "nonfinite", "abandoned")
+DROP_REASONS = ("stale", "out_of_range", "abandoned")
 ROUND_PHASES = ("training", "gathering", "averaging", "committing")
 SKIP_REASONS = (
     "reset",
@@ -222,7 +222,7 @@ class Metrics:
         self.heldout_loss.set(math.nan)
         self.nonfinite_steps = add.counter(
             "nonfinite_steps_total",
-            "Inner steps skipped because the loss or a gradient was not finite.",
+            "Inner steps skipped for a loss, gradient or momentum out of range.",
         )
         self.last_step_timestamp_seconds = add.gauge(
             "last_step_timestamp_seconds", "When the newest inner step ended; 0 before the first."

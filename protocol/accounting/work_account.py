@@ -51,6 +51,8 @@ OFFERS_MAX = 64
 STALE = "stale"
 LATE = "late"
 """Shared steps went on without it; what it was for stays in the momentum."""
+OUT_OF_RANGE = "out_of_range"
+"""A value of it is no number, or far larger than any work can be (`WORK_MAGNITUDE_MAX`)."""
 ABANDONED = "abandoned"
 """Its round took it, or may have, and nobody can say how much of it."""
 
@@ -152,15 +154,24 @@ class WorkAccount:
         What `stepped` counted beyond `tokens` is lost: the trainer died over it.
         """
         state = self.state
-        died = max(0, state.under_way - tokens)
-        state.under_way = 0
-        state.trained += tokens + died
-        state.lost += died
+        self._end_local_round(tokens)
         if tokens:
             state.add_lot(head, round_number, tokens)
             state.spans = merged([*state.spans, *spans])
             state.since = [since or round_number for since in state.since]
             state.has_grown = True
+
+    def spoilt(self, tokens: int, reason: str) -> None:
+        """A local round ended, and its work was dropped before it came into `pending`."""
+        self._end_local_round(tokens)
+        self.state.count_dropped(reason, tokens)
+
+    def _end_local_round(self, tokens: int) -> None:
+        state = self.state
+        died = max(0, state.under_way - tokens)
+        state.under_way = 0
+        state.trained += tokens + died
+        state.lost += died
 
     # Rounds
 

@@ -18,10 +18,20 @@ Buffer = bytes | bytearray | memoryview
 # the sum of a whole ring's decoded chunks cannot become infinite.
 MAGNITUDE_MAX = 2.0**100
 
+WORK_MAGNITUDE_MAX = 2.0**64
+"""Of a value of a peer's own work. No healthy trainer comes near it. It is less than half a unit in
+the last place of `MAGNITUDE_MAX` (2**75), so such a part takes no sum out of range that could be
+decoded: a sum that cannot be encoded was spoilt before."""
+
 
 def magnitude_of(values: Float32Array) -> float:
     """Largest absolute value; NaN if there is one. Two reductions and no temporary array."""
     return max(float(values.max()), -float(values.min()))
+
+
+def is_usable(work: Float32Array) -> bool:
+    """Whether all values of a peer's own work are numbers of at most `WORK_MAGNITUDE_MAX`."""
+    return not work.size or magnitude_of(work) <= WORK_MAGNITUDE_MAX  # NaN fails
 
 
 def check_vector(values: Float32Array) -> None:

@@ -18,7 +18,12 @@ from typing import Protocol
 
 import numpy as np
 
-from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
+from gossamer.protocol.codecs.chunk_values import (
+    Buffer,
+    Float32Array,
+    is_usable,
+    magnitude_of,
+)
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
@@ -40,6 +45,7 @@ class RingPart(Protocol):
 
         Raises:
             MalformedError: the payload is none of this chunk.
+            ValueError: this member's own part has a value that cannot be used (`is_usable`).
         """
 
     def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
@@ -82,7 +88,7 @@ class SumPart:
     def add(self, chunk: int, payload: Buffer | None) -> Buffer:
         """See `RingPart`: the encoded partial sum."""
         part = self._plan.range_of(chunk)
-        values = self._pending[part] * self._weight
+        values = _usable(self._pending[part]) * self._weight
         if payload is not None:
             values += self._codec.decode(payload, part.stop - part.start)
         return self._encode(chunk, values, self._error_weight, self._sum_errors)
@@ -139,7 +145,7 @@ class SetPart:
         """See `RingPart`."""
         block = self._blocks.get(chunk)
         if block is None:
-            block = self._codec.encode(self._pending[self._plan.range_of(chunk)])
+            block = self._codec.encode(_usable(self._pending[self._plan.range_of(chunk)]))
             self._blocks[chunk] = block
         return add_record(payload, self._position, block)
 
@@ -198,3 +204,14 @@ def ring_average(
             error = part.error_of(chunk)
             pending[where] = 0.0 if error is None else error
     return average
+
+
+def _usable(work: Float32Array) -> Float32Array:
+    """A part of this member's own work, checked once more before it goes out.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+    if not is_usable(work):
+        raise ValueError(f"own work has a value of {magnitude_of(work)}")
+    return work

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gossamer.protocol.codecs.chunk_values import is_usable
 from gossamer.protocol.manifest import ModelConfig, OuterConfig, SyncMode
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
@@ -65,6 +66,16 @@ class SyncSet:
                     slice(first - wanted.start, stop - wanted.start),
                 )
             before += part.stop - part.start
+
+    def add_work(self, vector: FloatVector, out: FloatVector) -> bool:
+        """Adds its elements of a flat vector of work, (num_parameters,), to `out`, (num_elements,).
+
+        Returns False, and adds nothing, if one of them is no usable value (`is_usable`).
+        """
+        if not all(is_usable(vector[part]) for part in self.ranges):
+            return False
+        self.add(vector, out)
+        return True
 
     def add(self, vector: FloatVector, out: FloatVector) -> None:
         """Adds its elements of a flat vector, (num_parameters,), to `out`, (num_elements,)."""

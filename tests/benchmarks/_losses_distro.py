@@ -62,7 +62,8 @@ class SharedPeer(Peer):
         """Takes a gradient where all are, and offers; False if there is no more text."""
         if self._shared.step() is None:
             return False
-        self.update = self._shared.offer().update
+        offer = self._shared.offer()
+        self.update = None if offer is None else offer.update
         return True
 
     def taken(self) -> None:

@@ -208,9 +208,9 @@ class NumbersTrainer:
     async def share(self, *, taken: bool) -> None:
         self._shared.set()
 
-    async def collect(self) -> None:
-        self._sync_set.add(self._work, self.pending)
-        self._work = np.zeros_like(self.base)
+    async def collect(self) -> bool:
+        work, self._work = self._work, np.zeros_like(self.base)
+        return self._sync_set.add_work(work, self.pending)
 
     async def rebase(self, ranges: messages.Ranges) -> None:
         assert self._local is not None

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import torch
 
+from gossamer.protocol.codecs.chunk_values import WORK_MAGNITUDE_MAX
 from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.state.exact_transform import Grid
 from gossamer.trainer.distro.dct import ModelDct
@@ -53,6 +54,12 @@ class Momentum:
         self.values = torch.zeros(dct.num_parameters, device=device)
         self._offered: list[_Strongest] = []
         """The newest offer: one element for each tensor, or none if nothing is offered."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether all values are numbers of at most `WORK_MAGNITUDE_MAX`."""
+        low, high = torch.aminmax(self.values)
+        return max(-float(low), float(high)) <= WORK_MAGNITUDE_MAX  # NaN: both are
 
     @torch.no_grad()
     def add(self, gradients: Iterable[torch.Tensor]) -> None:

@@ -53,6 +53,8 @@ class SharedTrainer(LocalTrainer):
         self._has_lookahead = steps.lookahead
         self._last_rate = 0.0
         self._is_offered = False
+        self._was_spoilt = False
+        """Whether the momentum had a value out of range, and nothing was added since."""
         self._is_in_doubt = False
         """True from loading a saved momentum until the daemon says whether to keep it."""
         self.optimizer_problem = self._load_momentum()
@@ -72,8 +74,10 @@ class SharedTrainer(LocalTrainer):
     def _make_optimizer(self) -> None:
         return None
 
-    def offer(self) -> messages.Shared:
-        """Returns what is to be sent after the newest step."""
+    def offer(self) -> messages.Shared | None:
+        """Returns what is to be sent after the newest step; None if there is nothing to send."""
+        if self._was_spoilt:
+            return None
         self._is_offered = True
         return messages.Shared(
             round=self._require_round().number, update=self._codec.encode(self._momentum.offer())
@@ -127,9 +131,14 @@ class SharedTrainer(LocalTrainer):
             self._momentum.look_ahead(self._decoder.flat, self._last_rate)
 
     @torch.no_grad()
-    def _use_gradients(self, learning_rate: float) -> None:
+    def _use_gradients(self, learning_rate: float) -> bool:
         self._momentum.add(p.grad for p in self._parameters if p.grad is not None)
         self._last_rate = learning_rate
+        self._was_spoilt = not self._momentum.is_usable
+        if self._was_spoilt:
+            # It would be there for good, and the strongest frequencies would be its own.
+            self._momentum.clear()
+        return not self._was_spoilt
 
     def finish(self) -> messages.Finished:
         """Ends the round. `pseudo_gradient` is zero: nothing is this peer's own."""

@@ -262,7 +262,8 @@ class Step(_FromWorker, frozen=True, kw_only=True):
     """Before clipping."""
     learning_rate: float
     skipped: bool
-    """Loss or gradient was not finite: nothing was updated, the data counts as consumed."""
+    """Loss or gradient was not finite: nothing was updated, the data counts as consumed. In rounds
+    of shared steps also: the momentum had a value out of range, and begins anew."""
     waited_seconds: float = 0.0
     """Time since the step before in which the worker had nothing to do but to wait for a message.
     Time for taking over a state or evaluating one is not included."""

@@ -157,8 +157,26 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def train(trainer: TrainerClient, number: int) -> m.Finished:
     finished = await trainer.train(number, 0, 1, 60.0)
-    await trainer.collect()
+    assert await trainer.collect()
     return finished
+
+
+@pytest.mark.parametrize("value", [3e30, float("nan")])
+def test_work_with_a_value_out_of_range_is_not_collected(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    async def story(trainer: TrainerClient, _nursery: trio.Nursery) -> None:
+        await train(trainer, 1)
+        before = trainer.pending.copy()
+        await trainer.train(2, 0, 1, 60.0)
+        trainer._process.pseudo_gradient[-1] = value
+        assert not await trainer.collect()
+        assert await trainer.collect(), "once a round: there is nothing any more"
+        assert (trainer.pending == before).all()
+        await train(trainer, 3)
+        assert (trainer.pending != before).any()
+
+    act(story, manifest, monkeypatch, Told())
 
 
 def test_a_worker_killed_at_any_moment_leaves_pending_whole(

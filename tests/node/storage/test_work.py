@@ -12,6 +12,7 @@ from gossamer.node.base.disk_health import DiskError
 from gossamer.node.storage.work import VECTORS_MAX, Work
 from gossamer.node.storage.work_journal import JOURNAL_SECONDS
 from gossamer.node.telemetry.metrics import Metrics
+from gossamer.protocol.accounting.work_account import OUT_OF_RANGE
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
@@ -179,10 +180,24 @@ def test_two_rings_of_one_turn(tmp_path: Path) -> None:
     assert fates(life) == (100, 0, 0, 0, 100)
 
 
+def test_a_spoilt_local_round_is_dropped_and_what_was_carried_stays(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.train(H0, 1, 1.0)
+    life.work.stepped(50)
+    life.work.stepped(30)
+    life.work.spoilt(50, OUT_OF_RANGE)
+    assert life.holds(1.0)
+    assert fates(life) == (0, 0, 50, 30, 100)
+    assert life.sample("tokens_dropped_total", reason=OUT_OF_RANGE) == 50
+    assert life.work.offer(H0, 1).tokens == 100
+    life.take(H1, H0, 100, ALL)
+    assert fates(life) == (100, 0, 50, 30, 0)
+
+
 def test_stale_work_and_work_that_is_no_number_is_dropped(tmp_path: Path) -> None:
     life = Life(tmp_path)
     life.train(H0, 1, float("nan"))
-    life.work.drop("nonfinite")
+    life.work.drop(OUT_OF_RANGE)
     assert life.holds(0.0)
     life.train(H0, 1, 1.0)
     life.work.offer(H0, 1)
@@ -194,7 +209,7 @@ def test_stale_work_and_work_that_is_no_number_is_dropped(tmp_path: Path) -> Non
     assert life.work.drop_stale(3 + STALE_ROUNDS)
     assert life.holds(0.0)
     assert fates(life) == (50, 0, 250, 0, 0)
-    assert life.sample("tokens_dropped_total", reason="nonfinite") == 100
+    assert life.sample("tokens_dropped_total", reason=OUT_OF_RANGE) == 100
     assert life.sample("tokens_dropped_total", reason="stale") == 150
 
 

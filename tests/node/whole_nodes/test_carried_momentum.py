@@ -105,7 +105,9 @@ class SharingTrainer(NumbersTrainer):
     async def _share(self, round_number: int, deadline: float) -> None:
         shapes = [parameter.shape for parameter in self.worker._parameters]
         self.worker._momentum.add(torch.randn(shape, generator=self._draw) for shape in shapes)
-        update = self.worker.offer().update
+        offer = self.worker.offer()
+        assert offer is not None
+        update = offer.update
         self.offered.append(update)
         self.births[update] = self.origin.birth
         self._shared = trio.Event()

@@ -5,10 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
+from gossamer.protocol.codecs.chunk_values import (
+    MAGNITUDE_MAX,
+    WORK_MAGNITUDE_MAX,
+    Buffer,
+    Float32Array,
+)
 from gossamer.protocol.codecs.payloads import SetPayloads, payloads_named
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
-from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
+from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.rounds.ring_parts import SetPart, SumPart, ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 
@@ -188,3 +194,36 @@ def test_the_order_of_a_ring_is_in_its_bits() -> None:
     )
     np.testing.assert_allclose(there, back, atol=1e-5)
     assert (there != back).any()
+
+
+@pytest.mark.parametrize("codec_name", codec_names())
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_work_takes_no_sum_out_of_range(codec_name: str, sign: int) -> None:
+    """So a sum that cannot be encoded was spoilt by the one who sent it, and not by my part."""
+    work = np.full(PLAN.num_elements, WORK_MAGNITUDE_MAX, np.float32)
+    work[::2] *= -1
+    side = SumPart(work, PLAN, codec(codec_name), (999, 1), 0)
+    received = np.full(PLAN.elements_of(0), sign * MAGNITUDE_MAX, np.float32)
+    payload = side.add(0, codec(codec_name).encode(received))
+    assert np.isfinite(codec(codec_name).decode(payload, received.size)).all()
+
+
+@pytest.mark.parametrize("value", [3e30, -3e30, 1.01 * WORK_MAGNITUDE_MAX, np.inf, np.nan])
+@pytest.mark.parametrize("name", [*codec_names(), "sparse"])
+def test_own_work_that_cannot_be_used_is_told_from_a_payload_that_cannot(
+    name: str, value: float
+) -> None:
+    def side_of(work: Float32Array) -> SumPart | SetPart:
+        if name == "sparse":
+            return SetPart(work, PLAN, SparseCodec(64), 0, 1.0)
+        return SumPart(work, PLAN, codec(name), [1] * len(MEMBERS), 0)
+
+    work = np.ones(PLAN.num_elements, np.float32)
+    good = side_of(work.copy()).add(0, None)
+    work[7] = value
+    for payload in (None, good):
+        with pytest.raises(ValueError, match="own work"):
+            side_of(work.copy()).add(0, payload)
+    side_of(work.copy()).add(1, None)  # the other chunk is as it was
+    with pytest.raises(MalformedError):
+        side_of(np.ones_like(work)).add(0, bytes(good)[:-1])

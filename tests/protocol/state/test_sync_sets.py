@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from gossamer.protocol.codecs.chunk_values import WORK_MAGNITUDE_MAX
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.manifest import ModelConfig
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -117,3 +118,20 @@ def test_chunks_of_sections() -> None:
     for chunk in (-1, 4):
         with pytest.raises(IndexError):
             plan.range_of(chunk)
+
+
+@pytest.mark.parametrize("num_fragments", [1, 3])
+@pytest.mark.parametrize("value", [3e30, -3e30, np.inf, np.nan])
+def test_work_with_a_value_out_of_range_is_not_added_at_all(
+    num_fragments: int, value: float
+) -> None:
+    whole = sync_sets(num_fragments).whole
+    for place in (0, DEEP.num_parameters // 2, DEEP.num_parameters - 1):
+        work = np.ones(DEEP.num_parameters, np.float32)
+        out = np.zeros(whole.plan.num_elements, np.float32)
+        work[place] = value
+        assert not whole.add_work(work, out)
+        assert not out.any()
+        work[place] = WORK_MAGNITUDE_MAX
+        assert whole.add_work(work, out)
+        assert sorted(out) == [1.0] * (DEEP.num_parameters - 1) + [WORK_MAGNITUDE_MAX]

@@ -58,6 +58,7 @@ def next_update(trainer: SharedTrainer, codec: SignCodec) -> SignUpdate:
     assert step is not None
     assert not trainer.waits_for_others
     offer = trainer.offer()
+    assert offer is not None
     assert trainer.waits_for_others
     return codec.decode(offer.update)
 
@@ -274,4 +275,30 @@ def test_steps_that_are_skipped_offer_what_was_there_before(
     assert step is not None
     assert step.skipped
     assert np.isfinite(peer._momentum.values.numpy()).all()
-    assert codec.decode(peer.offer().update) is not None
+    offer = peer.offer()
+    assert offer is not None
+    assert codec.decode(offer.update) is not None
+
+
+@pytest.mark.parametrize("value", [3e30, -1e25, float("inf"), float("nan")])
+def test_a_momentum_with_a_value_out_of_range_begins_anew(
+    make_peer: MakePeer, base: np.ndarray, codec: SignCodec, value: float
+) -> None:
+    """One such value would be the strongest frequency of its chunk for good, or all of them."""
+    trainer, other = make_peer(base), make_peer(base)
+    trainer.genesis()
+    for peer in (trainer, other):
+        peer.begin(1, 0, 60, 600.0)
+    next_update(trainer, codec)
+    trainer.share(taken=True)
+    trainer._momentum.values[5] = value
+    step = trainer.step()
+    assert step is not None
+    assert step.skipped
+    assert step.tokens == 0
+    assert trainer.offer() is None, "there is nothing in it"
+    assert not trainer.waits_for_others
+    for _ in range(2):
+        other.step()  # takes the same data
+    other._momentum.clear()
+    assert (next_update(trainer, codec).places == next_update(other, codec).places).all()
