@@ -17,6 +17,9 @@ from typing import Any, NoReturn
 from tests.benchmarks._member import Assignment, encode_assignment
 from tests.support.netns import LINE, Network
 
+ROOT = Path(__file__).parents[2]
+"""The repository's top folder, from which `python -m tests.benchmarks...` finds its modules."""
+
 ANSWER_SECONDS = 600.0
 START_SECONDS = 0.3
 """Between the word and the common start: every member has heard it by then."""
@@ -36,6 +39,7 @@ class Member:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
+                cwd=ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )

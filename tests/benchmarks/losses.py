@@ -199,6 +199,8 @@ def main() -> None:
     if not options.table:
         run_missing(options, results)
     names = [arm.name for arm in options.arms]
+    if not any(results.of(name, options.seeds) for name in names):
+        raise SystemExit(f"{options.output} has no results of these arms and seeds")
     console.print(table_of(results, options.seeds, names))
     picture = options.output.with_suffix(".png")
     draw(results, options.seeds, names, picture)

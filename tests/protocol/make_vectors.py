@@ -7,6 +7,7 @@ A change of these bytes is a change of the protocol. Keys are Ed25519 from seeds
 
 from __future__ import annotations
 
+import argparse
 import json
 import struct
 from pathlib import Path
@@ -197,5 +198,8 @@ def vectors() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     PATH.write_text(json.dumps(vectors(), indent=1) + "\n")
     print(f"wrote {PATH}")
