@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from blake3 import blake3
+from msgspec.structs import replace
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId, digest_of, peer_id_from_public_key
@@ -61,34 +62,34 @@ def capacity() -> Capacity:
 
 
 def announce(**changes: object) -> Announce:
-    fields: dict[str, object] = {
-        "incarnation": 3,
-        "sequence": 7,
-        "phase": "training",
-        "round": 4,
-        "head": HEAD,
-        "tokens_total": 100_000,
-        "checkpoint_round": 0,
-        "claims": (1, 5),
-        "addresses": ("/ip4/192.0.2.1/tcp/4001",),
-        "capacity": capacity(),
-    }
-    return Announce(**{**fields, **changes})  # type: ignore[arg-type]
+    example = Announce(
+        incarnation=3,
+        sequence=7,
+        phase="training",
+        round=4,
+        head=HEAD,
+        tokens_total=100_000,
+        checkpoint_round=0,
+        claims=(1, 5),
+        addresses=("/ip4/192.0.2.1/tcp/4001",),
+        capacity=capacity(),
+    )
+    return replace(example, **changes)
 
 
 def ready(**changes: object) -> Ready:
-    fields: dict[str, object] = {
-        "incarnation": 3,
-        "sequence": 8,
-        "round": 5,
-        "head": HEAD,
-        "tokens": 8192,
-        "steps": 16,
-        "loss": 2.5,
-        "norm": 1.5,
-        "spans": (Span(1, 0, 8192),),
-    }
-    return Ready(**{**fields, **changes})  # type: ignore[arg-type]
+    example = Ready(
+        incarnation=3,
+        sequence=8,
+        round=5,
+        head=HEAD,
+        tokens=8192,
+        steps=16,
+        loss=2.5,
+        norm=1.5,
+        spans=(Span(1, 0, 8192),),
+    )
+    return replace(example, **changes)
 
 
 def accusation_of(accused: PeerId, ring_id: bytes = RING_ID) -> Accusation:
@@ -109,30 +110,30 @@ def ring_of(members: Iterable[PeerId], attempt: int = 0, tokens: int = 100) -> R
 
 
 def header(signers: Iterable[PeerId], **changes: object) -> Header:
-    fields: dict[str, object] = {
-        "version": limits.PROTOCOL_VERSION,
-        "run_id": RUN_ID,
-        "round": 5,
-        "parent": HEAD,
-        "ring_id": RING_ID,
-        "members": tuple(Member(member, 100, 1.0) for member in signers),
-        "tokens_total": 10_000,
-        "update_digest": digest_of(b"update"),
-        "state_digest": digest_of(b"state"),
-        "ledger_digest": digest_of(b"ledger"),
-        "spans": (Span(0, 0, 100), Span(1, 50, 60)),
-    }
-    return Header(**{**fields, **changes})  # type: ignore[arg-type]
+    example = Header(
+        version=limits.PROTOCOL_VERSION,
+        run_id=RUN_ID,
+        round=5,
+        parent=HEAD,
+        ring_id=RING_ID,
+        members=tuple(Member(member, 100, 1.0) for member in signers),
+        tokens_total=10_000,
+        update_digest=digest_of(b"update"),
+        state_digest=digest_of(b"state"),
+        ledger_digest=digest_of(b"ledger"),
+        spans=(Span(0, 0, 100), Span(1, 50, 60)),
+    )
+    return replace(example, **changes)
 
 
 def manifest(**changes: object) -> Manifest:
-    fields: dict[str, object] = {
-        "version": limits.PROTOCOL_VERSION,
-        "name": "example",
-        "founder": peer(0),
-        "created_unix_seconds": 1_760_000_000,
-        "sync": "diloco",
-        "model": ModelConfig(
+    example = Manifest(
+        version=limits.PROTOCOL_VERSION,
+        name="example",
+        founder=peer(0),
+        created_unix_seconds=1_760_000_000,
+        sync="diloco",
+        model=ModelConfig(
             num_layers=2,
             width=64,
             num_heads=4,
@@ -142,7 +143,7 @@ def manifest(**changes: object) -> Manifest:
             context=128,
             tied_embeddings=True,
         ),
-        "inner": InnerConfig(
+        inner=InnerConfig(
             learning_rate=1e-3,
             warmup_steps=10,
             total_steps=1000,
@@ -154,7 +155,7 @@ def manifest(**changes: object) -> Manifest:
             clip_norm=1.0,
             sequences_per_step=8,
         ),
-        "outer": OuterConfig(
+        outer=OuterConfig(
             inner_steps=50,
             learning_rate=0.7,
             momentum=0.9,
@@ -163,10 +164,10 @@ def manifest(**changes: object) -> Manifest:
             codec="fp16",
             chunk_elements=4096,
         ),
-        "rounds": RoundConfig(
+        rounds=RoundConfig(
             round_seconds=60.0, gather_seconds=20.0, attempt_seconds=5.0, stale_rounds=10
         ),
-        "data": DataConfig(
+        data=DataConfig(
             tokenizer="bytes",
             tokenizer_digest=b"",
             token_bytes=2,
@@ -175,9 +176,9 @@ def manifest(**changes: object) -> Manifest:
             num_tokens=1_000_000,
             heldout_tokens=10_000,
         ),
-        "seed": 7,
-        "genesis_digest": digest_of(b"genesis"),
-        "admission": "open",
-        "allowed": (),
-    }
-    return Manifest(**{**fields, **changes})  # type: ignore[arg-type]
+        seed=7,
+        genesis_digest=digest_of(b"genesis"),
+        admission="open",
+        allowed=(),
+    )
+    return replace(example, **changes)

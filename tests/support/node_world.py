@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import trio
 import zstandard
+from msgspec.structs import replace
 
 from gossamer.node.app.assembly import Node, Runtime
 from gossamer.node.base.settings import Settings
@@ -24,17 +25,12 @@ from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol import limits
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import (
     Codec,
-    DataConfig,
-    InnerConfig,
     Manifest,
     ModelConfig,
-    OuterConfig,
-    RoundConfig,
     SignedManifest,
     SyncMode,
     encode_manifest,
@@ -46,6 +42,7 @@ from gossamer.protocol.state.chain import Header
 from gossamer.protocol.state.digest import genesis_digest_of
 from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.trainer.ipc import messages
+from tests.support import builders
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 
 if TYPE_CHECKING:
@@ -69,7 +66,7 @@ MODEL = ModelConfig(
 
 def model_of(fragments: int) -> ModelConfig:
     """With a layer for each fragment."""
-    return msgspec.structs.replace(MODEL, num_layers=fragments)
+    return replace(MODEL, num_layers=fragments)
 
 
 def initial_weights(seed: int, num_parameters: int) -> np.ndarray:
@@ -304,63 +301,53 @@ def found(
         shards.append(ShardInfo(digest_of(data), SHARD_TOKENS, len(data)))
     index = encode_index(ShardIndex(shards=tuple(shards[:-1]), heldout=tuple(shards[-1:])))
     blocks.append(index)
-    manifest = require_valid(
-        Manifest(
-            version=limits.PROTOCOL_VERSION,
-            name="numbers",
-            founder=identity.peer_id,
-            created_unix_seconds=0,
-            sync=sync,
-            model=model_of(fragments),
-            inner=InnerConfig(
-                learning_rate=0.1,
-                warmup_steps=0,
-                total_steps=1000,
-                final_fraction=0.1,
-                beta1=0.9,
-                beta2=0.95,
-                epsilon=1e-8,
-                weight_decay=0.0,
-                clip_norm=1.0,
-                sequences_per_step=2,
-            ),
-            outer=OuterConfig(
-                inner_steps=inner_steps,
-                learning_rate=0.7,
-                momentum=0.5,
-                warmup_rounds=0 if codec == "distro" else 1,
-                warmup_inner_steps=2,
-                codec=msgspec.convert("fp32" if codec == sync else codec, Codec),
-                chunk_elements=1024,
-                top_k=4 if codec == "distro" else 64,
-                overlap=overlap,
-                fragments=fragments,
-                displacement=displacement,
-            ),
-            rounds=RoundConfig(
-                round_seconds=30.0,
-                gather_seconds=gather_seconds,
-                attempt_seconds=1.0,
-                stale_rounds=5,
-                checkpoint_rounds=checkpoint_rounds,
-            ),
-            data=DataConfig(
-                tokenizer="bytes",
-                tokenizer_digest=b"",
-                token_bytes=2,
-                index_digest=digest_of(index),
-                num_shards=num_shards,
-                num_tokens=num_shards * SHARD_TOKENS,
-                heldout_tokens=SHARD_TOKENS,
-            ),
-            seed=7,
-            genesis_digest=genesis_digest_of(
-                initial_weights(7, model_of(fragments).num_parameters), 1024
-            ),
-            admission="open",
-            allowed=(),
-        )
+    example = builders.manifest()
+    model = model_of(fragments)
+    manifest = replace(
+        example,
+        name="numbers",
+        founder=identity.peer_id,
+        created_unix_seconds=0,
+        sync=sync,
+        model=model,
+        inner=replace(
+            example.inner,
+            learning_rate=0.1,
+            warmup_steps=0,
+            weight_decay=0.0,
+            sequences_per_step=2,
+        ),
+        outer=replace(
+            example.outer,
+            inner_steps=inner_steps,
+            momentum=0.5,
+            warmup_rounds=0 if sync == "distro" else 1,
+            warmup_inner_steps=2,
+            codec=msgspec.convert("fp32" if codec == sync else codec, Codec),
+            chunk_elements=1024,
+            top_k=4 if sync == "distro" else 64,
+            overlap=overlap,
+            fragments=fragments,
+            displacement=displacement,
+        ),
+        rounds=replace(
+            example.rounds,
+            round_seconds=30.0,
+            gather_seconds=gather_seconds,
+            attempt_seconds=1.0,
+            stale_rounds=5,
+            checkpoint_rounds=checkpoint_rounds,
+        ),
+        data=replace(
+            example.data,
+            index_digest=digest_of(index),
+            num_shards=num_shards,
+            num_tokens=num_shards * SHARD_TOKENS,
+            heldout_tokens=SHARD_TOKENS,
+        ),
+        genesis_digest=genesis_digest_of(initial_weights(example.seed, model.num_parameters), 1024),
     )
+    require_valid(manifest)
     signature = identity.sign(signing_bytes(manifest.run_id))
     return SignedManifest(manifest=encode_manifest(manifest), signature=signature), blocks
 

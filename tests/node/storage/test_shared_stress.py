@@ -25,7 +25,7 @@ from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol import limits
 from gossamer.protocol.ids import digest_of, peer_id_from_public_key
 from gossamer.protocol.wire.statements import Span
-from tests.node.committed_rounds import Holder, MadeRound, small_manifest
+from tests.support.committed_rounds import Holder, MadeRound, small_manifest
 
 ROUNDS = 60
 REPLAYED = 4

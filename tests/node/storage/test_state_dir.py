@@ -19,80 +19,17 @@ from gossamer.node.storage.state_dir import (
     StateDirInUseError,
 )
 from gossamer.protocol import limits
-from gossamer.protocol.ids import PeerId, peer_id_from_public_key
 from gossamer.protocol.manifest import (
-    DataConfig,
-    InnerConfig,
-    Manifest,
-    ModelConfig,
-    OuterConfig,
-    RoundConfig,
     SignedManifest,
     encode_manifest,
 )
 from gossamer.protocol.manifest_checks import require_valid
-
-
-def peer(number: int) -> PeerId:
-    return peer_id_from_public_key(number.to_bytes(32, "big"))
+from tests.support.builders import manifest, peer
 
 
 def signed_manifest(seed: int) -> SignedManifest:
-    manifest = Manifest(
-        version=limits.PROTOCOL_VERSION,
-        name="test",
-        founder=peer(1),
-        created_unix_seconds=0,
-        sync="diloco",
-        model=ModelConfig(
-            num_layers=1,
-            width=8,
-            num_heads=1,
-            num_kv_heads=1,
-            hidden_width=8,
-            vocabulary=256,
-            context=8,
-            tied_embeddings=True,
-        ),
-        inner=InnerConfig(
-            learning_rate=1e-3,
-            warmup_steps=1,
-            total_steps=10,
-            final_fraction=0.1,
-            beta1=0.9,
-            beta2=0.95,
-            epsilon=1e-8,
-            weight_decay=0.1,
-            clip_norm=1.0,
-            sequences_per_step=1,
-        ),
-        outer=OuterConfig(
-            inner_steps=2,
-            learning_rate=0.7,
-            momentum=0.9,
-            warmup_rounds=0,
-            warmup_inner_steps=1,
-            codec="fp32",
-            chunk_elements=1024,
-        ),
-        rounds=RoundConfig(
-            round_seconds=1.0, gather_seconds=1.0, attempt_seconds=1.0, stale_rounds=1
-        ),
-        data=DataConfig(
-            tokenizer="bytes",
-            tokenizer_digest=b"",
-            token_bytes=2,
-            index_digest=bytes(32),
-            num_shards=1,
-            num_tokens=1,
-            heldout_tokens=1,
-        ),
-        seed=seed,
-        genesis_digest=bytes(32),
-        admission="open",
-        allowed=(),
-    )
-    return SignedManifest(manifest=encode_manifest(require_valid(manifest)), signature=bytes(64))
+    content = encode_manifest(require_valid(manifest(seed=seed)))
+    return SignedManifest(manifest=content, signature=bytes(64))
 
 
 def names(folder: Path) -> list[str]:

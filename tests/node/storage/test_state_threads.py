@@ -19,7 +19,7 @@ from gossamer.node.storage import next_state, retention
 from gossamer.node.storage.committed import CannotRebuildError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.state.outer_step import nesterov
-from tests.node.committed_rounds import Holder, small_manifest
+from tests.support.committed_rounds import Holder, small_manifest
 
 ROUNDS = 8
 
