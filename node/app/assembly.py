@@ -39,7 +39,6 @@ from gossamer.node.peers.run_blocks import RunBlocks
 from gossamer.node.peers.run_exchange import open_signed_manifest, serve_manifest
 from gossamer.node.peers.swarm import Standing, Swarm
 from gossamer.node.rounds.context import NodeContext
-from gossamer.node.rounds.data_feed import DataFeed
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.rounds.ring_link import serve_ring
 from gossamer.node.storage.blocks import BlockStore
@@ -50,6 +49,7 @@ from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
+from gossamer.node.training.data_feed import DataFeed
 from gossamer.protocol.accounting.partitions import shards_per_partition
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest
@@ -234,7 +234,7 @@ class Node:
             participant.leave()
         core.chain_sync.report_to(participant)
         self._transport.handle(RING_PROTOCOL, self._serve_ring)
-        swarm.start(participant, self._standing)
+        swarm.start(participant.rounds, self._standing)
         reporter = Reporter(
             participant, self._store, self._blocks, self._hardware.capacity, self._state_dir.health
         )
@@ -338,12 +338,12 @@ class Node:
 
     async def _serve_ring(self, stream: Stream) -> None:
         try:
-            await serve_ring(stream, self._node.greeted)
+            await serve_ring(stream, self._node.rounds.greeted)
         except StreamClosed:
             await stream.reset()
         except RemoteProtocolError as error:
             self._node.context.swarm.offence(stream.peer_id, error)
-            self._node.disconnected(stream.peer_id)
+            self._node.rounds.disconnected(stream.peer_id)
             await stream.reset()
 
 
@@ -371,7 +371,7 @@ class _TrainerEvents:
             log.debug("step", round=step.round, step=step.step, loss=round(step.loss, 3))
 
     def shared(self, shared: messages.Shared) -> None:
-        self._participant.shared(shared)
+        self._participant.rounds.offered(shared)
 
     def needs_data(self, tokens_queued: int) -> None:
         self._context.feed.need_more(tokens_queued)

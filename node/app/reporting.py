@@ -76,7 +76,7 @@ class Reporter:
             disk_used_bytes=self._store.used_bytes(),
             peers=self._peers(),
             peers_banned=node.swarm.num_banned,
-            ring=self._participant.ring,
+            ring=self._participant.rounds.ring,
             last_round=progress.last_round,
             outer_step=self._outer_step(),
             loss_history=progress.history.points(),

@@ -28,10 +28,11 @@ from collections.abc import Sequence
 
 import structlog
 
+from gossamer.node.base.threads import RunInThread
+from gossamer.node.machine.trainer_client import Trainer
 from gossamer.node.modes.shared_steps import RingParts
-from gossamer.node.rounds.context import NodeContext
-from gossamer.node.storage.committed import CannotRebuildError
-from gossamer.protocol.ids import Digest, short
+from gossamer.node.storage.committed import CannotRebuildError, CommittedState
+from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.state.chain import Header
 from gossamer.trainer.ipc.messages import Place
 
@@ -45,8 +46,20 @@ log = structlog.get_logger("node")
 class CarriedMomentum:
     """Lives as long as the node."""
 
-    def __init__(self, context: NodeContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        me: PeerId,
+        committed: CommittedState,
+        trainer: Trainer,
+        stale_rounds: int,
+        run_in_thread: RunInThread,
+    ) -> None:
+        """`stale_rounds`: a momentum that missed more rounds than this is dropped."""
+        self._me = me
+        self._committed = committed
+        self._trainer = trainer
+        self._stale_rounds = stale_rounds
+        self._run_in_thread = run_in_thread
         self._life = 0
         """Of the trainer that the rest is about."""
         self._loaded: Place | None = None
@@ -71,24 +84,22 @@ class CarriedMomentum:
     async def settle(self) -> Place:
         """Tells the trainer whether to keep a momentum that it found, on the present head; the
         place of what it has then. Between rounds."""
-        context, head = self._context, self._context.committed.head
-        is_new = self._life != context.trainer.lives
+        head, trainer = self._committed.head, self._trainer
+        is_new = self._life != trainer.lives
         if is_new:
-            self._life, self._loaded = context.trainer.lives, context.trainer.loaded_momentum
+            self._life, self._loaded = trainer.lives, trainer.loaded_momentum
             self._rings, self._left_out = (), {}
         if self._left_out:
-            is_counted_twice: bool = await context.run_in_thread(
-                lambda: self._is_counted_twice(head)
-            )
+            is_counted_twice: bool = await self._run_in_thread(lambda: self._is_counted_twice(head))
             if is_counted_twice:
-                await context.trainer.keep_momentum(keep=False)
+                await trainer.keep_momentum(keep=False)
                 self._left_out = {}
                 log.info("the momentum is dropped: a round took what was left out of a step here")
         loaded = self._loaded
         if loaded is not None:
-            reason, is_over = await context.run_in_thread(lambda: self._judge(loaded, head))
-            is_same = self._life == context.trainer.lives  # another one's is judged next time
-            await context.trainer.keep_momentum(keep=is_same and not reason)
+            reason, is_over = await self._run_in_thread(lambda: self._judge(loaded, head))
+            is_same = self._life == trainer.lives  # another one's is judged next time
+            await trainer.keep_momentum(keep=is_same and not reason)
             if reason:
                 log.info("the momentum on disk is dropped", reason=reason)
             elif is_new:
@@ -101,11 +112,11 @@ class CarriedMomentum:
 
     def _is_counted_twice(self, head: Digest) -> bool:
         """Whether a round since the last head took more than what is out of the momentum."""
-        context, before = self._context, self._head
+        before = self._head
         assert before is not None, "a ring before the first settle"
-        for one in context.committed.chain.path_between(before, head) or ():
+        for one in self._committed.chain.path_between(before, head) or ():
             try:
-                header = context.committed.header(one)
+                header = self._committed.header(one)
             except CannotRebuildError:
                 return True  # rather lost than counted twice
             tokens = self._left_out.get(Digest(header.ring_id))
@@ -114,20 +125,19 @@ class CarriedMomentum:
         return False
 
     def _tokens_in(self, header: Header) -> int:
-        return sum(one.tokens for one in header.members if one.peer_id == self._context.me)
+        return sum(one.tokens for one in header.members if one.peer_id == self._me)
 
     def _judge(self, loaded: Place, head: Digest) -> tuple[str, bool]:
         """Why it is dropped, if it is; whether that is settled for good, by a ring of this life."""
-        context = self._context
-        way = context.committed.chain.path_between(Digest(loaded.head), head)
+        way = self._committed.chain.path_between(Digest(loaded.head), head)
         if way is None:
             return f"{short(Digest(loaded.head))} is not in the chain", False
-        if len(way) > context.manifest.stale_rounds:
+        if len(way) > self._stale_rounds:
             return f"it missed {len(way)} rounds", False
         is_over = False
         for one in way:
             try:
-                header = context.committed.header(one)
+                header = self._committed.header(one)
             except CannotRebuildError as error:
                 return f"what was taken of it is not known: {error}", False
             if self._tokens_in(header):

@@ -32,10 +32,12 @@ from dataclasses import dataclass
 import structlog
 import trio
 
-from gossamer.node.rounds.context import NodeContext
+from gossamer.node.base.threads import RunInThread
+from gossamer.node.machine.trainer_client import Trainer
+from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import SignPayloads
-from gossamer.protocol.ids import Digest, short
+from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
@@ -106,8 +108,19 @@ class StepTiming:
 class SharedStepRunner:
     """One round of one peer. `run` goes on until `close`."""
 
-    def __init__(self, context: NodeContext, machine: Round, timing: StepTiming) -> None:
-        self._context = context
+    def __init__(
+        self,
+        me: PeerId,
+        committed: CommittedState,
+        trainer: Trainer,
+        machine: Round,
+        timing: StepTiming,
+        run_in_thread: RunInThread,
+    ) -> None:
+        self._me = me
+        self._committed = committed
+        self._trainer = trainer
+        self._run_in_thread = run_in_thread
         self._machine = machine
         self._timing = timing
         self._update: bytes | None = None
@@ -136,14 +149,14 @@ class SharedStepRunner:
     def offered(self, update: bytes) -> None:
         """The trainer has a part for a step."""
         self._update = update
-        self.ring()
+        self.notify()
 
     def trained(self) -> None:
         """The trainer has done what it does in this round, or is gone."""
         self._has_trained = True
-        self.ring()
+        self.notify()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Something happened: whoever waits looks again."""
         self._news.set()
         self._news = trio.Event()
@@ -153,14 +166,14 @@ class SharedStepRunner:
         if self._steps is not None:
             self._steps.is_void = True
             self._void.append(self._steps)
-        self._steps = RingSteps(ring, self._context, self)
-        self.ring()
+        self._steps = RingSteps(ring, self._me, self._committed, self)
+        self.notify()
         return self._steps
 
     def close(self) -> None:
         """Nobody waits for this round any more."""
         self._scope.cancel()
-        self.ring()
+        self.notify()
 
     # What is done
 
@@ -183,21 +196,21 @@ class SharedStepRunner:
         average = self._machine.average_of(steps.ring_id, step)
         if average is None:
             return False
-        committed = self._context.committed
+        committed = self._committed
 
         def take() -> None:
             if step == 0:  # of an earlier ring some steps may have been taken
                 committed.begin_steps(number)
             committed.take_step(number, step, average)
 
-        await self._context.run_in_thread(take)
+        await self._run_in_thread(take)
         steps.taken(step, average)
         if self._update is not None and steps.has_part_in(step) and not steps.is_void:
             # My part went out with this step: the trainer goes on from where it led.
             self._update = None
             with trio.CancelScope(shield=True):  # the round may be over by now
-                await self._context.trainer.share(taken=steps.is_in(average))
-        self.ring()
+                await self._trainer.share(taken=steps.is_in(average))
+        self.notify()
         return True
 
     async def settle(self, averages: Sequence[Payload] | None) -> list[RingParts]:
@@ -216,7 +229,7 @@ class SharedStepRunner:
                 steps.taken(later, averages[later])
         if self._update is not None and steps.has_part_in(step):
             self._update = None
-            await self._context.trainer.share(taken=averages is None or steps.is_in(averages[step]))
+            await self._trainer.share(taken=averages is None or steps.is_in(averages[step]))
         return [each.parts for each in (*void, steps) if each.has_given]
 
     async def part(self, steps: RingSteps, step: int, partial_sum_seconds: float | None) -> bytes:
@@ -254,17 +267,19 @@ class SharedStepRunner:
 class RingSteps:
     """This peer's parts in the steps of one ring (a `Contribution`)."""
 
-    def __init__(self, ring: Ring, context: NodeContext, shared: SharedStepRunner) -> None:
-        payloads = context.committed.payloads
+    def __init__(
+        self, ring: Ring, me: PeerId, committed: CommittedState, shared: SharedStepRunner
+    ) -> None:
+        payloads = committed.payloads
         assert isinstance(payloads, SignPayloads)
         self._payloads = payloads
-        self._position = ring.members.index(context.me)
+        self._position = ring.members.index(me)
         self._tokens = ring.ready[self._position].tokens
         self._shared = shared
         self._given: dict[int, bytes] = {}
         """What went into the token of each step, empty where I abstained."""
         self.ring_id: Digest = ring.ring_id
-        self.num_steps = context.committed.sync_sets.whole.plan.num_chunks
+        self.num_steps = committed.sync_sets.whole.plan.num_chunks
         self.num_taken = 0
         self.taken_seconds = trio.current_time()
         """When the newest step was taken."""

@@ -10,14 +10,15 @@ weight, because it may have lost its disk since it said so. A wrong weight is on
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
 import trio
 
-from gossamer.node.peers.chain_sync import BehindError, UnknownHeadError
-from gossamer.node.rounds.context import NodeContext
+from gossamer.node.base.orders import Orders
+from gossamer.node.peers.chain_sync import BehindError, ChainSync, UnknownHeadError
+from gossamer.node.peers.swarm import Swarm
+from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.errors import ImplausibleError, RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.state.chain import is_heavier
@@ -54,9 +55,14 @@ class _Holder:
 class HeadProver:
     """Proves announced heads that would win over ours."""
 
-    def __init__(self, context: NodeContext, on_proven: Callable[[], None]) -> None:
-        self._context = context
-        self._on_proven = on_proven
+    def __init__(
+        self, committed: CommittedState, chain_sync: ChainSync, swarm: Swarm, orders: Orders
+    ) -> None:
+        """`orders` is notified of each head that is proven."""
+        self._committed = committed
+        self._chain_sync = chain_sync
+        self._swarm = swarm
+        self._orders = orders
         self._holders: dict[PeerId, _Holder] = {}
         self._news = trio.Event()
 
@@ -83,10 +89,10 @@ class HeadProver:
 
     def _wanted(self) -> dict[PeerId, Announce]:
         """Living peers whose announced head would win over ours and is not proven."""
-        mine, chain = self._context.committed.entry, self._context.committed.chain
+        mine, chain = self._committed.entry, self._committed.chain
         return {
             peer: announce
-            for peer, announce in self._context.swarm.living().items()
+            for peer, announce in self._swarm.living().items()
             if is_heavier(announce.tokens_total, announce.head, mine.tokens_total, mine.head)
             and not chain.is_whole(Digest(announce.head))
         }
@@ -122,9 +128,9 @@ class HeadProver:
         )
 
     async def _ask(self, peer: PeerId, holder: _Holder, claimed_tokens: int) -> None:
-        chain, swarm = self._context.committed.chain, self._context.swarm
+        chain, swarm = self._committed.chain, self._swarm
         try:
-            await self._context.chain_sync.learn(holder.head, peer)
+            await self._chain_sync.learn(holder.head, peer)
             if chain.entry(holder.head).tokens_total != claimed_tokens:
                 raise ImplausibleError("a head announced with tokens that are not in its chain")
         except UnknownHeadError as error:
@@ -137,7 +143,7 @@ class HeadProver:
             swarm.offence(peer, error)
         else:
             holder.failures = 0
-            self._on_proven()
+            self._orders.notify()
         finally:
             holder.is_asked = False
 

@@ -12,13 +12,15 @@ so is all that follows from the same round, if newer ones fail as well.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import structlog
 import trio
 
-from gossamer.node.peers.chain_sync import BehindError
-from gossamer.node.rounds.context import NodeContext
+from gossamer.node.peers.chain_sync import BehindError, ChainSync
+from gossamer.node.peers.swarm import Swarm
+from gossamer.node.rounds.decisions import BetterHead, Decision, is_overtaken
+from gossamer.node.storage.committed import CommittedState
+from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.errors import RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, short
 from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
@@ -35,9 +37,6 @@ alone. Where rounds are quick the first ones may have gone before they were fetc
 BRANCH_AVOID_SECONDS_MAX = 300.0
 """From `AVOID_SECONDS` on, twice as long at each further failure."""
 
-OVERTAKEN_SECONDS = 5.0
-"""A ring member that hears of its ring's commit by others finishes within this, or fetches."""
-
 SIDE_ROUNDS_MAX = 4096
 """Committed rounds that are kept although they are not on the way to a head that anybody has: a
 split swarm makes a few hundred, and each costs some 2 KiB of disk and memory."""
@@ -45,30 +44,29 @@ split swarm makes a few hundred, and each costs some 2 KiB of disk and memory.""
 log = structlog.get_logger("node")
 
 
-@dataclass(frozen=True)
-class BetterHead:
-    """A head that wins over ours."""
-
-    head: Digest
-    tokens_total: int
-    """Tokens in its chain."""
-    since_seconds: float
-    """Since when some head has been better than ours (local clock)."""
-
-
 class Heads:
     """What is known of heads."""
 
-    def __init__(self, context: NodeContext) -> None:
-        self._context = context
+    def __init__(
+        self, committed: CommittedState, chain_sync: ChainSync, swarm: Swarm, metrics: Metrics
+    ) -> None:
+        self._committed = committed
+        self._chain_sync = chain_sync
+        self._swarm = swarm
+        self._metrics = metrics
         self._avoided: dict[Digest, float] = {}
         self._branch_failures: dict[Digest, int] = {}
         self._better_since: float | None = None
 
+    @property
+    def mine(self) -> Digest:
+        """The committed head of this node."""
+        return self._committed.head
+
     def better(self) -> BetterHead | None:
         """The heaviest proven head that wins over ours; None if ours is the best."""
         now = trio.current_time()
-        committed = self._context.committed
+        committed = self._committed
         chain, mine = committed.chain, committed.entry
         best: tuple[int, Digest] | None = None
         for head in chain.tips():
@@ -77,7 +75,7 @@ class Heads:
                 is_heavier(tokens, head, mine.tokens_total, mine.head)
                 and (best is None or is_heavier(tokens, head, best[0], best[1]))
                 and chain.is_whole(head)
-                and head not in self._context.chain_sync.unfinished
+                and head not in self._chain_sync.unfinished
                 and not self._is_avoided(now, head)
             ):
                 best = (tokens, head)
@@ -93,46 +91,43 @@ class Heads:
 
     def _branch_of(self, head: Digest) -> Digest:
         """The first round on the way to a head that is not on the way to mine."""
-        committed = self._context.committed
+        committed = self._committed
         return (committed.chain.only_in(head, committed.head) or [head])[-1]
 
     def is_by_way_of(self, ring_id: Digest | None, head: Digest) -> bool:
         """Whether the first round on the way to a head that is not on mine is this ring's."""
-        chain = self._context.committed.chain
+        chain = self._committed.chain
         return chain.header(self._branch_of(head)).ring_id == ring_id
 
     def is_on_mine(self, head: Digest) -> bool:
         """Whether a known head goes on from my own."""
-        committed = self._context.committed
+        committed = self._committed
         return not committed.chain.only_in(committed.head, head)
 
-    def is_overtaken(
+    def overtaken(
         self, ring_id: Digest | None, attainable_tokens: int, *, is_at_work: bool
-    ) -> bool:
-        """Whether a better head makes a round of mine not worth waiting for.
+    ) -> Decision:
+        """Whether a better head makes this node's present round not worth waiting for.
 
         Args:
-            ring_id: of the ring that is followed; None without one.
-            attainable_tokens: of the chain, if that ring commits with all that are still in it.
-            is_at_work: whether I still pass its chunks on.
+            ring_id: the ring that this node follows; None without one.
+            attainable_tokens: tokens of the chain if that ring commits with all present members.
+            is_at_work: whether this node still passes chunks of that ring on.
         """
         better = self.better()
         if better is None:
-            return False
-        # A lone commit on my own head does not stop a ring of many. But of two branches that go
-        # on side by side the one that is behind now yields: if each went by what its own ring may
-        # yet commit they would overtake each other in turn, and never meet.
-        if self.is_on_mine(better.head) and better.tokens_total < attainable_tokens:
-            return False
-        # Who stayed for another ring's commit, to make one that weighs the same, would leave the
-        # swarm in two halves: each is overtaken by the other in turn, whichever digest is lower.
-        by_my_ring = self.is_by_way_of(ring_id, better.head)
-        patience_seconds = OVERTAKEN_SECONDS if is_at_work and by_my_ring else 0.0
-        return trio.current_time() >= better.since_seconds + patience_seconds
+            return Decision(False, "no better head is known")
+        return is_overtaken(
+            better,
+            attainable_tokens,
+            trio.current_time(),
+            is_on_mine=self.is_on_mine(better.head),
+            is_finishing=is_at_work and self.is_by_way_of(ring_id, better.head),
+        )
 
     def is_near(self, head: Digest) -> bool:
         """Whether I am so few rounds behind a head that the others may wait for me."""
-        committed = self._context.committed
+        committed = self._committed
         chain = committed.chain
         return committed.is_loaded and (
             head not in chain or committed.head in chain.ancestors(head, NEAR_ROUNDS)
@@ -140,7 +135,7 @@ class Heads:
 
     def recent(self) -> list[Digest]:
         """My head and those before it, newest first, as far as `awaited` looks."""
-        committed = self._context.committed
+        committed = self._committed
         return committed.chain.ancestors(committed.head, TRAILING_ROUNDS)
 
     async def try_take_over(self, head: Digest) -> bool:
@@ -158,15 +153,15 @@ class Heads:
             self._avoid(head)
             return False
         self.note_new()
-        entry = self._context.committed.entry
+        entry = self._committed.entry
         log.info("at the swarm's head", round=entry.round, head=short(entry.head))
         return True
 
     async def fetch_ahead(self) -> None:
         """What taking over the better head will want comes while a round here is still ended."""
         better = self.better()
-        if better is not None and self._context.committed.is_loaded:
-            await self._context.chain_sync.fetch_ahead(better.head, self._context.swarm.sources)
+        if better is not None and self._committed.is_loaded:
+            await self._chain_sync.fetch_ahead(better.head, self._swarm.sources)
 
     def _avoid(self, head: Digest) -> None:
         """Leaves a head alone; who says to be there does not help others there."""
@@ -182,25 +177,23 @@ class Heads:
         if len(self._branch_failures) >= SIDE_ROUNDS_MAX:
             self._branch_failures.clear()
         self._branch_failures[branch] = failures
-        swarm = self._context.swarm
+        swarm = self._swarm
         for peer, announce in swarm.living().items():
             if announce.head == head:
                 swarm.offence(peer, UnprovenError(f"at head {short(head)}, to which nobody gets"))
 
     async def _take_over(self, head: Digest) -> None:
-        context = self._context
-        chain = context.committed.chain
-        mine = context.committed.head
-        if context.committed.is_loaded and not chain.is_heavier(head, mine):
+        committed = self._committed
+        if committed.is_loaded and not committed.chain.is_heavier(head, committed.head):
             raise BehindError("it is lighter than mine by now")
-        await context.chain_sync.follow(head, context.swarm.sources)
+        await self._chain_sync.follow(head, self._swarm.sources)
 
     def note_new(self) -> None:
         """The committed head has changed: tidy up what belonged to earlier ones, and say so."""
-        entry = self._context.committed.entry
+        entry = self._committed.entry
         self._better_since = None
-        self._context.metrics.round.set(entry.round)
-        statement_store = self._context.swarm.gossip.statement_store
+        self._metrics.round.set(entry.round)
+        statement_store = self._swarm.gossip.statement_store
         statement_store.age()
         statement_store.keep(
             lambda _signed, statement: (
@@ -209,11 +202,11 @@ class Heads:
         )
         self._branch_failures.clear()
         self._forget_side_rounds()
-        self._context.swarm.forgive_accusers()
-        self._context.swarm.announce()
+        self._swarm.forgive_accusers()
+        self._swarm.announce()
 
     def _forget_side_rounds(self) -> None:
-        chain, entry = self._context.committed.chain, self._context.committed.entry
+        chain, entry = self._committed.chain, self._committed.entry
         if len(chain) - entry.round - 1 > SIDE_ROUNDS_MAX:
-            announced = {Digest(a.head) for a in self._context.swarm.living().values()}
+            announced = {Digest(a.head) for a in self._swarm.living().values()}
             chain.forget_all_but([entry.head, *sorted(announced)])

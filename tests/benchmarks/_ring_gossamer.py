@@ -16,7 +16,7 @@ import numpy as np
 import trio
 
 from gossamer.node.app.daemon import limit_malloc_arenas
-from gossamer.node.modes.contribution import Contribution, contribution_of
+from gossamer.node.modes.contribution import Contribution
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.libp2p_transport import open_libp2p_transport
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
@@ -57,6 +57,7 @@ from tests.benchmarks._member import (
     sleep_until,
     vector_of,
 )
+from tests.support.contributions import contribution_of
 
 RUN_ID = digest_of(b"ring benchmark")
 CONNECT_SECONDS = 30.0

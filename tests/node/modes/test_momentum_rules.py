@@ -16,8 +16,7 @@ import trio.testing
 
 from gossamer.node.modes.carried_momentum import RINGS_MAX, CarriedMomentum
 from gossamer.node.modes.shared_steps import RingParts, RingSteps, SharedStepRunner, StepTiming
-from gossamer.node.rounds.context import NodeContext, Progress
-from gossamer.node.rounds.settlement import Settlement
+from gossamer.node.rounds.saving import WorkSaver
 from gossamer.node.storage.committed import CannotRebuildError
 from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.protocol.codecs.contributions import add_record
@@ -75,18 +74,11 @@ class Node:
         )
         self.committed = SimpleNamespace(is_loaded=True)
         self.become(chain)
-        self.context = cast(
-            NodeContext,
-            SimpleNamespace(
-                trainer=self.trainer,
-                committed=self.committed,
-                manifest=SimpleNamespace(stale_rounds=STALE_ROUNDS),
-                me=ME,
-                run_in_thread=in_no_thread,
-                work=SimpleNamespace(must_save=False, save=lambda: None),
-                health=SimpleNamespace(wrote=lambda _what: None),
-            ),
-        )
+
+    def momentum(self) -> CarriedMomentum:
+        """Of a new life of the node."""
+        committed, trainer = cast(Any, self.committed), cast(Any, self.trainer)
+        return CarriedMomentum(ME, committed, trainer, STALE_ROUNDS, in_no_thread)
 
     def become(self, chain: Chain) -> None:
         self.committed.chain, self.committed.header = chain, chain.header
@@ -132,7 +124,7 @@ def test_it_is_kept_where_nothing_of_it_was_taken(
     chain: Chain, place: Place, is_kept: bool
 ) -> None:
     node = Node(chain, place)
-    carried = CarriedMomentum(node.context)
+    carried = node.momentum()
     place_now = settled(node, carried)
     assert node.told == [is_kept]
     assert place_now.head == digest(str(chain.length))
@@ -144,13 +136,13 @@ def test_what_cannot_be_known_drops_it() -> None:
     chain = Chain(3)
     chain.unreadable = 3
     node = Node(chain, Place(digest("2")))
-    settled(node, CarriedMomentum(node.context))
+    settled(node, node.momentum())
     assert node.told == [False]
 
 
 def test_a_ring_of_an_earlier_life_that_is_committed_later_drops_it() -> None:
     node = Node(Chain(2), Place(digest("2")))
-    carried = CarriedMomentum(node.context)
+    carried = node.momentum()
     settled(node, carried)
     carried.had_parts_in([all_out("a ring that came to nothing")])
     node.become(Chain(3, mine=[3]))
@@ -160,7 +152,7 @@ def test_a_ring_of_an_earlier_life_that_is_committed_later_drops_it() -> None:
 
 def test_after_a_ring_of_this_life_nothing_is_asked_any_more() -> None:
     node = Node(Chain(2), Place(digest("2")))
-    carried = CarriedMomentum(node.context)
+    carried = node.momentum()
     settled(node, carried)
     carried.had_parts_in([all_out("ring 3")])
     node.become(Chain(3, mine=[3]))
@@ -172,7 +164,7 @@ def test_after_a_ring_of_this_life_nothing_is_asked_any_more() -> None:
 
 def test_a_new_trainer_has_no_part_in_the_rings_of_the_one_before() -> None:
     node = Node(Chain(2), None)
-    carried = CarriedMomentum(node.context)
+    carried = node.momentum()
     settled(node, carried)
     carried.had_parts_in([all_out("ring 3")])
     assert settled(node, carried) == Place(digest("2"), (digest("ring 3"),))
@@ -184,7 +176,7 @@ def test_a_new_trainer_has_no_part_in_the_rings_of_the_one_before() -> None:
 
 def test_its_place_names_the_rings_on_its_head() -> None:
     node = Node(Chain(2), Place(digest("2"), (digest("saved"),)))
-    carried = CarriedMomentum(node.context)
+    carried = node.momentum()
     settled(node, carried)
     rings = [all_out(f"missed {number}") for number in range(RINGS_MAX + 1)]
     carried.had_parts_in([*rings, RingParts(digest("with doubts"), 0, has_left_out=True)])
@@ -203,7 +195,7 @@ def test_a_round_that_took_what_was_left_out_here_drops_it(
     ring: str, tokens: int, is_kept: bool
 ) -> None:
     node = Node(Chain(2), None)
-    carried = CarriedMomentum(node.context)
+    carried = node.momentum()
     settled(node, carried)
     carried.had_parts_in([RingParts(digest(ring), tokens, has_left_out=True)])
     settled(node, carried)
@@ -217,7 +209,7 @@ def test_a_round_that_took_what_was_left_out_here_drops_it(
 
 def test_a_header_that_cannot_be_read_may_have_taken_what_was_left_out() -> None:
     node = Node(Chain(2), None)
-    carried = CarriedMomentum(node.context)
+    carried = node.momentum()
     settled(node, carried)
     carried.had_parts_in([RingParts(digest("ring 3"), 7, has_left_out=True)])
     node.become(Chain(3))
@@ -230,7 +222,15 @@ def test_what_was_taken_meanwhile_is_known_before_the_file_says_so() -> None:
     node = Node(Chain(3, mine=[3]), Place(digest("2")))
 
     async def main() -> None:
-        await Settlement(node.context, Progress()).save(now=True)
+        saver = WorkSaver(
+            cast(Any, node.committed),
+            cast(Any, SimpleNamespace(must_save=False, save=lambda: None)),
+            cast(Any, node.trainer),
+            cast(Any, SimpleNamespace(place=node.momentum().settle)),
+            cast(Any, SimpleNamespace(wrote=lambda _what: None)),
+            in_no_thread,
+        )
+        await saver.save(now=True)
 
     trio.run(main)
     assert node.told == [False, Place(digest("3"))]
@@ -270,21 +270,22 @@ class RoundOfSteps:
         self.num_averages = num_averages
         self.while_taking: Callable[[], None] = lambda: None
         self.before_its_end: Callable[[], None] = lambda: None
-        parts = SimpleNamespace(
-            me=ME,
-            committed=SimpleNamespace(
-                payloads=PAYLOADS,
-                begin_steps=lambda *_: None,
-                take_step=lambda *_: self.while_taking(),
-                sync_sets=SimpleNamespace(
-                    whole=SimpleNamespace(plan=SimpleNamespace(num_chunks=3))
-                ),
-            ),
-            trainer=SimpleNamespace(share=self.share),
-            run_in_thread=in_no_thread,
+        committed = SimpleNamespace(
+            payloads=PAYLOADS,
+            begin_steps=lambda *_: None,
+            take_step=lambda *_: self.while_taking(),
+            sync_sets=SimpleNamespace(whole=SimpleNamespace(plan=SimpleNamespace(num_chunks=3))),
         )
+        trainer = SimpleNamespace(share=self.share)
         machine = SimpleNamespace(number=1, average_of=self.average_of)
-        self.shared = SharedStepRunner(cast(NodeContext, parts), cast(Round, machine), StepTiming())
+        self.shared = SharedStepRunner(
+            ME,
+            cast(Any, committed),
+            cast(Any, trainer),
+            cast(Round, machine),
+            StepTiming(),
+            in_no_thread,
+        )
 
     def average_of(self, _ring_id: Digest, step: int) -> bytes | None:
         return self.averages[step] if step < self.num_averages else None

@@ -10,7 +10,7 @@ import numpy as np
 import trio
 import trio.testing
 
-from gossamer.node.modes.contribution import Contribution, contribution_of
+from gossamer.node.modes.contribution import Contribution
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.round_driver import RoundDriver
@@ -29,6 +29,7 @@ from gossamer.protocol.rounds.round_rules import RoundRules
 from gossamer.protocol.state.chain import Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.statements import Ready, Vote
+from tests.support.contributions import contribution_of
 from tests.support.memory_transport import MemoryNetwork
 
 RUN_ID, HEAD = digest_of(b"driver threads"), digest_of(b"head")

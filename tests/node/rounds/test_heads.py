@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from gossamer.node.rounds.heads import OVERTAKEN_SECONDS, Heads
+from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS
+from gossamer.node.rounds.heads import Heads
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, digest_of, peer_id_from_public_key
@@ -36,7 +38,8 @@ class Chain:
             chain=self.store, head=self.mine, entry=self.store.entry(self.mine)
         )
         chain_sync = SimpleNamespace(unfinished=frozenset())
-        self.heads = Heads(SimpleNamespace(committed=committed, chain_sync=chain_sync))  # type: ignore[arg-type]
+        unused: Any = None
+        self.heads = Heads(cast(Any, committed), cast(Any, chain_sync), unused, unused)
 
     def add(self, parent: Digest, tokens: int, ring_id: Digest = OTHER_RING) -> Digest:
         before = self.store.entry(parent)
@@ -61,7 +64,7 @@ class Chain:
         async def main() -> bool:
             self.heads.better()
             await trio.sleep(seconds)
-            return self.heads.is_overtaken(MY_RING, ATTAINABLE, is_at_work=is_at_work)
+            return self.heads.overtaken(MY_RING, ATTAINABLE, is_at_work=is_at_work).holds
 
         return trio.run(main, clock=MockClock(autojump_threshold=0.0))
 

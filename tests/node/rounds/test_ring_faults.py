@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import trio
 
-from gossamer.node.modes.contribution import contribution_of
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.gossip import Gossip
@@ -37,6 +36,7 @@ from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from gossamer.protocol.wire.statements import Ready, Roster, Signed, Statement, open_signed
+from tests.support.contributions import contribution_of
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 from tests.support.node_world import in_no_thread
 

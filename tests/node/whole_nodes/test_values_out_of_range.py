@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import trio
 
+from gossamer.node.modes.pending_work import _PendingRound
+from gossamer.node.modes.sync_mode import Promise
 from gossamer.node.peers.offences import Offences
-from gossamer.node.rounds.turn import Turn
 from gossamer.protocol.accounting.work_account import OUT_OF_RANGE
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.wire.statements import Ready
 from tests.support.node_world import (
     NumbersTrainer,
     World,
@@ -175,10 +175,10 @@ def test_after_a_spoilt_round_earlier_work_is_handed_in_and_the_trainer_starts_f
     missed_round = 4
     carried: list[int] = []
 
-    def has_work(turn: Turn) -> bool:
+    def has_work(work: _PendingRound) -> bool:
         """The first try at this round hands nothing in; before the second the value comes."""
-        tokens = turn._context.work.account.carried
-        if turn.driver.machine.number == missed_round and not carried:
+        tokens = work._trainings.work.account.carried
+        if work._machine.number == missed_round and not carried:
             carried.append(tokens)
             trainer.next_is_spoilt = True
             return False
@@ -198,7 +198,7 @@ def test_after_a_spoilt_round_earlier_work_is_handed_in_and_the_trainer_starts_f
         assert_no_trace(world, "a")
 
     trainer = trainer_that_spoils(3e30)
-    monkeypatch.setattr(Turn, "_has_work", property(has_work))
+    monkeypatch.setattr(_PendingRound, "has_work", property(has_work))
     simulate(world, story)
 
 
@@ -214,28 +214,28 @@ def test_such_a_value_that_comes_after_the_last_look_costs_the_part_in_the_ring(
     """Nothing can be encoded with it, so the node leaves the ring. The others go on."""
     world = World(tmp_path, seed=33, wait_for_peers=len(names) - 1, **mode)
     last, spoilt_round = names[-1], 3
-    make_ready = Turn._ready
+    promise = _PendingRound.promise
 
-    async def make_ready_and_spoil(turn: Turn) -> Ready:
-        ready = await make_ready(turn)
-        me, number = turn._context.me, turn.driver.machine.number
+    async def promise_and_spoil(work: _PendingRound) -> Promise:
+        promised = await promise(work)
+        me, number = work._mode.me, work._machine.number
         if me == world.identity(last).peer_id and number == spoilt_round:
-            turn._context.trainer.pending[:] = 3e30
-        return ready
+            work._trainings.trainer.pending[:] = 3e30
+        return promised
 
     async def story(nursery: trio.Nursery) -> None:
         await start(world, nursery, names)
         await world.until(lambda: world.participant_or_none(last) is not None)
         work = world.participant(last).context.work
         await world.until(lambda: work.account.state.dropped.get(OUT_OF_RANGE, 0) > 0)
-        monkeypatch.setattr(Turn, "_ready", make_ready)
+        monkeypatch.setattr(_PendingRound, "promise", promise)
         before = credited(world, last)
         await world.reach(world.round(names[0]) + 5, *names)
         await settled(world, *names)
         assert credited(world, last) > before
         assert_all_is_well(world, *names)
 
-    monkeypatch.setattr(Turn, "_ready", make_ready_and_spoil)
+    monkeypatch.setattr(_PendingRound, "promise", promise_and_spoil)
     simulate(world, story)
     assert offences == []
 

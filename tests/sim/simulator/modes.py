@@ -15,7 +15,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from gossamer.node.modes.contribution import Contribution, contribution_of
+from gossamer.node.modes.contribution import Contribution
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
 from gossamer.protocol.codecs.contributions import split
 from gossamer.protocol.codecs.payloads import SPARSE, SetPayloads, SumPayloads, payloads_named
@@ -28,6 +28,7 @@ from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.outer_step import nesterov
 from tests.sim.simulator import arithmetic
 from tests.sim.simulator.arithmetic import Sum
+from tests.support.contributions import contribution_of
 
 ELEMENTS = 150
 """Of a chunk: a whole block of 128 and a part of one, for codecs that have blocks."""

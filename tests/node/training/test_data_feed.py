@@ -9,7 +9,7 @@ from typing import Any
 import trio
 import trio.testing
 
-from gossamer.node.rounds.data_feed import DataFeed
+from gossamer.node.training.data_feed import DataFeed
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans, claim_rank
 from gossamer.protocol.ids import PeerId, digest_of

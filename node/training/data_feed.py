@@ -17,8 +17,8 @@ import trio
 
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.peers.block_exchange import BlockService, FetchError
-from gossamer.node.rounds.claims import Claims, HeldPartitions, Piece
 from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.training.claims import Claims, HeldPartitions, Piece
 from gossamer.protocol.accounting.ledger import EpochProgress, Ledger, epoch_progress
 from gossamer.protocol.accounting.partitions import Partitions
 from gossamer.protocol.ids import Digest, PeerId

@@ -1,0 +1,209 @@
+"""Rounds that average work which was finished before the ring: dense and sparse steps.
+
+A round trains, adds the result to `pending`, and hands `pending` to the ring. Work that the ring
+did not take stays there and belongs to the next offer.
+
+With `overlap`, the next round's training begins when this round's work is handed to the ring, but
+not in the warm-up. The next round takes that training over. If the round ends early, the training
+is stopped and its work is carried: there is overlap on the straight way only.
+
+Where a round averages one fragment of the parameters, `pending` keeps the work in the other
+fragments until their turn. The trainer then goes on from its local parameters, and the next
+training begins at the latest when the round is committed.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gossamer.node.modes.contribution import Contribution
+from gossamer.node.modes.sync_mode import (
+    Promise,
+    RingDuration,
+    RoundOutcome,
+    RoundWork,
+    Spawn,
+    StopSignal,
+)
+from gossamer.node.storage.committed import CommittedState
+from gossamer.node.training.local_training import LocalTraining, LocalTrainings
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.round import Round
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.state.outer_momentum import norm_of
+from gossamer.protocol.state.sync_sets import SyncSet
+from gossamer.trainer.ipc.messages import Place, Ranges, Shared, Start
+
+
+class MakeContribution(Protocol):
+    """How a mode takes finished work into a ring. Dense and sparse steps differ in this only."""
+
+    def __call__(
+        self, pending: FloatVector, plan: ChunkPlan, ring: Ring, me: PeerId, /
+    ) -> Contribution:
+        """
+        Args:
+            pending: (plan.num_elements,), the work that the ring averages. The ring only reads it.
+            me: a member of the ring.
+        """
+
+
+class PendingWork:
+    """The sync mode of finished work (a `SyncMode`)."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        committed: CommittedState,
+        trainings: LocalTrainings,
+        make_contribution: MakeContribution,
+    ) -> None:
+        self.me = me
+        self.committed = committed
+        self.trainings = trainings
+        self.make_contribution = make_contribution
+        self.ahead: LocalTraining | None = None
+        """The training that began before its round."""
+
+    @property
+    def ring_duration(self) -> RingDuration:
+        """See `SyncMode`: members have trained before the ring."""
+        return RingDuration()
+
+    @property
+    def training_since_seconds(self) -> float | None:
+        """See `SyncMode`."""
+        return None if self.ahead is None else self.ahead.started_seconds
+
+    def new_round(self, machine: Round, sync_set: SyncSet, spawn: Spawn) -> RoundWork:
+        """See `SyncMode`. The round takes over the training that is under way."""
+        training, self.ahead = self.ahead, None
+        return _PendingRound(self, machine, sync_set, spawn, training)
+
+    async def end_training_ahead(self, head: Digest, number: int) -> None:
+        """See `SyncMode`."""
+        if self.ahead is not None:
+            await self.ahead.end(head, number)
+            self.ahead = None
+
+    async def place(self) -> Place:
+        """See `SyncMode`: the inner optimiser's state fits every head."""
+        return Place(self.committed.head, ())
+
+
+class _PendingRound:
+    """One round of finished work (a `RoundWork`)."""
+
+    trains_in_ring = False
+
+    def __init__(
+        self,
+        mode: PendingWork,
+        machine: Round,
+        sync_set: SyncSet,
+        spawn: Spawn,
+        training: LocalTraining | None,
+    ) -> None:
+        """`training`: this round's, if it is under way."""
+        self._mode = mode
+        self._trainings = mode.trainings
+        self._machine = machine
+        self._sync_set = sync_set
+        self._spawn = spawn
+        self._training = training
+        self._may_go_on = True
+        """Whether the trainer's local parameters are fit to go on from."""
+
+    def _begin(self, number: int, start: Start, new: Ranges = ()) -> LocalTraining:
+        training = self._trainings.begin(number, start, new)
+        self._spawn(training.run)
+        return training
+
+    async def train(self, stop: StopSignal) -> None:
+        """See `RoundWork`. The work is in `pending` afterwards, also after an early stop."""
+        machine = self._machine
+        training = self._training or self._begin(machine.number, "base")
+        while not training.is_done:
+            if await stop.wait(heeds_others=True) and not training.is_done:
+                await training.stop()
+        await training.collect(machine.head, machine.number)
+        self._may_go_on = not training.is_spoilt
+
+    @property
+    def has_work(self) -> bool:
+        """See `RoundWork`."""
+        return self._trainings.work.account.carried > 0
+
+    @property
+    def _pending(self) -> FloatVector:
+        """The part of `pending` that this round averages."""
+        return self._trainings.trainer.pending[self._sync_set.within]
+
+    async def promise(self) -> Promise:
+        """See `RoundWork`."""
+        norm = 0.0
+        if self._trainings.manifest.outer.displacement:
+            pending = self._pending
+            norm = await self._trainings.run_in_thread(lambda: norm_of(pending))
+        offer = self._trainings.work.offer(self._machine.head, self._machine.number)
+        return Promise(offer.tokens, self._trainings.progress.inner_step, norm, offer.spans)
+
+    @property
+    def may_train_ahead(self) -> bool:
+        """See `RoundWork`. The short rounds of the warm-up are to keep the peers together."""
+        outer = self._trainings.manifest.outer
+        is_warmup = outer.is_warmup(self._machine.number + 1)
+        return outer.overlap and self._may_go_on and not is_warmup
+
+    def train_ahead(self) -> None:
+        """See `RoundWork`."""
+        self._mode.ahead = self._begin(self._machine.number + 1, "local")
+
+    def contribution(self, ring: Ring) -> Contribution:
+        """See `RoundWork`."""
+        mode = self._mode
+        return mode.make_contribution(self._pending, self._sync_set.plan, ring, mode.me)
+
+    def machine_changed(self) -> None:
+        """See `RoundWork`: the work does not depend on the ring."""
+
+    def offered(self, shared: Shared) -> None:
+        """See `RoundWork`: there are no shared steps."""
+
+    async def make_way(self) -> None:
+        """See `RoundWork`."""
+        if self._mode.ahead is not None:
+            await self._mode.ahead.stop()
+
+    async def end(self, outcome: RoundOutcome) -> None:
+        """See `RoundWork`: `pending` has all the work."""
+
+    async def missed(self) -> None:
+        """See `RoundWork`."""
+        await self._mode.end_training_ahead(self._machine.head, self._machine.number)
+
+    @property
+    def _new(self) -> Ranges:
+        """Parts of the parameters that this round changes."""
+        return tuple((part.start, part.stop) for part in self._sync_set.ranges)
+
+    async def rebase(self) -> None:
+        """See `RoundWork`: the trainer keeps its newer steps on top of the new state."""
+        if self.is_ahead:
+            await self._trainings.trainer.rebase(self._new)
+
+    @property
+    def is_ahead(self) -> bool:
+        """See `RoundWork`."""
+        return self._mode.ahead is not None
+
+    def settled(self) -> None:
+        """See `RoundWork`: what was not taken is carried."""
+
+    def go_on(self) -> None:
+        """See `RoundWork`. After a fragment's round the trainer keeps its local parameters."""
+        is_whole = self._sync_set is self._mode.committed.sync_sets.whole
+        if not is_whole and self._may_go_on and not self.is_ahead:
+            self._mode.ahead = self._begin(self._machine.number + 1, "local", self._new)

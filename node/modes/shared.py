@@ -1,0 +1,198 @@
+"""Shared steps (`sync = "distro"`): a round begins its ring with a first gradient, takes all its
+steps inside the ring, and is committed after the last one.
+
+The ring is at work from the roster on, for as long as its steps take, and training is a part of it.
+So a `Ready` promises work: the tokens of a round's steps. The header credits the tokens of those
+steps whose averages contain this peer's part. The data behind them is known only then, and the next
+`Ready` names it for the ledger.
+
+Only the trainer's momentum is carried from one round to the next (`carried_momentum`). Tokens of
+parts that came too late for their step count as dropped (`late`). Tokens of a round without a
+commit at this node count as dropped (`missed`).
+"""
+
+from __future__ import annotations
+
+from gossamer.node.modes.carried_momentum import CarriedMomentum
+from gossamer.node.modes.contribution import Contribution
+from gossamer.node.modes.shared_steps import SharedStepRunner, StepTiming
+from gossamer.node.modes.sync_mode import (
+    Promise,
+    RingDuration,
+    RoundOutcome,
+    RoundWork,
+    Spawn,
+    StopSignal,
+    SyncMode,
+)
+from gossamer.node.storage.committed import CommittedState
+from gossamer.node.training.local_training import LocalTraining, LocalTrainings
+from gossamer.protocol import limits
+from gossamer.protocol.accounting.work_account import LATE
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.round import Round
+from gossamer.protocol.state.sync_sets import SyncSet
+from gossamer.protocol.wire.statements import Span
+from gossamer.trainer.ipc.messages import Place, Shared
+
+MISSED = "missed"
+"""Reason under which the account counts the dropped work of a round without a commit here."""
+
+
+class SharedSteps:
+    """The sync mode of shared steps (a `SyncMode`)."""
+
+    def __init__(self, me: PeerId, committed: CommittedState, trainings: LocalTrainings) -> None:
+        self.me = me
+        self.committed = committed
+        self.trainings = trainings
+        self.timing = StepTiming()
+        self.momentum = CarriedMomentum(
+            me,
+            committed,
+            trainings.trainer,
+            trainings.manifest.stale_rounds,
+            trainings.run_in_thread,
+        )
+
+    @property
+    def ring_duration(self) -> RingDuration:
+        """See `SyncMode`.
+
+        Gathering waits for a part of the measured duration, and not only for a part of one
+        gradient. Otherwise a peer that takes longer to follow a commit would find the next ring at
+        work each time, and stay one round behind for ever.
+        """
+        manifest = self.trainings.manifest
+        as_measured = self.timing.step_seconds * manifest.outer.inner_steps
+        return RingDuration(manifest.rounds.round_seconds, as_measured)
+
+    @property
+    def training_since_seconds(self) -> float | None:
+        """See `SyncMode`: each training begins with its round."""
+        return None
+
+    def new_round(self, machine: Round, sync_set: SyncSet, spawn: Spawn) -> RoundWork:
+        """See `SyncMode`."""
+        return _SharedRound(self, machine, spawn)
+
+    async def end_training_ahead(self, head: Digest, number: int) -> None:
+        """See `SyncMode`: each training ends with its round."""
+
+    async def place(self) -> Place:
+        """See `SyncMode`."""
+        return await self.momentum.settle()
+
+
+class _SharedRound:
+    """One round of shared steps (a `RoundWork`)."""
+
+    trains_in_ring = True
+    may_train_ahead = False
+    is_ahead = False
+
+    def __init__(self, mode: SharedSteps, machine: Round, spawn: Spawn) -> None:
+        self._mode = mode
+        self._trainings = mode.trainings
+        self._machine = machine
+        self._spawn = spawn
+        self._runner = SharedStepRunner(
+            mode.me,
+            mode.committed,
+            mode.trainings.trainer,
+            machine,
+            mode.timing,
+            mode.trainings.run_in_thread,
+        )
+        self._training: LocalTraining | None = None
+        self._told_spans: tuple[Span, ...] = ()
+        """Data of earlier rounds, which this node's `Ready` named."""
+
+    async def train(self, stop: StopSignal) -> None:
+        """See `RoundWork`: returns with the first gradient, taken at the committed state."""
+        mode, number = self._mode, self._machine.number
+        await self._trainings.run_in_thread(lambda: mode.committed.begin_steps(number))
+        await mode.momentum.settle()
+        self._training = self._trainings.begin(number, "base")
+        self._spawn(self._run_training)
+        self._spawn(self._runner.run)
+        while not (self.has_work or self._training.is_done):
+            if await stop.wait(heeds_others=False):
+                return
+
+    async def _run_training(self) -> None:
+        assert self._training is not None
+        await self._training.run()
+        self._runner.trained()
+
+    @property
+    def has_work(self) -> bool:
+        """See `RoundWork`."""
+        return self._runner.has_offer
+
+    async def promise(self) -> Promise:
+        """See `RoundWork`: the tokens of all steps of the round."""
+        manifest, work = self._trainings.manifest, self._trainings.work
+        self._told_spans = tuple(work.account.state.spans[: limits.SPANS_MAX])
+        steps = manifest.outer.inner_steps
+        tokens = steps * manifest.inner.sequences_per_step * manifest.model.context
+        return Promise(tokens, steps, 0.0, self._told_spans)
+
+    def train_ahead(self) -> None:
+        """See `RoundWork`: a step needs the one before it."""
+
+    def contribution(self, ring: Ring) -> Contribution:
+        """See `RoundWork`."""
+        return self._runner.follow(ring)
+
+    def machine_changed(self) -> None:
+        """See `RoundWork`: the average of a step may have come."""
+        self._runner.notify()
+
+    def offered(self, shared: Shared) -> None:
+        """See `RoundWork`."""
+        if shared.round == self._machine.number:
+            self._runner.offered(shared.update)
+            self._trainings.orders.notify()
+
+    async def make_way(self) -> None:
+        """See `RoundWork`."""
+        assert self._training is not None
+        await self._training.stop()
+
+    async def end(self, outcome: RoundOutcome) -> None:
+        """See `RoundWork`: what was trained becomes an offer, as the round's header finds it."""
+        training, machine, work = self._training, self._machine, self._trainings.work
+        assert training is not None
+        self._runner.close()
+        await training.end(machine.head, machine.number)
+        committed = outcome.committed  # it may have come while the training ended
+        averages = None if committed is None else [each.payload for each in committed.averages]
+        self._mode.momentum.had_parts_in(await self._runner.settle(averages))
+        if work.account.carried:
+            work.offer(machine.head, machine.number, self._told_spans)
+
+    async def missed(self) -> None:
+        """See `RoundWork`."""
+        work = self._trainings.work
+        if work.account.carried:
+            work.drop(MISSED, self._told_spans)
+            await self._trainings.return_data(self._told_spans)
+
+    async def rebase(self) -> None:
+        """See `RoundWork`: no training is under way."""
+
+    def settled(self) -> None:
+        """See `RoundWork`: parts that no step took came too late."""
+        work = self._trainings.work
+        if work.account.has_work:
+            work.drop(LATE, work.account.state.spans)
+
+    def go_on(self) -> None:
+        """See `RoundWork`: the next round begins its own training."""
+
+
+def shared_mode(me: PeerId, committed: CommittedState, trainings: LocalTrainings) -> SyncMode:
+    """See `MakeMode`."""
+    return SharedSteps(me, committed, trainings)

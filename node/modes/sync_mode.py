@@ -1,0 +1,165 @@
+"""What a sync mode is to a node: one strategy object, and one more for each round.
+
+    SyncMode    lives as long as the node: what it keeps from one round to the next
+    RoundWork   lives as long as a round: trains, hands work to the ring, and settles what is left
+
+`rounds.turn` runs every round the same way and calls these hooks where modes differ. `modes.table`
+names the mode of each value of the manifest's `sync`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from gossamer.node.modes.contribution import Contribution
+from gossamer.node.storage.committed import CommittedState
+from gossamer.node.training.local_training import LocalTrainings
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.round import Round
+from gossamer.protocol.state.sync_sets import SyncSet
+from gossamer.protocol.wire.statements import Span
+from gossamer.trainer.ipc.messages import Place, Shared
+
+Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
+"""Runs a task that may outlive the round; the node's nursery owns it."""
+
+
+@dataclass(frozen=True)
+class RingDuration:
+    """How long members train inside a ring, in seconds. Both are 0 where they train before it."""
+
+    by_manifest: float = 0.0
+    as_measured: float = 0.0
+    """What this node saw in the rounds before."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a node offers to a round, for its `Ready`."""
+
+    tokens: int
+    steps: int
+    norm: float
+    """L2 norm of the work; 0 where the mode does not send it."""
+    spans: tuple[Span, ...]
+    """Data behind the work."""
+
+
+class RoundOutcome(Protocol):
+    """How a round ends at this node."""
+
+    committed: Committed | None
+    """None while the round has no commit at this node."""
+
+
+class StopSignal(Protocol):
+    """Tells a training when to end early."""
+
+    async def wait(self, *, heeds_others: bool) -> bool:
+        """Returns at the next news, and says whether the training should stop.
+
+        Args:
+            heeds_others: whether it should also stop when the others have waited long enough.
+        """
+
+
+class RoundWork(Protocol):
+    """One node's work in one round.
+
+    It has 15 hooks because a round has as many points at which modes differ. The order below is
+    the order of the calls.
+    """
+
+    trains_in_ring: bool
+    """Whether training goes on inside the ring. Otherwise the ring reads `pending`, which does not
+    change before the ring has ended."""
+
+    async def train(self, stop: StopSignal) -> None:
+        """Trains until there is work for the ring, or until `stop` says so."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is work to hand to a ring."""
+
+    async def promise(self) -> Promise:
+        """What this node offers to the round. It is called once, if there is work."""
+
+    @property
+    def may_train_ahead(self) -> bool:
+        """Whether the next round's training may begin while this round's ring is at work."""
+
+    def train_ahead(self) -> None:
+        """Begins the next round's training."""
+
+    def contribution(self, ring: Ring) -> Contribution:
+        """This node's part in a ring that begins."""
+
+    def machine_changed(self) -> None:
+        """The round's machine may have changed."""
+
+    def offered(self, shared: Shared) -> None:
+        """The trainer has a part for a shared step. Only modes that train in the ring get this."""
+
+    async def make_way(self) -> None:
+        """The operator wants the device: training stops, the ring goes on."""
+
+    async def end(self, outcome: RoundOutcome) -> None:
+        """The round is over at this node, with or without a commit."""
+
+    async def missed(self) -> None:
+        """The round was left without a commit at this node. `end` came before."""
+
+    async def rebase(self) -> None:
+        """The round's result is in `base`. `end` came before."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the next round's training is under way."""
+
+    def settled(self) -> None:
+        """The account of work knows what the committed round took."""
+
+    def go_on(self) -> None:
+        """The committed round is settled, and the next one's training may begin."""
+
+
+class SyncMode(Protocol):
+    """One sync mode at one node."""
+
+    @property
+    def ring_duration(self) -> RingDuration:
+        """How long members train inside the next ring."""
+
+    @property
+    def training_since_seconds(self) -> float | None:
+        """Local time since which the next round's training is under way; None if it is not."""
+
+    def new_round(self, machine: Round, sync_set: SyncSet, spawn: Spawn) -> RoundWork:
+        """The strategy of the round that `machine` decides.
+
+        Args:
+            sync_set: what the round averages.
+        """
+
+    async def end_training_ahead(self, head: Digest, number: int) -> None:
+        """The next round does not go straight on from the last one: a training that is under way
+        ends, and its work is carried on `head`, for round `number`."""
+
+    async def place(self) -> Place:
+        """Where in the chain the trainer's own state stands. Only between rounds."""
+
+
+class MakeMode(Protocol):
+    """Makes the strategy object of a sync mode."""
+
+    def __call__(
+        self, me: PeerId, committed: CommittedState, trainings: LocalTrainings, /
+    ) -> SyncMode:
+        """
+        Args:
+            me: this node's peer id.
+        """

@@ -1,0 +1,158 @@
+"""The rounds that are under way at this node, and what arrives for them from outside.
+
+Usually that is one round. While the averages of a committed round are still delivered to others,
+the next round runs beside it.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from gossamer.node.base.orders import Orders
+from gossamer.node.network.identity import verify
+from gossamer.node.peers.swarm import Swarm
+from gossamer.node.rounds.head_prover import HeadProver
+from gossamer.node.rounds.opening import OpenRound
+from gossamer.node.rounds.ring_link import CommittedRing, Receiver
+from gossamer.node.rounds.round_driver import HELLO_SECONDS, RoundDriver
+from gossamer.node.storage.committed import CommittedState
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.rounds.round_rules import RoundHints
+from gossamer.protocol.state.chain import Commit, Header
+from gossamer.protocol.wire.statements import Accusation, Roster, Signed, Statement, open_signed
+from gossamer.trainer.ipc.messages import Shared
+
+
+class ActiveRounds:
+    """Hands events on to the rounds that they concern (a `SwarmListener`)."""
+
+    def __init__(
+        self,
+        run_id: Digest,
+        committed: CommittedState,
+        swarm: Swarm,
+        head_prover: HeadProver,
+        orders: Orders,
+    ) -> None:
+        self._run_id = run_id
+        self._committed = committed
+        self._swarm = swarm
+        self._head_prover = head_prover
+        self._orders = orders
+        self._newest: OpenRound | None = None
+        self._drivers: list[RoundDriver] = []
+        """Drivers that run: the newest round's, and earlier ones that still deliver averages."""
+
+    # The rounds
+
+    def begin(self, opened: OpenRound) -> None:
+        """From now on this is the newest round."""
+        self._newest = opened
+        self._orders.notify()
+
+    async def drive(self, driver: RoundDriver) -> None:
+        """Runs a driver. It may outlast its turn: other peers may still need averages then."""
+        self._drivers.append(driver)
+        try:
+            await driver.run()
+        finally:
+            self._drivers.remove(driver)
+
+    @property
+    def hints(self) -> RoundHints | None:
+        """What the newest round showed; None before the first one."""
+        return None if self._newest is None else self._newest.driver.machine.hints
+
+    @property
+    def ring(self) -> tuple[PeerId, ...]:
+        """Members of the ring that is at work at this node, in ring order."""
+        driver = self._running
+        return () if driver is None else driver.machine.members_at_work
+
+    @property
+    def _running(self) -> RoundDriver | None:
+        """The newest round's driver, while it is on its way to a commit."""
+        driver = None if self._newest is None else self._newest.driver
+        return driver if driver is not None and driver.is_running else None
+
+    # Events
+
+    def offered(self, shared: Shared) -> None:
+        """The trainer has a part for a shared step."""
+        if self._newest is not None:
+            self._newest.work.offered(shared)
+
+    def heard(self, signed: Signed, statement: Statement) -> None:
+        """See `SwarmListener`."""
+        if isinstance(statement, Accusation):
+            self._note_accuser(PeerId(signed.author), statement)
+        for each in self._drivers.copy():
+            each.heard(signed, statement)
+
+    def _note_accuser(self, author: PeerId, accusation: Accusation) -> None:
+        """An accusation against this node counts while the accused ring is not committed here: it
+        says nothing about the next ring."""
+        driver, me = None if self._newest is None else self._newest.driver, self._swarm.me
+        if driver is None or driver.committed is not None or accusation.accused != me:
+            return
+        ring = driver.machine.ring
+        if (
+            ring is not None
+            and ring.ring_id == accusation.ring_id
+            and author in ring.members
+            and not {author, me} & driver.machine.removed
+        ):
+            self._swarm.accused_by(author)
+
+    def heard_commit(self, commit: Commit, header: Header) -> None:
+        """See `SwarmListener`."""
+        driver = self._running
+        if driver is not None and driver.commit_received(commit):
+            return
+        chain, parent = self._committed.chain, Digest(header.parent)
+        if parent in chain and chain.entry(parent).is_parent_of(header):
+            chain.add(commit, header)
+        self._orders.notify()
+
+    def disconnected(self, peer: PeerId) -> None:
+        """See `SwarmListener`."""
+        for driver in self._drivers.copy():
+            driver.disconnected(peer)
+
+    def members_changed(self) -> None:
+        """See `SwarmListener`."""
+        driver = self._running
+        if driver is not None:
+            driver.tick()
+        self._head_prover.wake()
+        self._orders.notify()
+
+    async def greeted(self, peer: PeerId, envelope: Signed) -> Receiver | None:
+        """A ring member opened its stream to this node.
+
+        Returns:
+            The receiver of its chunks; None refuses the ring.
+
+        Raises:
+            RemoteProtocolError: the peer may not open such a stream.
+        """
+        statement = open_signed(envelope, self._run_id, verify)
+        if not isinstance(statement, Roster):
+            raise MalformedError("ring stream without a roster")
+        if peer not in {member.author for member in statement.members}:
+            raise MalformedError("ring stream of a peer that is not in that ring")
+        if not self._swarm.admits_ring(statement):
+            return None
+        with trio.move_on_after(HELLO_SECONDS):
+            while True:
+                driver = self._running
+                if driver is not None:
+                    if driver.machine.head == statement.head:
+                        return await driver.greeted(envelope, statement)
+                    if statement.round < driver.machine.number:
+                        # An accepted stream: a refused one would look like a failure of this node.
+                        plan = self._committed.sync_sets.of_round(statement.round).plan
+                        return CommittedRing(plan.num_chunks, len(statement.members))
+                await self._orders.wait()
+        return None

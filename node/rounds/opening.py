@@ -1,0 +1,151 @@
+"""Puts one round together: the machine that decides, the driver that acts, and the mode's work."""
+
+from __future__ import annotations
+
+import trio
+
+from gossamer.node.modes.sync_mode import Promise, RoundWork, Spawn, SyncMode
+from gossamer.node.network.identity import verify
+from gossamer.node.peers.swarm import Swarm
+from gossamer.node.rounds.context import NodeContext
+from gossamer.node.rounds.heads import Heads
+from gossamer.node.rounds.round_driver import RoundDriver
+from gossamer.node.storage.work import Work
+from gossamer.protocol.rounds.round import Round
+from gossamer.protocol.rounds.round_rules import RoundHints, RoundRules
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.sync_sets import SyncSet
+from gossamer.protocol.wire.statements import Ready
+
+
+def first_word(reason: str) -> str:
+    """The part of a reason under which the metrics count it."""
+    return reason.replace(":", " ").split()[0] if reason.strip() else ""
+
+
+class OpenRound:
+    """One round of this node, from its opening on."""
+
+    def __init__(
+        self,
+        driver: RoundDriver,
+        round_work: RoundWork,
+        sync_set: SyncSet,
+        hints: RoundHints,
+        training_since_seconds: float,
+        swarm: Swarm,
+        work: Work,
+    ) -> None:
+        """
+        Args:
+            sync_set: what the round averages.
+            hints: what the round before showed.
+            training_since_seconds: local time at which the round's training began.
+        """
+        self.driver = driver
+        self.work = round_work
+        self.sync_set = sync_set
+        self.hints = hints
+        self.training_since_seconds = training_since_seconds
+        self._swarm = swarm
+        self._account = work
+
+    def say_ready(self, promise: Promise, loss: float | None) -> None:
+        """Hands this node's work to the round: the driver sends its `Ready`."""
+        machine = self.driver.machine
+        self.driver.ready(
+            Ready(
+                incarnation=self._swarm.incarnation,
+                sequence=self._swarm.new_sequence(),
+                round=machine.number,
+                head=machine.head,
+                tokens=promise.tokens,
+                steps=promise.steps,
+                loss=loss if loss is not None else 0.0,
+                norm=promise.norm,
+                spans=promise.spans,
+            )
+        )
+
+    def note_ring(self) -> None:
+        """Tells the account of work which ring has the offer, be it committed or not."""
+        ring_id, contribution = self.driver.ring_id, self.driver.contribution
+        if ring_id is None:
+            self._account.withdraw()
+        elif contribution is not None:
+            self._account.followed(ring_id, contribution, self.sync_set.first_chunk)
+
+
+class RoundOpener:
+    """Opens this node's rounds. It lives as long as the node.
+
+    It takes the whole context because a driver has an end in nearly all components.
+    """
+
+    def __init__(self, context: NodeContext, heads: Heads, mode: SyncMode, spawn: Spawn) -> None:
+        self._context = context
+        self._heads = heads
+        self._mode = mode
+        self._spawn = spawn
+
+    def open(self, hints: RoundHints) -> OpenRound:
+        """The round after the committed head; its driver is not running yet.
+
+        Args:
+            hints: what the round before showed.
+        """
+        context, committed = self._context, self._context.committed
+        sync_set = committed.sync_sets.of_round(committed.entry.round + 1)
+        since_seconds = self._mode.training_since_seconds
+        if since_seconds is None:
+            since_seconds = trio.current_time()
+        machine = Round(
+            me=context.me,
+            run_id=context.manifest.run_id,
+            parent=committed.parent,
+            rules=self._rules(sync_set.plan),
+            sign=context.identity.sign,
+            verify=verify,
+            now=since_seconds,
+            hints=hints,
+        )
+        round_work = self._mode.new_round(machine, sync_set, self._spawn)
+        driver = self._driver(machine, round_work, sync_set.plan)
+        return OpenRound(
+            driver, round_work, sync_set, hints, since_seconds, context.swarm, context.work
+        )
+
+    def _rules(self, plan: ChunkPlan) -> RoundRules:
+        outer, rounds = self._context.manifest.outer, self._context.manifest.rounds
+        in_ring = self._mode.ring_duration
+        return RoundRules(
+            self._context.committed.payloads,
+            outer.chunk_elements,
+            plan.num_chunks,
+            rounds.gather_seconds,
+            rounds.gather_fraction,
+            rounds.attempt_seconds,
+            in_ring.by_manifest,
+            in_ring.as_measured,
+        )
+
+    def _driver(self, machine: Round, round_work: RoundWork, plan: ChunkPlan) -> RoundDriver:
+        context = self._context
+        recent_heads, entry = self._heads.recent(), context.committed.entry
+        return RoundDriver(
+            machine,
+            me=context.me,
+            transport=context.transport,
+            gossip=context.swarm.gossip,
+            plan=plan,
+            payloads=context.committed.payloads,
+            new_contribution=round_work.contribution,
+            compute=context.committed.compute,
+            run_in_thread=context.run_in_thread,
+            on_offence=context.swarm.offence,
+            on_removed=lambda _peer, reason: context.metrics.ring_skips.add(first_word(reason)),
+            expected=lambda: context.swarm.awaited(recent_heads, entry.round, entry.tokens_total),
+            reach=context.swarm.reach,
+            on_transfer=context.speed.transfer,
+            on_changed=round_work.machine_changed,
+        )

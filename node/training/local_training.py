@@ -1,0 +1,169 @@
+"""The local part of a round: inner steps in the trainer process, and what becomes of their work.
+
+A training may outlive the round that began it. With `overlap` in the manifest, the training of the
+next round begins while the present round's ring is at work. It starts from the local parameters,
+and the trainer adds the result of that ring as soon as the ring is committed (`Trainer.rebase`).
+The next round then takes the training over. Where a round averages one fragment of the parameters,
+the next training also starts from the local parameters, with or without overlap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import structlog
+import trio
+
+from gossamer.node.base.orders import Orders
+from gossamer.node.base.threads import RunInThread
+from gossamer.node.machine.trainer_client import Trainer
+from gossamer.node.storage.work import Work
+from gossamer.node.telemetry.progress import Progress
+from gossamer.node.training.data_feed import DataFeed
+from gossamer.protocol.accounting.work_account import OUT_OF_RANGE
+from gossamer.protocol.codecs.chunk_values import is_usable
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.wire.statements import Span
+from gossamer.trainer.ipc.messages import Finished, Ranges, Start
+
+log = structlog.get_logger("node")
+
+
+class LocalTrainings:
+    """Begins this node's trainings, one for each round. It lives as long as the node."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        trainer: Trainer,
+        feed: DataFeed,
+        work: Work,
+        progress: Progress,
+        orders: Orders,
+        run_in_thread: RunInThread,
+    ) -> None:
+        self.manifest = manifest
+        self.trainer = trainer
+        self.feed = feed
+        self.work = work
+        self.progress = progress
+        self.orders = orders
+        self.run_in_thread = run_in_thread
+
+    def begin(self, number: int, start: Start, new: Ranges = ()) -> LocalTraining:
+        """Prepares the training of round `number`; the caller runs its `run` as a task.
+
+        Args:
+            start: where it begins, see `messages.Begin`.
+            new: ranges in which the committed parameters have changed, see `messages.Begin`.
+        """
+        return LocalTraining(self, number, start, new)
+
+    async def return_data(self, still_carried: Sequence[Span] | None = None) -> None:
+        """Returns data to the pool whose work was dropped; this node may claim it again.
+
+        Args:
+            still_carried: data whose work this node still carries. None: its claims stay as they
+                are.
+        """
+        await self.trainer.forget()
+        self.feed.forget_progress()
+        if still_carried is not None:
+            self.feed.carry(still_carried)
+
+    async def drop_out_of_range(self) -> None:
+        """Drops all work that is carried, because a value of it is out of range.
+
+        The data behind it goes back to the pool.
+        """
+        log.warning(
+            "the work that is carried has a value out of range; the memory of this machine may be "
+            "faulty",
+            tokens=self.work.account.carried,
+        )
+        self.work.drop(OUT_OF_RANGE)
+        await self.return_data(self.work.account.state.spans)
+
+
+class LocalTraining:
+    """The inner steps of one round. `run` does them; other tasks wait with `Orders.wait`."""
+
+    def __init__(
+        self, trainings: LocalTrainings, number: int, start: Start, new: Ranges = ()
+    ) -> None:
+        self.number = number
+        self.started_seconds = trio.current_time()
+        self._of = trainings
+        self._start = start
+        self._new = new
+        self._finished: Finished | None = None
+        self._is_stopping = False
+        self.is_spoilt = False
+        """Whether the work had a value out of range and was dropped. The trainer's own parameters
+        may still have that value, so the next round begins from the committed state."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the trainer has done its last step of this training."""
+        return self._finished is not None
+
+    async def run(self) -> None:
+        """Trains until all steps are done, or until `stop`."""
+        feed, trainer, progress = self._of.feed, self._of.trainer, self._of.progress
+        outer, inner = self._of.manifest.outer, self._of.manifest.inner
+        steps = outer.inner_steps_of(self.number)
+        progress.inner_steps, progress.inner_step = steps, 0
+        # A sequence uses up one token more than the context has.
+        feed.want(steps * inner.sequences_per_step * (self._of.manifest.model.context + 1))
+        if feed.give_up_lost_claims():
+            await trainer.forget()
+            feed.requeue()
+        self._finished = await trainer.train(
+            self.number,
+            outer.first_inner_step_of(self.number),
+            0 if self._is_stopping else steps,  # it was stopped before it began
+            self._of.manifest.rounds.round_seconds,
+            self._start,
+            self._new,
+        )
+        self._of.orders.notify()
+
+    async def stop(self) -> None:
+        """Ends the training after its present step."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            await self._of.trainer.stop()
+
+    async def end(self, head: Digest, number: int) -> None:
+        """Stops the training and carries its work on `head`, as work for round `number`."""
+        await self.stop()
+        while not self.is_done:
+            await self._of.orders.wait()
+        await self.collect(head, number)
+
+    async def collect(self, head: Digest, number: int) -> None:
+        """Adds the work of a training that is done to `pending`, as `end` does."""
+        finished = self._finished
+        assert finished is not None
+        trainer, work, feed = self._of.trainer, self._of.work, self._of.feed
+        await trainer.base_is_read()  # taking over another head writes `base`
+        await self._of.run_in_thread(work.close_offer)
+        self.is_spoilt = not await trainer.collect()
+        if self.is_spoilt:
+            log.warning(
+                "the work of this round has a value out of range and is dropped; the memory of the "
+                "training device may be faulty, or the learning rate too high",
+                round=number,
+                tokens=finished.tokens,
+            )
+            work.spoilt(finished.tokens, OUT_OF_RANGE)
+            await self._of.return_data(work.account.state.spans)
+        else:
+            work.trained(head, number, finished.tokens, feed.consumed(finished.spans))
+        if finished.tokens and math.isfinite(finished.loss_mean):
+            self._of.progress.loss = finished.loss_mean
+        pending = trainer.pending
+        if not await self._of.run_in_thread(lambda: is_usable(pending)):
+            await self._of.drop_out_of_range()

@@ -1,0 +1,26 @@
+"""This peer's part in a ring of finished work, for whichever kind of payload a test has."""
+
+from __future__ import annotations
+
+from gossamer.node.modes.contribution import Contribution
+from gossamer.node.modes.dense import DenseContributions
+from gossamer.node.modes.sparse import SparseContributions
+from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import FloatVector
+
+
+def contribution_of(
+    pending: FloatVector,
+    plan: ChunkPlan,
+    payloads: SumPayloads | SetPayloads,
+    ring: Ring,
+    me: PeerId,
+    error_decay: float,
+) -> Contribution:
+    """The contribution that a node of that sync mode makes; `error_decay` is for sparse rings."""
+    if isinstance(payloads, SetPayloads):
+        return SparseContributions(payloads, error_decay)(pending, plan, ring, me)
+    return DenseContributions(payloads)(pending, plan, ring, me)
