@@ -52,8 +52,9 @@ class Promise:
 class RoundOutcome(Protocol):
     """How a round ends at this node."""
 
-    committed: Committed | None
-    """None while the round has no commit at this node."""
+    @property
+    def committed(self) -> Committed | None:
+        """None while the round has no commit at this node."""
 
 
 class StopSignal(Protocol):

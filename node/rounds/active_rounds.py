@@ -11,10 +11,11 @@ import trio
 from gossamer.node.base.orders import Orders
 from gossamer.node.network.identity import verify
 from gossamer.node.peers.swarm import Swarm
+from gossamer.node.rounds.dispatcher import HELLO_SECONDS
 from gossamer.node.rounds.head_prover import HeadProver
 from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.rounds.ring_link import CommittedRing, Receiver
-from gossamer.node.rounds.round_driver import HELLO_SECONDS, RoundDriver
+from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId

@@ -10,17 +10,13 @@ from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.heads import Heads
 from gossamer.node.rounds.round_driver import RoundDriver
+from gossamer.node.rounds.round_host import NodeHost
 from gossamer.node.storage.work import Work
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import RoundHints, RoundRules
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.sync_sets import SyncSet
 from gossamer.protocol.wire.statements import Ready
-
-
-def first_word(reason: str) -> str:
-    """The part of a reason under which the metrics count it."""
-    return reason.replace(":", " ").split()[0] if reason.strip() else ""
 
 
 class OpenRound:
@@ -131,21 +127,17 @@ class RoundOpener:
 
     def _driver(self, machine: Round, round_work: RoundWork, plan: ChunkPlan) -> RoundDriver:
         context = self._context
-        recent_heads, entry = self._heads.recent(), context.committed.entry
         return RoundDriver(
             machine,
-            me=context.me,
             transport=context.transport,
             gossip=context.swarm.gossip,
             plan=plan,
             payloads=context.committed.payloads,
-            new_contribution=round_work.contribution,
-            compute=context.committed.compute,
             run_in_thread=context.run_in_thread,
-            on_offence=context.swarm.offence,
-            on_removed=lambda _peer, reason: context.metrics.ring_skips.add(first_word(reason)),
-            expected=lambda: context.swarm.awaited(recent_heads, entry.round, entry.tokens_total),
-            reach=context.swarm.reach,
-            on_transfer=context.speed.transfer,
-            on_changed=round_work.machine_changed,
+            host=NodeHost(
+                context,
+                self._heads.recent(),
+                round_work.contribution,
+                round_work.machine_changed,
+            ),
         )

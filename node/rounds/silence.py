@@ -1,37 +1,47 @@
-"""Who in a ring is silent. A machine that froze, or whose line was cut, says nothing of it."""
+"""Finds members of a ring that are silent: a machine that froze, or whose line was cut, does not
+close its connections."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from gossamer.node.network.transport import Transport
-from gossamer.protocol.ids import PeerId
+from collections import deque
 
 SILENT_SECONDS = 6.0
-"""Of whom nothing at all came for so long has failed: three signs of life that a living peer gives
-(`transport.PING_SECONDS`), and less than the 12 s after which a round has to go on."""
+"""A connected peer from which nothing at all came for so long has failed: three signs of life that
+a living peer gives (`transport.PING_SECONDS`), and less than the 12 s after which a round has to
+continue."""
+
+STALLS_KEPT = 64
+"""Upper bound on the remembered stalls of this process. Between two stalls it runs for two ticks
+(0.2 s) at least, so 64 stalls span more running time than `SILENT_SECONDS`, and a forgotten one
+changes nothing."""
 
 
 class Silence:
-    """How long each of some peers has said nothing.
+    """How long a peer has said nothing, as far as this process could have heard it.
 
-    All members of a ring are listened to, so that of several that fell silent together each is
-    known at once. Silence is counted from call to call: while this process was stopped nobody was
-    silent.
+    Time in which this process did not run counts for no peer's silence, and so does all time before
+    the ring began. The time of the last sign of life comes from the caller, so several members that
+    fell silent together are all known at once.
     """
 
-    def __init__(self, transport: Transport, peers: Iterable[PeerId]) -> None:
-        self._transport = transport
-        self._heard = {peer: (transport.heard_seconds(peer), 0.0) for peer in peers}
-        """When each was last heard, None without a connection, and how long it is silent since."""
+    def __init__(self, began_seconds: float) -> None:
+        self._began_seconds = began_seconds
+        self._ticked_seconds = began_seconds
+        self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_KEPT)
+        """When each stall of this process ended, and for how many seconds it was late."""
 
-    def count(self, seconds: float) -> None:
-        """So much of my own time went by since the last call."""
-        for peer, (heard_before, silent_seconds) in self._heard.items():
-            heard = self._transport.heard_seconds(peer)
-            self._heard[peer] = (heard, 0.0 if heard != heard_before else silent_seconds + seconds)
+    def tick(self, now: float, step_seconds_max: float) -> None:
+        """This process runs. More than `step_seconds_max` since the last call was a stall."""
+        late_seconds = now - self._ticked_seconds - step_seconds_max
+        if late_seconds > 0:
+            self._stalls.append((now, late_seconds))
+        self._ticked_seconds = now
 
-    def is_over(self, peer: PeerId) -> bool:
-        """Whether a connected peer has failed. Without a connection its link shows that."""
-        heard, silent_seconds = self._heard[peer]
-        return heard is not None and silent_seconds >= SILENT_SECONDS
+    def is_over(self, now: float, heard_seconds: float | None) -> bool:
+        """Whether a peer has failed that was last heard then. None: without a connection, which its
+        link shows."""
+        if heard_seconds is None:
+            return False
+        since = max(heard_seconds, self._began_seconds)
+        stalled_seconds = sum(late for ended, late in self._stalls if ended > since)
+        return now - since - stalled_seconds >= SILENT_SECONDS

@@ -144,7 +144,7 @@ class Peer:
             self._plan = _plan_of(self._assignment)
             self._payloads = payloads_named(self._assignment.codec)
             self._vector = vector_of(self._assignment.rank, self._assignment.num_elements)
-        self._outer_step = OuterStep(self._plan, self._payloads)
+        self.outer_step = OuterStep(self._plan, self._payloads)
         self._driver: RoundDriver | None = None
         self._ranks: dict[PeerId, int] = {}
         self._others: list[PeerId] = []
@@ -182,7 +182,7 @@ class Peer:
                 if parts is None:
                     self._channel.say()
                 else:
-                    self._channel.say(**checker.check(self._outer_step.result(), parts))
+                    self._channel.say(**checker.check(self.outer_step.result(), parts))
             nursery.cancel_scope.cancel()
 
     async def _round(self, number: int) -> list[Part] | None:
@@ -195,7 +195,7 @@ class Peer:
             nursery.start_soon(driver.run)
             self._channel.say()
             start_seconds = ((await self._hear()) or {})["start_seconds"]
-            self._outer_step.begin()
+            self.outer_step.begin()
             sent_before = self._bytes_sent()
             await trio.to_thread.run_sync(sleep_until, start_seconds)
             driver.ready(Ready(1, number + 1, number + 1, head, TOKENS, 1, 0.0, 1.0, ()))
@@ -208,12 +208,12 @@ class Peer:
             everybody = sorted(self._ranks.values())
             self._channel.say(
                 is_whole=all(part.ranks == everybody for part in parts),
-                finished_seconds=self._outer_step.finished_seconds,
+                finished_seconds=self.outer_step.finished_seconds,
                 ring_seconds=ring_seconds,
                 committed_seconds=committed_seconds,
                 bytes_sent=self._bytes_sent() - sent_before,
                 removed=self._removed,
-                **self._outer_step.cost,
+                **self.outer_step.cost,
             )
             order = (await self._hear()) or {}
             return parts if order.get("check") else None
@@ -229,9 +229,6 @@ class Peer:
             parts.append(Part(part.start, part.stop, sorted(contributors)))
         return parts
 
-    def _on_removed(self, peer: PeerId, reason: str) -> None:
-        self._removed[self._ranks[peer]] = reason
-
     def _new_driver(self, parent: Parent) -> RoundDriver:
         plan, payloads = self._plan, self._payloads
         chunk_elements = max(plan.chunk_elements, limits.CHUNK_ELEMENTS_MIN)
@@ -246,24 +243,43 @@ class Peer:
         )
         return RoundDriver(
             machine,
-            me=self._me,
             transport=self._transport,
             gossip=self._gossip,
             plan=plan,
             payloads=payloads,
-            new_contribution=self._new_contribution,
-            compute=self._outer_step,
             run_in_thread=trio.to_thread.run_sync,
-            on_offence=self._offence,
-            on_removed=self._on_removed,
-            expected=lambda: Awaited(self._others, []),
-            reach=_reach,
+            host=self,
         )
 
-    def _new_contribution(self, ring: Ring) -> Contribution:
+    # The host of a round
+
+    def contribution_to(self, ring: Ring) -> Contribution:
+        """See `RoundHost`."""
         if isinstance(self._payloads, SignPayloads):
             return _ring_steps.Signs(self._payloads, ring, self._me)
         return contribution_of(self._vector, self._plan, self._payloads, ring, self._me, 1.0)
+
+    def awaited(self) -> Awaited:
+        """See `RoundHost`."""
+        return Awaited(self._others, [])
+
+    async def reach(self, peer: PeerId) -> None:
+        """See `RoundHost`."""
+        await _reach(peer)
+
+    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        """See `RoundHost`."""
+        self._offence(peer, error)
+
+    def removed(self, peer: PeerId, reason: str) -> None:
+        """See `RoundHost`."""
+        self._removed[self._ranks[peer]] = reason
+
+    def transferred(self, num_bytes: int, seconds: float) -> None:
+        """See `RoundHost`."""
+
+    def changed(self) -> None:
+        """See `RoundHost`."""
 
     @property
     def _me(self) -> PeerId:

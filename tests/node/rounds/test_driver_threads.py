@@ -17,6 +17,7 @@ from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.attempt import Compute
@@ -54,10 +55,6 @@ class Gate:
         assert await trio.to_thread.run_sync(lambda: self.reached.wait(WAIT_SECONDS))
 
 
-async def _reach(_peer: PeerId) -> None:
-    raise AssertionError("there is nobody else")
-
-
 class Alone:
     """A driver of a ring of one, whose outer steps are noted in the order in which they begin."""
 
@@ -90,21 +87,36 @@ class Alone:
         )
         self.driver = RoundDriver(
             machine,
-            me=self.me,
             transport=transport,  # type: ignore[arg-type]
             gossip=self.gossip,
             plan=PLAN,
             payloads=PAYLOADS,
-            new_contribution=self._new_contribution,
-            compute=self._compute,
             run_in_thread=trio.to_thread.run_sync,
-            on_offence=lambda peer, error: None,
-            on_removed=lambda peer, reason: None,
-            expected=lambda: Awaited([], []),
-            reach=_reach,
+            host=self,
         )
 
-    def _new_contribution(self, ring: Ring) -> Contribution:
+    def awaited(self) -> Awaited:
+        """See `RoundHost`."""
+        return Awaited([], [])
+
+    async def reach(self, peer: PeerId) -> None:
+        """See `RoundHost`."""
+        raise AssertionError("there is nobody else")
+
+    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        """See `RoundHost`."""
+
+    def removed(self, peer: PeerId, reason: str) -> None:
+        """See `RoundHost`."""
+
+    def transferred(self, num_bytes: int, seconds: float) -> None:
+        """See `RoundHost`."""
+
+    def changed(self) -> None:
+        """See `RoundHost`."""
+
+    def contribution_to(self, ring: Ring) -> Contribution:
+        """See `RoundHost`."""
         contribution = contribution_of(self.work, PLAN, PAYLOADS, ring, self.me, 1.0)
         assert isinstance(contribution, SumPart)
         add = contribution.add
@@ -116,14 +128,15 @@ class Alone:
         contribution.add = slow_add  # type: ignore[method-assign]
         return contribution
 
-    def _compute(
+    def outer_step(
         self,
         parent: Digest,
         averages: Sequence[Payload],
-        _masks: Sequence[int],
-        _members: Sequence[Member],
+        masks: Sequence[int],
+        members: Sequence[Member],
         is_wanted: Callable[[], bool],
     ) -> Digest | None:
+        """See `RoundHost`."""
         assert parent == HEAD
         self.in_step()
         (self.taken if is_wanted() else self.dropped).append(tuple(map(bytes, averages)))
@@ -195,8 +208,9 @@ def test_of_several_outer_steps_only_the_newest_is_taken() -> None:
         alone.in_step = gate.stop_here
         await gate.until_reached()
         num_steps = 20
-        alone.driver._apply(
-            [Compute(number, averages(number)) for number in range(2, num_steps + 1)]
+        alone.driver.dispatcher.apply(
+            trio.current_time(),
+            [Compute(number, averages(number)) for number in range(2, num_steps + 1)],
         )
         await trio.testing.wait_all_tasks_blocked()
         gate.go_on.set()

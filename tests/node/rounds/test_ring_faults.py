@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import trio
 
+from gossamer.node.modes.contribution import Contribution
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.gossip import Gossip
@@ -30,6 +31,7 @@ from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.attempt import Committed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import RoundRules
 from gossamer.protocol.state.chain import Commit, Header
@@ -52,16 +54,6 @@ UNDISTURBED_SECONDS = 6.5
 """2 (N-1)/N of 16 MB at 4 MB/s are 6 s; the rest is gathering the ring and the last hops."""
 
 
-def state_digest(
-    _parent: Digest,
-    averages: Sequence[Payload],
-    _masks: Sequence[int],
-    _members: Sequence[object],
-    _is_wanted: Callable[[], bool],
-) -> Digest:
-    return digest_of(*averages)
-
-
 @dataclass
 class Member:
     """One peer with its driver."""
@@ -70,7 +62,8 @@ class Member:
     transport: Transport
     driver: RoundDriver | None = None
     committed_seconds: float | None = None
-    removed: list[tuple[PeerId, str]] = field(default_factory=list)
+    others: Callable[[], list[PeerId]] = list
+    removals: list[tuple[PeerId, str]] = field(default_factory=list)
 
     def begin(self, others: Callable[[], list[PeerId]], nursery: trio.Nursery) -> None:
         me = self.identity.peer_id
@@ -80,7 +73,7 @@ class Member:
             RUN_ID,
             on_statement=self._heard,
             on_commit=self._heard_commit,
-            on_offence=self._offence,
+            on_offence=self.offence,
             randomness=random.Random(0),
         )
         self.transport.handle(RING_PROTOCOL, self._serve)
@@ -95,22 +88,15 @@ class Member:
             verify=verify,
             now=trio.current_time(),
         )
+        self.others = others
         self.driver = RoundDriver(
             machine,
-            me=me,
             transport=self.transport,
             gossip=gossip,
             plan=PLAN,
             payloads=PAYLOADS,
-            new_contribution=lambda ring: contribution_of(
-                np.ones(PLAN.num_elements, np.float32), PLAN, PAYLOADS, ring, me, 1.0
-            ),
-            compute=state_digest,
             run_in_thread=in_no_thread,
-            on_offence=self._offence,
-            on_removed=lambda peer, reason: self.removed.append((peer, reason)),
-            expected=lambda: Awaited(others(), []),
-            reach=self._reach,
+            host=self,
         )
         nursery.start_soon(self.driver.run)
         nursery.start_soon(self._note_commit, self.driver)
@@ -133,7 +119,38 @@ class Member:
         await driver.finished.wait()
         self.committed_seconds = trio.current_time()
 
-    async def _reach(self, peer: PeerId) -> None:
+    def awaited(self) -> Awaited:
+        """See `RoundHost`."""
+        return Awaited(self.others(), [])
+
+    def contribution_to(self, ring: Ring) -> Contribution:
+        """See `RoundHost`."""
+        work = np.ones(PLAN.num_elements, np.float32)
+        return contribution_of(work, PLAN, PAYLOADS, ring, self.identity.peer_id, 1.0)
+
+    def outer_step(
+        self,
+        parent: Digest,
+        averages: Sequence[Payload],
+        masks: Sequence[int],
+        members: Sequence[object],
+        is_wanted: Callable[[], bool],
+    ) -> Digest:
+        """See `RoundHost`."""
+        return digest_of(*averages)
+
+    def removed(self, peer: PeerId, reason: str) -> None:
+        """See `RoundHost`."""
+        self.removals.append((peer, reason))
+
+    def transferred(self, num_bytes: int, seconds: float) -> None:
+        """See `RoundHost`."""
+
+    def changed(self) -> None:
+        """See `RoundHost`."""
+
+    async def reach(self, peer: PeerId) -> None:
+        """See `RoundHost`."""
         if peer not in self.transport.peers():
             await self.transport.connect_any(peer, ())
 
@@ -145,7 +162,8 @@ class Member:
         if self.driver is not None and self.driver.is_running:
             self.driver.commit_received(commit)
 
-    def _offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
+    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        """See `RoundHost`."""
         raise AssertionError(f"{peer} broke the protocol: {error}")
 
     async def _serve(self, stream: Stream) -> None:
@@ -218,7 +236,7 @@ class Lab:
         ]
 
     def reasons(self) -> set[tuple[PeerId, str]]:
-        return {removal for member in self.members.values() for removal in member.removed}
+        return {removal for member in self.members.values() for removal in member.removals}
 
 
 def run_ring(story: Callable[[Lab], object], num_members: int = 4) -> None:

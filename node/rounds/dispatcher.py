@@ -1,0 +1,448 @@
+"""Decides what one peer does with the events of one round, without I/O and without a clock.
+
+    dispatcher = RoundDispatcher(machine, me, payloads, effects)
+    dispatcher.begin(now, statements)          # the statements that came before the round
+    dispatcher.tick(now, awaited)              # every TICK_SECONDS while `is_running`
+    dispatcher.heard(now, signed, statement)   # and the other events, as they come
+    dispatcher.close()                         # nothing of the round happens any more
+
+The state machine of a round (`protocol/rounds/round.py`) says what has to happen. The dispatcher
+turns that into calls of `Effects`: which links exist, what is still of use, which outer step is
+still wanted, who is silent, and when the round has ended for the others too. `RoundDriver`
+implements `Effects` with streams and threads. The simulator implements `Effects` with virtual time,
+so its seeds test this module.
+
+Every event takes the local time in seconds, from a clock that never goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from gossamer.node.rounds.silence import Silence
+from gossamer.protocol.codecs.payloads import Payloads
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.policy.membership import Awaited
+from gossamer.protocol.rounds.attempt import (
+    Action,
+    BeginRing,
+    Committed,
+    Compute,
+    Publish,
+    Removed,
+)
+from gossamer.protocol.rounds.inventory import Inventory
+from gossamer.protocol.rounds.proposal import members_of
+from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Payload, Send
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.round import Round
+from gossamer.protocol.state.chain import Commit, Member
+from gossamer.protocol.wire.statements import Ready, Signed, Statement
+
+TICK_SECONDS = 0.1
+"""Upper bound on how late the machine learns that time passed; its own waits are seconds."""
+
+HELLO_SECONDS = 10.0
+"""Time for which a predecessor that began a ring waits until this peer follows the same ring."""
+
+LINGER_SECONDS = 10.0
+"""Time after the commit for which a member serves those that have not voted for it yet. A member
+that has not voted by then fetches the round instead (`heads.OVERTAKEN_SECONDS`)."""
+
+
+class LinkFullError(Exception):
+    """A link has more queued than one ring can ever need."""
+
+
+class OutgoingLink(Protocol):
+    """The stream to one member of one ring."""
+
+    def send(self, frame: Send) -> None:
+        """Queues a chunk. Raises LinkFullError."""
+
+    def finish(self) -> None:
+        """Nothing more will be queued; what is queued is still delivered."""
+
+    def close(self) -> None:
+        """Ends the stream now."""
+
+
+@dataclass(frozen=True)
+class LinkTarget:
+    """What a link is opened for."""
+
+    peer: PeerId
+    ring: Ring
+    envelope: Signed
+    """The signed roster, with which the stream begins."""
+    waits_for_inventory: bool
+    """Whether the member may hold chunks already. In a ring without removed members a member holds
+    nothing that its predecessor did not send."""
+
+
+@dataclass(frozen=True)
+class OuterStepOrder:
+    """One outer step to take."""
+
+    ring_id: Digest
+    generation: int
+    parent: Digest
+    averages: list[Average]
+    members: tuple[Member, ...]
+
+
+ChunkUse: TypeAlias = Literal["wanted", "late", "refused"]
+"""Of a chunk that arrives: it is taken; the round is committed here, so it is dropped; another ring
+is followed here, so its stream is refused."""
+
+
+class Effects(Protocol):
+    """What a dispatcher makes happen. No method waits."""
+
+    def publish(self, signed: Signed, statement: Statement) -> None:
+        """Gossips a statement of this peer."""
+
+    def begin_ring(self, ring: Ring) -> None:
+        """This ring is followed from now on. Links of an earlier ring are closed already."""
+
+    def open_link(self, target: LinkTarget) -> OutgoingLink:
+        """Starts a stream to a member. A failure is told by `RoundDispatcher.link_failed`."""
+
+    def contribute(self, ring_id: Digest, action: Contribute) -> None:
+        """Starts to add this peer's part. The answer is `contributed` or `rejected`."""
+
+    def finish_average(self, ring_id: Digest, action: FinishAverage) -> None:
+        """Starts to finish an average. The answer is `average_finished` or `cannot_finish`."""
+
+    def take_outer_step(self, order: OuterStepOrder) -> None:
+        """Starts an outer step. The answer is `computed`, unless `is_wanted` became false."""
+
+    def heard_seconds(self, peer: PeerId) -> float | None:
+        """Local time at which something last came from a peer; None without a connection."""
+
+    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        """A peer broke the protocol."""
+
+    def removed(self, peer: PeerId, reason: str) -> None:
+        """A member is out of the ring."""
+
+    def notify_committed(self, committed: Committed) -> None:
+        """The round is committed here. Links live on until `notify_delivered` or `ends_seconds`."""
+
+    def notify_delivered(self) -> None:
+        """All other members have the commit: links end when their queues are empty."""
+
+    def notify_changed(self) -> None:
+        """The machine may have changed."""
+
+
+Phase: TypeAlias = Literal["new", "running", "delivering", "delivered", "closed"]
+
+
+class RoundDispatcher:
+    """One peer in one round. Attributes may be read; only this class writes them."""
+
+    def __init__(self, machine: Round, me: PeerId, payloads: Payloads, effects: Effects) -> None:
+        self.machine = machine
+        self.committed: Committed | None = None
+        self.ends_seconds: float | None = None
+        """Local time at which the round ends here, delivered or not; None before the commit."""
+        self._me = me
+        self._payloads = payloads
+        self._effects: Effects | None = effects
+        self._phase: Phase = "new"
+        self._position = 0
+        """This peer's position in the ring that is followed."""
+        self._envelope: Signed | None = None
+        self._links: dict[PeerId, OutgoingLink] = {}
+        self._silence = Silence(0.0)
+        self._wanted_step: tuple[Digest, int] | None = None
+        """Ring and generation of the newest outer step. Threads read it."""
+
+    # Life
+
+    def begin(self, now: float, statements: Iterable[tuple[Signed, Statement]]) -> None:
+        """The round begins here; faster peers may have spoken of it before."""
+        if self._phase != "new":
+            return
+        self._phase = "running"
+        self._silence = Silence(now)
+        for signed, statement in statements:
+            self.heard(now, signed, statement)
+
+    def leave(self, now: float) -> None:
+        """Tells the others that the ring continues without this peer, and ends the round here."""
+        if self.is_running:
+            self.apply(now, self.machine.leave(now))
+        self.close()
+
+    def close(self) -> None:
+        """Ends the round here. No effect is called any more."""
+        self._phase = "closed"
+        self._wanted_step = None
+        links, self._links = self._links, {}
+        for peer in sorted(links):
+            links[peer].close()
+        # Effects hold the dispatcher as well. Without this cycle the vectors of a round are freed
+        # when the round is forgotten, not when the garbage collector runs.
+        self._effects = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the round is on its way to a commit here."""
+        return self._phase == "running"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the round runs here, or other members may need something for their commit."""
+        return self._phase in ("running", "delivering")
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether nothing more is queued for others."""
+        return self._phase == "delivered"
+
+    @property
+    def is_closed(self) -> bool:
+        return self._phase == "closed"
+
+    @property
+    def ring_id(self) -> Digest | None:
+        """Identifier of the ring that is or was followed."""
+        return None if self.machine.ring is None else self.machine.ring.ring_id
+
+    def is_wanted(self, order: OuterStepOrder) -> bool:
+        """Whether an outer step is still the newest one of a round that runs. Threads call this:
+        an older step must not overwrite a newer state, in whichever order their threads begin."""
+        return self._wanted_step == (order.ring_id, order.generation)
+
+    # Events: time and membership
+
+    def tick(self, now: float, awaited: Awaited) -> None:
+        """Time passed, or the set of living peers changed."""
+        if not self.is_running:
+            return
+        self._silence.tick(now, 2 * TICK_SECONDS)
+        self.apply(now, self.machine.expect(now, *awaited))
+        while (successor := self.machine.successor) is not None and self.is_running:
+            if not self._silence.is_over(now, self._do.heard_seconds(successor)):
+                break
+            self.link_failed(now, self._ring_id(), successor, "timeout: silent")
+
+    def disconnected(self, now: float, peer: PeerId) -> None:
+        """The connection to a peer broke: as successor it has failed."""
+        if peer == self.machine.successor:
+            self.link_failed(now, self._ring_id(), peer, "reset")
+
+    # Events: statements
+
+    def ready(self, now: float, ready: Ready) -> None:
+        """This peer's own work is done."""
+        assert self._phase != "new", "the round has not begun"
+        self.apply(now, self.machine.ready(now, ready))
+
+    def heard(self, now: float, signed: Signed, statement: Statement) -> None:
+        """A checked statement came."""
+        if not self.is_open:
+            return
+        try:
+            self.apply(now, self.machine.statement(now, signed, statement))
+        except RemoteProtocolError as error:
+            self._do.offence(PeerId(signed.author), error)
+
+    def commit_received(self, now: float, commit: Commit) -> bool:
+        """A checked commit record came; says whether this round is committed now."""
+        self.apply(now, self.machine.commit_received(commit))
+        return self.committed is not None
+
+    # Events: links
+
+    def link_failed(self, now: float, ring_id: Digest, peer: PeerId, reason: str) -> None:
+        if self.is_open:
+            self.apply(now, self.machine.link_failed(now, ring_id, peer, reason))
+
+    def link_measured(
+        self,
+        now: float,
+        ring_id: Digest,
+        peer: PeerId,
+        acked_bytes: int,
+        busy_seconds: float,
+        waiting_bytes: int,
+    ) -> None:
+        """See `Round.link_measured`."""
+        if self.is_running:
+            measured = acked_bytes, busy_seconds, waiting_bytes
+            self.apply(now, self.machine.link_measured(now, ring_id, peer, *measured))
+
+    # Events: chunks that arrive
+
+    def greeting(self, ring_id: Digest) -> Inventory | Literal["later", "refused"]:
+        """The answer to a predecessor that begins to send for a ring: what this peer holds of its
+        chunks; "later" as long as this peer does not follow that ring."""
+        if not self.is_running:
+            return "refused"
+        if self.ring_id != ring_id:
+            return "later"
+        inventory = self.machine.inventory(ring_id)
+        return "refused" if inventory is None else inventory
+
+    def use_of(self, ring_id: Digest) -> ChunkUse:
+        """Whether a chunk of a ring is of use here."""
+        if self.committed is not None:
+            return "late"
+        # An acknowledgement would make the sender wait for a chunk that never returns.
+        return "wanted" if self.is_running and self.ring_id == ring_id else "refused"
+
+    def has_to_check(self, mask: int, finisher: int | None) -> bool:
+        """Whether a payload must be checked before it is taken: of an average, and of a partial sum
+        that travels on without an addition here that would find its faults."""
+        return finisher is not None or bool(mask >> self._position & 1)
+
+    def partial_sum_received(
+        self, now: float, ring_id: Digest, sender: PeerId, chunk: int, mask: int, payload: Payload
+    ) -> None:
+        """A partial sum came that is of use, and is checked if it has to be."""
+        self.apply(
+            now, self.machine.partial_sum_received(now, ring_id, sender, chunk, mask, payload)
+        )
+
+    def average_received(
+        self,
+        now: float,
+        ring_id: Digest,
+        sender: PeerId,
+        chunk: int,
+        mask: int,
+        finisher: int,
+        payload: Payload,
+        digest: Digest,
+    ) -> None:
+        """An average came that is of use, and was checked. `digest`: of its payload."""
+        actions = self.machine.average_received(
+            now, ring_id, sender, chunk, mask, finisher, payload, digest
+        )
+        self.apply(now, actions)
+
+    # Events: arithmetic that was started is done
+
+    def contributed(self, now: float, ring_id: Digest, chunk: int, payload: Payload) -> None:
+        if self.is_open:
+            self.apply(now, self.machine.contributed(now, ring_id, chunk, payload))
+
+    def rejected(
+        self, now: float, ring_id: Digest, chunk: int, sender: PeerId, error: RemoteProtocolError
+    ) -> None:
+        """The partial sum to add to was malformed."""
+        if self.is_open:
+            self._do.offence(sender, error)
+            self.apply(now, self.machine.rejected(now, ring_id, chunk, sender))
+
+    def average_finished(
+        self, now: float, ring_id: Digest, chunk: int, payload: Payload, digest: Digest
+    ) -> None:
+        if self.is_open:
+            self.apply(now, self.machine.average_finished(now, ring_id, chunk, payload, digest))
+
+    def cannot_finish(self, now: float) -> None:
+        """An average cannot be encoded: the ring continues without this peer."""
+        if self.is_open:
+            self.apply(now, self.machine.leave(now))
+
+    def computed(self, now: float, order: OuterStepOrder, state_digest: Digest) -> None:
+        """An outer step was taken."""
+        if self.is_open:
+            actions = self.machine.computed(now, order.ring_id, order.generation, state_digest)
+            self.apply(now, actions)
+
+    # Actions
+
+    def apply(self, now: float, actions: list[Action]) -> None:
+        """Executes actions of the machine in order, and what follows from its new state."""
+        for action in actions:
+            if not self.is_open:
+                return
+            self._execute(now, action)
+        if not self.is_open:
+            return
+        if self.machine.successor is not None:
+            # Whether or not there is something to send: only a link shows that its end died.
+            self._link_to(self.machine.successor)
+        if self._phase == "delivering" and self.machine.is_over:
+            self._phase = "delivered"
+            for peer in sorted(self._links):
+                self._links[peer].finish()
+            self._do.notify_delivered()
+        self._do.notify_changed()
+
+    def _execute(self, now: float, action: Action) -> None:
+        match action:
+            case Publish():
+                self._do.publish(action.signed, action.statement)
+            case BeginRing():
+                self._begin_ring(now, action)
+            case Contribute():
+                self._do.contribute(self._ring_id(), action)
+            case FinishAverage():
+                self._do.finish_average(self._ring_id(), action)
+            case Send():
+                self._send(now, action)
+            case Compute():
+                self._take_outer_step(action)
+            case Removed():
+                self._do.removed(action.peer, action.reason)
+            case Committed():
+                self._phase, self.committed, self._wanted_step = "delivering", action, None
+                self.ends_seconds = now + LINGER_SECONDS
+                self._do.notify_committed(action)
+
+    def _begin_ring(self, now: float, action: BeginRing) -> None:
+        links, self._links = self._links, {}
+        for peer in sorted(links):
+            links[peer].close()
+        self._wanted_step = None
+        self._envelope = action.envelope
+        self._position = action.ring.members.index(self._me)
+        self._silence = Silence(now)
+        self._do.begin_ring(action.ring)
+
+    def _link_to(self, peer: PeerId) -> OutgoingLink:
+        if peer not in self._links:
+            ring, envelope = self.machine.ring, self._envelope
+            assert ring is not None
+            assert envelope is not None
+            target = LinkTarget(peer, ring, envelope, bool(self.machine.removed))
+            self._links[peer] = self._do.open_link(target)
+        return self._links[peer]
+
+    def _send(self, now: float, action: Send) -> None:
+        try:
+            self._link_to(action.peer).send(action)
+        except LinkFullError:
+            self.link_failed(now, self._ring_id(), action.peer, "slow: too much is queued")
+
+    def _take_outer_step(self, action: Compute) -> None:
+        ring, contributors = self.machine.ring, self._payloads.contributors
+        assert ring is not None
+        masks = [contributors(average.payload, average.mask) for average in action.averages]
+        order = OuterStepOrder(
+            ring.ring_id,
+            action.generation,
+            self.machine.head,
+            action.averages,
+            members_of(ring, masks),
+        )
+        self._wanted_step = order.ring_id, order.generation
+        self._do.take_outer_step(order)
+
+    @property
+    def _do(self) -> Effects:
+        assert self._effects is not None, "the round has ended here"
+        return self._effects
+
+    def _ring_id(self) -> Digest:
+        assert self.machine.ring is not None
+        return self.machine.ring.ring_id
