@@ -53,6 +53,11 @@ LINGER_SECONDS = 10.0
 that has not voted by then fetches the round instead (`heads.OVERTAKEN_SECONDS`)."""
 
 
+SENDS_PER_CHUNK_MAX = 4
+"""A chunk is sent to one member at most as partial sum, as average, and once more of each when the
+ring changes or votes differ. A link holds no more than that of each chunk."""
+
+
 class LinkFullError(Exception):
     """A link has more queued than one ring can ever need."""
 

@@ -52,7 +52,8 @@ ACK_SECONDS = 0.25
 FIRST_FRAME_SECONDS = 10.0
 """Whoever opens a stream and does not say for which ring is not waited for any longer."""
 
-_WATCH_SECONDS = 0.25
+WATCH_SECONDS = 0.25
+"""How often a link reports its rate: several times before a rate is judged (`link_rates`)."""
 
 log = structlog.get_logger("ring")
 
@@ -216,10 +217,10 @@ class RingLink:
         """
         while True:
             before = trio.current_time()
-            await trio.sleep(_WATCH_SECONDS)
+            await trio.sleep(WATCH_SECONDS)
             now = trio.current_time()
             if self._under_way or not self._inventory_came.is_set():
-                self._silent_seconds += min(now - before, 2 * _WATCH_SECONDS)
+                self._silent_seconds += min(now - before, 2 * WATCH_SECONDS)
             if self._silent_seconds > RECEIPT_SECONDS:
                 raise LinkFailed("timeout: no receipt")
             busy_seconds = self._busy_before_seconds

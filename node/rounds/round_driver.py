@@ -16,6 +16,7 @@ from gossamer.node.network.transport import StreamClosed, Transport, TransportEr
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.dispatcher import (
     HELLO_SECONDS,
+    SENDS_PER_CHUNK_MAX,
     TICK_SECONDS,
     LinkFullError,
     LinkTarget,
@@ -256,9 +257,7 @@ class RoundDriver:
             target.envelope,
             num_chunks=num_chunks,
             num_members=len(target.ring.members),
-            # A chunk is sent to one member at most as partial sum, as average, and once more of
-            # each when a ring changes or votes differ.
-            outbox_max=4 * num_chunks,
+            outbox_max=SENDS_PER_CHUNK_MAX * num_chunks,
             waits_for_inventory=target.waits_for_inventory,
             on_transfer=self._node.transferred,
             on_measured=lambda *measured: self.dispatcher.link_measured(

@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gossamer.node.rounds.dispatcher import HELLO_SECONDS
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.attempt import Committed
@@ -39,7 +40,6 @@ from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.wire.statements import Accusation
 from tests.sim.simulator import arithmetic
 from tests.sim.simulator.arithmetic import Sum
-from tests.sim.simulator.driver import HELLO_SECONDS
 from tests.sim.simulator.modes import State
 from tests.sim.simulator.scenario import HOLD_SECONDS
 from tests.sim.simulator.signatures import verify
@@ -123,7 +123,7 @@ class Checks:
         self._accused.setdefault(accusation.ring_id, set()).add(accused)
         if world.peers[accused].alive:
             self._accused_living.add(accusation.ring_id)
-        world.count(f"suspect: {accusation.reason.split(' by ')[0]}")
+        world.count(f"suspect: {accusation.reason.split(' by ')[0].split(':')[0]}")
         world.note(f"{author.name} accuses {world.name(accused)}: {accusation.reason}")
 
     def note_commit(self, peer: Peer, committed: Committed) -> None:

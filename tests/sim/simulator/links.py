@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from gossamer.node.rounds.dispatcher import SENDS_PER_CHUNK_MAX, LinkFullError, LinkTarget
 from gossamer.protocol.rounds.inventory import Inventory
 from gossamer.protocol.rounds.ring import Send
-from gossamer.protocol.rounds.roster import Ring
-from gossamer.protocol.wire.statements import Signed
 from tests.sim.simulator.network import LOST_SECONDS, RESET_SECONDS
 from tests.sim.simulator.scenario import CHUNK_BYTES
 
@@ -28,21 +27,19 @@ _RETRY_SECONDS = 0.5
 class Link:
     """One member's stream to another in one ring. It begins with the roster."""
 
-    def __init__(
-        self, world: World, driver: Driver, target: Peer, ring: Ring, envelope: Signed
-    ) -> None:
+    def __init__(self, world: World, driver: Driver, target: Peer, what: LinkTarget) -> None:
         self._world = world
         self._driver = driver
         self.source: Peer = driver.peer
         self.target = target
         self._target_life = target.life
-        self.ring = ring
-        self.envelope = envelope
+        self.ring = what.ring
+        self.envelope = what.envelope
         self.is_open = True
         self._is_greeted = False
-        self.takes = True
-        """Whether the receiver has any use for what comes."""
-        self._waits_for_inventory = bool(driver.machine.removed)
+        self._receiver: Driver | None = None
+        """Takes what comes, once the greeting is answered; None: it is dropped."""
+        self._waits_for_inventory = what.waits_for_inventory
         self._inventory: Inventory | None = None
         self._queue: deque[Send] = deque()
         self._is_sending = False
@@ -70,6 +67,9 @@ class Link:
             self.fail(self._world.uniform(bounds), "reset")
 
     def send(self, frame: Send) -> None:
+        """See `OutgoingLink`."""
+        if len(self._queue) >= SENDS_PER_CHUNK_MAX * self._world.scenario.num_chunks:
+            raise LinkFullError
         self._queue.append(frame)
         self._pump()
 
@@ -160,7 +160,9 @@ class Link:
             frame = self._on_the_way.popleft()
             latency_seconds = self._world.uniform(self._world.scenario.latency_seconds)
             self.source.later(latency_seconds, self._acknowledged)
-            refusal = self.target.frame_received(self, frame)
+            refusal = None
+            if self._receiver is not None:
+                refusal = self._receiver.frame_received(self, frame)
             if refusal is not None:
                 self.refuse(refusal)
 
@@ -186,10 +188,10 @@ class Link:
 
     # The receiver
 
-    def accept(self, inventory: Inventory, *, takes: bool) -> None:
-        """The receiver says what it holds and reads from now on; what it `takes` is of use."""
+    def accept(self, inventory: Inventory, receiver: Driver | None) -> None:
+        """The target says what it holds, and reads from now on; None drops what comes."""
         self._is_greeted = True
-        self.takes = takes
+        self._receiver = receiver
 
         def answered() -> None:
             self._inventory = inventory
@@ -210,8 +212,11 @@ class Link:
         self.is_open = False
         self.source.later(delay_seconds, lambda: self._driver.link_failed(self, reason))
 
+    def finish(self) -> None:
+        """See `OutgoingLink`: what is queued is still delivered."""
+
     def close(self) -> None:
-        """The source has no more use for it."""
+        """See `OutgoingLink`."""
         self.is_open = False
 
 
@@ -222,8 +227,8 @@ class Links:
         self._world = world
         self._links: list[Link] = []
 
-    def open(self, driver: Driver, target: Peer, ring: Ring, envelope: Signed) -> Link:
-        link = Link(self._world, driver, target, ring, envelope)
+    def open(self, driver: Driver, target: Peer, what: LinkTarget) -> Link:
+        link = Link(self._world, driver, target, what)
         self._links = [other for other in self._links if other.is_open]
         self._links.append(link)
         return link

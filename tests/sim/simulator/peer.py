@@ -6,10 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gossamer.node.network.transport import PING_SECONDS
+from gossamer.node.rounds.dispatcher import HELLO_SECONDS
+from gossamer.node.rounds.participant import FIRST_CONTACT_SECONDS
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS, Awaited, Membership, awaited
 from gossamer.protocol.policy.statement_store import StatementStore
-from gossamer.protocol.rounds.ring import Send
 from gossamer.protocol.rounds.round_rules import RoundHints
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.wire.statements import (
@@ -21,7 +23,7 @@ from gossamer.protocol.wire.statements import (
     Statement,
     seal,
 )
-from tests.sim.simulator.driver import HELLO_SECONDS, Driver
+from tests.sim.simulator.driver import Driver
 from tests.sim.simulator.heads import Heads
 from tests.sim.simulator.links import Link
 from tests.sim.simulator.scenario import CrashPoint
@@ -31,9 +33,6 @@ from tests.sim.simulator.work import Feed, Work
 
 if TYPE_CHECKING:
     from tests.sim.simulator.world import World
-
-FIRST_CONTACT_SECONDS = 3.0
-"""A peer waits this long for the others' announcements before it starts alone."""
 
 _CAPACITY = Capacity("", "cpu", 0, 0, 1, 0.0, 0.0)
 
@@ -52,6 +51,8 @@ class Peer:
         self.name = f"P{index}"
         self.machine = world.scenario.machines[index]
         self.sign = sign_as(peer_id)
+        self.ping_phase_seconds = world.uniform((0.0, PING_SECONDS))
+        """When it gives signs of life: then and every `PING_SECONDS`."""
         self.line_free_seconds = 0.0
         self.line_part = 1.0
         """What it has of its line's rate now."""
@@ -134,8 +135,10 @@ class Peer:
         self.phase: Phase = "syncing"
         self._sequence = 0
         self._said: dict[PeerId, tuple[bytes, Phase]] = {}
-        self._expected = Awaited([], [])
-        self._greetings: list[tuple[Link, float]] = []
+        self.expected_now = Awaited([], [])
+        """The answer of `expected` when the members changed last."""
+        self._greetings: list[tuple[Link, float, Driver | None]] = []
+        """Streams that wait for an answer, each with its deadline and the round it belongs to."""
         self._has_begun = False
         self.turn = None
         self._hints: RoundHints | None = None
@@ -242,8 +245,8 @@ class Peer:
         self.heads.look()
         expected = self.expected()
         driver = self.driver
-        if driver is not None and driver.is_running and expected != self._expected:
-            self._expected = expected
+        if driver is not None and driver.is_running and expected != self.expected_now:
+            self.expected_now = expected
             driver.expect(expected)
         self.consider()
 
@@ -405,7 +408,7 @@ class Peer:
         training = None if earlier is None else earlier.ahead
         self.world.count("trained ahead", training is not None)
         self.turn = Turn(self, training=training, hints=hints)
-        self._expected = Awaited([], [])
+        self.expected_now = Awaited([], [])
         self.turn.begin()
         self.members_changed()
         self.answer_greetings()
@@ -435,31 +438,29 @@ class Peer:
 
     def greeted(self, link: Link) -> None:
         """A ring member opened its stream to us."""
-        self._greetings.append((link, self.world.now + HELLO_SECONDS))
+        self._greetings.append((link, self.world.now + HELLO_SECONDS, None))
         self.later(HELLO_SECONDS, self.answer_greetings)
-        if self.driver is not None:
-            self.driver.heard_roster(link)
         self.answer_greetings()
 
     def answer_greetings(self) -> None:
-        """Accepts those whose ring is followed here, and refuses those that wait too long."""
+        """Answers as `Participant.greeted` does, and refuses those that wait too long."""
         if not self._greetings:
             return
         waiting, self._greetings = self._greetings, []
-        for link, deadline_seconds in waiting:
+        for link, deadline_seconds, asked in waiting:
             if not link.is_open:
                 continue
-            if self.driver is not None and self.driver.answer_greeting(link):
+            driver, roster = self.driver, link.ring.roster
+            if asked is None and driver is not None and driver.is_running:
+                if driver.machine.head == roster.head:
+                    asked = driver
+                    driver.heard(link.envelope, roster)
+                elif roster.round < driver.machine.number:
+                    driver.answer_late_greeting(link)
+                    continue
+            if asked is not None and asked.answer_greeting(link):
                 continue
             if self.world.now >= deadline_seconds:
                 link.refuse("refused")
             else:
-                self._greetings.append((link, deadline_seconds))
-
-    def frame_received(self, link: Link, frame: Send) -> str | None:
-        """A frame of a ring; returns why the link is refused, or None."""
-        if not link.takes or self.world.checks.is_committed(link.ring.ring_id, self.heads.head):
-            return None  # this ring is committed here
-        if self.driver is None:
-            return "refused"
-        return self.driver.frame_received(link, frame)
+                self._greetings.append((link, deadline_seconds, asked))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gossamer.node.rounds.heads import OVERTAKEN_SECONDS
+from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.rounds.attempt import Committed
@@ -20,11 +22,6 @@ from tests.sim.simulator.scenario import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from tests.sim.simulator.peer import Peer
-
-OVERTAKEN_SECONDS = 5.0
-"""A ring member that hears of its ring's commit by others finishes within this, or fetches."""
-
-POLL_SECONDS = 0.25
 
 INNER_STEPS = 200
 """Of a round, if the peer is not stopped before."""
@@ -105,7 +102,6 @@ class Turn:
         self._is_over = False
         self._is_training = True
         self._is_stopping = False
-        self._stops_seconds: float | None = None
         self._offer: int | None = None
 
     def begin(self) -> None:
@@ -114,6 +110,12 @@ class Turn:
         peer.set_phase("training")
         self.driver.begin()
         peer.at(self._training.done_seconds, self._trained)
+        self._poll()
+
+    def _poll(self) -> None:
+        if not self._is_over:
+            self._peer.later(POLL_SECONDS, self._poll)
+            self.consider()
 
     # Training
 
@@ -162,9 +164,6 @@ class Turn:
         if self._peer.heads.better() is not None:
             return True
         deadline = self.driver.machine.stop_training_seconds
-        if deadline is not None and self._stops_seconds != deadline:
-            self._stops_seconds = deadline
-            self._peer.later(max(0.0, deadline - self._peer.now), self.consider)
         return deadline is not None and self._peer.now >= deadline
 
     # Averaging
@@ -175,7 +174,7 @@ class Turn:
             return
         if self._is_training:
             if self._should_stop_training():
-                self._peer.later(self._world.uniform((0.0, POLL_SECONDS)), self._stop)
+                self._stop()
         elif self._is_overtaken() or (
             not self.driver.machine.is_ready and self._peer.heads.better() is None
         ):
@@ -199,10 +198,7 @@ class Turn:
         )
         has_patience = machine.successor is not None and by_my_ring
         patience_seconds = OVERTAKEN_SECONDS if has_patience else 0.0
-        wait_seconds = heads.better_since_seconds + patience_seconds - self._world.now
-        if wait_seconds > 0:
-            self._peer.later(wait_seconds, self.consider)
-        return wait_seconds <= 0
+        return self._world.now >= heads.better_since_seconds + patience_seconds
 
     def leave(self) -> None:
         """The ring has to do without this peer."""
