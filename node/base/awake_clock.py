@@ -5,7 +5,6 @@
 
     stalls.last()                           # the newest Stall, or None
     stalls.last().ended_seconds             # when it ended, in trio.current_time() terms
-    stalls.ended_since(seconds)             # did one end at or after that instant?
     stalls.awake_since(seconds)             # how long we really ran since then
     stalls.awake_seconds()                  # a clock that stands still with us: what others'
                                             # silence may be measured with
@@ -105,11 +104,6 @@ class AwakeClock:
         """The newest stall, also if it ended just now."""
         self._look()
         return self._stalls[-1] if self._stalls else None
-
-    def ended_since(self, seconds: float) -> bool:
-        """Whether a stall ended at or after that local time."""
-        last = self.last()
-        return last is not None and last.ended_seconds >= seconds
 
     def awake_since(self, seconds: float) -> float:
         """Seconds from that local time until now, less those of stalls in between."""

@@ -192,14 +192,6 @@ class Attempt:
             tokens for peer, tokens in self.ring.weights.items() if peer not in self.removed
         )
 
-    def wake_seconds(self) -> float:
-        """Local time at which `tick` has something to do."""
-        wake = min(self.stall_seconds, self._kept_seconds())
-        if self.state == "voting" and not self.is_out:
-            urge = self._commitment.wake_seconds(self.reduce.living, self.successor)
-            wake = wake if urge is None else min(wake, urge)
-        return wake
-
     # Events
 
     def start(self) -> list[Action]:

@@ -123,11 +123,6 @@ class Commitment:
             if deadline is not None and now >= deadline
         ]
 
-    def wake_seconds(self, living: Sequence[PeerId], successor: PeerId | None) -> float | None:
-        """When `to_reconcile` or `to_accuse` next have something to say."""
-        deadlines = [self._reconcile_seconds(successor), *(self._patience(p)[0] for p in living)]
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
-
     def _pair(self, peer: PeerId) -> tuple[PeerId, bytes, bytes]:
         assert self._digest is not None
         return (peer, self._votes[peer].vote.header_digest, self._digest)

@@ -271,16 +271,6 @@ class Round:
         assert self._attempt is not None
         return self._after(now, self._attempt.tick(now))
 
-    def wake_seconds(self, now: float) -> float | None:
-        """Local time at which `tick` has something to do; None: only on news."""
-        match self.state:
-            case "committed":
-                return None
-            case "gathering":
-                return self._gatherer.decision(now).ask_again_seconds
-        assert self._attempt is not None
-        return self._attempt.wake_seconds()
-
     # Events: the ring
 
     def partial_sum_received(

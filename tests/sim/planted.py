@@ -1,6 +1,7 @@
-"""Five bugs on purpose, to show that the simulator would find them.
+"""Six bugs on purpose, to show that the simulator would find them.
 
-Each is one wrong rule in one machine. `planted(name)` is a context in which all peers have it.
+Each is one wrong rule: five in one machine each, one in the dispatcher that nodes share with the
+simulator. `planted(name)` is a context in which all peers have it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
+from gossamer.node.rounds.dispatcher import RoundDispatcher
 from gossamer.protocol.accounting.work_account import Settlement, WorkAccount
-from gossamer.protocol.ids import PeerId
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.ring import Action, Average, Payload, RingReduce
 
 _partial_sum_received = RingReduce.partial_sum_received
 _advance = RingReduce._advance
 _committed_by = WorkAccount.committed_by
+_contributed = RoundDispatcher.contributed
 
 
 def _double_count(
@@ -55,12 +58,20 @@ def _residual_twice(self: WorkAccount, *args: object, **kwargs: object) -> Settl
     return replace(settlement, taken=0) if settlement.late else settlement
 
 
+def _answer_for_another_ring(
+    self: RoundDispatcher, now: float, ring_id: Digest, chunk: int, payload: Payload
+) -> None:
+    """A sum for a ring that was replaced meanwhile is taken for one of the present ring."""
+    _contributed(self, now, self.ring_id or ring_id, chunk, payload)
+
+
 BUGS: dict[str, tuple[type, str, Callable[..., object]]] = {
     "double count": (RingReduce, "partial_sum_received", _double_count),
     "lost token": (RingReduce, "_advance", _lost_partial_sum),
     "a finisher that ignores a dead starter": (RingReduce, "_advance", _dead_starter),
     "a merge that depends on message order": (Average, "is_better_than", _first_come),
     "a residual applied twice": (WorkAccount, "committed_by", _residual_twice),
+    "an answer for another ring": (RoundDispatcher, "contributed", _answer_for_another_ring),
 }
 
 

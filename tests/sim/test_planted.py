@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gossamer.node.rounds.dispatcher import RoundDispatcher
 from tests.sim.planted import BUGS
 from tests.sim.pool import run_seed, run_seeds
 
@@ -21,5 +22,6 @@ def test_the_simulator_finds(bug: str) -> None:
     pytest.fail(f"{bug}: no seed below {SEEDS_MAX} finds it")
 
 
-def test_there_are_five() -> None:
-    assert len(BUGS) == 5
+def test_there_are_six_and_one_is_in_the_dispatcher() -> None:
+    assert len(BUGS) == 6
+    assert [kind for kind, _, _ in BUGS.values()].count(RoundDispatcher) == 1

@@ -119,7 +119,7 @@ def test_one_peer_alone_commits_alone() -> None:
     assert round_.state == "committed"
     assert round_.hints == RoundHints(replay_seconds=2.0)
     assert round_.tick(99.0) == []
-    assert round_.wake_seconds(99.0) is None
+    assert round_.tick(1e9) == []
 
 
 @pytest.mark.parametrize("abstains", [False, True])
@@ -190,7 +190,7 @@ def test_at_the_deadline_it_goes_without_the_missing() -> None:
     round_ = machine()
     round_.expect(0.0, [NEXT, LAST])
     round_.ready(0.0, ready())
-    assert round_.wake_seconds(0.0) == GATHER
+    assert not of(BeginRing, round_.tick(GATHER - 0.1))
     assert of(BeginRing, round_.tick(GATHER))
 
 
@@ -223,7 +223,7 @@ def test_a_ring_without_me_is_waited_for() -> None:
         round_.statement(0.0, sealed(member, ready()), ready())
     assert not of(BeginRing, round_.ready(1.0, ready()))
     assert not of(BeginRing, round_.expect(2.0, []))  # both are gone: to a commit, most likely
-    assert round_.wake_seconds(2.0) == 2.0 + ATTEMPT
+    assert not of(BeginRing, round_.tick(2.0 + ATTEMPT - 0.1))
     assert of(BeginRing, round_.tick(2.0 + ATTEMPT))
 
 
@@ -297,7 +297,10 @@ def test_who_is_out_says_so_and_listens() -> None:
     assert round_.attainable_tokens == 1000
     assert round_.state == "reducing"
     assert round_.link_failed(2.0, ring_id, NEXT, "reset") == []
-    assert round_.wake_seconds(2.0) == 1.0 + STALL_SECONDS
+    round_.tick(1.0 + STALL_SECONDS - 0.1)
+    assert round_.state == "reducing"
+    round_.tick(1.0 + STALL_SECONDS)
+    assert round_.state == "gathering"
 
 
 def test_when_nobody_is_left_in_the_ring_it_is_gathered_again() -> None:
@@ -308,12 +311,11 @@ def test_when_nobody_is_left_in_the_ring_it_is_gathered_again() -> None:
     round_.expect(3.0, [LAST])  # NEXT, the only one in the ring, is dead
     assert state_of(round_) == "gathering"
     round_.statement(3.0, sealed(LAST, ready()), ready())
-    wake = round_.wake_seconds(3.0)
-    assert wake == 3.0 + ATTEMPT
+    now = 3.0 + ATTEMPT
+    assert round_.tick(now - 0.1) == []
     while round_.ring is None or round_.ring.ring_id == ring_id:
-        assert wake is not None
-        actions = round_.tick(wake)
-        wake = round_.wake_seconds(wake)
+        actions = round_.tick(now)
+        now += ATTEMPT
     assert round_.ring.roster.attempt >= 1
     assert sorted(round_.ring.members) == sorted([ME, LAST])
     assert of(BeginRing, actions)
@@ -330,7 +332,6 @@ def test_an_accusation_is_repeated_when_its_author_falls() -> None:
 
 def test_a_ring_in_which_nothing_happens_is_left() -> None:
     round_, ring_id = in_ring()
-    assert round_.wake_seconds(0.0) == STALL_SECONDS
     assert round_.tick(STALL_SECONDS - 0.1) == []
     assert published(round_.tick(STALL_SECONDS)) == [Accusation(ring_id, ME, "stalled")]
     assert round_.state == "reducing"  # the others may yet commit without me
@@ -369,7 +370,7 @@ def test_more_than_half_of_the_votes_commit() -> None:
 def test_the_silent_are_accused_and_the_survivor_commits() -> None:
     round_, ring_id = in_ring()
     voting(round_, ring_id)
-    assert round_.wake_seconds(2.0) == 2.0 + VOTE_SECONDS
+    assert round_.tick(2.0 + VOTE_SECONDS - 0.1) == []
     actions = round_.tick(2.0 + VOTE_SECONDS)
     accused = [s.accused for s in published(actions) if isinstance(s, Accusation)]
     assert accused == [NEXT, LAST]
