@@ -1,25 +1,25 @@
-"""Whether the momentum that a trainer found on disk may be gone on from (`sync = "distro"`).
+"""Decides whether a trainer may use the momentum that it found on disk (`sync = "distro"`).
 
-What the others did not take of a gradient stays in the trainer's decoupled momentum. It is saved
-when other work is, between rounds, with its place in the chain: the head, and the rings on that
-head that it had parts in, should they be committed later. After a restart, of the trainer or of the
-whole node, rounds since may have taken parts of it. As for all work, only headers take: where each
-header on the way from that head to the present one has no tokens of ours, or is of a ring that was
-saved with it, nothing that is in the momentum was taken, and it is gone on from. Otherwise it is
-dropped whole, because which part of it was taken is not known: rather lost than counted twice. It
-is also dropped where the chain went another way, and where it is stale like other work
-(`rounds.stale_rounds`).
+The part of a gradient that no shared step took stays in the trainer's decoupled momentum. It is
+saved between rounds, like other work, with its place in the chain: the head, and the rings on that
+head that have parts of it, because those rings may be committed later. After a restart of the
+trainer or of the node, newer rounds may have taken parts of the momentum. As for all work, only
+headers take. Each header between the saved head and the present one is looked at. Nothing was taken
+if each of them credits this peer with no tokens, or belongs to a ring that was saved with the
+momentum. Then the trainer keeps the momentum. Otherwise the whole momentum is dropped, because it
+is not known which part was taken: rather lost than counted twice. It is also dropped if the chain
+has left the saved head, and if it is as stale as other work may not be (`rounds.stale_rounds`).
 
-So a node keeps its momentum that leaves in order, at whatever moment, or pauses, or falls while no
-ring has parts that are newer than its file. One that falls in the middle of a round, which the
-others finish with its parts, loses it.
+So a node keeps its momentum if it leaves in order at any moment, if it pauses, or if it is killed
+while no ring has parts that are newer than its file. A node that is killed in the middle of a round
+loses the momentum if the others finish that round with its parts.
 
-A ring may also be committed with a part that its owner saw left out, and kept (`shared_round`). If
-a header credits more than what is out of the momentum, that is dropped.
+A ring may also be committed with a part that its owner saw left out and kept (`shared_steps`). If a
+header credits more tokens than were removed from the momentum, the momentum is dropped.
 
 A ring that has parts of an earlier life may be committed after the new life began. So the question
-is asked again at every turn and before every save, until a ring is committed that has parts of the
-present trainer: the other one's round is not in this chain then.
+is asked again at every round and before every save. It is settled when a ring is committed that has
+parts of the present trainer, because the earlier life's round is not in this chain then.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from gossamer.protocol.state.chain import Header
 from gossamer.trainer.ipc.messages import Place
 
 RINGS_MAX = 16
-"""Rings on one head that are remembered; each attempt at a round is one, and of several the newest
-are those that may be committed."""
+"""Upper bound on remembered rings on one head. Each attempt at a round makes one, and the newest
+attempts are the ones that may be committed."""
 
 log = structlog.get_logger("node")
 
 
 class CarriedMomentum:
-    """Lives as long as the node."""
+    """Knows the place of the trainer's momentum in the chain. It lives as long as the node."""
 
     def __init__(
         self,
@@ -61,18 +61,18 @@ class CarriedMomentum:
         self._stale_rounds = stale_rounds
         self._run_in_thread = run_in_thread
         self._life = 0
-        """Of the trainer that the rest is about."""
+        """Number of the trainer process that the other attributes describe."""
         self._loaded: Place | None = None
-        """Of the momentum that it found on disk, while that is in question."""
+        """Place of the momentum that this trainer found on disk, while its use is not settled."""
         self._head: Digest | None = None
         self._rings: tuple[bytes, ...] = ()
-        """On that head, which it had parts in. What they took is out of its momentum."""
+        """Rings on that head that have parts of this momentum, which those parts have left."""
         self._left_out: dict[Digest, int] = {}
-        """Rings on that head which it had parts in that stayed in the momentum, and the tokens of
-        those that did not."""
+        """Rings on that head that may have more of this momentum than has left it, with the tokens
+        that have left it."""
 
     def had_parts_in(self, rings: Sequence[RingParts]) -> None:
-        """All of ours in these rings are of the trainer that the last `settle` was about."""
+        """Notes rings that have parts of the trainer which the last `settle` described."""
         whole = [ring.ring_id for ring in rings if not ring.has_left_out]
         self._rings = (*self._rings, *whole)[-RINGS_MAX:]
         for ring in rings:
@@ -82,8 +82,11 @@ class CarriedMomentum:
                     del self._left_out[next(iter(self._left_out))]
 
     async def settle(self) -> Place:
-        """Tells the trainer whether to keep a momentum that it found, on the present head; the
-        place of what it has then. Between rounds."""
+        """Tells the trainer whether to keep a momentum that it found on disk. Only between rounds.
+
+        Returns:
+            The place of the momentum that the trainer has afterwards.
+        """
         head, trainer = self._committed.head, self._trainer
         is_new = self._life != trainer.lives
         if is_new:
@@ -111,7 +114,7 @@ class CarriedMomentum:
         return Place(head, (*(self._loaded.rings if self._loaded else ()), *self._rings))
 
     def _is_counted_twice(self, head: Digest) -> bool:
-        """Whether a round since the last head took more than what is out of the momentum."""
+        """Whether a round since the last head took more than was removed from the momentum."""
         before = self._head
         assert before is not None, "a ring before the first settle"
         for one in self._committed.chain.path_between(before, head) or ():
@@ -128,7 +131,12 @@ class CarriedMomentum:
         return sum(one.tokens for one in header.members if one.peer_id == self._me)
 
     def _judge(self, loaded: Place, head: Digest) -> tuple[str, bool]:
-        """Why it is dropped, if it is; whether that is settled for good, by a ring of this life."""
+        """Judges a momentum from disk.
+
+        Returns:
+            Why it is dropped, empty if it is kept; and whether a ring of this life settles the
+            question for good.
+        """
         way = self._committed.chain.path_between(Digest(loaded.head), head)
         if way is None:
             return f"{short(Digest(loaded.head))} is not in the chain", False

@@ -1,24 +1,30 @@
-"""A round of shared steps (`sync = "distro"`) at one peer: its part in each, and what it waits for.
+"""The shared steps of one round (`sync = "distro"`): this peer's part in each step.
 
-    trainer --Shared--> offer --token of step s--> ring --final of s--> theta --Share--> trainer
+    trainer --Shared--> offer --partial sum of step s--> ring --average of s--> parameters
+       ^                                                                            |
+       +------------------------------------Share-----------------------------------+
 
-The ring of the round is agreed on once, for all its steps: a step is a chunk. The token of step s
-walks round when the steps before it are done, and collects from each member what it has. So the
-rules of the ring hold as for any chunk: who falls is skipped, and no step waits for it.
+The peers agree on the ring of a round once, for all its steps: a step is a chunk. The partial sum
+of step s walks round the ring after the steps before it are done, and collects a part from each
+member. So the rules of the ring hold as for any chunk: a failed member is skipped, and no step
+waits for it.
 
 Rules
 -----
 - A member's part in a step is what its trainer offered last. An offer that was late for its step is
   good for the next one: a sign is hardly less right a step later.
-- Who has nothing yet when the token of a step comes keeps it half as long as the others took until
-  then (`StepTiming`). Then it abstains: an empty part. Its trainer's work stays in its momentum,
-  and nobody waits.
-- Who begins a step has no token to compare with, and waits as long from the step before.
-- What the final of a step contains of mine is taken out of my momentum; what it does not, stays.
-  If that is not known of a part when the round ends, it goes: rather lost than counted twice.
-- The final that is committed may be a better one than the one that the step was taken with here, if
-  I am out of the ring, and have a part of mine that stayed: `RingParts` says what a header may
-  credit me with at most, and if it is more the momentum is dropped (`carried_momentum`).
+- A member may have no part yet when the partial sum of a step comes. It then keeps the partial sum
+  half as long as the others took until then (`StepTiming`). After that it abstains with an empty
+  part. Its trainer's work stays in its momentum.
+- The member that begins a step has no partial sum to compare with. It waits as long, counted from
+  the step before.
+- A part that the average of a step contains is removed from the trainer's momentum; any other part
+  stays there. If a part's fate is not known when the round ends, it is removed: rather lost than
+  counted twice.
+- A member that was put out of the ring may take a step with one average while the ring commits a
+  better one, which contains a part that the member kept. `RingParts` gives the upper bound on what
+  a header may credit to this peer. If a header credits more, the momentum is dropped
+  (`carried_momentum`).
 """
 
 from __future__ import annotations
@@ -45,53 +51,53 @@ from gossamer.protocol.state.chain import tokens_taken
 from gossamer.protocol.state.digest import FloatVector
 
 PATIENCE_PART = 0.5
-"""Of the time that the others took for a step: a member that is half as slow again has a part in
-every step, a slower one in every other."""
+"""Patience as a part of the time that the others took for a step. A member that is slower by half
+has a part in every step, and a slower one in every second step."""
 
 PATIENCE_SECONDS_MIN = 0.25
-"""Late by so little is every process now and then."""
+"""Every process is late by this much now and then."""
 
 PATIENCE_SECONDS_MAX = 10.0
-"""A third of `attempt.KEPT_SECONDS`, after which a token that goes nowhere is an offence."""
+"""A third of `attempt.KEPT_SECONDS`, after which keeping a partial sum is an offence."""
 
 STEP_SECONDS_MAX = 60.0
-"""Whoever begins a step begins it by then: half of `attempt.STALL_SECONDS`."""
+"""A member that begins a step begins it within this time: half of `attempt.STALL_SECONDS`."""
 
 STEPS_KEPT = 16
-"""The others' pace is the median over so many steps."""
+"""The time of a step is the median over so many steps."""
 
 log = structlog.get_logger("steps")
 
 
 @dataclass(frozen=True)
 class RingParts:
-    """What of mine is in a ring."""
+    """This peer's parts in the steps of one ring, at the end of its round."""
 
     ring_id: Digest
     tokens: int
-    """At most, of those that are out of the momentum."""
+    """Upper bound on this peer's tokens already removed from the momentum."""
     has_left_out: bool
-    """Whether a step was taken here without a part that I gave to it, which stayed there."""
+    """Whether this peer took a step without a part that it gave and that its momentum kept."""
 
 
 class StepTiming:
-    """How long a step takes the others. Lives as long as the node."""
+    """How long a step takes the other members. It lives as long as the node."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=STEPS_KEPT)
 
     def took(self, seconds: float) -> None:
-        """From the step before to the token, which others had a part in."""
+        """Notes the time from the step before to a partial sum that has parts of others."""
         self._seconds.append(seconds)
 
     @property
     def step_seconds(self) -> float:
-        """The median; 0 if nothing is known."""
+        """Median time of a step; 0 if nothing is known."""
         return statistics.median(self._seconds) if self._seconds else 0.0
 
     @property
     def partial_sum_patience(self) -> float:
-        """How long a token is kept for a part of mine."""
+        """How long a partial sum is kept for this peer's part, in seconds."""
         if not self._seconds:
             return PATIENCE_SECONDS_MAX
         wanted = PATIENCE_PART * statistics.median(self._seconds) + PATIENCE_SECONDS_MIN
@@ -99,14 +105,17 @@ class StepTiming:
 
     @property
     def step_patience(self) -> float:
-        """How long after the step before I begin one without a part of mine."""
+        """How long this peer waits for its own part before it begins a step, in seconds."""
         if not self._seconds:
             return STEP_SECONDS_MAX
         return min(statistics.median(self._seconds) + self.partial_sum_patience, STEP_SECONDS_MAX)
 
 
 class SharedStepRunner:
-    """One round of one peer. `run` goes on until `close`."""
+    """The shared steps of one round at one peer. `run` goes on until `close`.
+
+    It has 13 attributes: five components, and the state of one offer, of the rings, and of `run`.
+    """
 
     def __init__(
         self,
@@ -124,13 +133,13 @@ class SharedStepRunner:
         self._machine = machine
         self._timing = timing
         self._update: bytes | None = None
-        """What the trainer offered last, until it is known what became of it."""
+        """The trainer's newest offer, until its fate is known."""
         self._has_trained = False
-        """Whether the trainer offers nothing more."""
+        """Whether the trainer will offer nothing more in this round."""
         self._steps: RingSteps | None = None
-        """Of the ring that is followed."""
+        """This peer's parts in the ring that it follows."""
         self._void: list[RingSteps] = []
-        """Of rings before it."""
+        """Its parts in rings before that one."""
         self._news = trio.Event()
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
@@ -152,12 +161,12 @@ class SharedStepRunner:
         self.notify()
 
     def trained(self) -> None:
-        """The trainer has done what it does in this round, or is gone."""
+        """The trainer has done its steps of this round, or is gone."""
         self._has_trained = True
         self.notify()
 
     def notify(self) -> None:
-        """Something happened: whoever waits looks again."""
+        """Wakes the tasks that wait: each looks again."""
         self._news.set()
         self._news = trio.Event()
 
@@ -171,14 +180,14 @@ class SharedStepRunner:
         return self._steps
 
     def close(self) -> None:
-        """Nobody waits for this round any more."""
+        """The round is over at this peer: no task waits for its steps any more."""
         self._scope.cancel()
         self.notify()
 
     # What is done
 
     async def run(self) -> None:
-        """Takes steps as their finals come, and tells the trainer."""
+        """Takes each step when its average has come, and tells the trainer."""
         try:
             with self._scope:
                 while True:
@@ -206,7 +215,7 @@ class SharedStepRunner:
         await self._run_in_thread(take)
         steps.taken(step, average)
         if self._update is not None and steps.has_part_in(step) and not steps.is_void:
-            # My part went out with this step: the trainer goes on from where it led.
+            # The offer's step is taken: the trainer goes on from the new parameters.
             self._update = None
             with trio.CancelScope(shield=True):  # the round may be over by now
                 await self._trainer.share(taken=steps.is_in(average))
@@ -214,13 +223,20 @@ class SharedStepRunner:
         return True
 
     async def settle(self, averages: Sequence[Payload] | None) -> list[RingParts]:
-        """After `close`, when the trainer has ended the round: tells it what became of a part whose
-        step was not taken here. `averages`: of all steps, if the round is committed. Otherwise it
-        may be yet, with that part. Returns the rings that I gave parts to, the newest last.
+        """Tells the trainer the fate of a part whose step was not taken at this peer.
+
+        Only after `close`, when the trainer has ended the round.
+
+        Args:
+            averages: averages of all steps, if the round is committed. None: it may be committed
+                later, with that part.
+
+        Returns:
+            This peer's parts in each ring that it gave parts to, the newest ring last.
         """
         await self._ended.wait()
         steps, void = self._steps, self._void
-        self._steps, self._void = None, []  # they know this round: what it held goes with it
+        self._steps, self._void = None, []  # they refer to this object: the cycle ends here
         if steps is None:
             return []
         step = steps.num_taken
@@ -233,8 +249,12 @@ class SharedStepRunner:
         return [each.parts for each in (*void, steps) if each.has_given]
 
     async def part(self, steps: RingSteps, step: int, partial_sum_seconds: float | None) -> bytes:
-        """What I have for a step; nothing if I am late. `partial_sum_seconds`: when its token
-        came."""
+        """This peer's part in a step; empty if it is late.
+
+        Args:
+            partial_sum_seconds: local time at which the step's partial sum came; None for a step
+                that this peer begins.
+        """
         while not (steps.is_void or self.is_closed or steps.num_taken > step):
             wait_seconds = math.inf
             if steps.num_taken == step:
@@ -253,13 +273,13 @@ class SharedStepRunner:
         return b""
 
     def _give_up_seconds(self, steps: RingSteps, partial_sum_seconds: float | None) -> float:
-        """Local time at which the step after the newest one goes on without me."""
+        """Local time at which the next step goes on without this peer's part."""
         if partial_sum_seconds is None:
             return steps.taken_seconds + self._timing.step_patience
         return max(partial_sum_seconds, steps.taken_seconds) + self._timing.partial_sum_patience
 
     def partial_sum_came(self, steps: RingSteps, step: int) -> None:
-        """The others had their parts in a step."""
+        """A partial sum with other members' parts in a step has come."""
         if steps.num_taken == step:
             self._timing.took(trio.current_time() - steps.taken_seconds)
 
@@ -277,44 +297,44 @@ class RingSteps:
         self._tokens = ring.ready[self._position].tokens
         self._shared = shared
         self._given: dict[int, bytes] = {}
-        """What went into the token of each step, empty where I abstained."""
+        """The part given to each step, empty where this peer abstained."""
         self.ring_id: Digest = ring.ring_id
         self.num_steps = committed.sync_sets.whole.plan.num_chunks
         self.num_taken = 0
         self.taken_seconds = trio.current_time()
-        """When the newest step was taken."""
+        """Local time at which the newest step was taken."""
         self.is_void = False
-        """Whether another ring is followed."""
+        """Whether this peer follows another ring by now."""
         self._num_out = 0
-        """Parts that I gave, and that are out of the trainer's momentum."""
+        """Parts that were given and have left the trainer's momentum."""
 
     def taken(self, step: int, average: Payload) -> None:
-        """A step was taken."""
-        # Of a ring that is void by now the trainer hears nothing: it offers the part again.
+        """Notes that a step was taken."""
+        # The trainer is not told about a void ring: it offers the part again.
         self._num_out += self.is_in(average) and not self.is_void
         self.num_taken = step + 1
         self.taken_seconds = trio.current_time()
 
     @property
     def has_given(self) -> bool:
-        """Whether I had something to give to any step."""
+        """Whether this peer gave a part that is not empty to any step."""
         return any(self._given.values())
 
     @property
     def parts(self) -> RingParts:
-        """At the end of the round."""
-        # Of one of which nothing is known the trainer was told that it was taken.
+        """This peer's parts in the ring, at the end of the round."""
+        # The trainer was told that a part of unknown fate was taken.
         num_out = self._num_out + (self.has_part_in(self.num_taken) and not self.is_void)
         num_given = sum(map(bool, self._given.values()))
         tokens = tokens_taken(self._tokens, num_out, self.num_steps)
         return RingParts(self.ring_id, tokens, has_left_out=num_out < num_given)
 
     def has_part_in(self, step: int) -> bool:
-        """Whether I had something to give to a step."""
+        """Whether this peer gave a part that is not empty to a step."""
         return bool(self._given.get(step))
 
     def is_in(self, average: Payload) -> bool:
-        """Whether a final has a part of mine."""
+        """Whether an average contains this peer's part."""
         return bool(self._payloads.contributors(average, None) >> self._position & 1)
 
     async def due(self, chunk: int, *, is_first: bool) -> None:
@@ -326,7 +346,7 @@ class RingSteps:
             partial_sum_seconds = trio.current_time()
             self._shared.partial_sum_came(self, chunk)
         part = await self._shared.part(self, chunk, partial_sum_seconds)
-        # A token that came meanwhile may have got one already: nobody may have two of mine.
+        # A partial sum that came meanwhile may have got a part already: there may not be two.
         self._given.setdefault(chunk, part)
 
     def add(self, chunk: int, payload: Payload | None) -> Payload:
@@ -334,9 +354,9 @@ class RingSteps:
         return add_record(payload, self._position, self._given[chunk])
 
     def finish_average(self, chunk: int, payload: Payload, mask: int) -> Payload:
-        """See `Contribution`: everybody takes the step for himself."""
+        """See `Contribution`: every peer takes the step itself."""
         return payload
 
     def error_of(self, chunk: int) -> FloatVector | None:
-        """See `Contribution`: what was not sent is in the trainer's momentum."""
+        """See `Contribution`: what this peer did not send is in the trainer's momentum."""
         return None

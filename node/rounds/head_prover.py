@@ -1,11 +1,12 @@
-"""Gets the proof of heads that others announce, while the node goes on with what it does.
+"""Gets the proof of heads that others announce, while the node goes on with its rounds.
 
-An announcement is a claim. Here it is only a reason to ask its author for the commit records on the
-way to that head; once they are in the chain, `Heads.better` finds them. So whoever announces a head
-that does not exist, or with a weight that it does not have, takes none of our time but its own.
+An announcement is a claim. It is a reason to ask its author for the commit records on the way to
+that head. Once the records are in the chain, `Heads.better` finds the head. So a peer that
+announces a head which does not exist, or with a wrong weight, delays only itself.
 
-A peer that cannot prove its head is asked again later and later, and it is an offence of little
-weight, because it may have lost its disk since it said so. A wrong weight is one of much weight.
+A peer that cannot prove its head is asked again, after longer and longer pauses. This is an offence
+of little weight, because the peer may have lost its disk since. A wrong weight is an offence of
+much weight.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from gossamer.protocol.state.chain import is_heavier
 from gossamer.protocol.wire.statements import Announce
 
 LOOK_SECONDS = 1.0
-"""When nothing is announced: for those that are to be asked again."""
+"""Between looks without a new announcement: a peer may be due to be asked again."""
 
 ASKED_MAX = 8
-"""Peers that are asked at once: enough that some silent ones do not keep an honest one waiting."""
+"""Peers that are asked at a time: enough that a few silent ones do not delay an honest one."""
 
 HEDGE_SECONDS = 3.0
-"""A second holder of a head is asked when the first one takes longer."""
+"""A second holder of a head is asked if the first one takes longer than this."""
 
 RETRY_SECONDS_MIN = 2.0
 RETRY_SECONDS_MAX = 60.0
-"""Before a peer that could not prove its head is asked again; twice as long each time."""
+"""The pause before a peer that could not prove its head is asked again; it doubles each time."""
 
 log = structlog.get_logger("sync")
 
@@ -45,7 +46,7 @@ class _Holder:
     """A peer that is or was asked."""
 
     head: Digest
-    """What it was asked for last."""
+    """The newest head that it was asked for."""
     asked_seconds: float
     is_asked: bool = True
     failures: int = 0
@@ -53,7 +54,7 @@ class _Holder:
 
 
 class HeadProver:
-    """Proves announced heads that would win over ours."""
+    """Proves announced heads that would win over the committed one."""
 
     def __init__(
         self, committed: CommittedState, chain_sync: ChainSync, swarm: Swarm, orders: Orders
@@ -67,7 +68,7 @@ class HeadProver:
         self._news = trio.Event()
 
     def wake(self) -> None:
-        """Somebody announced something."""
+        """There is a new announcement."""
         self._news.set()
 
     async def run(self) -> None:
@@ -81,14 +82,14 @@ class HeadProver:
 
     @property
     def has_open_questions(self) -> bool:
-        """Whether somebody announces a better head and has not been asked, or has not answered."""
+        """Whether a peer announces a better head and was not asked yet, or did not answer yet."""
         wanted = self._wanted()
         return any(
             peer not in self._holders or self._holders[peer].is_asked for peer in sorted(wanted)
         )
 
     def _wanted(self) -> dict[PeerId, Announce]:
-        """Living peers whose announced head would win over ours and is not proven."""
+        """Living peers whose announced head would win over the committed one and is not proven."""
         mine, chain = self._committed.entry, self._committed.chain
         return {
             peer: announce

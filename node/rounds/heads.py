@@ -1,12 +1,13 @@
 """Heads: which one wins, and how this node gets there.
 
-Announcements say which heads the others hold; commit records prove it (`head_prover`), and only
-what is proven counts here. `better` names the heaviest head that wins over ours; `try_take_over`
-makes it ours. `Settlement.settle` then sees to what the rounds on both ways took of our work.
+Announcements say which heads the others hold. Commit records prove it (`head_prover`), and only
+proven heads count here. `better` names the heaviest head that wins over the committed one, and
+`try_take_over` commits to it. `Settlement.settle` then accounts for the work that the rounds on
+both branches took.
 
-A proven head may still lead nowhere: its blocks are gone with those who had them, or its signers
-signed a state that does not follow. A head that could not be reached is left alone for a while, and
-so is all that follows from the same round, if newer ones fail as well.
+A proven head may still lead nowhere: its blocks may have left with the peers that held them, or its
+signers may have signed a state that does not follow. A head that could not be reached is avoided
+for a while. If newer heads on the same branch fail as well, the whole branch is avoided.
 """
 
 from __future__ import annotations
@@ -28,24 +29,25 @@ from gossamer.protocol.state.chain import is_heavier
 from gossamer.protocol.wire.statements import Ready, Roster
 
 AVOID_SECONDS = 20.0
-"""A head that could not be reached is left alone this long."""
+"""A head that could not be reached is avoided this long."""
 
 BRANCH_FAILURES = 4
-"""Heads in a row that could not be reached by way of one round, before all by that way are left
-alone. Where rounds are quick the first ones may have gone before they were fetched."""
+"""Heads of one branch in a row that could not be reached, before the whole branch is avoided. Where
+rounds are quick, the blocks of the first ones may be gone before they are fetched."""
 
 BRANCH_AVOID_SECONDS_MAX = 300.0
-"""From `AVOID_SECONDS` on, twice as long at each further failure."""
+"""Longest time for which a branch is avoided. It begins with `AVOID_SECONDS` and doubles with each
+failure."""
 
 SIDE_ROUNDS_MAX = 4096
-"""Committed rounds that are kept although they are not on the way to a head that anybody has: a
-split swarm makes a few hundred, and each costs some 2 KiB of disk and memory."""
+"""Upper bound on committed rounds that are kept although no known head descends from them. A split
+swarm makes a few hundred, and each costs some 2 KiB of disk and memory."""
 
 log = structlog.get_logger("node")
 
 
 class Heads:
-    """What is known of heads."""
+    """Knows which heads are proven, and takes them over."""
 
     def __init__(
         self, committed: CommittedState, chain_sync: ChainSync, swarm: Swarm, metrics: Metrics
@@ -64,7 +66,7 @@ class Heads:
         return self._committed.head
 
     def better(self) -> BetterHead | None:
-        """The heaviest proven head that wins over ours; None if ours is the best."""
+        """The heaviest proven head that wins over the committed one; None if no head does."""
         now = trio.current_time()
         committed = self._committed
         chain, mine = committed.chain, committed.entry
@@ -90,17 +92,17 @@ class Heads:
         return any(self._avoided.get(one, -math.inf) > now for one in (head, self._branch_of(head)))
 
     def _branch_of(self, head: Digest) -> Digest:
-        """The first round on the way to a head that is not on the way to mine."""
+        """The first round on the way to a head that is not an ancestor of the committed head."""
         committed = self._committed
         return (committed.chain.only_in(head, committed.head) or [head])[-1]
 
     def is_by_way_of(self, ring_id: Digest | None, head: Digest) -> bool:
-        """Whether the first round on the way to a head that is not on mine is this ring's."""
+        """Whether the branch of a head begins with the round that this ring commits."""
         chain = self._committed.chain
         return chain.header(self._branch_of(head)).ring_id == ring_id
 
     def is_on_mine(self, head: Digest) -> bool:
-        """Whether a known head goes on from my own."""
+        """Whether a known head descends from the committed head."""
         committed = self._committed
         return not committed.chain.only_in(committed.head, head)
 
@@ -126,7 +128,7 @@ class Heads:
         )
 
     def is_near(self, head: Digest) -> bool:
-        """Whether I am so few rounds behind a head that the others may wait for me."""
+        """Whether this node is so few rounds behind a head that the others may wait for it."""
         committed = self._committed
         chain = committed.chain
         return committed.is_loaded and (
@@ -134,15 +136,18 @@ class Heads:
         )
 
     def recent(self) -> list[Digest]:
-        """My head and those before it, newest first, as far as `awaited` looks."""
+        """The committed head and its ancestors, newest first, as far as `Swarm.awaited` looks."""
         committed = self._committed
         return committed.chain.ancestors(committed.head, TRAILING_ROUNDS)
 
     async def try_take_over(self, head: Digest) -> bool:
-        """Makes a head ours; False, and the head is avoided for a while, if that cannot be done.
+        """Makes a head the committed one.
+
+        Returns:
+            False if it could not be reached; it is avoided for a while then.
 
         Raises:
-            DiskError: our own disk does not take it. No other head would fare better.
+            DiskError: this node's disk does not take it, and would take no other head either.
         """
         try:
             await self._take_over(head)
@@ -158,13 +163,13 @@ class Heads:
         return True
 
     async def fetch_ahead(self) -> None:
-        """What taking over the better head will want comes while a round here is still ended."""
+        """Fetches what taking over the better head needs, while a round still ends at this node."""
         better = self.better()
         if better is not None and self._committed.is_loaded:
             await self._chain_sync.fetch_ahead(better.head, self._swarm.sources)
 
     def _avoid(self, head: Digest) -> None:
-        """Leaves a head alone; who says to be there does not help others there."""
+        """Avoids a head. A peer that announces it without helping others to it breaks the rules."""
         now = trio.current_time()
         branch = self._branch_of(head)
         failures = self._branch_failures.get(branch, 0) + 1
@@ -180,16 +185,17 @@ class Heads:
         swarm = self._swarm
         for peer, announce in swarm.living().items():
             if announce.head == head:
-                swarm.offence(peer, UnprovenError(f"at head {short(head)}, to which nobody gets"))
+                error = UnprovenError(f"at head {short(head)}, which cannot be reached")
+                swarm.offence(peer, error)
 
     async def _take_over(self, head: Digest) -> None:
         committed = self._committed
         if committed.is_loaded and not committed.chain.is_heavier(head, committed.head):
-            raise BehindError("it is lighter than mine by now")
+            raise BehindError("it is lighter than the committed head by now")
         await self._chain_sync.follow(head, self._swarm.sources)
 
     def note_new(self) -> None:
-        """The committed head has changed: tidy up what belonged to earlier ones, and say so."""
+        """The committed head has changed: forgets what belonged to earlier heads, and announces."""
         entry = self._committed.entry
         self._better_since = None
         self._metrics.round.set(entry.round)

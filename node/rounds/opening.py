@@ -75,7 +75,7 @@ class OpenRound:
 class RoundOpener:
     """Opens this node's rounds. It lives as long as the node.
 
-    It takes the whole context because a driver has an end in nearly all components.
+    It takes the whole context because a driver uses nearly all components.
     """
 
     def __init__(self, context: NodeContext, heads: Heads, mode: SyncMode, spawn: Spawn) -> None:
