@@ -251,15 +251,12 @@ class Node:
 
     def _build_feed(self, core: _Core, index: ShardIndex) -> DataFeed:
         return DataFeed(
-            self._identity.peer_id,
             index,
             self._store,
             self._blocks,
-            shards_per_partition=shards_per_partition(self.manifest),
-            sources=core.swarm.sources,
-            others_claims=core.swarm.claims,
-            ledger=lambda: core.committed.ledger,
-            on_claims=core.swarm.announce,
+            core.swarm,
+            core.committed,
+            shards_per_partition(self.manifest),
         )
 
     def _build_participant(self, core: _Core, feed: DataFeed) -> Participant:

@@ -29,6 +29,7 @@ from gossamer.node.storage.committed import CommittedState
 from gossamer.node.training.local_training import LocalTraining, LocalTrainings
 from gossamer.protocol import limits
 from gossamer.protocol.accounting.work_account import LATE
+from gossamer.protocol.codecs.payloads import SignPayloads
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
@@ -43,9 +44,16 @@ MISSED = "missed"
 class SharedSteps:
     """The sync mode of shared steps (a `SyncMode`)."""
 
-    def __init__(self, me: PeerId, committed: CommittedState, trainings: LocalTrainings) -> None:
+    def __init__(
+        self,
+        me: PeerId,
+        committed: CommittedState,
+        payloads: SignPayloads,
+        trainings: LocalTrainings,
+    ) -> None:
         self.me = me
         self.committed = committed
+        self.payloads = payloads
         self.trainings = trainings
         self.timing = StepTiming()
         self.momentum = CarriedMomentum(
@@ -100,6 +108,7 @@ class _SharedRound:
         self._runner = SharedStepRunner(
             mode.me,
             mode.committed,
+            mode.payloads,
             mode.trainings.trainer,
             machine,
             mode.timing,
@@ -195,4 +204,6 @@ class _SharedRound:
 
 def shared_mode(me: PeerId, committed: CommittedState, trainings: LocalTrainings) -> SyncMode:
     """See `MakeMode`."""
-    return SharedSteps(me, committed, trainings)
+    payloads = committed.payloads
+    assert isinstance(payloads, SignPayloads)
+    return SharedSteps(me, committed, payloads, trainings)

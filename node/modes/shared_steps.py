@@ -114,19 +114,21 @@ class StepTiming:
 class SharedStepRunner:
     """The shared steps of one round at one peer. `run` goes on until `close`.
 
-    It has 13 attributes: five components, and the state of one offer, of the rings, and of `run`.
+    It has 14 attributes: seven components, and the state of one offer, of the rings, and of `run`.
     """
 
     def __init__(
         self,
         me: PeerId,
         committed: CommittedState,
+        payloads: SignPayloads,
         trainer: Trainer,
         machine: Round,
         timing: StepTiming,
         run_in_thread: RunInThread,
     ) -> None:
         self._me = me
+        self._payloads = payloads
         self._committed = committed
         self._trainer = trainer
         self._run_in_thread = run_in_thread
@@ -175,7 +177,8 @@ class SharedStepRunner:
         if self._steps is not None:
             self._steps.is_void = True
             self._void.append(self._steps)
-        self._steps = RingSteps(ring, self._me, self._committed, self)
+        num_steps = self._committed.sync_sets.whole.plan.num_chunks
+        self._steps = RingSteps(ring, self._me, self._payloads, num_steps, self)
         self.notify()
         return self._steps
 
@@ -288,10 +291,13 @@ class RingSteps:
     """This peer's parts in the steps of one ring (a `Contribution`)."""
 
     def __init__(
-        self, ring: Ring, me: PeerId, committed: CommittedState, shared: SharedStepRunner
+        self,
+        ring: Ring,
+        me: PeerId,
+        payloads: SignPayloads,
+        num_steps: int,
+        shared: SharedStepRunner,
     ) -> None:
-        payloads = committed.payloads
-        assert isinstance(payloads, SignPayloads)
         self._payloads = payloads
         self._position = ring.members.index(me)
         self._tokens = ring.ready[self._position].tokens
@@ -299,7 +305,7 @@ class RingSteps:
         self._given: dict[int, bytes] = {}
         """The part given to each step, empty where this peer abstained."""
         self.ring_id: Digest = ring.ring_id
-        self.num_steps = committed.sync_sets.whole.plan.num_chunks
+        self.num_steps = num_steps
         self.num_taken = 0
         self.taken_seconds = trio.current_time()
         """Local time at which the newest step was taken."""

@@ -5,9 +5,9 @@ Rules
 - A partition is held from the claim until the chain has consumed what this peer trained of it, and
   not only the trainer: others take up a partition that no peer claims.
 - Positions are absolute, as in the ledger: token t of epoch e of n has position e * n + t.
-- What is queued of a partition is consumed in the order in which it was queued. Where no other
-  partition is free, a held one is queued for its next epoch, before this one is committed: a corpus
-  that is smaller than the rounds of its peers is trained on several times in one round.
+- The trainer consumes the tokens of a partition in the order in which they were queued. If no other
+  partition is free, a held one is queued for its next epoch before the present epoch is committed:
+  a corpus that is smaller than a round of all peers is trained on several times in one round.
 
 No I/O and no clock; `data_feed` fetches shards and queues them.
 """
@@ -29,7 +29,7 @@ Claims: TypeAlias = Mapping[PeerId, Collection[int]]
 
 @dataclass(frozen=True)
 class Piece:
-    """What is queued at a time: tokens `start` to `stop` of one shard."""
+    """One entry of the trainer's queue: tokens `start` to `stop` of one shard."""
 
     partition: int
     shard: int
@@ -39,12 +39,12 @@ class Piece:
 
 @dataclass
 class _Queued:
-    """Absolute positions within one partition."""
+    """How far one partition is queued, as absolute positions."""
 
     next: int
-    """Of the first token that the trainer did not report as consumed."""
+    """Position of the first token that the trainer did not report as consumed."""
     end: int
-    """After the last token that is queued."""
+    """Position after the last queued token."""
     goal: int
     """End of the epoch up to which this partition is to be queued."""
 
@@ -62,8 +62,8 @@ class HeldPartitions:
     ) -> None:
         """
         Args:
-            ledger: of the newest head here.
-            others_claims: what the other living peers claim.
+            ledger: gives the ledger of the committed head.
+            others_claims: gives the partitions that the other living peers claim.
         """
         self.partitions = partitions
         self._me = me
@@ -73,9 +73,10 @@ class HeldPartitions:
         self._read: tuple[Ledger, dict[int, int]] = (Ledger(), {})
         self._working: list[int] = []
         self._finished: dict[int, int] = {}
-        """Partitions that were trained to this position, the end of an epoch, and not committed."""
+        """Partitions that were trained to the end of an epoch, which is not committed yet; the
+        position of that end."""
         self._trained: dict[int, int] = {}
-        """Position up to which this peer trained each partition."""
+        """Position up to which this peer has trained each partition."""
         self._queued: dict[int, _Queued] = {}
 
     @property
@@ -85,7 +86,7 @@ class HeldPartitions:
 
     @property
     def is_full(self) -> bool:
-        """Whether this peer holds as many as one announcement names."""
+        """Whether this peer holds as many partitions as one announcement can name."""
         return len(self._working) + len(self._uncommitted()) >= limits.CLAIMS_MAX
 
     @property
@@ -98,7 +99,7 @@ class HeldPartitions:
         return [number for number, end in self._finished.items() if positions.get(number, 0) < end]
 
     def _positions(self) -> dict[int, int]:
-        """Of the ledger. A ledger never changes: it is read once, however long it is."""
+        """Consumed positions of the ledger. A ledger never changes, so each is read once."""
         ledger = self._ledger()
         if self._read[0] is not ledger:
             self._read = (ledger, ledger.as_dict())
@@ -110,7 +111,7 @@ class HeldPartitions:
     # Claims
 
     def claim(self, num_tokens: int, excluded: Collection[int] = ()) -> bool:
-        """Claims partitions of `num_tokens` together. False if none is free."""
+        """Claims partitions of `num_tokens` in all. False if none is free."""
         uncommitted = self._uncommitted()
         self._finished = {number: self._finished[number] for number in uncommitted}
         num_held = len(self._working) + len(uncommitted)
@@ -135,7 +136,7 @@ class HeldPartitions:
         return bool(chosen)
 
     def extend(self, excluded: Collection[int] = ()) -> bool:
-        """One more epoch of a held partition, of that which is the least far. False without one."""
+        """Holds one more epoch of the held partition that is the least far. False without one."""
         held = [n for n in (*self._uncommitted(), *self._working) if n not in excluded]
         if not held:
             return False
@@ -151,12 +152,13 @@ class HeldPartitions:
         return True
 
     def _end(self, partition: int) -> int:
-        """Where the next epoch of a held partition begins, that which is not queued."""
+        """Position at which the first epoch of a held partition begins that is not queued."""
         queued = self._queued.get(partition)
         return self._position(partition) if queued is None else queued.goal
 
     def give_up(self, partition: int) -> bool:
-        """Drops a claim of which nothing is queued, and nothing trained that is not committed."""
+        """Drops a claim without queued tokens and without work that is not committed. Says whether
+        the claim was dropped."""
         queued = self._queued.get(partition)
         is_begun = self._position(partition) > self._positions().get(partition, 0)
         if partition not in self._working or is_begun or (queued and queued.end > queued.next):
@@ -166,16 +168,20 @@ class HeldPartitions:
         return True
 
     def give_up_lost(self) -> tuple[set[int], bool]:
-        """Drops claims that others hold with a lower rank. Returns them, and whether some of them
-        was queued: then the queue has to be emptied, see `requeue`."""
+        """Drops claims that others hold with a lower rank.
+
+        Returns:
+            The dropped partitions, and whether tokens of them are queued. The caller then has to
+            empty the trainer's queue, see `requeue`.
+        """
         lost = lost_claims(self._working, self._others_claims(), self._me)
         self._working = [number for number in self._working if number not in lost]
         return lost, not lost.isdisjoint(self._queued)
 
     def carry(self, spans: Iterable[Span]) -> None:
-        """Work on this data is carried, from an earlier life or from rounds that were abandoned.
+        """Work on this data is carried, from an earlier life or from rounds that left the chain.
 
-        Where no other peer has taken them up meanwhile, its partitions are claimed again.
+        Its partitions are claimed again, unless another peer has claimed them meanwhile.
         """
         theirs = {number for claims in self._others_claims().values() for number in claims}
         for span in sorted(spans, key=lambda span: (span.partition, span.start)):
@@ -193,7 +199,7 @@ class HeldPartitions:
     # The queue
 
     def next_pieces(self, num_wanted: int, excluded: Collection[int] = ()) -> list[Piece]:
-        """What of the partitions in work is to be queued next, in order; `queue` notes it."""
+        """The pieces of the partitions in work to queue next, in order; `queue` notes each."""
         pieces: list[Piece] = []
         for number in self._working:
             if len(pieces) == num_wanted:
@@ -217,8 +223,8 @@ class HeldPartitions:
         return pieces
 
     def queue(self, piece: Piece) -> bool:
-        """Notes that a piece is queued. False if it is not the next one of a partition in work, as
-        after a claim was lost while its shard was fetched."""
+        """Notes that a piece is queued. False if it is not the next one of a partition in work: the
+        claim may have been lost while the shard was fetched."""
         number = piece.partition
         if number not in self._working or piece not in self._pieces_of(number, 1):
             return False
@@ -230,12 +236,15 @@ class HeldPartitions:
         return True
 
     def requeue(self) -> None:
-        """The trainer's queue is empty: what was queued and not consumed is to be queued anew."""
+        """The trainer's queue is empty: tokens that were not consumed are to be queued anew."""
         self._queued.clear()
 
     def consumed(self, shard: int, start: int, stop: int) -> tuple[Span, bool]:
-        """The trainer consumed tokens of a shard. Returns the span, and whether the partition came
-        to its end."""
+        """The trainer consumed tokens of a shard.
+
+        Returns:
+            The absolute span, and whether the partition came to its end.
+        """
         number = self.partitions.partition_of(shard)
         size, offset = self.partitions.tokens[number], self.partitions.offset_of(shard) + start
         queued = self._queued.get(number)

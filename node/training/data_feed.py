@@ -1,16 +1,17 @@
 """Which data this peer trains on, and how its tokens reach the trainer.
 
-The feed claims partitions of the data (the claims are part of the peer's announcement), fetches
-their shards from peers that have them, and queues their tokens at the trainer, about two rounds
-ahead. What the trainer consumed goes into the next `Ready` as spans. What is held, and for how
-long, is in `claims`. A claim that another living peer holds with a lower rank is given up, together
-with what is queued of it.
+The feed claims partitions of the data, and the peer announces the claims. It fetches their shards
+from peers that have them, and queues their tokens at the trainer, about two rounds ahead. The next
+`Ready` names the tokens that the trainer consumed as spans. `claims` has the rules of how long a
+partition is held. If another living peer holds a claim with a lower rank, this peer gives the
+partition up, together with what is queued of it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Protocol
 
 import structlog
 import trio
@@ -18,7 +19,7 @@ import trio
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.training.claims import Claims, HeldPartitions, Piece
+from gossamer.node.training.claims import HeldPartitions, Piece
 from gossamer.protocol.accounting.ledger import EpochProgress, Ledger, epoch_progress
 from gossamer.protocol.accounting.partitions import Partitions
 from gossamer.protocol.ids import Digest, PeerId
@@ -27,123 +28,189 @@ from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.ipc.messages import DATA_RANGES_MAX
 
 ROUNDS_AHEAD = 2
-"""Rounds of tokens kept queued: this one and, prefetched, the next."""
+"""Rounds of tokens that are kept queued: the present round's and the next one's."""
 
 PIECES_AHEAD_MAX = DATA_RANGES_MAX // 2
-"""Pieces of shards that are queued: the trainer takes no more than twice as many."""
+"""Upper bound on queued pieces of shards: the trainer takes no more than twice as many."""
 
 QUEUED_CACHE_SHARE = 0.5
-"""Part of the cache that the shards of what is queued may fill: they stay on disk until then."""
+"""Part of the cache that the shards of queued tokens may fill: they stay on disk until consumed."""
 
 FETCHED_TOGETHER = 8
-"""Shards in one fetch, once something is queued. Before that one alone comes sooner."""
+"""Shards in one fetch while the queue has tokens. With an empty queue, one shard comes sooner."""
 
 RETRY_SECONDS = 2.0
-"""Between attempts to get a shard that no peer had."""
+"""Between attempts to find data while none can be had."""
 
 NEXT_SECONDS = 0.2
-"""Between a shard that no peer had and the next: each claim is announced to everybody."""
+"""Between a shard that no peer had and the next one: each claim is announced to all peers."""
 
 UNAVAILABLE_SECONDS = 60.0
-"""A partition of which no peer had a shard is tried again after this long; its keepers may be
-back."""
+"""A partition of which no peer had a shard is tried again after this time: peers may be back."""
 
 _PIN = "claimed shards"
 
 log = structlog.get_logger("data")
 
 Queue = Callable[[int, str, int, int], Awaitable[None]]
+"""Queues tokens at the trainer: (shard, path, start, stop), see `Trainer.queue`."""
+
+
+class DataSwarm(Protocol):
+    """The other peers, as the feed sees them."""
+
+    me: PeerId
+
+    def sources(self) -> Sequence[PeerId]:
+        """Peers that may be asked for shards."""
+
+    def claims(self) -> dict[PeerId, Collection[int]]:
+        """Partitions that the other living peers claim."""
+
+    def announce(self) -> None:
+        """Tells the other peers this peer's claims."""
+
+
+class HasLedger(Protocol):
+    """The committed state, as the feed sees it."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Which data the committed chain has consumed."""
+
+
+class _QueueLevel:
+    """How much is queued at the trainer, and how much should be."""
+
+    def __init__(self, smallest_shard_tokens: int) -> None:
+        self._smallest_shard_tokens = smallest_shard_tokens
+        self.tokens = 0
+        self.pieces = 0
+        self.wanted_tokens = 0
+
+    @property
+    def is_enough(self) -> bool:
+        return self.tokens >= self.wanted_tokens or self.pieces >= PIECES_AHEAD_MAX
+
+    @property
+    def missing_tokens(self) -> int:
+        return self.wanted_tokens - self.tokens
+
+    def queued(self, tokens: int) -> None:
+        """One more piece is queued."""
+        self.tokens += tokens
+        self.pieces += 1
+
+    def consumed(self, tokens: int, *, is_end_of_piece: bool) -> None:
+        """The trainer consumed tokens."""
+        self.tokens = max(0, self.tokens - tokens)
+        if is_end_of_piece:
+            self.pieces = max(0, self.pieces - 1)
+
+    def at_most(self, tokens: int) -> None:
+        """The trainer says that it has no more tokens than these."""
+        if tokens < self.tokens:
+            self.tokens = tokens
+            # No piece but the first and the last one of a partition is shorter than a shard.
+            pieces_max = 2 + 2 * tokens // self._smallest_shard_tokens
+            self.pieces = min(self.pieces, pieces_max)
+
+    def clear(self) -> None:
+        """The trainer's queue is empty."""
+        self.tokens = self.pieces = 0
 
 
 class DataFeed:
-    """Keeps the trainer's queue filled. `run` hands (shard, path, start, stop) to the trainer."""
+    """Keeps the trainer's queue filled.
+
+    It has 15 attributes: five components, what it knows of the data, and what it could not get.
+    """
 
     def __init__(
         self,
-        me: PeerId,
         index: ShardIndex,
         store: BlockStore,
         blocks: BlockService,
-        *,
+        swarm: DataSwarm,
+        state: HasLedger,
         shards_per_partition: int,
-        sources: Callable[[], Sequence[PeerId]],
-        others_claims: Callable[[], Claims],
-        ledger: Callable[[], Ledger],
-        on_claims: Callable[[], None],
     ) -> None:
+        """
+        Args:
+            index: the shards of the run.
+            state: the committed state.
+        """
         self._index = index
         self._store = store
         self._blocks = blocks
-        self._sources = sources
-        self._ledger = ledger
-        self._on_claims = on_claims
+        self._swarm = swarm
+        self._state = state
         self._partitions = Partitions(
             [shard.num_tokens for shard in index.shards], shards_per_partition
         )
         self._held = HeldPartitions(
-            me, self._partitions, ledger=ledger, others_claims=others_claims
+            swarm.me, self._partitions, ledger=lambda: state.ledger, others_claims=swarm.claims
         )
         num_bytes = sum(shard.num_bytes for shard in index.shards)
         self._tokens_per_byte = sum(self._partitions.tokens) / num_bytes
-        self._smallest_shard_tokens = min(shard.num_tokens for shard in index.shards)
+        self._level = _QueueLevel(min(shard.num_tokens for shard in index.shards))
         self._progress: tuple[Ledger, EpochProgress] | None = None
         self._unavailable: dict[int, float] = {}
-        """Partitions of which no peer had a shard, and until when they are not tried again."""
+        """Partitions of which no peer had a shard; local time until which each is not tried."""
         self._only_here_until_seconds = -math.inf
-        """Until then only what is on disk is claimed: it did not take another shard."""
-        self._ahead_tokens = 0
-        self._ahead_pieces = 0
-        self._wanted_tokens = 0
+        """Local time until which only partitions on disk are claimed: it took no other shard."""
         self._wake = trio.Event()
         self.problem: str | None = None
+        """Why there is no data to train on, for people; None if there is."""
         self._said: str | None = None
 
     @property
     def claims(self) -> tuple[int, ...]:
-        """Partitions that this peer holds for itself."""
+        """Partitions that this peer claims."""
         return self._held.held
 
     def epoch_progress(self) -> EpochProgress:
         """Where the committed chain stands in the data. Computed once for each ledger."""
-        ledger = self._ledger()
+        ledger = self._state.ledger
         if self._progress is None or self._progress[0] is not ledger:
             self._progress = (ledger, epoch_progress(ledger, self._partitions))
         return self._progress[1]
 
     def want(self, tokens_per_round: int) -> None:
-        """From now on keep this many tokens a round queued."""
+        """Sets how many tokens a round needs."""
         fitting = int(QUEUED_CACHE_SHARE * self._store.quota_bytes * self._tokens_per_byte)
-        self._wanted_tokens = max(1, min(ROUNDS_AHEAD * tokens_per_round, fitting))
-        self._poke()
+        self._level.wanted_tokens = max(1, min(ROUNDS_AHEAD * tokens_per_round, fitting))
+        self._wake.set()
 
     def need_more(self, tokens_queued: int) -> None:
-        """The trainer's queue runs out."""
-        if tokens_queued < self._ahead_tokens:
-            self._ahead_tokens = tokens_queued
-            # No piece but the first and the last of a partition's is shorter than a shard.
-            pieces_max = 2 + 2 * tokens_queued // self._smallest_shard_tokens
-            self._ahead_pieces = min(self._ahead_pieces, pieces_max)
-        self._poke()
+        """The trainer's queue runs out: it has `tokens_queued` left."""
+        self._level.at_most(tokens_queued)
+        self._wake.set()
 
     def consumed(self, spans: Sequence[tuple[int, int, int]]) -> tuple[Span, ...]:
-        """Notes what the trainer consumed (offsets within shards); returns absolute spans, those
-        that follow on each other as one."""
+        """Notes what the trainer consumed.
+
+        Args:
+            spans: (shard, start, stop), offsets within shards.
+
+        Returns:
+            The same as absolute spans; spans that follow on each other are merged.
+        """
         absolute: list[Span] = []
         has_changed = False
         for shard, start, stop in spans:
             span, is_at_end = self._held.consumed(shard, start, stop)
             has_changed = has_changed or is_at_end
             add_span(absolute, span)
-            self._ahead_tokens = max(0, self._ahead_tokens - (stop - start))
-            if stop == self._index.shards[shard].num_tokens:
-                self._ahead_pieces = max(0, self._ahead_pieces - 1)
+            is_end_of_piece = stop == self._index.shards[shard].num_tokens
+            self._level.consumed(stop - start, is_end_of_piece=is_end_of_piece)
         if has_changed:
             self._claims_changed()
-        self._poke()
+        self._wake.set()
         return tuple(absolute)
 
     def carry(self, spans: Sequence[Span]) -> None:
-        """Work on this data is carried, from an earlier life or from rounds that were abandoned."""
+        """Work on this data is carried, from an earlier life or from rounds that left the chain."""
         self._held.carry(spans)
         self._claims_changed()
 
@@ -155,8 +222,8 @@ class DataFeed:
     def requeue(self) -> None:
         """The trainer's queue is empty (restarted, or told to forget): fill it anew."""
         self._held.requeue()
-        self._ahead_tokens = self._ahead_pieces = 0
-        self._poke()
+        self._level.clear()
+        self._wake.set()
 
     def give_up_lost_claims(self) -> bool:
         """Drops claims that others hold with a lower rank; says whether something was queued."""
@@ -169,7 +236,7 @@ class DataFeed:
     async def run(self, queue: Queue) -> None:
         """Keeps the queue filled until cancelled."""
         while True:
-            if self._is_enough():
+            if self._level.is_enough:
                 await self._wake.wait()
                 self._wake = trio.Event()
                 continue
@@ -181,8 +248,8 @@ class DataFeed:
             digests = [self._digest(piece.shard) for piece in pieces]
             missing: set[Digest] = set()
             try:
-                # Asked once: with peers gone, what is left has to be found among many shards.
-                await self._blocks.fetch_checked(digests, self._sources, passes=1)
+                # One pass: with peers gone, what is left has to be found among many shards.
+                await self._blocks.fetch_checked(digests, self._swarm.sources, passes=1)
             except (FetchError, DiskError) as error:
                 self.problem = str(error)
                 if isinstance(error, DiskError):
@@ -195,11 +262,8 @@ class DataFeed:
             if missing:
                 await trio.sleep(NEXT_SECONDS)
 
-    def _is_enough(self) -> bool:
-        return self._ahead_tokens >= self._wanted_tokens or self._ahead_pieces >= PIECES_AHEAD_MAX
-
     async def _queue(self, pieces: Sequence[Piece], missing: set[Digest], queue: Queue) -> None:
-        """Queues what is here, each partition up to the first shard that is not."""
+        """Queues the pieces of each partition up to its first missing shard."""
         stopped: set[int] = set()
         for piece in pieces:
             digest = self._digest(piece.shard)
@@ -209,8 +273,7 @@ class DataFeed:
             # A claim may have been lost, and the queue emptied, while something was awaited.
             if piece.partition in stopped or not self._held.queue(piece):
                 continue
-            self._ahead_tokens += piece.stop - piece.start
-            self._ahead_pieces += 1
+            self._level.queued(piece.stop - piece.start)
             await queue(piece.shard, str(self._store.path(digest)), piece.start, piece.stop)
 
     def _digest(self, shard: int) -> Digest:
@@ -230,24 +293,24 @@ class DataFeed:
             log.warning("no data to train on can be had now", problem=problem)
 
     def _next_pieces(self) -> list[Piece]:
-        """What is to be queued next, of partitions that are held or newly claimed."""
+        """The pieces to queue next, of partitions that are held or newly claimed."""
         now = trio.current_time()
         self._unavailable = {p: until for p, until in self._unavailable.items() if until > now}
-        num_wanted = FETCHED_TOGETHER if self._ahead_tokens else 1
+        num_wanted = FETCHED_TOGETHER if self._level.tokens else 1
         pieces = self._held.next_pieces(num_wanted, self._unavailable)
         if pieces:
             return pieces
         useless = set(self._unavailable)
         if now < self._only_here_until_seconds:
             useless |= self._not_here()
-        if self._held.claim(self._wanted_tokens - self._ahead_tokens, useless):
+        if self._held.claim(self._level.missing_tokens, useless):
             self._claims_changed()
         elif self._held.is_full or not self._held.extend(self._unavailable):
             return []
         return self._held.next_pieces(num_wanted, self._unavailable)
 
     def _not_here(self) -> set[int]:
-        """Partitions of which a shard would have to be fetched."""
+        """Partitions with a shard that is not on this disk."""
         partitions = self._partitions
         return {
             number
@@ -256,17 +319,14 @@ class DataFeed:
         }
 
     def _put_back(self, partition: int) -> None:
-        """No peer has a shard of it now: another partition is as good."""
+        """No peer has a shard of this partition now: another partition is as good."""
         self._unavailable[partition] = trio.current_time() + UNAVAILABLE_SECONDS
         if self._held.give_up(partition):
             self._claims_changed()
 
     def _claims_changed(self) -> None:
         self._store.pin(_PIN, [self._digest(shard) for shard in self._held.shards_to_train])
-        self._on_claims()
-
-    def _poke(self) -> None:
-        self._wake.set()
+        self._swarm.announce()
 
 
 def add_span(spans: list[Span], span: Span) -> None:

@@ -271,7 +271,6 @@ class RoundOfSteps:
         self.while_taking: Callable[[], None] = lambda: None
         self.before_its_end: Callable[[], None] = lambda: None
         committed = SimpleNamespace(
-            payloads=PAYLOADS,
             begin_steps=lambda *_: None,
             take_step=lambda *_: self.while_taking(),
             sync_sets=SimpleNamespace(whole=SimpleNamespace(plan=SimpleNamespace(num_chunks=3))),
@@ -281,6 +280,7 @@ class RoundOfSteps:
         self.shared = SharedStepRunner(
             ME,
             cast(Any, committed),
+            PAYLOADS,
             cast(Any, trainer),
             cast(Round, machine),
             StepTiming(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class AllShards:
 class World:
     """A feed, the ledger and the claims of others around it, and what it queued."""
 
+    me = PeerId("me")
+
     def __init__(self, num_shards: int, shards_per_partition: int = 1) -> None:
         self.ledger = Ledger()
         self.others: dict[PeerId, tuple[int, ...]] = {}
@@ -49,19 +51,16 @@ class World:
         self.num_announced = 0
         infos = [ShardInfo(digest_of(n.to_bytes(2)), SHARD_TOKENS, 1) for n in range(num_shards)]
         shards: Any = AllShards()
-        self.feed = DataFeed(
-            PeerId("me"),
-            ShardIndex(shards=tuple(infos), heldout=()),
-            shards,
-            shards,
-            shards_per_partition=shards_per_partition,
-            sources=list,
-            others_claims=lambda: self.others,
-            ledger=lambda: self.ledger,
-            on_claims=self._announce,
-        )
+        index = ShardIndex(shards=tuple(infos), heldout=())
+        self.feed = DataFeed(index, shards, shards, self, self, shards_per_partition)
 
-    def _announce(self) -> None:
+    def sources(self) -> list[PeerId]:
+        return []
+
+    def claims(self) -> dict[PeerId, Collection[int]]:
+        return dict(self.others)
+
+    def announce(self) -> None:
         self.num_announced += 1
 
     async def _queue(self, shard: int, _path: str, start: int, stop: int) -> None:

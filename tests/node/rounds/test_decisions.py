@@ -1,0 +1,129 @@
+"""What a node decides between and during its rounds; a reason is logged when it changes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from structlog.testing import capture_logs
+
+from gossamer.node.rounds.decisions import (
+    OVERTAKEN_SECONDS,
+    BetterHead,
+    Decision,
+    DecisionLog,
+    gives_up_round,
+    goes_straight_on,
+    is_overtaken,
+    is_too_early,
+    stops_training,
+)
+from gossamer.protocol.ids import digest_of
+
+NOW = 100.0
+BETTER = BetterHead(digest_of(b"better"), tokens_total=150, since_seconds=NOW)
+STAYS = Decision(False, "no better head is known")
+OVERTAKEN = Decision(True, "a better head is committed elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("wants_device", "better", "deadline_seconds", "stops", "reason"),
+    [
+        (False, None, None, False, "no peer waits"),
+        (False, None, NOW + 0.1, False, "no peer waits"),
+        (False, None, NOW, True, "the others are ready"),
+        (False, BETTER, None, True, "a better head is known"),
+        (True, BETTER, NOW, True, "the operator asked for a pause or a leave"),
+    ],
+)
+def test_training_stops_for_an_order_a_better_head_or_others_that_wait(
+    wants_device: bool,
+    better: BetterHead | None,
+    deadline_seconds: float | None,
+    stops: bool,
+    reason: str,
+) -> None:
+    decision = stops_training(
+        wants_device=wants_device, better=better, deadline_seconds=deadline_seconds, now=NOW
+    )
+    assert decision == Decision(stops, reason)
+
+
+@pytest.mark.parametrize(
+    ("wants_device", "is_trainer_up", "better", "goes_on"),
+    [
+        (False, True, None, True),
+        (True, True, None, False),
+        (False, False, None, False),
+        (False, True, BETTER, False),
+    ],
+)
+def test_the_next_round_goes_straight_on_if_nothing_comes_in_between(
+    wants_device: bool, is_trainer_up: bool, better: BetterHead | None, goes_on: bool
+) -> None:
+    decision = goes_straight_on(
+        wants_device=wants_device, is_trainer_up=is_trainer_up, better=better
+    )
+    assert decision.holds is goes_on
+
+
+def test_only_the_first_round_waits_for_peers_and_only_ready_ones_count() -> None:
+    assert is_too_early(0, ["syncing", "training"], 2).holds
+    assert not is_too_early(0, ["averaging", "training"], 2).holds
+    assert not is_too_early(1, [], 2).holds
+    assert not is_too_early(0, [], 0).holds
+
+
+@pytest.mark.parametrize(
+    ("attainable_tokens", "seconds", "is_on_mine", "is_finishing", "holds"),
+    [
+        (151, 60.0, True, False, False),
+        (150, 0.0, True, False, True),
+        (151, 0.0, False, False, True),
+        (150, OVERTAKEN_SECONDS - 0.1, True, True, False),
+        (150, OVERTAKEN_SECONDS, True, True, True),
+    ],
+)
+def test_a_better_head_overtakes_a_round_that_cannot_outweigh_it_nor_is_nearly_finished(
+    attainable_tokens: int, seconds: float, is_on_mine: bool, is_finishing: bool, holds: bool
+) -> None:
+    decision = is_overtaken(
+        BETTER, attainable_tokens, NOW + seconds, is_on_mine=is_on_mine, is_finishing=is_finishing
+    )
+    assert decision.holds is holds
+
+
+@pytest.mark.parametrize(
+    ("overtaken", "leave_seconds", "is_ready", "better", "gives_up"),
+    [
+        (STAYS, math.inf, True, None, False),
+        (OVERTAKEN, math.inf, True, BETTER, True),
+        (STAYS, NOW, True, None, False),
+        (STAYS, NOW - 0.1, True, None, True),
+        (STAYS, math.inf, False, None, True),
+        (STAYS, math.inf, False, BETTER, False),
+    ],
+)
+def test_a_round_is_given_up_if_overtaken_or_out_of_time_or_without_work(
+    overtaken: Decision,
+    leave_seconds: float,
+    is_ready: bool,
+    better: BetterHead | None,
+    gives_up: bool,
+) -> None:
+    decision = gives_up_round(overtaken, NOW, leave_seconds, is_ready=is_ready, better=better)
+    assert decision.holds is gives_up
+
+
+def test_a_reason_is_logged_when_it_changes() -> None:
+    decisions = DecisionLog()
+    with capture_logs() as lines:
+        assert not decisions.note("is the round given up", STAYS)
+        assert not decisions.note("is the round given up", STAYS)
+        assert decisions.note("is the round given up", OVERTAKEN)
+        assert not decisions.note("does the training stop early", STAYS)
+    assert [(line["event"], line["reason"]) for line in lines] == [
+        ("is the round given up", STAYS.reason),
+        ("is the round given up", OVERTAKEN.reason),
+        ("does the training stop early", STAYS.reason),
+    ]
