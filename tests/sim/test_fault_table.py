@@ -12,7 +12,7 @@ from functools import cache
 
 import pytest
 
-from gossamer.node.rounds.heads import OVERTAKEN_SECONDS
+from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS
 from gossamer.protocol.ids import PeerId
 from tests.sim.simulator.scenario import CHUNK_BYTES, CrashPoint, Fault, Machine, Scenario
 from tests.sim.simulator.world import World

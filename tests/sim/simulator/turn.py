@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gossamer.node.rounds.heads import OVERTAKEN_SECONDS
+from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS
 from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest
