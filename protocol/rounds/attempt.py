@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.payloads import Payloads
@@ -38,6 +38,7 @@ from gossamer.protocol.rounds.link_rates import RingLinkRates
 from gossamer.protocol.rounds.proposal import Parent, Proposal, propose
 from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, RingReduce, Send
 from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.states import ATTEMPT, AttemptEvent, AttemptState
 from gossamer.protocol.state.chain import Commit, encode_header
 from gossamer.protocol.wire.statements import (
     Accusation,
@@ -49,8 +50,6 @@ from gossamer.protocol.wire.statements import (
     Vote,
     seal,
 )
-
-AttemptState = Literal["reducing", "computing", "voting", "committed"]
 
 STALL_SECONDS = 120.0
 """Nothing came and nothing was done for this long: longer than a chunk of 4 MiB takes on a line of
@@ -143,7 +142,7 @@ class Attempt:
         self._me = identity.me
         self._parent = parent
         self.ring = ring
-        self.state: AttemptState = "reducing"
+        self.state: AttemptState = ATTEMPT.initial
         self._payloads = payloads
         self.reduce = reduce
         self.link_rate = link_rate
@@ -157,6 +156,9 @@ class Attempt:
         """How long it took until I had all averages; 0 before."""
         self._progress_seconds = now
         """When something last came of the ring, or when I was put out of it."""
+
+    def _go(self, event: AttemptEvent) -> None:
+        self.state = ATTEMPT.after(self.state, event)
 
     # What is known
 
@@ -266,7 +268,7 @@ class Attempt:
             contributors,
             state_digest,
         )
-        self.state = "voting"
+        self._go("step taken")
         return self.progress(now, self._vote(now, encode_header(self._proposal.header)))
 
     def commit_received(self, commit: Commit) -> list[Action]:
@@ -275,7 +277,7 @@ class Attempt:
             return []
         if commit.header != encode_header(self._proposal.header):
             return []
-        return self._commit(commit, self._proposal)
+        return self._commit("commit received", commit, self._proposal)
 
     def tick(self, now: float) -> list[Action]:
         """Time passed: accuse who holds up the votes, or leave."""
@@ -340,9 +342,9 @@ class Attempt:
         averages = self.reduce.averages
         if averages == self._computed_averages:
             return []
+        self._go("averages complete")
         self._computed_averages = averages
         self._generation += 1
-        self.state = "computing"
         return [Compute(self._generation, averages)]
 
     def _vote(self, now: float, header: bytes) -> list[Action]:
@@ -356,10 +358,10 @@ class Attempt:
         if commit is None:
             return []
         assert self._proposal is not None
-        return self._commit(commit, self._proposal)
+        return self._commit("quorum", commit, self._proposal)
 
-    def _commit(self, commit: Commit, proposal: Proposal) -> list[Action]:
-        self.state = "committed"
+    def _commit(self, event: AttemptEvent, commit: Commit, proposal: Proposal) -> list[Action]:
+        self._go(event)
         return [Committed(commit, proposal, self._computed_averages)]
 
     def _urge(self, now: float) -> list[Action]:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.rounds.states import COMMIT, CommitState
 from gossamer.protocol.state.chain import Commit, quorum_reached
 from gossamer.protocol.wire.statements import Signed, Vote
 
@@ -46,6 +47,7 @@ class Commitment:
 
     def __init__(self, ring_id: Digest, members: Sequence[PeerId], me: PeerId) -> None:
         self._ring_id = ring_id
+        self.state: CommitState = COMMIT.initial
         self._members = tuple(members)
         self._me = me
         self._votes: dict[PeerId, _Heard] = {}
@@ -67,6 +69,7 @@ class Commitment:
 
     def propose(self, now: float, header: bytes, removed: frozenset[PeerId]) -> Vote:
         """My vote for a header, to be signed, published and given to `vote_received`."""
+        self.state = COMMIT.after(self.state, "vote")
         self._header = header
         self._digest = digest_of(header)
         if self._voted_seconds is None:
@@ -98,6 +101,8 @@ class Commitment:
             return None
         if not quorum_reached(self._members, {a: heard.vote for a, heard in mine.items()}):
             return None
+        if self.state != "decided":
+            self.state = COMMIT.after(self.state, "quorum")
         return Commit(self._header, tuple(heard.signed for heard in mine.values()))
 
     def has_my_header(self, peer: PeerId) -> bool:

@@ -33,6 +33,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.accusations import Accusations
 from gossamer.protocol.rounds.roster import Decision, Gathering, Ring, decide, is_complete
+from gossamer.protocol.rounds.states import GATHERING, GatheringEvent, GatheringState
 from gossamer.protocol.wire.statements import Signed
 
 GATHER_SECONDS_MIN = 2.0
@@ -80,8 +81,9 @@ class Gatherer:
         self._began_seconds: float | None = None
         self._complete_seconds: float | None = None
         self._not_before_seconds = float("-inf")
-        self._elsewhere_since_seconds: float | None = None
-        """Since when a ring without me is at work."""
+        self.state: GatheringState = GATHERING.initial
+        self._elsewhere_since_seconds = 0.0
+        """When the ring without this peer was first seen at work; meaningful in `yielding`."""
         self._commit_until_seconds = float("-inf")
         """How long I wait for the commit of such a ring."""
         self._left_out: frozenset[PeerId] = frozenset()
@@ -172,21 +174,49 @@ class Gatherer:
     def decision(self, now: float) -> Decision:
         """Whether I publish a roster now, and when to ask again."""
         elsewhere = self._at_work_elsewhere()
-        if elsewhere:
-            if self._elsewhere_since_seconds is None:
-                self._elsewhere_since_seconds = now
-            patience = self._elsewhere_since_seconds + self._gather_seconds_max + self._ring_seconds
-            if now < patience:
-                return Decision(None, "a ring without me is at work on this head", patience)
-        elif self._elsewhere_since_seconds is not None:
-            self._elsewhere_since_seconds = None
-            if self._is_left_behind():
-                self._commit_until_seconds = now + self._attempt_seconds
+        event = self._event(now, elsewhere)
+        while event is not None:
+            self._go(now, event)
+            event = self._event(now, elsewhere)
+        if self.state == "yielding":
+            reason = "a ring without this peer is at work on this head"
+            return Decision(None, reason, self._patience_until_seconds)
         if now < self._commit_until_seconds:
-            reason = "a ring without me may be committed"
+            reason = "a ring without this peer may be committed"
             return Decision(None, reason, self._commit_until_seconds)
         self._left_out = elsewhere
         return decide(now, self._gathering(), self.gather_seconds, self._attempt_seconds)
+
+    @property
+    def _patience_until_seconds(self) -> float:
+        """Local time until which this peer yields to a ring without it."""
+        return self._elsewhere_since_seconds + self._gather_seconds_max + self._ring_seconds
+
+    def _event(self, now: float, elsewhere: frozenset[PeerId]) -> GatheringEvent | None:
+        """What has happened to rings without this peer since the last look.
+
+        Args:
+            elsewhere: members of such rings that are at work.
+        """
+        match self.state:
+            case "open" | "awaiting commit" if elsewhere:
+                return "ring elsewhere"
+            case "awaiting commit" if now >= self._commit_until_seconds:
+                return "no commit"
+            case "yielding" | "overruling" if not elsewhere:
+                if self._is_left_behind() or now < self._commit_until_seconds:
+                    return "members went on"
+                return "ring gone"
+            case "yielding" if now >= self._patience_until_seconds:
+                return "patience over"
+        return None
+
+    def _go(self, now: float, event: GatheringEvent) -> None:
+        self.state = GATHERING.after(self.state, event)
+        if event == "ring elsewhere":
+            self._elsewhere_since_seconds = now
+        elif event == "members went on" and self._is_left_behind():
+            self._commit_until_seconds = now + self._attempt_seconds
 
     def _at_work_elsewhere(self) -> frozenset[PeerId]:
         """Who is in a ring without me that is at work."""

@@ -49,9 +49,10 @@ from typing import TypeAlias
 
 from gossamer.protocol.errors import LocalProtocolError, MalformedError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.inventory import Held, Inventory, is_better
-
-Payload: TypeAlias = bytes | bytearray | memoryview
+from gossamer.protocol.rounds.inventory import Held, Inventory
+from gossamer.protocol.rounds.ring_chunk import Average as Average
+from gossamer.protocol.rounds.ring_chunk import Chunk, worth
+from gossamer.protocol.rounds.ring_chunk import Payload as Payload
 
 
 @dataclass(frozen=True)
@@ -88,39 +89,7 @@ class Send:
     digest: Digest | None = None
 
 
-@dataclass(frozen=True)
-class Average:
-    """An averaged chunk: who is in it and the digest of its encoded bytes."""
-
-    mask: int
-    digest: Digest
-    finisher: int
-    payload: Payload = field(repr=False)
-
-    def is_better_than(self, other: Average | None) -> bool:
-        """The lattice rule: most contributors, then the lowest digest."""
-        if other is None:
-            return True
-        return is_better(self.mask, self.digest, other.mask, other.digest)
-
-
 Action: TypeAlias = Contribute | FinishAverage | Send
-
-
-@dataclass
-class _Chunk:
-    added: bool = False
-    contributing_mask: int | None = None
-    """Mask of the token that is being added to; None when no addition is under way."""
-    waiting: tuple[PeerId, int, Payload] | None = None
-    """The best other token that came meanwhile."""
-    finishing_average: bool = False
-    copy_mask: int = 0
-    copy: Payload | None = None
-    copy_receiver: PeerId | None = None
-    average: Average | None = None
-    early: dict[PeerId, Average] = field(default_factory=dict)
-    """Of each sender the last early final: what a member sends later is better."""
 
 
 class RingReduce:
@@ -132,7 +101,7 @@ class RingReduce:
         self.members = tuple(members)
         self._me = me
         self._position = self.members.index(me)
-        self._chunks = [_Chunk() for _ in range(num_chunks)]
+        self._chunks = [Chunk() for _ in range(num_chunks)]
         self._removed: set[PeerId] = set()
         self._num_averages = 0
         self.living = self.members
@@ -215,15 +184,15 @@ class RingReduce:
         """
         state = self._checked(sender, chunk, mask)
         bit = 1 << self._position
-        if mask & bit and not state.added:
+        if mask & bit and state.sum_state == "absent":
             raise MalformedError(f"token of chunk {chunk} claims a part that I never added")
-        if state.average is not None or state.finishing_average or self._me in self._removed:
+        if state.average is not None or state.sum_state == "finishing" or self._me in self._removed:
             return []
-        if state.contributing_mask is not None:
-            if state.waiting is None or _worth(mask | bit) > _worth(state.waiting[1] | bit):
+        if state.sum_state == "adding":
+            if state.waiting is None or worth(mask | bit) > worth(state.waiting[1] | bit):
                 state.waiting = (sender, mask, payload)
             return []
-        if state.added and _worth(mask | bit) <= _worth(state.copy_mask):
+        if state.sum_state != "absent" and worth(mask | bit) <= worth(state.copy_mask):
             return []
         if not mask & bit:
             return [self._contribute(chunk, mask, payload, sender)]
@@ -240,6 +209,8 @@ class RingReduce:
         state.copy_receiver = None
         if state.average is None and self._me not in self._removed:
             state.copy = payload
+        else:
+            state.release()
         waiting, state.waiting = state.waiting, None
         actions = self._advance(chunk)
         if waiting is not None:
@@ -255,14 +226,12 @@ class RingReduce:
         state = self._chunks[chunk]
         if state.contributing_mask is None:
             raise LocalProtocolError(f"no addition to chunk {chunk} is under way")
-        state.contributing_mask = None
-        # A copy from before stays what it was, and so does my part in it.
-        state.added = state.copy_mask != 0
+        state.reject()
         waiting, state.waiting = state.waiting, None
         if waiting is not None:
             actions = self.partial_sum_received(waiting[0], chunk, waiting[1], waiting[2])
             return actions or self._advance(chunk)
-        if state.added:
+        if state.sum_state != "absent":
             return self._advance(chunk)
         if state.average is None and self._me not in self._removed and self._is_starter(chunk):
             # Those before me fell while I was adding, and I did not start it then.
@@ -272,10 +241,9 @@ class RingReduce:
     def average_finished(self, chunk: int, payload: Payload, digest: Digest) -> list[Action]:
         """The average of a chunk was made here."""
         state = self._chunks[chunk]
-        if not state.finishing_average:
+        if state.sum_state != "finishing":
             raise LocalProtocolError(f"chunk {chunk} is not being average_finished")
-        state.finishing_average = False
-        state.copy = None  # not before: a removed member's mask belongs to this copy
+        state.release()  # not before: a removed member's mask belongs to this copy
         if self._me in self._removed:
             return []
         return self._take(chunk, Average(state.copy_mask, digest, self._position, payload), None)
@@ -306,7 +274,7 @@ class RingReduce:
         self.successor = self._next_living()
         if self._me in self._removed:
             for chunk, state in enumerate(self._chunks):
-                state.copy = None
+                state.drop_copy()
                 self._take_early(chunk)  # passes nothing on
             return []
         actions: list[Action] = []
@@ -322,7 +290,7 @@ class RingReduce:
 
     # The rules
 
-    def _checked(self, sender: PeerId, chunk: int, mask: int) -> _Chunk:
+    def _checked(self, sender: PeerId, chunk: int, mask: int) -> Chunk:
         if sender not in self.members:
             raise MalformedError(f"{sender} is not a member of this ring")
         if not 0 <= chunk < len(self._chunks):
@@ -350,32 +318,31 @@ class RingReduce:
         return [
             self._contribute(chunk, 0, None)
             for chunk, state in enumerate(self._chunks)
-            if not state.added and state.average is None and self._is_starter(chunk)
+            if state.sum_state == "absent" and state.average is None and self._is_starter(chunk)
         ]
 
     def _contribute(
         self, chunk: int, mask: int, payload: Payload | None, sender: PeerId | None = None
     ) -> Contribute:
         state = self._chunks[chunk]
-        state.added = True
-        state.contributing_mask = mask
+        state.add(mask)
         return Contribute(chunk, payload, sender)
 
     def _advance(self, chunk: int) -> list[Action]:
         """Finishes or passes on the kept copy of a chunk, where the rules say so."""
         state = self._chunks[chunk]
-        if state.copy is None or state.finishing_average or self._me in self._removed:
+        if state.copy is None or state.sum_state == "finishing" or self._me in self._removed:
             return []
         if state.contributing_mask is not None:
             return []  # a better sum is on its way into the copy's place
         if self._covers_living(state.copy_mask):
-            state.finishing_average = True
+            state.finish()
             return [FinishAverage(chunk, state.copy, state.copy_mask)]
         if state.copy_receiver is not None and state.copy_receiver not in self._removed:
             return []
         successor = self.successor
         assert successor is not None, "somebody living is not in the mask"
-        state.copy_receiver = successor
+        state.pass_on(successor)
         return [Send(successor, chunk, state.copy_mask, None, state.copy)]
 
     def _take(self, chunk: int, average: Average, sender: PeerId | None) -> list[Action]:
@@ -388,8 +355,7 @@ class RingReduce:
         if state.average is None:
             self._num_averages += 1
         state.average = average
-        if not state.finishing_average:
-            state.copy = None
+        state.drop_copy()
         successor = self.successor
         if self._me in self._removed or successor is None or successor == sender:
             return []
@@ -419,8 +385,3 @@ class RingReduce:
             if state.average is not None:
                 actions += self._pass_on(peer, chunk, state.average)
         return actions
-
-
-def _worth(mask: int) -> tuple[int, int]:
-    """Of two sums of a chunk the one with the higher worth is kept."""
-    return mask.bit_count(), mask

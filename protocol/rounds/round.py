@@ -29,7 +29,7 @@ ring that was replaced is dropped.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import LocalProtocolError
@@ -37,7 +37,6 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.attempt import (
     Action,
     Attempt,
-    AttemptState,
     BeginRing,
     Self,
 )
@@ -48,6 +47,7 @@ from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Payload, RingReduce
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster, preference
 from gossamer.protocol.rounds.round_rules import NO_HINTS, RoundHints, RoundRules
+from gossamer.protocol.rounds.states import ROUND, AttemptState, RoundEvent, RoundPhase
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.wire.statements import (
     Accusation,
@@ -63,7 +63,8 @@ from gossamer.protocol.wire.statements import (
     key_of,
 )
 
-RoundState = Literal["gathering"] | AttemptState
+RoundState: TypeAlias = Literal["gathering"] | AttemptState
+"""The phase of the round, with the state of the ring that is followed in its place."""
 
 STRAGGLER_FRACTION = 0.7
 """Part of the time that is gathered at most after which a peer that still trains stops, to be ready
@@ -118,6 +119,7 @@ class Round:
         )
         self._attempt: Attempt | None = None
         """The ring that I follow, or followed last."""
+        self._phase: RoundPhase = ROUND.initial
         self._void_rings: set[Digest] = set()
         self._early: dict[tuple[str, ...], tuple[Signed, RingStatement]] = {}
 
@@ -125,10 +127,10 @@ class Round:
 
     @property
     def state(self) -> RoundState:
-        attempt = self._attempt
-        if attempt is None or attempt.ring.ring_id in self._void_rings:
+        if self._phase == "gathering":
             return "gathering"
-        return attempt.state
+        assert self._attempt is not None
+        return self._attempt.state
 
     @property
     def is_over(self) -> bool:
@@ -356,7 +358,7 @@ class Round:
         """A checked commit record arrived: if it is of the header that I computed, I am done."""
         if self._attempt is None or self.state == "gathering":
             return []
-        return self._attempt.commit_received(commit)
+        return self._noting_commit(self._attempt.commit_received(commit))
 
     def leave(self, now: float) -> list[Action]:
         """I go to a head that another ring committed: mine has to do without me.
@@ -399,7 +401,7 @@ class Round:
         if mine is None or (mine.author, mine.payload) not in named:
             return self._note_foreign(now, ring)
         attempt = self._attempt
-        if attempt is not None and attempt.ring.ring_id not in self._void_rings:
+        if attempt is not None and self._phase == "following":
             is_other = ring.ring_id != attempt.ring.ring_id
             is_preferred = preference(ring) < preference(attempt.ring)
             if not is_preferred and not (attempt.is_out and is_other):
@@ -422,11 +424,12 @@ class Round:
     def _follow(self, now: float, ring: Ring, envelope: Signed) -> list[Action]:
         actions: list[Action] = []
         old = self._attempt
-        if old is not None and old.ring.ring_id not in self._void_rings:
+        if old is not None and self._phase == "following":
             self._void_rings.add(old.ring.ring_id)
             if not old.is_out:
                 accusation = Accusation(old.ring.ring_id, self._me, "follows another ring")
                 actions.append(self._self.seal(accusation))
+        self._go("ring followed")
         attempt = self._attempt = self._new_attempt(now, ring)
         actions += [BeginRing(ring, envelope), *attempt.start()]
         early, self._early = self._early, {}
@@ -471,8 +474,9 @@ class Round:
 
     def _after(self, now: float, actions: list[Action]) -> list[Action]:
         """Gathers again if I am out of the ring and it will not commit without me."""
+        self._noting_commit(actions)
         attempt = self._attempt
-        if attempt is None or not attempt.is_out or self.state in ("gathering", "committed"):
+        if attempt is None or not attempt.is_out or self._phase != "following":
             return actions
         others = set(attempt.ring.members) - attempt.removed
         if now < attempt.stall_seconds:
@@ -480,9 +484,20 @@ class Round:
                 return actions
             # Should they turn up again, their ring is at work.
             self._gatherer.note_lost(attempt.ring, attempt.accusations)
+        self._go("ring void")
         self._void_rings.add(attempt.ring.ring_id)
         self._gatherer.begin_again(now, attempt.ring.roster.attempt)
         return [*actions, *self._organise(now)]
+
+    def _noting_commit(self, actions: list[Action]) -> list[Action]:
+        """The actions of the ring that is followed; one of them may be its commit."""
+        attempt = self._attempt
+        if self._phase == "following" and attempt is not None and attempt.state == "committed":
+            self._go("ring committed")
+        return actions
+
+    def _go(self, event: RoundEvent) -> None:
+        self._phase = ROUND.after(self._phase, event)
 
     def _ring_statement(self, now: float, signed: Signed, statement: RingStatement) -> list[Action]:
         attempt = self._working(statement.ring_id)

@@ -231,7 +231,7 @@ class RingMachine(RuleBasedStateMachine):
     def sums_hold_those_that_they_name(self) -> None:
         for member in getattr(self, "members", {}).values():
             for chunk in member.ring._chunks:
-                if chunk.copy is not None and not chunk.finishing_average:
+                if chunk.copy is not None and chunk.sum_state != "finishing":
                     self.check_sum(bytes(chunk.copy), chunk.copy_mask)
                 if chunk.average is not None:
                     self.check_sum(bytes(chunk.average.payload), chunk.average.mask)
