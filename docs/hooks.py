@@ -6,7 +6,7 @@ repository's files are not in it. So this hook
 
 - adds documents of the repository (ARCHITECTURE.md, protocol/SPEC.md, ...) and pictures of the
   benchmarks to the site, without a copy in docs/;
-- adds the reference pages, which `generate_reference` writes from the code;
+- adds the reference pages, which `generate_reference` and `generate_diagrams` write from the code;
 - lists all decisions in the navigation;
 - rewrites each relative link to its place in the site. A link to a file that exists but is not in
   the site becomes plain text. A link to nothing stays as it is, and `mkdocs build --strict` fails.
@@ -47,16 +47,22 @@ _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s#]+)(#[^()\s]*)?\
 _FENCE = re.compile(r"^(?:```|~~~).*?^(?:```|~~~)[ \t]*$", re.MULTILINE | re.DOTALL)
 
 
-def _reference_pages() -> dict[str, str]:
+GENERATORS = ("generate_reference", "generate_diagrams")
+"""Modules of docs/ whose `pages` writes pages from the code."""
+
+
+def _generated_pages() -> dict[str, str]:
     """Path in the site to text. mkdocs loads a hook alone, without its folder in `sys.path`."""
-    path = Path(__file__).with_name("generate_reference.py")
-    spec = importlib.util.spec_from_file_location("generate_reference", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return cast(Callable[[], dict[str, str]], module.pages)()
+    pages: dict[str, str] = {}
+    for name in GENERATORS:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        pages |= cast(Callable[[], dict[str, str]], module.pages)()
+    return pages
 
 
 def decisions() -> list[str]:
@@ -126,7 +132,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, site_path, content=content))
     for path in sorted((ROOT / PICTURES).glob("*.png")):
         files.append(File.generated(config, f"benchmarks/{path.name}", abs_src_path=str(path)))
-    for site_path, content in _reference_pages().items():
+    for site_path, content in _generated_pages().items():
         files.append(File.generated(config, site_path, content=content))
     return files
 

@@ -18,6 +18,7 @@ from gossamer.node.base.settings import Settings
 from gossamer.node.cli import app
 from gossamer.node.runs.manifest_keys import HINTS
 from gossamer.node.telemetry.metrics import Metrics
+from gossamer.protocol.rounds.states import TABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -52,12 +53,13 @@ def load(name: str) -> ModuleType:
 
 
 reference = load("generate_reference")
+diagrams = load("generate_diagrams")
 hooks = load("hooks")
 
 
 @functools.cache
 def generated_pages() -> dict[str, str]:
-    pages: dict[str, str] = reference.pages()
+    pages: dict[str, str] = reference.pages() | diagrams.pages()
     return pages
 
 
@@ -192,6 +194,16 @@ def test_reference_has_every_route() -> None:
     assert len(routes) > 5
     for route in routes:
         assert re.search(rf"^\| (GET|POST) \| `{route}` \| .+ \|$", page, re.M), route
+
+
+def test_reference_has_every_transition_of_every_machine() -> None:
+    page = generated_pages()["reference/machines.md"]
+    for table in TABLES:
+        assert f"\n## {table.name.capitalize()}\n" in page
+        for (state, event), following in table.transitions.items():
+            assert f"\n| {state} | {event} | {following} |" in page
+            ends = (name.replace(" ", "_") for name in (state, following))
+            assert f"    {' --> '.join(ends)}: {event}\n" in page
 
 
 def test_links_are_rewritten_for_the_site() -> None:

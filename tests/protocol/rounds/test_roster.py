@@ -312,6 +312,48 @@ def test_who_was_left_behind_by_a_ring_waits_for_its_commit() -> None:
     assert state.decision(2.0 + ATTEMPT).attempt is not None
 
 
+def overruling() -> Gatherer:
+    """A machine that organises a ring although one without it is at work, at second 1 + GATHER."""
+    state = gatherer()
+    state.expect(0.0, OTHERS)
+    for member in MEMBERS:
+        state.note_ready(1.0, sealed(member, ready()))
+    state.note_foreign(ring_of(OTHERS))
+    assert state.decision(1.0).attempt is None
+    assert state.decision(1.0 + GATHER).attempt is not None
+    assert state.state == "overruling"
+    return state
+
+
+def test_a_ring_that_was_overruled_may_still_be_left_or_committed() -> None:
+    now = 2.0 + GATHER
+    dissolved, gone_on = overruling(), overruling()
+    for other in OTHERS:
+        dissolved.note_accusation(ring_of(OTHERS).ring_id, other, other)
+    assert not dissolved.decision(now).reason.startswith("a ring without this peer")
+    assert dissolved.state == "open"
+    gone_on.expect(now, [])
+    waiting = gone_on.decision(now)
+    assert waiting.attempt is None
+    assert waiting.reason == "a ring without this peer may be committed"
+    assert waiting.ask_again_seconds == now + ATTEMPT
+
+
+def test_members_that_come_back_while_their_commit_is_awaited_are_waited_for() -> None:
+    state = gatherer()
+    state.expect(0.0, OTHERS)
+    for member in MEMBERS:
+        state.note_ready(1.0, sealed(member, ready()))
+    state.note_foreign(ring_of(OTHERS))
+    assert state.decision(1.0).attempt is None
+    state.expect(2.0, [])
+    assert state.decision(2.0).ask_again_seconds == 2.0 + ATTEMPT
+    state.expect(3.0, OTHERS)
+    again = state.decision(3.0)
+    assert again.reason == "a ring without this peer is at work on this head"
+    assert again.ask_again_seconds == 3.0 + GATHER
+
+
 def test_after_a_lost_ring_a_later_attempt_is_gathered_for() -> None:
     state = gatherer()
     state.expect(0.0, [])

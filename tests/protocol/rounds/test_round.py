@@ -402,6 +402,21 @@ def test_a_better_final_is_computed_and_voted_for_again() -> None:
     assert stale == []
 
 
+def test_a_better_average_after_the_vote_is_computed_and_voted_for_again() -> None:
+    round_, ring_id = in_ring()
+    first = voting(round_, ring_id)
+    better = min((b"a", b"b", b"c", b"d"), key=digest_of)
+    assert digest_of(better) < digest_of(b"f")
+    received = round_.average_received(3.0, ring_id, LAST, 0, 0b111, 1, better, digest_of(better))
+    (compute,) = of(Compute, received)
+    assert isinstance(compute, Compute)
+    assert round_.state == "computing"
+    (vote,) = published(round_.computed(4.0, ring_id, compute.generation, digest_of(b"better")))
+    assert isinstance(vote, Vote)
+    assert vote.sequence == 2
+    assert vote.header_digest != first.header_digest
+
+
 def test_the_commit_of_my_header_ends_the_round() -> None:
     round_, ring_id = in_ring()
     twin, _ = in_ring()
