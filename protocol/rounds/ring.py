@@ -184,7 +184,7 @@ class RingReduce:
         """
         state = self._checked(sender, chunk, mask)
         bit = 1 << self._position
-        if mask & bit and state.sum_state == "absent":
+        if mask & bit and not state.copy_mask:  # no sum with my part has left this member
             raise MalformedError(f"token of chunk {chunk} claims a part that I never added")
         if state.average is not None or state.sum_state == "finishing" or self._me in self._removed:
             return []

@@ -323,6 +323,14 @@ def test_what_came_while_a_bad_token_was_added_is_taken_instead() -> None:
     assert ring.rejected(0) == [Contribute(0, b"good", A)]
 
 
+def test_a_sum_that_claims_my_part_while_i_add_it_for_the_first_time_is_malformed() -> None:
+    ring = member(2)
+    ring.partial_sum_received(B, 0, 0b0011, b"bad")
+    with pytest.raises(MalformedError):
+        ring.partial_sum_received(A, 0, 0b0111, b"impossible")
+    assert ring.rejected(0) == []  # and the rejection blames no other member
+
+
 def test_a_chunk_that_became_mine_while_a_bad_token_was_added_is_started() -> None:
     ring = member(2)
     ring.partial_sum_received(B, 0, 0b0011, b"bad")
