@@ -8,9 +8,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
-from gossamer.protocol.rounds.states import TABLES, Event, State, Table
+from gossamer.protocol.rounds.states import TABLES
+
+Row: TypeAlias = tuple[str, str, str]
+"""State, event and following state of one transition."""
 
 TEXTS = {
     "round": "One round as one peer sees it, from its first `Ready` to the commit. While it "
@@ -41,19 +46,19 @@ def machines_page() -> str:
         parts += [
             f"## {table.name.capitalize()}",
             TEXTS[table.name],
-            diagram(table),
-            _rows(table),
+            diagram(table.initial, table.rows()),
+            _list(table.rows()),
         ]
     return "\n\n".join(parts) + "\n"
 
 
-def diagram(table: Table[State, Event]) -> str:
+def diagram(initial: str, rows: Sequence[Row]) -> str:
     """A Mermaid state diagram of a table. States of several words get an identifier."""
-    states = dict.fromkeys([table.initial, *table.transitions.values()])
+    states = dict.fromkeys([initial, *(following for _, _, following in rows)])
     lines = ["```mermaid", "stateDiagram-v2"]
     lines += [f'    state "{state}" as {_identifier(state)}' for state in states]
-    lines.append(f"    [*] --> {_identifier(table.initial)}")
-    for (state, event), following in table.transitions.items():
+    lines.append(f"    [*] --> {_identifier(initial)}")
+    for state, event, following in rows:
         lines.append(f"    {_identifier(state)} --> {_identifier(following)}: {event}")
     return "\n".join([*lines, "```"])
 
@@ -62,11 +67,9 @@ def _identifier(state: str) -> str:
     return state.replace(" ", "_")
 
 
-def _rows(table: Table[State, Event]) -> str:
-    rows = ["| state | event | next state |", "| --- | --- | --- |"]
-    for (state, event), following in table.transitions.items():
-        rows.append(f"| {state} | {event} | {following} |")
-    return "\n".join(rows)
+def _list(rows: Sequence[Row]) -> str:
+    head = ["| state | event | next state |", "| --- | --- | --- |"]
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def main() -> int:

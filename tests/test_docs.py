@@ -200,7 +200,7 @@ def test_reference_has_every_transition_of_every_machine() -> None:
     page = generated_pages()["reference/machines.md"]
     for table in TABLES:
         assert f"\n## {table.name.capitalize()}\n" in page
-        for (state, event), following in table.transitions.items():
+        for state, event, following in table.rows():
             assert f"\n| {state} | {event} | {following} |" in page
             ends = (name.replace(" ", "_") for name in (state, following))
             assert f"    {' --> '.join(ends)}: {event}\n" in page

@@ -30,6 +30,10 @@ class Table(Generic[State, Event]):
     initial: State
     transitions: Mapping[tuple[State, Event], State]
 
+    def rows(self) -> list[tuple[str, str, str]]:
+        """State, event and following state of every transition, for the diagrams."""
+        return [(state, event, following) for (state, event), following in self.transitions.items()]
+
     def after(self, state: State, event: Event) -> State:
         """The state that follows.
 
