@@ -29,25 +29,15 @@ ring that was replaced is dropped.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal, TypeAlias
 
-from gossamer.protocol import limits
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.attempt import (
-    Action,
-    Attempt,
-    BeginRing,
-    Self,
-)
-from gossamer.protocol.rounds.gathering import Gatherer
-from gossamer.protocol.rounds.inventory import Inventory
+from gossamer.protocol.rounds.attempt import Action, Attempt, BeginRing
 from gossamer.protocol.rounds.link_rates import RingLinkRates
-from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Payload, RingReduce
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster, preference
-from gossamer.protocol.rounds.round_rules import NO_HINTS, RoundHints, RoundRules
-from gossamer.protocol.rounds.states import ROUND, AttemptState, RoundEvent, RoundPhase
+from gossamer.protocol.rounds.round_view import EARLY_STATEMENTS_MAX, RoundView
+from gossamer.protocol.rounds.states import ROUND, RoundEvent
 from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.wire.statements import (
     Accusation,
@@ -55,177 +45,15 @@ from gossamer.protocol.wire.statements import (
     Ready,
     RingStatement,
     Roster,
-    Sign,
     Signed,
     Statement,
-    Verify,
     Vote,
     key_of,
 )
 
-RoundState: TypeAlias = Literal["gathering"] | AttemptState
-"""The phase of the round, with the state of the ring that is followed in its place."""
 
-STRAGGLER_FRACTION = 0.7
-"""Part of the time that is gathered at most after which a peer that still trains stops, to be ready
-in time."""
-
-LATER_FACTOR = 1.25
-"""How much later than in the last round of shared steps somebody may be. He fetched such a round
-and replayed it, which takes much the same each time, or misses this one as well."""
-
-EARLY_STATEMENTS_MAX = 4 * limits.RING_MEMBERS_MAX
-"""What is kept of rings that I do not follow: one of each kind a member, and a ring more."""
-
-
-class Round:
-    """The machine of one round. Raises RemoteProtocolError for what a peer did wrong."""
-
-    def __init__(
-        self,
-        *,
-        me: PeerId,
-        run_id: Digest,
-        parent: Parent,
-        rules: RoundRules,
-        sign: Sign,
-        verify: Verify,
-        now: float,
-        hints: RoundHints = NO_HINTS,
-    ) -> None:
-        """
-        Args:
-            now: when the round began here: its training.
-            lessons: of the round before.
-        """
-        self._self = Self(me, run_id, sign)
-        self._me = me
-        self._parent = parent
-        self._rules = rules
-        self._verify = verify
-        self._began_seconds = now
-        self._hints = hints
-        self.number = parent.round + 1
-        self._gatherer = Gatherer(
-            me,
-            parent.head,
-            now,
-            rules.gather_seconds,
-            rules.gather_fraction,
-            rules.attempt_seconds,
-            rules.ring_seconds,
-            rules.steps_seconds,
-            hints.replay_seconds,
-        )
-        self._attempt: Attempt | None = None
-        """The ring that I follow, or followed last."""
-        self._phase: RoundPhase = ROUND.initial
-        self._void_rings: set[Digest] = set()
-        self._early: dict[tuple[str, ...], tuple[Signed, RingStatement]] = {}
-
-    # What the driver asks
-
-    @property
-    def state(self) -> RoundState:
-        if self._phase == "gathering":
-            return "gathering"
-        assert self._attempt is not None
-        return self._attempt.state
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the round is committed here and nobody in the ring needs anything of me."""
-        return self._attempt is not None and self._attempt.is_over
-
-    @property
-    def head(self) -> Digest:
-        return self._parent.head
-
-    @property
-    def ring(self) -> Ring | None:
-        """The ring that I follow, or followed last."""
-        return None if self._attempt is None else self._attempt.ring
-
-    @property
-    def members_at_work(self) -> tuple[PeerId, ...]:
-        """Who I hold to be in the ring that I follow, in ring order; nobody without one, or once it
-        is committed here."""
-        attempt = self._attempt
-        if attempt is None or self.state in ("gathering", "committed"):
-            return ()
-        return attempt.reduce.living
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether my own `Ready` was published."""
-        return self._gatherer.mine is not None
-
-    @property
-    def successor(self) -> PeerId | None:
-        """Whom I pass tokens to; None without a ring, alone in it, or out of it.
-
-        Keep a link to it as long as it is the successor, whether or not there is something to
-        send: only so its death shows.
-        """
-        return None if self._attempt is None else self._attempt.successor
-
-    @property
-    def removed(self) -> frozenset[PeerId]:
-        return frozenset() if self._attempt is None else self._attempt.removed
-
-    @property
-    def hints(self) -> RoundHints:
-        """For my next round."""
-        attempt = self._attempt
-        replay_seconds = self._hints.replay_seconds
-        if self._rules.payloads.are_steps:  # their averages come while the members train
-            replay_seconds = LATER_FACTOR * self._gatherer.late_seconds
-        elif attempt is not None and not attempt.removed:  # it would be the time of the fault
-            replay_seconds = attempt.reduced_seconds or replay_seconds
-        return RoundHints(
-            frozenset() if attempt is None else attempt.link_rate.found_slow,
-            came_late=self.state != "committed",
-            replay_seconds=replay_seconds,
-        )
-
-    @property
-    def stop_training_seconds(self) -> float | None:
-        """Local time at which a peer that still trains should stop; None: no hurry yet.
-
-        Who came late the last time stops as soon as anybody is ready. It needs longer than the
-        others for what lies between its last step and the ring, or begins later because it fetches
-        each round from them, and would miss each ring by as much.
-        """
-        first_ready_seconds = self._gatherer.first_ready_seconds
-        if first_ready_seconds is None:
-            return None
-        fraction = 0.0 if self._hints.came_late else STRAGGLER_FRACTION
-        return first_ready_seconds + fraction * self._gatherer.gather_seconds
-
-    @property
-    def attainable_tokens(self) -> int:
-        """Tokens of the chain if my ring commits with all that are still in it.
-
-        A head that another ring committed on the same parent is worth leaving mine for only if it
-        wins over this; else one lonely peer's commit would stop a ring of many at work. The
-        parent's tokens if I am in no ring.
-        """
-        attempt = self._attempt
-        if attempt is None or attempt.is_out or self.state == "gathering":
-            return self._parent.tokens_total
-        return attempt.attainable_tokens
-
-    def average_of(self, ring_id: Digest, chunk: int) -> Payload | None:
-        """The best average of a chunk so far; None while there is none, or in another ring."""
-        attempt = self._attempt
-        if attempt is None or attempt.ring.ring_id != ring_id:
-            return None
-        return attempt.reduce.average_of(chunk)
-
-    def inventory(self, ring_id: Digest) -> Inventory | None:
-        """What I hold of the ring's chunks; None if it is not the one that I follow."""
-        attempt = self._working(ring_id)
-        return None if attempt is None else attempt.reduce.inventory()
+class Round(RoundView):
+    """The machine of one round. Raises RemoteProtocolError for a peer's violation of the rules."""
 
     # Events: gathering
 
@@ -410,11 +238,11 @@ class Round:
 
     def _note_foreign(self, now: float, ring: Ring) -> list[Action]:
         """A ring that I am not in; if it names me, it waits for what I lost when I restarted."""
-        if not self._gatherer.note_foreign(ring):
+        if not self._gatherer.elsewhere.note(ring):
             return []
         for signed, statement in self._early.values():
             if isinstance(statement, Accusation):
-                self._gatherer.note_accusation(
+                self._gatherer.elsewhere.note_accusation(
                     statement.ring_id, PeerId(signed.author), PeerId(statement.accused)
                 )
         if self._me not in ring.members:
@@ -454,17 +282,6 @@ class Round:
 
     # The rules: the ring
 
-    def _open(self, ring_id: bytes) -> Attempt | None:
-        """The ring that I follow, or have committed, if it is this one and not void."""
-        attempt = self._attempt
-        if attempt is None or attempt.ring.ring_id != ring_id:
-            return None
-        return None if self.state == "gathering" else attempt
-
-    def _working(self, ring_id: bytes) -> Attempt | None:
-        """The ring that I follow, if it is this one and not void or committed."""
-        return None if self.state == "committed" else self._open(ring_id)
-
     def _after_commit(self, now: float, signed: Signed, statement: Statement) -> list[Action]:
         """Others of the ring may still be on their way to it."""
         if not isinstance(statement, Accusation | Vote) or signed.author == self._me:
@@ -483,7 +300,7 @@ class Round:
             if others & self._gatherer.expected:
                 return actions
             # Should they turn up again, their ring is at work.
-            self._gatherer.note_lost(attempt.ring, attempt.accusations)
+            self._gatherer.elsewhere.note_lost(attempt.ring, attempt.accusations)
         self._go("ring void")
         self._void_rings.add(attempt.ring.ring_id)
         self._gatherer.begin_again(now, attempt.ring.roster.attempt)
@@ -504,7 +321,7 @@ class Round:
         if attempt is not None:
             return self._after(now, attempt.statement(now, signed, statement))
         if isinstance(statement, Accusation):
-            self._gatherer.note_accusation(
+            self._gatherer.elsewhere.note_accusation(
                 statement.ring_id, PeerId(signed.author), PeerId(statement.accused)
             )
         if Digest(statement.ring_id) not in self._void_rings:

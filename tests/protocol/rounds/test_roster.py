@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
+from gossamer.protocol.codecs.payloads import SumPayloads
+from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import ForgedError, MalformedError
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.rounds.gathering import GATHER_SECONDS_MIN, Gatherer
@@ -22,6 +24,7 @@ from gossamer.protocol.rounds.roster import (
     ring_id_of,
     ring_order,
 )
+from gossamer.protocol.rounds.round_rules import RoundRules
 from gossamer.protocol.wire.statements import Roster, Signed
 from tests.support.builders import (
     HEAD,
@@ -36,6 +39,7 @@ from tests.support.builders import (
 )
 
 GATHER, ATTEMPT = 20.0, 5.0
+SUMS = SumPayloads(codec("fp32"))
 MEMBERS = peers(3)
 FIRST = ring_order(HEAD, 0, MEMBERS)[0]
 OTHERS = [member for member in MEMBERS if member != FIRST]
@@ -211,9 +215,8 @@ def gatherer(
     steps_seconds: float = 0.0,
     replay_seconds: float = 0.0,
 ) -> Gatherer:
-    return Gatherer(
-        FIRST, HEAD, born, GATHER, 0.3, ATTEMPT, ring_seconds, steps_seconds, replay_seconds
-    )
+    rules = RoundRules(SUMS, 1024, 1, GATHER, 0.3, ATTEMPT, ring_seconds, steps_seconds)
+    return Gatherer(FIRST, HEAD, born, rules, replay_seconds)
 
 
 def test_who_was_expected_and_is_gone_is_left_out() -> None:
@@ -241,12 +244,12 @@ def test_a_ring_without_me_is_waited_for_while_it_is_at_work() -> None:
     for member in MEMBERS:
         state.note_ready(1.0, sealed(member, ready()))
     assert state.decision(1.0).attempt == 0
-    assert state.note_foreign(ring)
-    assert not state.note_foreign(ring)
+    assert state.elsewhere.note(ring)
+    assert not state.elsewhere.note(ring)
     assert state.decision(1.0).attempt is None
-    state.note_accusation(ring.ring_id, OTHERS[0], OTHERS[1])
+    state.elsewhere.note_accusation(ring.ring_id, OTHERS[0], OTHERS[1])
     assert state.decision(1.0).attempt is None
-    state.note_accusation(ring.ring_id, OTHERS[0], OTHERS[0])
+    state.elsewhere.note_accusation(ring.ring_id, OTHERS[0], OTHERS[0])
     assert state.decision(1.0).attempt == 0
 
 
@@ -256,7 +259,7 @@ def test_a_ring_without_me_may_work_as_long_as_its_members_train_in_it(ring_seco
     state.expect(0.0, OTHERS)
     for member in MEMBERS:
         state.note_ready(1.0, sealed(member, ready()))
-    state.note_foreign(ring_of(OTHERS))
+    state.elsewhere.note(ring_of(OTHERS))
     patience = GATHER + ring_seconds
     assert state.decision(1.0).ask_again_seconds == 1.0 + patience
     assert state.decision(0.9 + patience).attempt is None
@@ -303,7 +306,7 @@ def test_who_was_left_behind_by_a_ring_waits_for_its_commit() -> None:
     state.expect(0.0, OTHERS)
     for member in MEMBERS:
         state.note_ready(1.0, sealed(member, ready()))
-    state.note_foreign(ring_of(OTHERS))
+    state.elsewhere.note(ring_of(OTHERS))
     assert state.decision(1.0).attempt is None
     state.expect(2.0, [])
     waiting = state.decision(2.0)
@@ -318,10 +321,10 @@ def overruling() -> Gatherer:
     state.expect(0.0, OTHERS)
     for member in MEMBERS:
         state.note_ready(1.0, sealed(member, ready()))
-    state.note_foreign(ring_of(OTHERS))
+    state.elsewhere.note(ring_of(OTHERS))
     assert state.decision(1.0).attempt is None
     assert state.decision(1.0 + GATHER).attempt is not None
-    assert state.state == "overruling"
+    assert state.elsewhere.state == "overruling"
     return state
 
 
@@ -329,9 +332,9 @@ def test_a_ring_that_was_overruled_may_still_be_left_or_committed() -> None:
     now = 2.0 + GATHER
     dissolved, gone_on = overruling(), overruling()
     for other in OTHERS:
-        dissolved.note_accusation(ring_of(OTHERS).ring_id, other, other)
+        dissolved.elsewhere.note_accusation(ring_of(OTHERS).ring_id, other, other)
     assert not dissolved.decision(now).reason.startswith("a ring without this peer")
-    assert dissolved.state == "open"
+    assert dissolved.elsewhere.state == "open"
     gone_on.expect(now, [])
     waiting = gone_on.decision(now)
     assert waiting.attempt is None
@@ -344,7 +347,7 @@ def test_members_that_come_back_while_their_commit_is_awaited_are_waited_for() -
     state.expect(0.0, OTHERS)
     for member in MEMBERS:
         state.note_ready(1.0, sealed(member, ready()))
-    state.note_foreign(ring_of(OTHERS))
+    state.elsewhere.note(ring_of(OTHERS))
     assert state.decision(1.0).attempt is None
     state.expect(2.0, [])
     assert state.decision(2.0).ask_again_seconds == 2.0 + ATTEMPT

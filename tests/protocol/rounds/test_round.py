@@ -27,8 +27,9 @@ from gossamer.protocol.rounds.commit import VOTE_SECONDS
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster, ring_order
-from gossamer.protocol.rounds.round import LATER_FACTOR, Round
+from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import NO_HINTS, RoundHints, RoundRules
+from gossamer.protocol.rounds.round_view import LATER_FACTOR
 from gossamer.protocol.state.chain import open_commit
 from gossamer.protocol.wire.statements import Accusation, Ready, Roster, Signed, Vote
 from tests.support.builders import HEAD, RUN_ID, peers, ready, sealed, sign_as, verify

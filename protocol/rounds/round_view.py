@@ -1,0 +1,195 @@
+"""What a driver asks the machine of a round: the questions of `round.Round`.
+
+No method here changes anything. The events that change the round are in `round`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from gossamer.protocol import limits
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.rounds.attempt import Attempt, Self
+from gossamer.protocol.rounds.gathering import Gatherer
+from gossamer.protocol.rounds.inventory import Inventory
+from gossamer.protocol.rounds.proposal import Parent
+from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.round_rules import NO_HINTS, RoundHints, RoundRules
+from gossamer.protocol.rounds.states import ROUND, AttemptState, RoundPhase
+from gossamer.protocol.wire.statements import RingStatement, Sign, Signed, Verify
+
+RoundState: TypeAlias = Literal["gathering"] | AttemptState
+"""The phase of the round, with the state of the followed ring in its place."""
+
+STRAGGLER_FRACTION = 0.7
+"""Part of the gathering time after which a peer that still trains stops, to be ready in time."""
+
+LATER_FACTOR = 1.25
+"""Bound on how much later a peer may be than in the last round of shared steps. Such a peer fetched
+that round and replayed it. This takes a similar time again, or the peer misses this round as
+well."""
+
+EARLY_STATEMENTS_MAX = 4 * limits.RING_MEMBERS_MAX
+"""Kept statements about rings that are not followed: one of each kind for each member, and those of
+one more ring."""
+
+
+class RoundView:
+    """The state of one round, with the questions about it.
+
+    Together with the events of `Round` it has more than 15 public methods: a driver needs one
+    object for all that concerns a round.
+    """
+
+    def __init__(
+        self,
+        *,
+        me: PeerId,
+        run_id: Digest,
+        parent: Parent,
+        rules: RoundRules,
+        sign: Sign,
+        verify: Verify,
+        now: float,
+        hints: RoundHints = NO_HINTS,
+    ) -> None:
+        """
+        Args:
+            now: local time at which the training of this round began.
+            hints: from the round before.
+        """
+        self._self = Self(me, run_id, sign)
+        self._me = me
+        self._parent = parent
+        self._rules = rules
+        self._verify = verify
+        self._began_seconds = now
+        self._hints = hints
+        self.number = parent.round + 1
+        self._gatherer = Gatherer(me, parent.head, now, rules, hints.replay_seconds)
+        self._attempt: Attempt | None = None
+        """The ring that this peer follows, or followed last."""
+        self._phase: RoundPhase = ROUND.initial
+        self._void_rings: set[Digest] = set()
+        self._early: dict[tuple[str, ...], tuple[Signed, RingStatement]] = {}
+
+    @property
+    def state(self) -> RoundState:
+        """The phase of the round, or the state of the followed ring."""
+        if self._phase == "gathering":
+            return "gathering"
+        assert self._attempt is not None
+        return self._attempt.state
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the round is committed here and no member needs anything from this peer."""
+        return self._attempt is not None and self._attempt.is_over
+
+    @property
+    def head(self) -> Digest:
+        """The head that the round starts from."""
+        return self._parent.head
+
+    @property
+    def ring(self) -> Ring | None:
+        """The ring that this peer follows, or followed last."""
+        return None if self._attempt is None else self._attempt.ring
+
+    @property
+    def members_at_work(self) -> tuple[PeerId, ...]:
+        """Members of the followed ring that are believed living, in ring order.
+
+        Empty without a ring, and once the ring is committed here.
+        """
+        attempt = self._attempt
+        if attempt is None or self.state in ("gathering", "committed"):
+            return ()
+        return attempt.reduce.living
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether this peer's own `Ready` was published."""
+        return self._gatherer.mine is not None
+
+    @property
+    def successor(self) -> PeerId | None:
+        """The member that gets this peer's chunks; None without a ring, alone in it, or out of it.
+
+        The driver keeps a link to it as long as it is the successor, also when there is nothing to
+        send. Otherwise the successor's death would not show.
+        """
+        return None if self._attempt is None else self._attempt.successor
+
+    @property
+    def removed(self) -> frozenset[PeerId]:
+        """Members that are out of the ring that this peer follows, or followed last."""
+        return frozenset() if self._attempt is None else self._attempt.removed
+
+    @property
+    def hints(self) -> RoundHints:
+        """What this round showed, for the next one."""
+        attempt = self._attempt
+        replay_seconds = self._hints.replay_seconds
+        if self._rules.payloads.are_steps:  # their averages come while the members train
+            replay_seconds = LATER_FACTOR * self._gatherer.late_seconds
+        elif attempt is not None and not attempt.removed:  # it would be the time of the fault
+            replay_seconds = attempt.reduced_seconds or replay_seconds
+        return RoundHints(
+            frozenset() if attempt is None else attempt.link_rate.found_slow,
+            came_late=self.state != "committed",
+            replay_seconds=replay_seconds,
+        )
+
+    @property
+    def stop_training_seconds(self) -> float | None:
+        """Local time at which a peer that still trains should stop; None: no peer is ready yet.
+
+        A peer that came late to the last ring stops as soon as one peer is ready. It needs more
+        time than the others between its last step and the ring, or it begins later because it
+        fetches each round from them. Otherwise it would miss each ring by the same time.
+        """
+        first_ready_seconds = self._gatherer.first_ready_seconds
+        if first_ready_seconds is None:
+            return None
+        fraction = 0.0 if self._hints.came_late else STRAGGLER_FRACTION
+        return first_ready_seconds + fraction * self._gatherer.gather_seconds
+
+    @property
+    def attainable_tokens(self) -> int:
+        """Tokens of the chain if the followed ring commits with all its living members.
+
+        Another ring may commit a head on the same parent. This peer leaves its own ring for that
+        head only if the head has more tokens than this. Otherwise the commit of a single peer would
+        stop a ring of many members. Without a ring: the parent's tokens.
+        """
+        attempt = self._attempt
+        if attempt is None or attempt.is_out or self.state == "gathering":
+            return self._parent.tokens_total
+        return attempt.attainable_tokens
+
+    def average_of(self, ring_id: Digest, chunk: int) -> Payload | None:
+        """The best average of a chunk so far; None: there is none, or the ring is not followed."""
+        attempt = self._attempt
+        if attempt is None or attempt.ring.ring_id != ring_id:
+            return None
+        return attempt.reduce.average_of(chunk)
+
+    def inventory(self, ring_id: Digest) -> Inventory | None:
+        """What this peer holds of the ring's chunks; None if the ring is not followed."""
+        attempt = self._working(ring_id)
+        return None if attempt is None else attempt.reduce.inventory()
+
+    # Which ring an event belongs to
+
+    def _open(self, ring_id: bytes) -> Attempt | None:
+        """The followed or committed ring if it has this id, else None."""
+        attempt = self._attempt
+        if attempt is None or attempt.ring.ring_id != ring_id:
+            return None
+        return None if self.state == "gathering" else attempt
+
+    def _working(self, ring_id: bytes) -> Attempt | None:
+        """The followed ring if it has this id and is not committed, else None."""
+        return None if self.state == "committed" else self._open(ring_id)
