@@ -1,21 +1,21 @@
-"""A node put together: all its parts, and the nursery that they run in.
+"""Builds a node from its parts and runs them in one nursery.
 
     transport --- gossip, membership (swarm) --- participant (the loop) --- trainer process
         |                                            |
         +--- blocks, chain, ring, run protocols      +--- committed state, work, data feed
 
-A trainer that does not stay up leaves a node that follows, serves blocks and says `failed`.
+If the trainer does not stay up, the node follows the run, serves blocks and says `failed`.
 
 The participant can be built only when the run's data index is here, and other parts run before
-that. So a part that reports to the participant learns of it when it starts: `Swarm.start`,
-`ChainSync.report_to` and `Trainer.run` each name the interface that they call.
+that. So a part that reports to the participant is given it at the start of its work:
+`Swarm.start`, `ChainSync.report_to` and `Trainer.run` each name the interface that they call.
 """
 
 from __future__ import annotations
 
 import functools
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 import trio
@@ -30,14 +30,17 @@ from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer_client import MakeTrainer, Trainer, TrainerClient
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
+from gossamer.node.peers.admission import Admission
+from gossamer.node.peers.announcer import Standing
 from gossamer.node.peers.block_exchange import BlockService
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.discovery import Discovery
+from gossamer.node.peers.known_peers_file import KnownPeersFile
 from gossamer.node.peers.offences import Offences
 from gossamer.node.peers.replication import keep_copies
 from gossamer.node.peers.run_blocks import RunBlocks
 from gossamer.node.peers.run_exchange import open_signed_manifest, serve_manifest
-from gossamer.node.peers.swarm import Standing, Swarm
+from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.rounds.ring_link import serve_ring
@@ -54,6 +57,7 @@ from gossamer.protocol.accounting.partitions import shards_per_partition
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest, SignedManifest
+from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from gossamer.trainer.ipc import messages
@@ -63,14 +67,13 @@ log = structlog.get_logger("node")
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a node runs on. A test in virtual time has no process, no thread and no socket."""
+    """The surroundings of a node. A test in virtual time has no process, thread or socket."""
 
     make_trainer: MakeTrainer = TrainerClient
     run_in_thread: RunInThread = trio.to_thread.run_sync
     serves_http: bool = True
-
-
-REAL_RUNTIME = Runtime()
+    awake: AwakeClock = field(default_factory=AwakeClock)
+    """It has to run as long as the node."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +83,18 @@ class _Core:
     trainer: Trainer
     committed: CommittedState
     work: Work
-    stalls: AwakeClock
     swarm: Swarm
     chain_sync: ChainSync
     discovery: Discovery
+    known_peers: KnownPeersFile
     run_blocks: RunBlocks
 
 
 class Node:
-    """One life of a node in one run. `run` builds its parts and runs them."""
+    """One life of a node in one run. `run` builds its parts and runs them.
+
+    It has more than 12 attributes because all the other parts are built from them here.
+    """
 
     def __init__(
         self,
@@ -98,7 +104,7 @@ class Node:
         store: BlockStore,
         transport: Transport,
         signed: SignedManifest,
-        runtime: Runtime = REAL_RUNTIME,
+        runtime: Runtime,
     ) -> None:
         """
         Args:
@@ -121,7 +127,7 @@ class Node:
         gpus = Gpus()
         self.metrics = Metrics(gpus)
         self._speed = SpeedMeter(self.metrics)
-        self._hardware = Hardware(settings.device, gpus, self._speed)
+        self._hardware = Hardware(settings.device, gpus, self._speed, runtime.run_in_thread)
         self._leaving = trio.Event()
         self.participant: Participant | None = None
         """None until the run's data index is here."""
@@ -149,19 +155,24 @@ class Node:
 
     async def run(self) -> None:
         """Runs until the participant has left."""
-        core = self._build_core()
+        run_in_thread = self._runtime.run_in_thread
+        incarnation = await run_in_thread(lambda: Incarnation(self._state_dir))
+        await self._hardware.measure()
+        core = self._build_core(incarnation)
         async with trio.open_nursery() as nursery:
-            await nursery.start(core.stalls.run, core.discovery.stalled)
+            nursery.start_soon(incarnation.run, run_in_thread)
+            nursery.start_soon(self._hardware.run)
             nursery.start_soon(core.discovery.run)
+            nursery.start_soon(core.known_peers.run)
             index = await self._fetch_index(core.run_blocks)
             if index is None:
                 log.info("left before the run's data index was here")
             else:
                 await self._take_part(core, index, nursery)
-                core.discovery.save()
+                await core.known_peers.save()
             nursery.cancel_scope.cancel()
 
-    def _build_core(self) -> _Core:
+    def _build_core(self, incarnation: Incarnation) -> _Core:
         manifest, settings, state_dir = self.manifest, self._settings, self._state_dir
         run_blocks = RunBlocks(manifest.data, self._store, self._blocks, self._transport)
         run_blocks.pin()
@@ -181,16 +192,16 @@ class Node:
             self.metrics,
             clock=trio.current_time,
         )
-        stalls = AwakeClock()
+        membership = Membership(self._identity.peer_id)
+        admission = Admission(manifest, self._transport, membership, chain, self._offences)
         swarm = Swarm(
             self._transport,
             self._identity,
-            manifest,
-            Incarnation(state_dir),
-            chain,
-            self._offences,
+            membership,
+            admission,
+            incarnation,
             self._randomness,
-            awake_seconds=stalls.awake_seconds,
+            self._runtime.awake,
         )
         chain_sync = ChainSync(
             manifest,
@@ -198,19 +209,32 @@ class Node:
             self._blocks,
             committed,
             run_in_thread=self._runtime.run_in_thread,
-            open_commit=swarm.open_commit,
+            open_commit=admission.open_commit,
             on_offence=swarm.offence,
         )
+        known = state_dir.known_peers()
         discovery = Discovery(
             self._transport,
-            state_dir.known_peers(),
+            known,
             settings.bootstrap,
-            swarm.membership.known,
+            membership,
             self.metrics,
             self._randomness,
-            state_dir.health,
+            self._runtime.awake,
         )
-        return _Core(trainer, committed, work, stalls, swarm, chain_sync, discovery, run_blocks)
+        known_peers = KnownPeersFile(
+            known, self._transport, membership, state_dir.health, self._runtime.run_in_thread
+        )
+        return _Core(
+            trainer,
+            committed,
+            work,
+            swarm,
+            chain_sync,
+            discovery,
+            known_peers,
+            run_blocks,
+        )
 
     async def _fetch_index(self, run_blocks: RunBlocks) -> ShardIndex | None:
         """Returns None if the node was asked to leave before the index was here."""

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 import trio
 
-from gossamer.node.app.assembly import Node
+from gossamer.node.app.assembly import Node, Runtime
 from gossamer.node.app.http import require_free
 from gossamer.node.base.settings import Found, Join, Role, Settings
 from gossamer.node.network.identity import Identity
@@ -88,7 +88,9 @@ class _Daemon:
     async def main(self) -> int:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._watch_signals, nursery.cancel_scope)
-            await self._run()
+            runtime = Runtime()
+            await nursery.start(runtime.awake.run)
+            await self._run(runtime)
             nursery.cancel_scope.cancel()
         return self._status
 
@@ -111,12 +113,14 @@ class _Daemon:
                     self._status = 1 if num_signals > 1 else 0
                     scope.cancel()
 
-    async def _run(self) -> None:
+    async def _run(self, runtime: Runtime) -> None:
         settings, state_dir = self._settings, self._state_dir
         require_free(settings.api)
         identity = Identity.load_or_create(state_dir.identity_path)
         signed = _manifest_here(state_dir)
-        async with open_libp2p_transport(identity, settings.listen) as transport:
+        async with open_libp2p_transport(
+            identity, settings.listen, awake=runtime.awake
+        ) as transport:
             addresses = settings.bootstrap
             if isinstance(self._role, Found):
                 signed = await found_here(self._role, identity, state_dir.blocks_path, settings)
@@ -138,7 +142,7 @@ class _Daemon:
                 state_dir.blocks_path, settings.cache_bytes, check_place=state_dir.require_ours
             )
             settings = msgspec.structs.replace(settings, bootstrap=addresses)
-            node = Node(settings, state_dir, identity, store, transport, signed)
+            node = Node(settings, state_dir, identity, store, transport, signed, runtime)
             self._leave = node.leave
             await node.run()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import trio
+
+from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.capacity import measure_capacity, with_trainer_device
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.telemetry.gpus import Gpus
@@ -10,23 +13,55 @@ from gossamer.trainer.ipc import messages
 
 
 class Hardware:
-    """Holds what was measured at the start, the trainer's real device, and the measured speeds."""
+    """Holds what was measured at the start, the trainer's real device, and the measured speeds.
 
-    def __init__(self, device: str, gpus: Gpus, speed: SpeedMeter) -> None:
+    GPUs are read in a thread, because a broken driver may hang.
+    """
+
+    def __init__(
+        self, device: str, gpus: Gpus, speed: SpeedMeter, run_in_thread: RunInThread
+    ) -> None:
         """
         Args:
             device: setting of the trainer's device; `auto` until the trainer says which it is.
         """
+        self._device = device
         self._gpus = gpus
         self._speed = speed
-        self._measured = measure_capacity(device, gpus.read())
+        self._run_in_thread = run_in_thread
+        self._measured: Capacity | None = None
+        self._configured: messages.Configured | None = None
+        """What the newest trainer said."""
+        self._is_configured = trio.Event()
+        """Replaced when `run` takes that over."""
+
+    async def measure(self) -> None:
+        """Measures the machine. Call once, before `capacity` and `run`."""
+        self._measured = await self._run_in_thread(
+            lambda: measure_capacity(self._device, self._gpus.read())
+        )
+
+    async def run(self) -> None:
+        """Takes over the devices that trainers found, until cancelled."""
+        while True:
+            await self._is_configured.wait()
+            self._is_configured = trio.Event()
+            self._measured = await self._run_in_thread(self._with_trainer_device)
 
     def capacity(self) -> Capacity:
         """Returns the capacity with the speeds measured so far."""
+        assert self._measured is not None
         return self._speed.put_into(self._measured)
 
     def trainer_configured(self, configured: messages.Configured) -> None:
-        """Takes over the device that the trainer found."""
-        self._measured = with_trainer_device(
-            self._measured, configured.device, configured.device_name, self._gpus.read()
+        """Notes the device that the trainer found; `run` takes it over."""
+        self._configured = configured
+        self._is_configured.set()
+
+    def _with_trainer_device(self) -> Capacity:
+        configured, measured = self._configured, self._measured
+        assert configured is not None
+        assert measured is not None
+        return with_trainer_device(
+            measured, configured.device, configured.device_name, self._gpus.read()
         )

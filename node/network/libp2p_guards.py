@@ -24,7 +24,7 @@ from libp2p.abc import (
     IRawConnection,
     ISecureConn,
 )
-from libp2p.custom_types import TProtocol
+from libp2p.custom_types import TMuxerOptions, TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.trio import TrioTCPStream
@@ -38,6 +38,7 @@ from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
+from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.libp2p_noise import NoiseSession, socket_of
 from gossamer.node.network.libp2p_yamux import YamuxConnection
 from gossamer.node.network.libp2p_yamux_stream import YamuxStream
@@ -178,11 +179,17 @@ class GuardedMuxer(MuxerMultistream):
     reader that pauses for 5 s makes the writer fail.
     """
 
+    def __init__(self, muxers: TMuxerOptions, awake: AwakeClock) -> None:
+        super().__init__(muxers)
+        self._awake = awake
+
     async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         """Agree on yamux and start it."""
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
         assert isinstance(conn, NoiseSession)
-        return self._annotate_connection(YamuxConnection(conn, peer_id), conn, protocol)
+        return self._annotate_connection(
+            YamuxConnection(conn, peer_id, awake=self._awake), conn, protocol
+        )
 
 
 class _NoAutoConnector(AutoConnector):

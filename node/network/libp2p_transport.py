@@ -28,6 +28,7 @@ from libp2p.stream_muxer.yamux.yamux import Yamux
 from libp2p.tools.anyio_service.context import background_trio_service
 from libp2p.transport.upgrader import TransportUpgrader
 
+from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.libp2p_addresses import (
     dialable,
@@ -343,6 +344,7 @@ async def open_libp2p_transport(
     identity: Identity,
     listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
     *,
+    awake: AwakeClock | None = None,
     connections_max: int = CONNECTIONS_MAX,
 ) -> AsyncIterator[Libp2pTransport]:
     """Run a node's network until the block ends.
@@ -350,6 +352,7 @@ async def open_libp2p_transport(
     Args:
         identity: our key.
         listen: multiaddrs; port 0 lets the kernel choose.
+        awake: a clock that runs. Without it a stop of this process counts as the peers' silence.
         connections_max: to all peers together, both directions.
 
     Raises:
@@ -366,7 +369,9 @@ async def open_libp2p_transport(
         {NOISE_PROTOCOL: FastNoiseTransport(key_pair, noise_privkey=noise_key)},
         {TProtocol(YAMUX_PROTOCOL): Yamux},
     )
-    upgrader.muxer_multistream = GuardedMuxer({TProtocol(YAMUX_PROTOCOL): Yamux})
+    upgrader.muxer_multistream = GuardedMuxer(
+        {TProtocol(YAMUX_PROTOCOL): Yamux}, awake if awake is not None else AwakeClock()
+    )
     bound_selector(upgrader.security_multistream._selector)
     bound_selector(upgrader.muxer_multistream._selector)
     swarm = GuardedSwarm(

@@ -32,6 +32,7 @@ from libp2p.peer.id import ID
 from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamError
 from multiaddr import Multiaddr
 
+from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.libp2p_noise import PLAINTEXT_BYTES_MAX, NoiseSession
 from gossamer.node.network.libp2p_yamux_stream import (
     ACK,
@@ -86,7 +87,15 @@ class YamuxConnection(IMuxedConn):
         peer_id: ID,
         is_initiator: bool | None = None,
         on_close: Callable[[], Awaitable[Any]] | None = None,
+        *,
+        awake: AwakeClock | None = None,
     ) -> None:
+        """
+        Args:
+            awake: a clock that runs. Without it a stop of this process counts as silence of
+                the peer.
+        """
+        self._awake = awake if awake is not None else AwakeClock()
         self.secured_conn = secured_conn
         self.peer_id = peer_id
         self.on_close = on_close
@@ -365,15 +374,15 @@ class YamuxConnection(IMuxedConn):
                 or now - self._pings.sent_at >= RTT_SECONDS
             ):
                 self._send_ping()
-            asleep_since = trio.current_time()
+            asked_seconds = trio.current_time()
             await trio.sleep(PING_SECONDS / 2)
             now = trio.current_time()
             for stream in list(self.streams.values()):
                 since = stream.discarded_at
                 if since is not None and now - since > LINGER_SECONDS_MAX:
                     stream.abort()
-            if now - asleep_since > PING_SECONDS:
-                continue  # it was us who stood still: what came meanwhile has yet to be read
+            if self._awake.stalls_since(asked_seconds):
+                continue  # this process stood still: what came meanwhile has yet to be read
             if now - self.heard_seconds > SILENCE_SECONDS_MAX:
                 raise ConnectionClosedError(f"nothing heard for {SILENCE_SECONDS_MAX:.0f} s")
 

@@ -1,105 +1,106 @@
 """Finding peers and staying connected to them.
 
-A node starts from addresses that a person gave and from peers that it knew before. Whoever it is
-connected to passes on everybody's announcements (gossip and boards), and those carry addresses: so
-one living address leads to the whole swarm, and nobody depends on the first seed. Each node keeps a
+A node starts from addresses that a person gave and from peers that it knew before. The peers that
+it is connected to pass on the announcements of all members, and those carry addresses. So one
+living address leads to the whole swarm, and no node depends on the first seed. Each node keeps a
 connection to every living member of its run, up to `CONNECTIONS_MAX`.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
 import trio
 
-from gossamer.node.base.awake_clock import Stall
-from gossamer.node.base.disk_health import DiskError, DiskHealth
+from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.transport import ConnectError, Transport
 from gossamer.node.storage.state_dir import KnownPeers
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.ids import PeerId, short
+from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.policy.redial import BACK_OFF_SECONDS_MIN, Redial
 from gossamer.protocol.wire.statements import Announce
 
 LOOK_SECONDS = 1.0
-SAVE_SECONDS = 10.0
+
 DIALS_AT_ONCE_MAX = 16
-"""A dial into a dead line holds its place for 10 s an address."""
+"""A dial into a dead line holds its place for 10 s for each address."""
+
 CONNECTIONS_MAX = 192
 """Every ring member may have to reach every other; a ring has at most 256 members, and the
 transport refuses inbound connections above its own limit."""
+
 REUNION_SECONDS = 20.0
-"""Peers that were cut off from each other for minutes are connected again so long after they can
-be: a back-off (6 s), and a dial that was begun before (10 s), if they have one address each."""
+"""Limit of the time after which peers that were cut off from each other for minutes are connected
+again: a back-off (6 s), and a dial that was begun before (10 s), if they have one address each."""
 
 log = structlog.get_logger("peers")
 
 
 @dataclass(frozen=True)
 class _Target:
-    """Somebody to connect to; `peer` is None where only the address is known."""
+    """A peer to connect to. `peer` is None if only the address is known."""
 
     peer: PeerId | None
     addresses: tuple[str, ...]
 
 
 class Discovery:
-    """Dials whoever should be connected and is not."""
+    """Dials the peers that should be connected and are not."""
 
     def __init__(
         self,
         transport: Transport,
         known: KnownPeers,
         bootstrap: Sequence[str],
-        members: Callable[[], dict[PeerId, Announce]],
+        membership: Membership,
         metrics: Metrics,
         randomness: random.Random,
-        health: DiskHealth,
+        awake: AwakeClock,
     ) -> None:
+        """
+        Args:
+            bootstrap: addresses that are dialled while there is no connection.
+            randomness: for the back-off between two dials.
+            awake: tells when this process did not run, because connections break meanwhile.
+        """
         self._transport = transport
         self._known = known
         self._bootstrap = tuple(bootstrap)
-        self._members = members
+        self._membership = membership
         self._metrics = metrics
-        self._health = health
+        self._awake = awake
+        self._looked_seconds = -math.inf
+        """Local time up to which stalls of this process were noticed."""
         self._redial = Redial(randomness)
         self._dialling: set[str] = set()
         self._worked: dict[PeerId, str] = {}
-        """By which address a peer was reached last."""
+        """The address by which a peer was reached last."""
         self._was_alone = True
 
     async def run(self) -> None:
-        """Dials and remembers until cancelled."""
-        saved_seconds = trio.current_time()
+        """Dials until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
+                self._note_stalls()
                 self._look(nursery)
-                if trio.current_time() - saved_seconds > SAVE_SECONDS:
-                    saved_seconds = trio.current_time()
-                    self.save()
                 await trio.sleep(LOOK_SECONDS)
 
-    def save(self) -> None:
-        """Writes the known peers; a disk that does not take them is no reason to stop."""
-        connected = set(self._transport.peers())
-        for peer, announce in sorted(self._members().items()):
-            if peer in connected and announce.addresses:
-                self._known.saw(peer, announce.addresses)
-        try:
-            self._known.save()
-        except DiskError as error:
-            self._health.failed("known peers", error)
-        else:
-            self._health.wrote("known peers")
-
-    def stalled(self, stall: Stall) -> None:
-        """Dials every peer at once, because connections broke while this process did not run."""
-        log.warning("this process did not run for a while", seconds=round(stall.lost_seconds, 1))
-        self._metrics.stalled_seconds.inc(stall.lost_seconds)
-        self._redial.hurry(trio.current_time())
+    def _note_stalls(self) -> None:
+        """Makes every peer due for a dial if this process did not run, because connections broke
+        meanwhile."""
+        stalls = self._awake.stalls_since(self._looked_seconds)
+        self._looked_seconds = trio.current_time()
+        for stall in stalls:
+            seconds = round(stall.lost_seconds, 1)
+            log.warning("this process did not run for a while", seconds=seconds)
+            self._metrics.stalled_seconds.inc(stall.lost_seconds)
+        if stalls:
+            self._redial.hurry(self._looked_seconds)
 
     def _look(self, nursery: trio.Nursery) -> None:
         connected = set(self._transport.peers())
@@ -109,7 +110,7 @@ class Discovery:
         self._was_alone = not connected
         if len(connected) >= CONNECTIONS_MAX:
             return
-        members = self._members()
+        members = self._membership.known()
         targets = self._targets(now, members, connected)
         self._redial.keep(targets, members)
         self._worked = {peer: address for peer, address in self._worked.items() if peer in members}
@@ -123,14 +124,14 @@ class Discovery:
     def _targets(
         self, now: float, members: dict[PeerId, Announce], connected: set[PeerId]
     ) -> dict[str, _Target]:
-        """Who should be connected and is not, by the key under which its failures are counted."""
+        """Peers that should be connected and are not, by the key of their count of failures."""
         me = self._transport.peer_id
         targets: dict[str, _Target] = {}
         for peer, announce in members.items():
             self._redial.heard(now, peer, (announce.incarnation, announce.sequence))
             if peer not in connected and peer != me and announce.phase != "leaving":
                 targets[peer] = _Target(peer, announce.addresses)
-                # Of two that know each other the lower id dials at once, the other if that fails.
+                # Of two peers that know each other the lower id dials at once. The other waits.
                 self._redial.want(now, peer, 0.0 if me < peer else BACK_OFF_SECONDS_MIN)
         if not connected:
             for address in self._bootstrap:
@@ -158,7 +159,7 @@ class Discovery:
             self._dialling.discard(key)
 
     async def _connect_to(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
-        """By any address, first the one that was good before: each that is not may cost 10 s."""
+        """Tries the addresses, first the one that worked before: each bad one may cost 10 s."""
         problems: list[str] = []
         for address in sorted(addresses, key=lambda address: address != self._worked.get(peer)):
             try:

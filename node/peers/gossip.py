@@ -1,21 +1,22 @@
-"""Gossip and anti-entropy: signed statements out to everybody, and everybody's statements in.
+"""Gossip and anti-entropy: signed statements go out to all peers and come in from them.
 
-Statements go out by gossipsub, which is quick and may lose them. What still matters lies on the
-`StatementStore`; every `RECONCILE_SECONDS` this node compares its board with one random peer's and
-takes what it lacks. So nothing hangs on a gossip message that was lost.
+Gossipsub carries statements quickly and may lose them. The `StatementStore` keeps those that still
+matter. Every `RECONCILE_SECONDS` this node compares its store with that of one random peer and
+takes what it lacks. So nothing depends on a single gossip message.
 
 Topics:   gossamer/<run id>/members   Signed(Announce)
-          gossamer/<run id>/rounds    Signed(Ready | Roster | Suspect | Vote), and commit records
-Stream:   /gossamer/board/1           request: digests of the statements that I hold, 32 bytes each
-                                      reply:   the statements that I lack
+          gossamer/<run id>/rounds    Signed(Ready | Roster | Accusation | Vote), and commit records
+Stream:   /gossamer/board/1           request: digests of the statements held, 32 bytes each
+                                      reply:   the statements that the requester lacks
 
-A gossip message is one byte that says what follows, then its msgpack.
+A gossip message is one byte for its kind, then msgpack.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -23,7 +24,7 @@ import trio
 
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity, verify
-from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
+from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
@@ -45,14 +46,14 @@ from gossamer.protocol.wire.statements import (
 STATEMENTS_PROTOCOL = "/gossamer/board/1"
 
 RECONCILE_SECONDS = 1.0
-"""A statement that gossip lost is here after about this long; one exchange costs a few KiB."""
+"""A statement that gossip lost arrives after about this time. One exchange costs a few KiB."""
 
 RECONCILE_TIMEOUT_SECONDS = 10.0
 """A peer that takes longer for a few hundred KiB is as good as gone for this purpose."""
 
 OUTBOX_MAX = 1024
-"""Messages waiting to be published. When it is full the oldest matter least: anti-entropy
-brings what is dropped."""
+"""Messages that wait to be published. When the outbox is full, new messages are dropped, and
+anti-entropy brings them later."""
 
 _STATEMENT = b"\x00"
 _COMMIT = b"\x01"
@@ -63,71 +64,81 @@ _reply_encoder = msgspec.msgpack.Encoder()
 _reply_decoder = msgspec.msgpack.Decoder(list[Signed])
 
 STRANGERS_PER_RECONCILIATION = 64
-"""Of what one peer hands us at once so many statements may be by authors that are not connected
-here: a newcomer knows a swarm of hundreds after some seconds, and a liar's inventions stay few."""
+"""Limit of the statements that one reply may bring of authors without a connection to this node. A
+newcomer knows a swarm of hundreds after some seconds, and the inventions of a liar stay few."""
 
-StatementHandler = Callable[[Signed, Statement], None]
-CommitHandler = Callable[[PeerId, Commit], bool | None]
-"""False: not news, and not to be passed on."""
-Admission = Callable[[PeerId, Statement], bool]
-"""Whether a statement of this author is taken now. RemoteProtocolError for one that nobody may
-make."""
+
+class GossipListener(Protocol):
+    """The node, as gossip sees it."""
+
+    def is_welcome(self, author: PeerId) -> bool:
+        """Whether anything of an author is looked at."""
+
+    def admits(self, author: PeerId, statement: Statement) -> bool:
+        """Whether a statement is taken now. A statement that is not taken is not stored either, so
+        a peer that holds it offers it again. RemoteProtocolError for one that no peer may make."""
+
+    def heard_statement(self, signed: Signed, statement: Statement) -> None:
+        """A statement of another peer is news, and its signature is good."""
+
+    def heard_commit(self, commit: Commit) -> bool:
+        """A commit record came. False: it is not news and is not passed on. RemoteProtocolError
+        for one that is not valid."""
+
+    def heard_own(self, announce: Announce) -> None:
+        """An announcement came back that this node signed in another life and that is newer than
+        its announcements of this life."""
+
+    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        """A peer broke the protocol."""
 
 
 def decode_statement_store(message: bytes | bytearray) -> list[Signed]:
-    """Statements that were not looked at, at most `STATEMENTS_MAX`. Raises MalformedError."""
+    """Decodes a reply into statements that are not checked, at most `STATEMENTS_MAX`.
+
+    Raises:
+        MalformedError: it is not a reply.
+    """
     try:
         return _reply_decoder.decode(message)[:STATEMENTS_MAX]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedError(f"not a board: {error}") from error
+        raise MalformedError(f"not a list of statements: {error}") from error
 
 
 class Gossip:
-    """Publishes and receives for one run. `run` has to be running for anything to go out."""
+    """Publishes and receives for one run. Messages go out while `run` is running."""
 
     def __init__(
         self,
         transport: Transport,
         identity: Identity,
         run_id: Digest,
-        *,
-        on_statement: StatementHandler,
-        on_commit: CommitHandler,
-        on_offence: OffenceHandler,
+        listener: GossipListener,
         randomness: random.Random,
-        on_own: Callable[[Announce], None] = lambda _announce: None,
-        is_welcome: Callable[[PeerId], bool] = lambda _author: True,
-        admits: Admission = lambda _author, _statement: True,
     ) -> None:
-        """`on_own` gets announcements of ours that we did not make in this life and that others
-        hold to be newer. `is_welcome` is asked about an author before anything of it is looked at.
-
-        What is not taken is not posted either, so a peer that has it offers it again.
+        """
+        Args:
+            randomness: for the choice of the peer to compare stores with, and the time for it.
         """
         self._transport = transport
         self._identity = identity
         self._run_id = run_id
-        self._on_statement = on_statement
-        self._on_commit = on_commit
-        self._on_offence = on_offence
+        self._listener = listener
         self._random = randomness
-        self._on_own = on_own
         self._newest_own: Announce | None = None
-        self._is_welcome = is_welcome
-        self._admits = admits
         self.statement_store = StatementStore(near=lambda: {*transport.peers(), identity.peer_id})
         self._members_topic = f"gossamer/{run_id.hex()}/members"
         self._rounds_topic = f"gossamer/{run_id.hex()}/rounds"
         self._send_outbox, self._outbox = trio.open_memory_channel[tuple[str, bytes]](OUTBOX_MAX)
 
     def start(self) -> None:
-        """Begins to listen; call once, before the first connection."""
+        """Begins to listen. Call once, before the first connection."""
         self._transport.subscribe(self._members_topic, self._received)
         self._transport.subscribe(self._rounds_topic, self._received)
         self._transport.handle(STATEMENTS_PROTOCOL, self._serve_reconciliation)
 
     async def run(self) -> None:
-        """Publishes and exchanges boards until cancelled."""
+        """Publishes, and compares stores with other peers, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._publish_outbox)
             nursery.start_soon(self._reconcile_forever)
@@ -135,7 +146,7 @@ class Gossip:
     # Out
 
     def say(self, statement: Statement) -> Signed:
-        """Signs a statement, posts it on our own board and publishes it."""
+        """Signs a statement, stores it and publishes it."""
         if isinstance(statement, Announce):
             self._newest_own = statement
         signed = seal(statement, self._identity.peer_id, self._run_id, self._identity.sign)
@@ -143,7 +154,7 @@ class Gossip:
         return signed
 
     def publish(self, signed: Signed, statement: Statement) -> None:
-        """Publishes a statement that is signed already."""
+        """Stores and publishes a statement that is signed already."""
         self.statement_store.post(signed, statement)
         topic = self._members_topic if isinstance(statement, Announce) else self._rounds_topic
         self._enqueue(topic, _STATEMENT + encode_signed(signed))
@@ -155,7 +166,7 @@ class Gossip:
         try:
             self._send_outbox.send_nowait((topic, data))
         except trio.WouldBlock:
-            log.warning("gossip is congested; a message was left to anti-entropy", topic=topic)
+            log.warning("gossip is congested: anti-entropy has to bring this message", topic=topic)
 
     async def _publish_outbox(self) -> None:
         async for topic, data in self._outbox:
@@ -167,51 +178,58 @@ class Gossip:
     # In
 
     def _received(self, author: PeerId, data: bytes) -> bool:
-        """A gossip message; whether it is news."""
+        """Takes a gossip message and returns whether it is news."""
         try:
             if data[:1] == _STATEMENT:
                 return self._take(author, decode_signed(data[1:]))
             if data[:1] == _COMMIT:
-                return self._on_commit(author, decode_commit(data[1:])) is not False
+                return self._listener.heard_commit(decode_commit(data[1:]))
             raise MalformedError("gossip message of an unknown kind")
         except RemoteProtocolError as error:
-            self._on_offence(author, error)
+            self._listener.offence(author, error)
             return False
 
     def _take(self, bringer: PeerId, signed: Signed) -> bool:
-        """A statement that `bringer` said or handed on; whether it is news.
+        """Takes a statement that `bringer` made or passed on, and returns whether it is news.
 
-        What is wrong with it is its author's offence if the author signed it.
+        An error in it is its author's offence if the author signed it.
 
         Raises:
-            RemoteProtocolError: it is the bringer's.
+            RemoteProtocolError: the error is the bringer's.
         """
         author = PeerId(signed.author)
         if author == self._identity.peer_id:
             self._take_own(signed)
             return False
-        if not self._is_welcome(author):
+        if not self._listener.is_welcome(author):
             return False
         if self.statement_store.has(signed.digest):
             return False
         try:
-            # The signature last: it takes most of the time, and most of what is not taken has one.
-            if not self._admits(author, open_signed(signed, self._run_id, lambda *_: True)):
+            # The signature is checked last: that takes most of the time, and most of the statements
+            # that are not taken have a good one.
+            if not self._listener.admits(
+                author, open_signed(signed, self._run_id, lambda *_: True)
+            ):
                 return False
             statement = open_signed(signed, self._run_id, verify)
         except RemoteProtocolError as error:
             payload = signing_bytes(self._run_id, signed.payload)
             if author == bringer or not verify(author, payload, signed.signature):
                 raise
-            self._on_offence(author, error)
+            self._listener.offence(author, error)
             return False
         if not self.statement_store.post(signed, statement):
             return False
-        self._on_statement(signed, statement)
+        self._listener.heard_statement(signed, statement)
         return True
 
     def _take_own(self, signed: Signed) -> None:
-        """Something of ours that comes back. RemoteProtocolError if we did not sign it."""
+        """Takes a statement of this node that comes back.
+
+        Raises:
+            RemoteProtocolError: this node did not sign it.
+        """
         mine = self._newest_own
         statement = open_signed(signed, self._run_id, lambda *_: True)
         if (
@@ -220,12 +238,12 @@ class Gossip:
             and version_of(statement) > version_of(mine)
         ):
             open_signed(signed, self._run_id, verify)
-            self._on_own(statement)
+            self._listener.heard_own(statement)
         if isinstance(statement, Roster) and not self.statement_store.has(signed.digest):
-            # An earlier life organised this ring. As long as it is at work I begin no other.
+            # An earlier life organised this ring. While that ring works, this life begins no other.
             open_signed(signed, self._run_id, verify)
             if self.statement_store.post(signed, statement):
-                self._on_statement(signed, statement)
+                self._listener.heard_statement(signed, statement)
 
     # Anti-entropy
 
@@ -243,11 +261,11 @@ class Gossip:
                     log.debug("exchange failed", peer=peer, error=str(error))
 
     async def reconcile(self, peer: PeerId) -> None:
-        """Takes from a peer's board what ours lacks.
+        """Takes the statements from a peer's store that are missing in the own one.
 
         Raises:
             TransportError: the peer cannot be reached.
-            RemoteProtocolError: it answered nonsense (reported as its offence too).
+            RemoteProtocolError: its answer is not valid. It is reported as an offence too.
         """
         stream = await self._transport.open_stream(peer, STATEMENTS_PROTOCOL)
         try:
@@ -260,11 +278,12 @@ class Gossip:
                     await stream.reset()
             await self._take_all(peer, decode_statement_store(message))
         except RemoteProtocolError as error:
-            self._on_offence(peer, error)
+            self._listener.offence(peer, error)
             raise
 
     async def _take_all(self, peer: PeerId, statements: Sequence[Signed]) -> None:
-        """In pieces, because signatures take time and the peer chose how many there are."""
+        """Takes one statement after the other and lets other tasks run in between: signatures take
+        time, and the peer chose how many there are."""
         connected = {*self._transport.peers(), peer}
         num_strangers = 0
         for signed in statements:
@@ -281,7 +300,7 @@ class Gossip:
                     stream, message_bytes_max=0, payload_bytes_max=STATEMENTS_MAX * DIGEST_BYTES
                 )
                 if len(held) % DIGEST_BYTES:
-                    raise MalformedError(f"board request of {len(held)} bytes")
+                    raise MalformedError(f"request for statements of {len(held)} bytes")
                 digests = {
                     bytes(held[start : start + DIGEST_BYTES])
                     for start in range(0, len(held), DIGEST_BYTES)
@@ -292,5 +311,5 @@ class Gossip:
                 await stream.close()
                 return
             except RemoteProtocolError as error:
-                self._on_offence(stream.peer_id, error)
+                self._listener.offence(stream.peer_id, error)
         await stream.reset()

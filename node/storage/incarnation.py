@@ -1,9 +1,10 @@
-"""The number of this node's life, which grows with every start: others believe the newest life.
+"""The incarnation: the number of this node's life. Other peers believe the highest one.
 
-It begins with the wall clock, so that a node whose file was lost does not fall behind itself, and
-never goes back with it: a file from a machine whose clock was a year ahead is simply counted on.
-Where both are lost, the file and the clock's lead, others still know the higher number and hand it
-back to us with the announcements of our earlier life (`Incarnation.raise_above`).
+The number grows with every start. It begins with the wall clock, so a node whose file was lost does
+not fall behind its earlier lives. It never goes back with the clock: after a clock that was a year
+ahead, the number in the file is counted on. If the file is lost as well, other peers still know the
+higher number. They return it with the announcements of the earlier life
+(`Incarnation.raise_above`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import trio
+
 from gossamer.node.base.disk_health import DiskError, write_atomically
+from gossamer.node.base.threads import RunInThread
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.limits import INCARNATION_MAX
 
@@ -23,13 +27,19 @@ class Incarnation:
     """The number, and its file."""
 
     def __init__(self, state_dir: StateDir, clock: Callable[[], int] = time.time_ns) -> None:
-        """Begins a new life. `clock` gives the wall clock in nanoseconds.
+        """Begins a new life. Waits for the disk, so call it in a thread.
+
+        Args:
+            clock: the wall clock in nanoseconds.
 
         Raises:
-            DiskError: it cannot be written, so the next life could not be told from this one.
+            DiskError: the number cannot be written, so the next life could not be told from this
+                one.
         """
         self._path = state_dir.root / "incarnation"
         self._health = state_dir.health
+        self._raised = trio.Event()
+        """Replaced when the file has the number again."""
         try:
             last = int(self._path.read_text())
         except (OSError, ValueError):
@@ -40,20 +50,35 @@ class Incarnation:
         self._write()
 
     def raise_above(self, seen: int) -> bool:
-        """Another life of ours announced itself with a number that is not lower: go past it.
+        """Goes past the number with which another life of this node announced itself.
 
-        False if that is not possible.
+        `run` writes the new number soon. A node that is killed before that learns it from the
+        others once more.
+
+        Returns:
+            False if this life has a higher number already, or if there is none.
         """
         if not self.number <= seen < INCARNATION_MAX:
             return False
         self.number = seen + 1
+        self._raised.set()
+        return True
+
+    async def run(self, run_in_thread: RunInThread) -> None:
+        """Writes the number after each `raise_above`, until cancelled."""
+        while True:
+            await self._raised.wait()
+            self._raised = trio.Event()
+            await run_in_thread(self.save)
+
+    def save(self) -> None:
+        """Writes the number, in a thread. A disk that does not take it does not end the node."""
         try:
             self._write()
         except DiskError as error:
             self._health.failed("incarnation", error)
         else:
             self._health.wrote("incarnation")
-        return True
 
     def _write(self) -> None:
         write_atomically(self._path, str(self.number).encode())

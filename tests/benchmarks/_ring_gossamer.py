@@ -32,7 +32,6 @@ from gossamer.protocol.codecs.payloads import (
     SumPayloads,
     payloads_named,
 )
-from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.proposal import Parent
@@ -58,6 +57,7 @@ from tests.benchmarks._member import (
     vector_of,
 )
 from tests.support.contributions import contribution_of
+from tests.support.gossip_listener import OpenListener
 
 RUN_ID = digest_of(b"ring benchmark")
 CONNECT_SECONDS = 30.0
@@ -127,7 +127,7 @@ class OuterStep:
         return vector
 
 
-class Peer:
+class Peer(OpenListener):
     """One member of the rings."""
 
     def __init__(self, channel: Channel, identity: Identity, transport: Transport) -> None:
@@ -154,10 +154,8 @@ class Peer:
             transport,
             identity,
             RUN_ID,
-            on_statement=self._heard,
-            on_commit=self._heard_commit,
-            on_offence=self._offence,
-            randomness=random.Random(self._assignment.rank),
+            self,
+            random.Random(self._assignment.rank),
         )
         transport.handle(RING_PROTOCOL, self._serve)
 
@@ -267,10 +265,6 @@ class Peer:
         """See `RoundHost`."""
         await _reach(peer)
 
-    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
-        """See `RoundHost`."""
-        self._offence(peer, error)
-
     def removed(self, peer: PeerId, reason: str) -> None:
         """See `RoundHost`."""
         self._removed[self._ranks[peer]] = reason
@@ -293,16 +287,14 @@ class Peer:
 
     # What comes from the others
 
-    def _heard(self, signed: Signed, statement: Statement) -> None:
+    def heard_statement(self, signed: Signed, statement: Statement) -> None:
         if self._driver is not None:
             self._driver.heard(signed, statement)
 
-    def _heard_commit(self, _peer: PeerId, commit: Commit) -> None:
+    def heard_commit(self, commit: Commit) -> bool:
         if self._driver is not None:
             self._driver.commit_received(commit)
-
-    def _offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
-        raise AssertionError(f"{peer} broke the protocol: {error}")
+        return True
 
     async def _serve(self, stream: Stream) -> None:
         try:

@@ -62,6 +62,7 @@ from tests.support.builders import (
     sealed,
     vote,
 )
+from tests.support.gossip_listener import OpenListener
 from tests.support.mutations import anything, damaged
 
 RUN_ID = manifest().run_id
@@ -134,6 +135,19 @@ def _open_commit(commit: Commit) -> Header:
     return open_commit(commit, RUN_ID, lambda *_: True)
 
 
+class _Listener(OpenListener):
+    """Opens commit records, and notes offences."""
+
+    def __init__(self, offences: Offences) -> None:
+        self._offences = offences
+
+    def heard_commit(self, commit: Commit) -> bool:
+        return bool(_open_commit(commit))
+
+    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        self._offences.note(peer, error)
+
+
 class Node:
     """The servers and clients of every stream protocol, on a scripted transport."""
 
@@ -144,10 +158,8 @@ class Node:
             self.transport,
             ME,
             RUN_ID,
-            on_statement=lambda *_: None,
-            on_commit=lambda _author, commit: bool(_open_commit(commit)),
-            on_offence=self.offences.note,
-            randomness=random.Random(0),
+            _Listener(self.offences),
+            random.Random(0),
         )
         self.gossip.start()
         self.blocks = BlockService(

@@ -422,6 +422,9 @@ class World:
                     for seed in seeds
                     for address in self.network.addresses_of(self.identity(seed).peer_id)
                 )
+                nursery = await stack.enter_async_context(trio.open_nursery())
+                runtime = Runtime(trainer, self.run_in_thread, serves_http=False)
+                await nursery.start(runtime.awake.run)
                 node = Node(
                     Settings(
                         state_dir=state_dir.root,
@@ -433,11 +436,12 @@ class World:
                     store,
                     transport,
                     self.signed,
-                    Runtime(trainer, self.run_in_thread, serves_http=False),
+                    runtime,
                 )
                 self.nodes[name] = node
                 task_status.started()
                 await node.run()
+                nursery.cancel_scope.cancel()
 
     def crash(self, name: str) -> None:
         """As SIGKILL: nothing more is done, and the connections break."""

@@ -11,6 +11,7 @@ import trio
 import trio.testing
 from libp2p.peer.id import ID
 
+from gossamer.node.base.awake_clock import TICK_SECONDS, AwakeClock
 from gossamer.node.network.libp2p_noise import NoiseSession
 from gossamer.node.network.libp2p_yamux import SILENCE_SECONDS_MAX, YamuxConnection
 from gossamer.node.network.libp2p_yamux_stream import ACK, HEADER, PING, SYN
@@ -57,29 +58,36 @@ class Channel:
 def test_our_own_stop_is_not_the_peers_silence() -> None:
     clock = trio.testing.MockClock()
 
-    async def pass_time(seconds: float) -> None:
+    async def stop(seconds: float) -> None:
         clock.jump(seconds)
         await trio.testing.wait_all_tasks_blocked(0.005)
 
+    async def run(seconds: float) -> None:
+        for _ in range(round(seconds / TICK_SECONDS)):
+            await stop(TICK_SECONDS)  # too short for a stop
+
     async def main() -> None:
         channel = Channel()
-        connection = YamuxConnection(cast(NoiseSession, channel), ID(b"peer"))
+        awake = AwakeClock()
+        connection = YamuxConnection(cast(NoiseSession, channel), ID(b"peer"), awake=awake)
         async with trio.open_nursery() as nursery:
+            await nursery.start(awake.run)
             nursery.start_soon(connection.start)
             await trio.testing.wait_all_tasks_blocked()
             for _ in range(3):
                 # Stopped for longer than a peer may be silent; its answers have yet to be read.
-                await pass_time(3 * SILENCE_SECONDS_MAX)
+                await stop(3 * SILENCE_SECONDS_MAX)
                 assert connection.is_established
                 channel.answer_ping()
                 await trio.testing.wait_all_tasks_blocked(0.005)
-                await pass_time(PING_SECONDS / 2)
+                await run(PING_SECONDS / 2)
                 assert connection.is_established
-            await pass_time(3 * SILENCE_SECONDS_MAX)
+            await stop(3 * SILENCE_SECONDS_MAX)
             silent_seconds = 0.0
             while connection.is_established:
-                await pass_time(PING_SECONDS / 2)
+                await run(PING_SECONDS / 2)
                 silent_seconds += PING_SECONDS / 2
+            nursery.cancel_scope.cancel()
             assert silent_seconds <= PING_SECONDS, "it is asked once more, and that is all"
 
     trio.run(main, clock=clock)

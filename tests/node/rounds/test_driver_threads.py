@@ -31,6 +31,7 @@ from gossamer.protocol.state.chain import Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.statements import Ready, Vote
 from tests.support.contributions import contribution_of
+from tests.support.gossip_listener import OpenListener
 from tests.support.memory_transport import MemoryNetwork
 
 RUN_ID, HEAD = digest_of(b"driver threads"), digest_of(b"head")
@@ -71,10 +72,8 @@ class Alone:
             transport,  # type: ignore[arg-type]
             identity,
             RUN_ID,
-            on_statement=lambda *_: None,
-            on_commit=lambda *_: None,
-            on_offence=lambda peer, error: None,
-            randomness=random.Random(0),
+            OpenListener(),
+            random.Random(0),
         )
         machine = Round(
             me=self.me,

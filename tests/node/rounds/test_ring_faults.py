@@ -25,7 +25,6 @@ from gossamer.node.rounds.silence import SILENT_SECONDS
 from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
-from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.attempt import Committed
@@ -34,11 +33,12 @@ from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import RoundRules
-from gossamer.protocol.state.chain import Commit, Header
+from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from gossamer.protocol.wire.statements import Ready, Roster, Signed, Statement, open_signed
 from tests.support.contributions import contribution_of
+from tests.support.gossip_listener import OpenListener
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 from tests.support.node_world import in_no_thread
 
@@ -55,7 +55,7 @@ UNDISTURBED_SECONDS = 6.5
 
 
 @dataclass
-class Member:
+class Member(OpenListener):
     """One peer with its driver."""
 
     identity: Identity
@@ -71,10 +71,8 @@ class Member:
             self.transport,
             self.identity,
             RUN_ID,
-            on_statement=self._heard,
-            on_commit=self._heard_commit,
-            on_offence=self.offence,
-            randomness=random.Random(0),
+            self,
+            random.Random(0),
         )
         self.transport.handle(RING_PROTOCOL, self._serve)
         gossip.start()
@@ -154,17 +152,14 @@ class Member:
         if peer not in self.transport.peers():
             await self.transport.connect_any(peer, ())
 
-    def _heard(self, signed: Signed, statement: Statement) -> None:
+    def heard_statement(self, signed: Signed, statement: Statement) -> None:
         if self.driver is not None:
             self.driver.heard(signed, statement)
 
-    def _heard_commit(self, _author: PeerId, commit: Commit, _header: Header | None = None) -> None:
+    def heard_commit(self, commit: Commit) -> bool:
         if self.driver is not None and self.driver.is_running:
             self.driver.commit_received(commit)
-
-    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
-        """See `RoundHost`."""
-        raise AssertionError(f"{peer} broke the protocol: {error}")
+        return True
 
     async def _serve(self, stream: Stream) -> None:
         try:

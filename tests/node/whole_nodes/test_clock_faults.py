@@ -67,6 +67,7 @@ def test_a_number_that_others_know_to_be_higher(
     assert mine.number == NOW + YEAR + 1
     assert not mine.raise_above(INCARNATION_MAX), "there is nothing above it"
     assert mine.number == NOW + YEAR + 1
+    mine.save()
     assert life(state_dir, NOW) == NOW + YEAR + 2
 
     def refuse(*_args: object) -> None:
@@ -74,6 +75,7 @@ def test_a_number_that_others_know_to_be_higher(
 
     monkeypatch.setattr("os.replace", refuse)
     assert mine.raise_above(NOW + 2 * YEAR), "this life counts, on disk or not"
+    mine.save()
     assert state_dir.health.problem is not None
     with pytest.raises(DiskError):
         Incarnation(state_dir, lambda: NOW)

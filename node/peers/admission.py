@@ -1,0 +1,163 @@
+"""Which statements, rosters and commit records this node takes from which peers.
+
+The run may admit only the peers that its manifest lists. Banned peers, peers that have not
+announced themselves, and peers without a connection to this node have less of a say.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gossamer.node.network.identity import verify
+from gossamer.node.network.transport import Transport
+from gossamer.node.peers.offences import Offences
+from gossamer.protocol.errors import ForgedError
+from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.membership import Membership
+from gossamer.protocol.policy.plausible_work import WorkBounds
+from gossamer.protocol.state.chain import Commit, Header, open_commit
+from gossamer.protocol.wire.statements import Announce, RingStatement, Roster, Statement
+
+FAR_MAX = 8
+"""Peers without a connection to this node that may be in a ring with it, in a small swarm."""
+
+FAR_HEADS_MAX = 4
+"""Heads for which ready peers without a connection are counted; the oldest is forgotten first. A
+round and the rounds that compete with it have fewer."""
+
+
+class KnownHeads(Protocol):
+    """The chain, as the admission of commit records sees it."""
+
+    def __contains__(self, head: bytes, /) -> bool:
+        """Whether this node knows the commit record of a head."""
+
+
+class Admission:
+    """The rules of one node in one run."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        transport: Transport,
+        membership: Membership,
+        known_heads: KnownHeads,
+        offences: Offences,
+    ) -> None:
+        """
+        Args:
+            known_heads: the chain. A commit record of a head in it is not opened again.
+        """
+        self.run_id = manifest.run_id
+        self.offences = offences
+        self._transport = transport
+        self._membership = membership
+        self._known_heads = known_heads
+        self._allowed = frozenset(manifest.allowed) if manifest.admission == "allow" else None
+        self._bounds = WorkBounds(manifest)
+        self._accusers: set[PeerId] = set()
+        """Peers that put this node out of a ring on the present head."""
+        self._far_ready: dict[bytes, set[PeerId]] = {}
+        """By head: peers that are ready for it and had no connection when that was heard."""
+
+    # Peers
+
+    def is_welcome(self, author: PeerId) -> bool:
+        """Whether the run admits a peer at all."""
+        return self._allowed is None or author in self._allowed
+
+    def accused_by(self, peer: PeerId) -> None:
+        """Notes that a member put this node out of their ring.
+
+        The line between the two is broken, or the member lies. In either case no ring on this head
+        can have both of them in it, so the next attempt does not wait for that peer. A peer that
+        accuses all others is alone in the end. It costs the others an attempt and not the round.
+        """
+        self._accusers.add(peer)
+
+    def is_accuser(self, peer: PeerId) -> bool:
+        """Whether a peer put this node out of a ring on the present head."""
+        return peer in self._accusers
+
+    def forgive_accusers(self) -> None:
+        """Forgets the accusations, because there is a new head, and with it new rings."""
+        self._accusers.clear()
+
+    # What peers say
+
+    def admits(self, author: PeerId, statement: Statement) -> bool:
+        """Whether this node takes a statement of a welcome author now. The author may repeat a
+        statement that is not taken.
+
+        - A banned peer is heard only about rings that it is in. The other members hear it too, and
+          a ring needs one view of its removed members.
+        - A peer that has not announced itself is heard about nothing else. So the number of authors
+          is bounded.
+        - Of the peers without a connection only a few count as ready (`_far_max`), and a ring with
+          more of them is refused. A few are enough for newcomers that are still connecting to the
+          others. With more, a rogue could fill each ring with identities that it invented.
+
+        Raises:
+            RemoteProtocolError: no peer may make this statement.
+        """
+        if isinstance(statement, RingStatement):
+            return author in self._transport.peers() or self._membership.is_known(author)
+        if self.offences.is_banned(author):
+            return False
+        if isinstance(statement, Announce):
+            return True
+        if isinstance(statement, Roster):
+            return self.admits_ring(statement)
+        self._bounds.check_statement(statement, self.run_id)
+        return author in self._transport.peers() or self._is_among_few(author, statement.head)
+
+    def admits_ring(self, roster: Roster) -> bool:
+        """Whether this node takes part in a ring. Its organiser does not matter: it is enough that
+        a ring member follows the roster.
+
+        Raises:
+            ImplausibleError: a member claims work that it cannot have done.
+        """
+        self._bounds.check_statement(roster, self.run_id)
+        members = {PeerId(member.author) for member in roster.members}
+        far = members - {*self._transport.peers(), self._transport.peer_id}
+        if members & self._accusers or len(far) > self._far_max:
+            return False
+        return all(map(self.is_welcome, members))
+
+    @property
+    def _far_max(self) -> int:
+        return max(FAR_MAX, len(self._transport.peers()))
+
+    def _is_among_few(self, author: PeerId, head: bytes) -> bool:
+        """Whether a peer without a connection is one of the few that may be ready for a head."""
+        if head not in self._far_ready and len(self._far_ready) >= FAR_HEADS_MAX:
+            del self._far_ready[next(iter(self._far_ready))]
+        far = self._far_ready.setdefault(head, set())
+        if author not in far and len(far) < self._far_max:
+            far.add(author)
+        return author in far
+
+    # Commit records
+
+    def open_if_new(self, commit: Commit) -> Header | None:
+        """Returns the header of a commit record, see `open_commit`; None if its head is known."""
+        if digest_of(commit.header) in self._known_heads:
+            return None
+        return self.open_commit(commit)
+
+    def open_commit(self, commit: Commit) -> Header:
+        """Returns the header of a commit record that counts in this run.
+
+        Raises:
+            RemoteProtocolError: the votes do not commit it, its members claim work that they cannot
+                have done, or the run does not admit one of them.
+        """
+        header = open_commit(commit, self.run_id, verify)
+        self._bounds.check_header(header)
+        if self._allowed is not None and not self._allowed.issuperset(
+            member.peer_id for member in header.members
+        ):
+            raise ForgedError("header with members that the run does not admit")
+        return header

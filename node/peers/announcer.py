@@ -1,0 +1,109 @@
+"""This node's announcements: when they are made, what is in them, and the versions they carry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import trio
+
+from gossamer.node.network.transport import Transport
+from gossamer.node.peers.gossip import Gossip
+from gossamer.node.storage.incarnation import Incarnation
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.limits import ADDRESSES_MAX
+from gossamer.protocol.policy.throttle import Rate, Throttle
+from gossamer.protocol.wire.statements import Announce, Capacity, Phase
+
+ANNOUNCE_RATE = Rate(per_second=10, burst=200)
+"""Half of what others take of one author (`gossip_gate.AUTHOR_RATE`): the other half is left for
+the statements of a round. A round has three announcements, and one for each shard that is claimed
+or finished."""
+
+OWN_SECONDS = 60.0
+"""Interval between two answers, each with a warning, to a higher incarnation of this node. Two
+nodes of one identity would otherwise answer each other without end."""
+
+log = structlog.get_logger("swarm")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The changing part of this node's announcement."""
+
+    phase: Phase
+    round: int
+    head: Digest
+    tokens_total: int
+    checkpoint_round: int
+    claims: tuple[int, ...]
+    capacity: Capacity
+
+
+class Announcer:
+    """Makes the announcements of one life of this node."""
+
+    def __init__(self, transport: Transport, gossip: Gossip, incarnation: Incarnation) -> None:
+        self._transport = transport
+        self._gossip = gossip
+        self.incarnation = incarnation
+        self._standing: Callable[[], Standing] | None = None
+        self._sequence = 0
+        self._rate = Throttle(ANNOUNCE_RATE)
+        self._has_news = False
+        """Whether an announcement waits for `ANNOUNCE_RATE`."""
+        self._own_seconds = float("-inf")
+        """When a higher incarnation of this node was last answered."""
+
+    def start(self, standing: Callable[[], Standing]) -> None:
+        """Sets the source of the changing part. Call once, before the first announcement."""
+        self._standing = standing
+
+    def new_sequence(self) -> int:
+        """Returns a sequence number above all numbers that this life has used."""
+        self._sequence += 1
+        return self._sequence
+
+    def announce(self) -> None:
+        """Announces this node's standing now, or in `announce_news` when `ANNOUNCE_RATE` allows
+        it."""
+        self._has_news = True
+        self.announce_news()
+
+    def announce_news(self) -> None:
+        """Makes the announcement that waits for `ANNOUNCE_RATE`, if there is one. Call often."""
+        if not self._has_news or not self._rate.try_take(trio.current_time()):
+            return
+        self._has_news = False
+        assert self._standing is not None
+        standing = self._standing()
+        self._gossip.say(
+            Announce(
+                incarnation=self.incarnation.number,
+                sequence=self.new_sequence(),
+                phase=standing.phase,
+                round=standing.round,
+                head=standing.head,
+                tokens_total=standing.tokens_total,
+                checkpoint_round=standing.checkpoint_round,
+                claims=standing.claims,
+                addresses=tuple(self._transport.addresses()[:ADDRESSES_MAX]),
+                capacity=standing.capacity,
+            )
+        )
+
+    def heard_own(self, announce: Announce) -> None:
+        """Raises the incarnation above that of an announcement which another life of this node has
+        signed. That life was forgotten here, or it goes on."""
+        if not self.incarnation.raise_above(announce.incarnation):
+            return
+        now = trio.current_time()
+        if now >= self._own_seconds + OWN_SECONDS:
+            self._own_seconds = now
+            log.warning(
+                "others know this node by a higher number: its state directory was put back, or "
+                "another node has the same identity. If one has, give it a state directory of its "
+                "own"
+            )
+            self.announce()
