@@ -104,7 +104,7 @@ class ActiveRounds:
             and author in ring.members
             and not {author, me} & driver.machine.removed
         ):
-            self._swarm.accused_by(author)
+            self._swarm.admission.accused_by(author)
 
     def heard_commit(self, commit: Commit, header: Header) -> None:
         """See `SwarmListener`."""
@@ -143,7 +143,7 @@ class ActiveRounds:
             raise MalformedError("ring stream without a roster")
         if peer not in {member.author for member in statement.members}:
             raise MalformedError("ring stream of a peer that is not in that ring")
-        if not self._swarm.admits_ring(statement):
+        if not self._swarm.admission.admits_ring(statement):
             return None
         with trio.move_on_after(HELLO_SECONDS):
             while True:

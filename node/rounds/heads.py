@@ -208,7 +208,7 @@ class Heads:
         )
         self._branch_failures.clear()
         self._forget_side_rounds()
-        self._swarm.forgive_accusers()
+        self._swarm.admission.forgive_accusers()
         self._swarm.announce()
 
     def _forget_side_rounds(self) -> None:
