@@ -14,7 +14,8 @@ import pytest
 import trio
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.peers.discovery import REUNION_SECONDS, SAVE_SECONDS
+from gossamer.node.peers.discovery import REUNION_SECONDS
+from gossamer.node.peers.known_peers_file import SAVE_SECONDS
 from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.chain_store import ChainStore
