@@ -475,3 +475,86 @@ def test_a_block_that_comes_back_while_lost_ones_are_counted_is_not_forgotten(
     assert store.forget_lost() == 0
     assert store.get(digest) == block(1)
     assert (store.num_blocks(), store.used_bytes()) == (1, 100)
+
+
+@pytest.mark.parametrize("removal", ["discard", "evict", "delete"])
+def test_the_event_loop_does_not_wait_for_a_disk_that_removes(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch, removal: str
+) -> None:
+    digests = [store.put(block(number)) for number in range(3)]
+    store.pin("round", digests)
+    if removal != "discard":
+        store.unpin("round")
+    store.quota_bytes = 0
+    removing, go_on = threading.Event(), threading.Event()
+    unlink = Path.unlink
+
+    def slow_unlink(path: Path, missing_ok: bool = False) -> None:
+        removing.set()
+        assert go_on.wait(10.0)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", slow_unlink)
+    remove: dict[str, Callable[[], Any]] = {
+        "discard": lambda: store.discard("round"),
+        "evict": store.evict,
+        "delete": lambda: store.delete(digests[0]),
+    }
+    remover = threading.Thread(target=remove[removal])
+    remover.start()
+    assert removing.wait(10.0)
+    answers: list[Any] = []
+
+    def ask() -> None:
+        answers.extend((store.has(digests[0]), store.missing(digests[:1]), store.size(digests[0])))
+        store.pin("next round", digests[:1])
+        answers.append(store.num_pinned())
+
+    asker = threading.Thread(target=ask)
+    asker.start()
+    asker.join(5.0)
+    waited = asker.is_alive()
+    go_on.set()
+    for thread in (asker, remover):
+        thread.join()
+    assert not waited
+    assert answers == [False, digests[:1], None, 0]
+    assert not store.path(digests[0]).exists()
+
+
+def test_a_block_that_comes_back_while_it_is_discarded_stays(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = store.put(block(1))
+    store.pin("round", [digest])
+    remove = store._remove
+
+    def remove_too_late(*arguments: Any) -> bool:
+        store.pin("next round", [digest])
+        assert store.missing([digest]) == [digest]
+        store.put(block(1))  # another thread needs it again
+        return remove(*arguments)
+
+    monkeypatch.setattr(store, "_remove", remove_too_late)
+    store.discard("round")
+    assert store.get(digest) == block(1)
+    assert (store.num_blocks(), store.used_bytes(), store.num_pinned()) == (1, 100, 1)
+
+
+def test_a_block_that_the_disk_keeps_is_still_here_and_goes_first(
+    store: BlockStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, *others = [store.put(block(number)) for number in range(3)]
+    store.get(kept)
+
+    def refuse(_path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        store.delete(kept)
+    assert store.get(others[0]) == block(1)
+    assert (store.num_blocks(), store.used_bytes()) == (3, 300)
+    store.quota_bytes = 200
+    assert store.evict() == 100
+    assert store.missing([kept, *others]) == [kept]
