@@ -21,8 +21,9 @@ from gossamer.node.base.threads import RunInThread
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import OffenceHandler, Stream, Transport, TransportError
 from gossamer.node.peers.block_exchange import BlockService, FetchError
-from gossamer.node.storage.committed import CannotRebuildError, CommittedState, Replayed
+from gossamer.node.storage.committed import CommittedState, Replayed
 from gossamer.node.storage.restoring import rebuild
+from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short
@@ -212,7 +213,7 @@ class ChainSync:
                 if committed.is_loaded and committed.head == head:
                     return
             finally:
-                committed.release()
+                committed.blocks.release()
         if disk_error is not None:
             raise disk_error
         raise BehindError("; ".join(problems) or f"no way to {short(head)} is known")
@@ -235,7 +236,7 @@ class ChainSync:
             # A whole state is parameters and momentum; a round's averages at most half of that.
             (bases if num_behind <= 2 * every else last_resort).append(committed.head)
         remote = [one for one in ahead if chain.entry(one).round % every == 0][::-1][:BASES_MAX]
-        bases += [one for one in remote if committed.has_checkpoint(one)]
+        bases += [one for one in remote if committed.blocks.has_state(one)]
         bases += [one for one in remote if one not in bases]
         return bases + last_resort
 
@@ -304,7 +305,7 @@ class ChainSync:
             for step in path[:FETCH_AHEAD_ROUNDS]:
                 update_digest = Digest(committed.header(step).update_digest)
                 await self._blocks.fetch([update_digest], sources, passes=1)
-                await self._blocks.fetch(committed.update_blocks(step), sources, passes=1)
+                await self._blocks.fetch(committed.blocks.of_update(step), sources, passes=1)
         except (FetchError, CannotRebuildError, DiskError) as error:
             log.debug("could not fetch ahead", head=short(head), problem=str(error))
 
@@ -327,21 +328,21 @@ class ChainSync:
     ) -> None:
         """All blocks of the state of `base`."""
         committed, chain = self._committed, self._committed.chain
-        if committed.has_checkpoint(base):
+        if committed.blocks.has_state(base):
             return
         await self._fetch([chain.entry(base).state_digest], sources)
         if base != chain.genesis:
             await self._fetch([Digest(committed.header(base).ledger_digest)], sources)
-        await self._fetch(committed.state_blocks(base), sources)
+        await self._fetch(committed.blocks.of_state(base), sources)
 
     async def _fetch_averages(self, step: Digest, sources: Callable[[], Sequence[PeerId]]) -> None:
         """All blocks of the averaged chunks of a round."""
         committed = self._committed
         await self._fetch([Digest(committed.header(step).update_digest)], sources)
-        await self._fetch(committed.update_blocks(step), sources)
+        await self._fetch(committed.blocks.of_update(step), sources)
 
     async def _fetch(self, digests: list[Digest], sources: Callable[[], Sequence[PeerId]]) -> None:
-        self._committed.hold(digests)
+        self._committed.blocks.hold(digests)
         self.blocks_wanted += len(digests)
 
         def arrived(_digest: Digest) -> None:

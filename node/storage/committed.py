@@ -1,17 +1,17 @@
 """The committed state of the run: parameters, momentum, ledger and head, in memory and on disk.
 
-On disk the state is a *checkpoint* (all its blocks) of some round, and the averaged chunks of the
-rounds after it. Everything is a block named by its digest, so a checkpoint is complete exactly if
-every block of its index is there; there is no other mark that could be wrong. The order of writing
-is: averaged chunks, commit record, checkpoint where one is due, then the `head` file. A process
-killed in between finds, at its next start, the newest head that it can rebuild.
+On disk the state is a *checkpoint* of some round, that is all its blocks, and the averaged chunks
+of the rounds after it. A block is named by its digest. So a checkpoint is complete exactly if every
+block of its index is here, and no other mark of that could be wrong. The order of writing is:
+averaged chunks, commit record, checkpoint if one is due, then the `head` file. A process that is
+killed in between finds the newest head that it can rebuild at its next start.
 
-`retention` says how long older ones are kept, for newcomers and peers that fell behind.
+`retention` says how long older blocks are kept, for newcomers and for peers that are behind.
 
-Everything that changes the state is synchronous and may take long for large models, so callers use
-a thread. Several threads may come at once: a ring's driver that was left still takes its outer step
-while the rounds of others are replayed. One lock of the state lets one of them work at a time. An
-outer step whose round was left, or whose parent is not the head any more, is dropped.
+All changes of the state are synchronous and may take long with large models, so callers use a
+thread. Several threads may come at once: the driver of a ring that was left may still take its
+outer step while rounds of others are replayed. The lock of the state lets one of them work at a
+time. An outer step is dropped if its round was left or its parent is not the head any more.
 """
 
 from __future__ import annotations
@@ -25,51 +25,36 @@ import numpy as np
 import structlog
 
 from gossamer.node.base.disk_health import DiskError, write_atomically
-from gossamer.node.storage.blocks import BlockError, BlockStore, CorruptBlockError
+from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore, Entry
 from gossamer.node.storage.next_state import NextState, StateVectors
 from gossamer.node.storage.retention import Retention
 from gossamer.node.storage.shared_parameters import SharedParameters
+from gossamer.node.storage.state_blocks import (
+    CannotRebuildError,
+    StateBlocks,
+    state_digests,
+    update_digests,
+)
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.protocol.accounting.ledger import Ledger, apply_spans, decode_ledger, encode_ledger
+from gossamer.protocol.accounting.ledger import Ledger, apply_spans
 from gossamer.protocol.codecs.payloads import SetPayloads, SignPayloads, SumPayloads
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, digest_of, short
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.rounds.proposal import Parent, Proposal
 from gossamer.protocol.rounds.ring import Payload
-from gossamer.protocol.state.chain import (
-    ChunkAverage,
-    Commit,
-    Header,
-    Member,
-    UpdateIndex,
-    decode_update_index,
-    encode_update_index,
-)
+from gossamer.protocol.state.chain import ChunkAverage, Commit, Header, Member, UpdateIndex
 from gossamer.protocol.state.chunk_plan import ChunkPlan
-from gossamer.protocol.state.digest import (
-    FloatVector,
-    StateIndex,
-    chunk_bytes,
-    decode_state_index,
-    encode_state_index,
-    index_of,
-)
+from gossamer.protocol.state.digest import FloatVector, StateIndex, index_of
 from gossamer.protocol.state.sync_sets import SyncSets
-
-_WAY_PIN = "way to a head"
 
 log = structlog.get_logger("state")
 
 
-class CannotRebuildError(Exception):
-    """Blocks that the wanted state needs are not here (or damaged); others may have them."""
-
-
 @dataclass(frozen=True)
 class Replayed:
-    """One committed round whose result was applied from its blocks."""
+    """A committed round that was applied from its blocks."""
 
     header: Header
     update: UpdateIndex
@@ -78,8 +63,9 @@ class Replayed:
 class CommittedState:
     """Holds the state of `head`.
 
-    Methods that change the state wait for the state's lock, so they belong into a thread. The event
-    loop reads single attributes, each of which is replaced at once.
+    Methods that change the state wait for the lock of the state, so call them in a thread. The
+    event loop reads single attributes, each of which is replaced at once: they and the properties
+    are why it has more than 15 public methods and 12 attributes.
     """
 
     def __init__(
@@ -95,33 +81,34 @@ class CommittedState:
     ) -> None:
         """
         Args:
-            base: (num_parameters,), what the trainer works from: the committed parameters, or with
-                shared steps those of the newest step.
-            clock: local seconds; the older checkpoints are kept by it.
+            base: (num_parameters,), the vector that the trainer reads: the committed parameters,
+                or with shared steps those of the newest step.
+            clock: local seconds, for the age of checkpoints.
         """
         self._changing = threading.RLock()
-        """Held by the thread that writes the vectors, the next ones included."""
+        """Held by the thread that writes the vectors, those of the next state included."""
         self._read_only = read_only
         self._manifest = manifest
         self._store = store
         self.chain = chain
         self._state_dir = state_dir
         self.plan = ChunkPlan(manifest.model.num_parameters, manifest.outer.chunk_elements)
-        """Of the state's blocks."""
+        """The chunks of the state's blocks."""
         self._next = NextState(manifest, self.plan, base)
-        self.parameters = base
-        if self._next.shared_parameters is not None:
-            self.parameters = np.zeros_like(base)
+        has_shared_steps = self._next.shared_parameters is not None
+        self.blocks = StateBlocks(
+            store, chain, self.plan, self._next.sync_sets, may_lack=has_shared_steps
+        )
+        self.parameters = np.zeros_like(base) if has_shared_steps else base
         self.momentum: FloatVector = np.zeros_like(base)
         self.index: StateIndex | None = None
         self.head = chain.genesis
         self.ledger = Ledger()
         self._retention = Retention(store, clock)
-        self._held: list[Digest] = []
         self.is_loaded = False
         self.tuned: tuple[float, float] | None = None
-        """(learning rate, momentum) that the newest round chose, see `NextState.tuned`; None too
-        while there was none in this life."""
+        """(learning rate, momentum) that the newest round of this life chose, see
+        `NextState.tuned`."""
         self._is_on_disk = True
 
     @property
@@ -134,7 +121,7 @@ class CommittedState:
 
     @property
     def shared_parameters(self) -> SharedParameters | None:
-        """With shared steps: the parameters between two commits."""
+        """The parameters between two commits; None without shared steps."""
         return self._next.shared_parameters
 
     @property
@@ -143,7 +130,7 @@ class CommittedState:
 
     @property
     def parent(self) -> Parent:
-        """What the next round starts from."""
+        """The start of the next round."""
         entry = self.entry
         return Parent(entry.head, entry.round, entry.tokens_total, self.ledger)
 
@@ -158,7 +145,7 @@ class CommittedState:
 
     @property
     def checkpoints(self) -> tuple[Entry, ...]:
-        """That are kept, the oldest first."""
+        """The checkpoints that are kept, the oldest first."""
         return self._retention.checkpoints
 
     # The outer step
@@ -174,11 +161,11 @@ class CommittedState:
         """Takes the outer step from `parent` into the next vectors, see `NextState.compute`.
 
         Args:
-            is_wanted: asked in this thread when it is its turn; False drops the step.
+            is_wanted: asked in this thread once it holds the lock; False drops the step.
 
         Returns:
-            The state digest. None for a step that was dropped: it is not wanted any more, or
-            `parent` is not the committed head any more.
+            The state digest; None for a step that was dropped, because it is not wanted any more
+            or `parent` is not the committed head any more.
         """
         with self._changing:
             if self.head != parent or not is_wanted():
@@ -194,10 +181,9 @@ class CommittedState:
     def install(self, commit: Commit, proposal: Proposal, averages: Sequence[Payload]) -> None:
         """Makes the computed state the committed one, in memory and on disk.
 
-        The outer step is taken again if the next vectors hold another state by now.
-
-        A disk that does not take it does not undo the commit: the disk's health says so, and the
-        next commit tries to bring everything to disk again.
+        The outer step is taken again if the next vectors hold another state by now. A failing disk
+        does not undo the commit: the disk's health says so, and the next commit tries to bring all
+        of the state to disk again.
         """
         header, update = proposal.header, proposal.update
         with self._changing:
@@ -211,7 +197,7 @@ class CommittedState:
     # Shared steps
 
     def begin_steps(self, round_number: int) -> None:
-        """The shared steps of a round begin at the committed parameters."""
+        """Begins the shared steps of a round at the committed parameters."""
         assert self.shared_parameters is not None
         with self._changing:
             self.shared_parameters.begin(round_number, self.parameters)
@@ -230,9 +216,10 @@ class CommittedState:
         ledger: Ledger,
         averages: Sequence[Payload],
     ) -> None:
-        """The next buffers become the state; then it goes to disk, as far as the rules say.
+        """Makes the next vectors the state and writes it to disk, as far as the rules say.
 
-        `averages` are the averaged chunks that are not in the store yet.
+        Args:
+            averages: the averaged chunks that are not in the store yet.
         """
         index = self._next.vectors.index
         assert index is not None
@@ -244,11 +231,9 @@ class CommittedState:
         problem: DiskError | None = None
         try:
             self._state_dir.require_ours()
-            # Pinned first: what others put into the store meanwhile must not evict them.
-            self._retention.add_update(head, header.round, _update_digests(header, update))
-            for payload, average in zip(averages, update.averages, strict=False):
-                self._store.put(payload, expected=Digest(average.digest))
-            self._store.put(encode_update_index(update))
+            # They are pinned first, so that blocks which others put meanwhile do not evict them.
+            self._retention.add_update(head, header.round, update_digests(header, update))
+            self.blocks.write_update(update, averages)
         except DiskError as error:
             problem = error
         self.chain.add(commit, header)
@@ -258,7 +243,7 @@ class CommittedState:
             if problem is not None:
                 raise problem
             if not self._is_on_disk:
-                # Averages of some round may be missing, also some that were there before.
+                # Averages of some rounds may be missing, even some that were here before.
                 self._store.forget_lost()
                 self.checkpoint()
             elif header.round % self._manifest.rounds.checkpoint_rounds == 0:
@@ -284,24 +269,14 @@ class CommittedState:
         self.head = head
 
     def checkpoint(self) -> None:
-        """Writes the whole state as blocks. Raises DiskError; what was there before stays."""
+        """Writes the whole state as blocks. DiskError leaves the older checkpoints as they are."""
         with self._changing:
             assert self.index is not None
             self._state_dir.require_ours()
             entry = self.entry
-            blocks = _state_digests(entry, self.index, self.ledger)
-            self._retention.hold_checkpoint(entry, blocks)
-            for vector, digests in (
-                (self.parameters, self.index.parameters),
-                (self.momentum, self.index.momentum),
-            ):
-                for chunk, digest in enumerate(digests):
-                    if not self._store.has(Digest(digest)):
-                        self._store.put(
-                            chunk_bytes(vector, self.plan, chunk), expected=Digest(digest)
-                        )
-            self._store.put(encode_ledger(self.ledger))
-            self._store.put(encode_state_index(self.index))
+            digests = state_digests(entry, self.index, self.ledger)
+            self._retention.hold_checkpoint(entry, digests)
+            self.blocks.write_state(self.parameters, self.momentum, self.index, self.ledger)
             self._retention.add_checkpoint(entry)
 
     # Rebuilding
@@ -341,87 +316,46 @@ class CommittedState:
         self.tuned = None
         self.is_loaded = True
 
-    def has_checkpoint(self, head: Digest) -> bool:
-        """Whether every block of this head's state is here."""
-        try:
-            return not self._store.missing(self.state_blocks(head))
-        except CannotRebuildError as error:
-            if isinstance(error.__cause__, CorruptBlockError):
-                log.warning("a checkpoint on disk is of no use", problem=str(error))
-            return False
-        except KeyError:
-            return False
-
-    def state_blocks(self, head: Digest) -> list[Digest]:
-        """All blocks of a head's state, its index (which must be here) and ledger included."""
-        entry = self.chain.entry(head)
-        index = self._state_index(entry)
-        digests = [Digest(d) for d in (*index.parameters, *index.momentum)]
-        ledger = self._ledger_digest(entry)
-        return digests if ledger is None else [*digests, ledger]
-
     def load_checkpoint(self, head: Digest) -> None:
-        """Becomes the state of a head from its blocks.
+        """Reads the state of a head from its blocks and makes it the present one.
 
         Raises:
-            CannotRebuildError: a block is missing or damaged; the present state is as it was.
+            CannotRebuildError: a block is missing or damaged. The present state is unchanged.
         """
         with self._changing:
             entry = self.chain.entry(head)
-            index = self._state_index(entry)
-            ledger, new = Ledger(), self._next.vectors
-            new.index = None  # of what is overwritten now
-            try:
-                if (ledger_digest := self._ledger_digest(entry)) is not None:
-                    ledger = decode_ledger(self._store.get(ledger_digest))
-                for vector, digests in (
-                    (new.parameters, index.parameters),
-                    (new.momentum, index.momentum),
-                ):
-                    for chunk, digest in enumerate(digests):
-                        values = np.frombuffer(self._store.get(Digest(digest)), dtype="<f4")
-                        vector[self.plan.range_of(chunk)] = values
-            except (BlockError, RemoteProtocolError, ValueError) as error:
-                raise CannotRebuildError(f"state of round {entry.round}: {error}") from error
+            new = self._next.vectors
+            new.index = None  # of the state that is overwritten now
+            index, ledger = self.blocks.read_state(entry, new.parameters, new.momentum)
             self._become(entry, new.parameters, new.momentum, index, ledger)
-            self._retention.hold_checkpoint(entry, _state_digests(entry, index, ledger))
+            self._retention.hold_checkpoint(entry, state_digests(entry, index, ledger))
             self._retention.add_checkpoint(entry)
 
     def averages_of(self, header: Header) -> tuple[ChunkAverage, ...]:
-        """Who is in each average of a committed round. Raises CannotRebuildError."""
-        return self._update_index(header).averages
-
-    def update_blocks(self, head: Digest) -> list[Digest]:
-        """Blocks of the averaged chunks of a round, whose update index must be here."""
-        return [
-            Digest(average.digest) for average in self._update_index(self.header(head)).averages
-        ]
+        """Returns the masks of members in each average of a committed round. CannotRebuildError."""
+        return self.blocks.update_index(header).averages
 
     def header(self, head: Digest) -> Header:
-        """The header of a known head. CannotRebuildError if its file is damaged or gone, or if the
-        head was forgotten meanwhile."""
-        try:
-            return self.chain.header(head)
-        except (KeyError, OSError, RemoteProtocolError) as error:
-            raise CannotRebuildError(f"header {short(head)}: {error}") from error
+        """Returns the header of a known head, see `StateBlocks.header`."""
+        return self.blocks.header(head)
 
     def replay(self, head: Digest) -> Replayed:
         """Applies the committed round `head`, a child of the present head, from its blocks.
 
         Raises:
             CannotRebuildError: a block is missing or damaged, or the result is not the state that
-                the header names (then the header lies, or this machine computes wrongly).
+                the header names: the header lies, or this machine computes wrongly.
         """
         with self._changing:
             header = self.header(head)
             assert header.parent == self.head
             commit = self.chain.commit(head)
-            update = self._update_index(header)
+            update = self.blocks.update_index(header)
+            averages = self.blocks.read_update(header, update)
+            masks = [average.mask() for average in update.averages]
             try:
-                averages = [self._store.get(Digest(average.digest)) for average in update.averages]
-                masks = [average.mask() for average in update.averages]
                 state_digest = self._compute(averages, masks, header.members)
-            except (BlockError, RemoteProtocolError) as error:
+            except RemoteProtocolError as error:
                 raise CannotRebuildError(f"round {header.round}: {error}") from error
             ledger = apply_spans(self.ledger, header.spans)
             if state_digest != header.state_digest or ledger.digest != header.ledger_digest:
@@ -432,74 +366,37 @@ class CommittedState:
             self._apply(commit, header, update, ledger, ())
             return Replayed(header, update)
 
-    def hold(self, digests: Sequence[Digest]) -> None:
-        """Keeps what was fetched for a state that is being taken over, until `release`."""
-        self._held += digests
-        self._store.pin(_WAY_PIN, self._held)
-
-    def release(self) -> None:
-        """What `hold` kept and the state did not need may be evicted again."""
-        self._held = []
-        self._store.unpin(_WAY_PIN)
-
     def head_on_disk(self) -> Digest | None:
-        """The head that was written last; None if there is none, or a damaged one."""
+        """Reads the head that was written last; None if there is none or its file is damaged."""
         try:
             written = bytes.fromhex(self._state_dir.head_path.read_text().strip())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            log.warning("the head file is damaged; the chain tells", problem=str(error))
+            log.warning("the head file is damaged; the chain is used instead", problem=str(error))
             return None
         return Digest(written)
 
     def keep_older(self, heads: Sequence[Digest]) -> None:
-        """After a restart: of these heads, the newest first, all up to one that has a checkpoint
-        here are held for those who are behind."""
+        """Keeps averages and a checkpoint of an earlier life for peers that are behind.
+
+        Args:
+            heads: the newest first. They are kept up to the first one that has a checkpoint here.
+        """
         with self._changing:
             for head in heads:
                 try:
                     header = self.header(head)
-                    update = self._update_index(header)
+                    update = self.blocks.update_index(header)
                 except CannotRebuildError:
                     return
-                self._retention.add_update(head, header.round, _update_digests(header, update))
-                if self.has_checkpoint(head):
+                self._retention.add_update(head, header.round, update_digests(header, update))
+                if self.blocks.has_state(head):
                     entry = self.chain.entry(head)
-                    self._retention.add_older_checkpoint(entry, self.state_blocks(head))
+                    self._retention.add_older_checkpoint(entry, self.blocks.of_state(head))
                     return
-
-    def _state_index(self, entry: Entry) -> StateIndex:
-        try:
-            return decode_state_index(self._store.get(entry.state_digest), self.plan)
-        except (BlockError, RemoteProtocolError) as error:
-            raise CannotRebuildError(f"state of round {entry.round}: {error}") from error
-
-    def _ledger_digest(self, entry: Entry) -> Digest | None:
-        return None if entry.round == 0 else Digest(self.header(entry.head).ledger_digest)
-
-    def _update_index(self, header: Header) -> UpdateIndex:
-        try:
-            data = self._store.get(Digest(header.update_digest))
-            return decode_update_index(
-                data,
-                self.sync_sets.of_round(header.round).plan.num_chunks,
-                len(header.members),
-                may_lack=self.shared_parameters is not None,
-            )
-        except (BlockError, RemoteProtocolError) as error:
-            raise CannotRebuildError(f"averages of round {header.round}: {error}") from error
 
 
 def chunks_with(averages: Sequence[ChunkAverage], position: int) -> list[bool]:
-    """For each chunk whether the member at a ring position is in its average."""
+    """Returns for each chunk whether the member at a ring position is in its average."""
     return [bool(average.mask() >> position & 1) for average in averages]
-
-
-def _state_digests(entry: Entry, index: StateIndex, ledger: Ledger) -> list[Digest]:
-    digests = [Digest(d) for d in (*index.parameters, *index.momentum)]
-    return [entry.state_digest, ledger.digest, *digests]
-
-
-def _update_digests(header: Header, update: UpdateIndex) -> list[Digest]:
-    return [Digest(header.update_digest), *(Digest(f.digest) for f in update.averages)]

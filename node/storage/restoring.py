@@ -1,17 +1,18 @@
-"""The newest state that the disk can give: after a start, or when a new state came to nothing."""
+"""Rebuilds the newest state that the disk holds, after a start or a failed change of state."""
 
 from __future__ import annotations
 
 import structlog
 
-from gossamer.node.storage.committed import CannotRebuildError, CommittedState
+from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.protocol.ids import Digest, short
 
 log = structlog.get_logger("state")
 
 
 def restore(committed: CommittedState) -> bool:
-    """Rebuilds the newest state that the disk holds; False if there is none at all."""
+    """Rebuilds the newest state that the disk holds. Returns False if there is none at all."""
     newest = committed.head_on_disk()
     heads = committed.chain.heads_by_weight()
     if newest is not None and newest in committed.chain:
@@ -19,8 +20,8 @@ def restore(committed: CommittedState) -> bool:
     found = any(rebuild(committed, head) for head in heads)
     if newest is not None and committed.head != newest:
         log.warning(
-            "the disk does not hold all of the newest committed state any more: peers are "
-            "asked for it, and without any it goes on from what is left",
+            "the disk does not hold all of the newest committed state any more. Peers are asked "
+            "for it; without peers the node goes on from an older state",
             wanted=short(newest),
             found_round=committed.entry.round,
         )
@@ -28,16 +29,17 @@ def restore(committed: CommittedState) -> bool:
 
 
 def rebuild(committed: CommittedState, head: Digest) -> bool:
-    """Becomes the state of a head, or of the newest round before it that the disk can give.
+    """Rebuilds the state of a head, or of the newest round before it that the disk holds.
 
-    False if no checkpoint on its way is whole; then the present state is as it was.
+    Returns:
+        False if no checkpoint on the way to it is whole. Then the present state is unchanged.
     """
     chain = committed.chain
     path = chain.path_between(chain.genesis, head)
     if path is None:
         return False
     for base in [*reversed(path), chain.genesis]:
-        if not committed.has_checkpoint(base):
+        if not committed.blocks.has_state(base):
             continue
         is_loaded = False
         try:

@@ -17,8 +17,8 @@ import trio.testing
 from gossamer.node.modes.carried_momentum import RINGS_MAX, CarriedMomentum
 from gossamer.node.modes.shared_steps import RingParts, RingSteps, SharedStepRunner, StepTiming
 from gossamer.node.rounds.saving import WorkSaver
-from gossamer.node.storage.committed import CannotRebuildError
 from gossamer.node.storage.shared_parameters import sign_payloads
+from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.sign_codec import SignUpdate
 from gossamer.protocol.ids import Digest, PeerId, digest_of

@@ -126,10 +126,10 @@ def test_the_state_its_chain_and_its_blocks(tmp_path: Path) -> None:
                 assert digest == made.header.state_digest
                 mine.install(made)
             else:
-                state.hold([digest_of(block) for block in made.blocks])
+                state.blocks.hold([digest_of(block) for block in made.blocks])
                 mine.learn(made)
                 state.replay(made.head)
-                state.release()
+                state.blocks.release()
             assert state.head == made.head
             mine.assert_whole()
 

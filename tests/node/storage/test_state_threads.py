@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gossamer.node.storage import next_state, retention
-from gossamer.node.storage.committed import CannotRebuildError
+from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.state.outer_step import nesterov
 from tests.support.committed_rounds import Holder, small_manifest

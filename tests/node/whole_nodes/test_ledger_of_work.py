@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from gossamer.node.storage.committed import CannotRebuildError
+from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.protocol.accounting.work_account import ABANDONED
 from gossamer.protocol.state.chain import ChunkAverage, Header
 from tests.support.node_world import (

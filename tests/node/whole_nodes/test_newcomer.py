@@ -12,12 +12,13 @@ import pytest
 import trio
 
 from gossamer.node.peers.chain_sync import ChainSync
-from gossamer.node.storage.committed import CannotRebuildError, CommittedState
+from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.retention import (
     CHECKPOINT_SECONDS,
     CHECKPOINTS_KEPT,
     CHECKPOINTS_MAX,
 )
+from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.wire.chain_messages import ChainRequest
@@ -135,7 +136,7 @@ def test_a_round_of_others_is_fetched_while_my_last_step_goes_on(
         committed = self._committed
         first, *_ = committed.chain.path_between(committed.head, head) or [head]
         try:
-            here_before.append(not committed._store.missing(committed.update_blocks(first)))
+            here_before.append(not committed._store.missing(committed.blocks.of_update(first)))
         except CannotRebuildError:  # what it consists of is not known
             here_before.append(False)
         await follow(self, head, sources)
@@ -182,7 +183,7 @@ def test_quick_checkpoints_are_kept_for_a_while(
             await world.until(lambda newest=newest: committed.checkpoint_round > newest)  # type: ignore[misc]
             clock.seconds += between
             kept = committed.checkpoints
-            assert all(committed.has_checkpoint(entry.head) for entry in kept)
+            assert all(committed.blocks.has_state(entry.head) for entry in kept)
             rounds = [entry.round for entry in kept]
             assert rounds == sorted(rounds)
         if between == 1.0:

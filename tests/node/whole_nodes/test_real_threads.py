@@ -23,8 +23,9 @@ import trio.testing
 
 from gossamer.node.peers import block_exchange, fetching
 from gossamer.node.storage import next_state
-from gossamer.node.storage.committed import CannotRebuildError, CommittedState, Replayed
+from gossamer.node.storage.committed import CommittedState, Replayed
 from gossamer.node.storage.next_state import NextState, StateVectors
+from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.state.digest import FloatVector, StateIndex
 from gossamer.protocol.state.outer_step import nesterov

@@ -1,0 +1,212 @@
+"""The blocks of committed states and of the rounds between them: which they are, and their content.
+
+    state of a head     parameters and momentum in chunks, the ledger, and the index of all of them
+    update of a round   the averaged chunks, and the index of these
+
+A commit record names the two indices and the ledger by digest. An index names the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import structlog
+
+from gossamer.node.storage.blocks import BlockError, BlockStore, CorruptBlockError
+from gossamer.node.storage.chain_store import ChainStore, Entry
+from gossamer.protocol.accounting.ledger import Ledger, decode_ledger, encode_ledger
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import Digest, short
+from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.state.chain import (
+    Header,
+    UpdateIndex,
+    decode_update_index,
+    encode_update_index,
+)
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.digest import (
+    FloatVector,
+    StateIndex,
+    chunk_bytes,
+    decode_state_index,
+    encode_state_index,
+)
+from gossamer.protocol.state.sync_sets import SyncSets
+
+_WAY_PIN = "way to a head"
+
+log = structlog.get_logger("state")
+
+
+class CannotRebuildError(Exception):
+    """Blocks of the wanted state are missing or damaged here. Other peers may have them."""
+
+
+class StateBlocks:
+    """Reads and writes the blocks of states and updates. Every call may touch the disk."""
+
+    def __init__(
+        self,
+        store: BlockStore,
+        chain: ChainStore,
+        plan: ChunkPlan,
+        sync_sets: SyncSets,
+        *,
+        may_lack: bool,
+    ) -> None:
+        """
+        Args:
+            plan: of the state's chunks.
+            may_lack: whether a round may have chunks without an average, as with shared steps.
+        """
+        self._store = store
+        self._chain = chain
+        self._plan = plan
+        self._sync_sets = sync_sets
+        self._may_lack = may_lack
+        self._held: list[Digest] = []
+
+    # Names
+
+    def header(self, head: Digest) -> Header:
+        """Returns the header of a known head.
+
+        Raises:
+            CannotRebuildError: its file is damaged or gone, or the head was forgotten meanwhile.
+        """
+        try:
+            return self._chain.header(head)
+        except (KeyError, OSError, RemoteProtocolError) as error:
+            raise CannotRebuildError(f"header {short(head)}: {error}") from error
+
+    def of_state(self, head: Digest) -> list[Digest]:
+        """Returns the digests of a head's state and ledger without that of its index.
+
+        Raises:
+            CannotRebuildError: the index is not here or damaged.
+        """
+        entry = self._chain.entry(head)
+        index = self.state_index(entry)
+        digests = [Digest(d) for d in (*index.parameters, *index.momentum)]
+        ledger = self._ledger_digest(entry)
+        return digests if ledger is None else [*digests, ledger]
+
+    def of_update(self, head: Digest) -> list[Digest]:
+        """Returns the digests of a round's averaged chunks.
+
+        Raises:
+            CannotRebuildError: the index is not here or damaged.
+        """
+        return [Digest(average.digest) for average in self.update_index(self.header(head)).averages]
+
+    def has_state(self, head: Digest) -> bool:
+        """Whether every block of this head's state is here."""
+        try:
+            return not self._store.missing(self.of_state(head))
+        except CannotRebuildError as error:
+            if isinstance(error.__cause__, CorruptBlockError):
+                log.warning("a checkpoint on disk is of no use", problem=str(error))
+            return False
+        except KeyError:
+            return False
+
+    def _ledger_digest(self, entry: Entry) -> Digest | None:
+        return None if entry.round == 0 else Digest(self.header(entry.head).ledger_digest)
+
+    # States
+
+    def state_index(self, entry: Entry) -> StateIndex:
+        """Reads the index of a head's state. Raises CannotRebuildError."""
+        try:
+            return decode_state_index(self._store.get(entry.state_digest), self._plan)
+        except (BlockError, RemoteProtocolError) as error:
+            raise CannotRebuildError(f"state of round {entry.round}: {error}") from error
+
+    def read_state(
+        self, entry: Entry, parameters: FloatVector, momentum: FloatVector
+    ) -> tuple[StateIndex, Ledger]:
+        """Reads a head's state into two vectors, each (num_parameters,).
+
+        Raises:
+            CannotRebuildError: a block is missing or damaged. The vectors hold a part of the state.
+        """
+        index, ledger = self.state_index(entry), Ledger()
+        try:
+            if (ledger_digest := self._ledger_digest(entry)) is not None:
+                ledger = decode_ledger(self._store.get(ledger_digest))
+            for vector, digests in ((parameters, index.parameters), (momentum, index.momentum)):
+                for chunk, digest in enumerate(digests):
+                    values = np.frombuffer(self._store.get(Digest(digest)), dtype="<f4")
+                    vector[self._plan.range_of(chunk)] = values
+        except (BlockError, RemoteProtocolError, ValueError) as error:
+            raise CannotRebuildError(f"state of round {entry.round}: {error}") from error
+        return index, ledger
+
+    def write_state(
+        self, parameters: FloatVector, momentum: FloatVector, index: StateIndex, ledger: Ledger
+    ) -> None:
+        """Writes the blocks of a state that are not here yet. Raises DiskError."""
+        for vector, digests in ((parameters, index.parameters), (momentum, index.momentum)):
+            for chunk, digest in enumerate(digests):
+                if not self._store.has(Digest(digest)):
+                    data = chunk_bytes(vector, self._plan, chunk)
+                    self._store.put(data, expected=Digest(digest))
+        self._store.put(encode_ledger(ledger))
+        self._store.put(encode_state_index(index))
+
+    # Updates
+
+    def update_index(self, header: Header) -> UpdateIndex:
+        """Reads the index of a round's averaged chunks. Raises CannotRebuildError."""
+        try:
+            data = self._store.get(Digest(header.update_digest))
+            return decode_update_index(
+                data,
+                self._sync_sets.of_round(header.round).plan.num_chunks,
+                len(header.members),
+                may_lack=self._may_lack,
+            )
+        except (BlockError, RemoteProtocolError) as error:
+            raise CannotRebuildError(f"averages of round {header.round}: {error}") from error
+
+    def read_update(self, header: Header, update: UpdateIndex) -> list[bytes]:
+        """Reads the averaged chunks of a round. Raises CannotRebuildError."""
+        try:
+            return [self._store.get(Digest(average.digest)) for average in update.averages]
+        except BlockError as error:
+            raise CannotRebuildError(f"round {header.round}: {error}") from error
+
+    def write_update(self, update: UpdateIndex, averages: Sequence[Payload]) -> None:
+        """Writes the index of a round and the averaged chunks that are given. Raises DiskError.
+
+        Args:
+            averages: of the first chunks, in order; none if all are here.
+        """
+        for payload, average in zip(averages, update.averages, strict=False):
+            self._store.put(payload, expected=Digest(average.digest))
+        self._store.put(encode_update_index(update))
+
+    # Blocks that are fetched
+
+    def hold(self, digests: Sequence[Digest]) -> None:
+        """Keeps blocks that are fetched for a state which is being taken over, until `release`."""
+        self._held += digests
+        self._store.pin(_WAY_PIN, self._held)
+
+    def release(self) -> None:
+        """Allows the eviction of the held blocks, except of those that the state needs."""
+        self._held = []
+        self._store.unpin(_WAY_PIN)
+
+
+def state_digests(entry: Entry, index: StateIndex, ledger: Ledger) -> list[Digest]:
+    """Returns the digests of all blocks of a state, its index included."""
+    digests = [Digest(d) for d in (*index.parameters, *index.momentum)]
+    return [entry.state_digest, ledger.digest, *digests]
+
+
+def update_digests(header: Header, update: UpdateIndex) -> list[Digest]:
+    """Returns the digests of all blocks of a round, the index included."""
+    return [Digest(header.update_digest), *(Digest(a.digest) for a in update.averages)]
