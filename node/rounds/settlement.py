@@ -10,7 +10,8 @@ import trio
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.peers.chain_sync import BehindError, ChainSync
 from gossamer.node.peers.swarm import Swarm
-from gossamer.node.storage.committed import CannotRebuildError, CommittedState, chunks_with
+from gossamer.node.storage.committed import CommittedState, chunks_with
+from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.node.storage.work import Work
 from gossamer.node.training.local_training import LocalTrainings
 from gossamer.protocol.accounting.work_account import mask_of
