@@ -1,19 +1,15 @@
-"""This node's own work on disk: the account, `pending`, and the vectors behind what was offered.
+"""This node's own work: the account, `pending`, and the vectors of offers.
 
-`protocol/accounting/work_account.py` has the rules; here are the files, the vectors and the
-metrics.
-
-    work/journal       the account as of its newest event; of inner steps it may miss half a second
-    work/pending       `pending` and the account as of then, when there is something carried
-    work/offers/<n>    the vector of offer n: what left, or would leave, `pending`
+`protocol/accounting/work_account.py` has the rules. This module applies them to the vectors, the
+files (`work_files`, `work_journal`) and the metrics.
 
 The journal names the `pending` that it goes on from. So a new life knows what the earlier one had
 trained, which part of it is on disk, and that the rest is lost. The journal and the offers are not
-synced: a killed process leaves them whole. After a power cut they may be old; then the account is
-that of `pending`, and what the chain says on top of it counts.
+synced: they are whole after a kill. After a power cut they may be old. Then the account is that of
+`pending`, and what the chain says after it counts.
 
-What a committed round took is kept as long as the manifest lets work be stale: if the swarm turns
-out to have gone another way (a split that healed), it is carried again.
+Work that a committed round took is kept as long as the manifest lets work be stale. If the swarm
+turns out to have gone another way (a split that healed), it is carried again.
 """
 
 from __future__ import annotations
@@ -25,52 +21,54 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-import numpy as np
 import structlog
 
-from gossamer.node.base.disk_health import remove_quietly, write_atomically
-from gossamer.node.storage.work_journal import VERSION, FileHeader, Journal, copy_of, encoded
+from gossamer.node.storage.work_files import WorkFiles
+from gossamer.node.storage.work_journal import VERSION, FileHeader, Journal, copy_of
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import WorkStatus
 from gossamer.protocol.accounting.work_account import LATE, STALE, Settlement, WorkAccount
 from gossamer.protocol.accounting.work_records import Offer
-from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.wire.statements import Span
 
 VECTORS_MAX = 16
-"""Vectors of offers on disk, each as large as the model; fewer if work is stale sooner."""
+"""Limit of the vectors of offers on disk, each as large as the model. There are fewer if work is
+stale sooner."""
 
 log = structlog.get_logger("work")
 
 
 class RoundingErrors(Protocol):
-    """What this peer's own encoding in a ring left out (`Contribution`). To be asked while
-    `pending` is what was offered."""
+    """The rounding errors of this peer's own encoding in a ring (`Contribution`). They are valid
+    while `pending` is the vector that was offered."""
 
-    def error_of(self, chunk: int) -> FloatVector | None: ...
+    def error_of(self, chunk: int) -> FloatVector | None:
+        """Returns the rounding error of a chunk of the ring; None if it has none."""
 
 
 @dataclass(frozen=True)
 class _OpenRing:
-    """Where the newest offer went."""
+    """The ring that the newest offer went into."""
 
     ring_id: Digest
     errors: RoundingErrors
     first_chunk: int
 
     def error_of(self, chunk: int) -> FloatVector | None:
-        """By the chunk's number here."""
+        """Returns the rounding error of a chunk of `pending`; None if it has none."""
         return self.errors.error_of(chunk - self.first_chunk)
 
 
 class Work:
     """The account with its files and metrics.
 
-    Calls may come from a thread, one at a time. Only `stepped` and `status` may be called meanwhile
-    by the event loop: an inner step changes nothing of the account but the tokens under way.
+    Calls may come from a thread, one at a time. Only `stepped` and `status` may be called by the
+    event loop meanwhile: an inner step changes no more of the account than the tokens under way.
+
+    It has more than 15 public methods because each kind of event of the account is one.
     """
 
     def __init__(
@@ -83,11 +81,15 @@ class Work:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`pending` is shared: others add to it between `close_offer` and `trained` only. `plan`
-        cuts it."""
-        self._journal = Journal(directory / "journal", clock)
-        self._pending_path = directory / "pending"
-        self._offers_path = directory / "offers"
+        """
+        Args:
+            pending: (num_elements,), shared memory of this node. Other code adds to it between
+                `close_offer` and `trained` only.
+            plan: the chunks of `pending`.
+            clock: local seconds.
+        """
+        self._files = WorkFiles(directory, pending.size)
+        self._journal = Journal(self._files.journal_path, clock)
         self._pending = pending
         self._plan = plan
         self._stale_rounds = stale_rounds
@@ -99,15 +101,17 @@ class Work:
         """The newest offer, while `pending` is what was offered."""
         self._open_ring: _OpenRing | None = None
         self._status = WorkStatus()
-        self.is_damaged = False
-        """Whether `load` found something that it could not read: the chain knows what this node
-        has in it."""
-        self._offers_path.mkdir(parents=True, exist_ok=True)
 
     @property
     def status(self) -> WorkStatus:
-        """As of the newest event."""
+        """The sums of the account as of its newest event."""
         return self._status
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether `load` found a file that it could not read. The chain knows this node's work in
+        it."""
+        return self._files.is_damaged
 
     @property
     def head(self) -> Digest | None:
@@ -117,14 +121,14 @@ class Work:
     # Training
 
     def stepped(self, tokens: int) -> None:
-        """An inner step was done. The event loop may call it at any time."""
+        """Notes an inner step. The event loop may call it at any time."""
         self.account.stepped(tokens)
         self._journal.stepped(self.account.state.under_way)
 
     def trained(
         self, head: Digest, round_number: int, tokens: int, spans: tuple[Span, ...]
     ) -> None:
-        """A local round ended, and its work is in `pending`."""
+        """Notes that a local round ended and its work is in `pending`."""
         self.account.trained(head, round_number, tokens, spans)
         self._note()
 
@@ -138,7 +142,7 @@ class Work:
     # Rounds
 
     def offer(self, head: Digest, round_number: int, spans: Sequence[Span] | None = None) -> Offer:
-        """All that is carried, for a `Ready`. Something has to be carried."""
+        """Returns all carried work as an offer, for a `Ready`. There has to be some."""
         offer = self.account.offer(head, round_number, spans)
         assert offer is not None
         self._open, self._open_ring = offer, None
@@ -146,19 +150,23 @@ class Work:
         return offer
 
     def followed(self, ring_id: Digest, errors: RoundingErrors, first_chunk: int = 0) -> None:
-        """The newest offer went into this ring, last. `first_chunk` is the number here of the
-        ring's chunk 0."""
+        """Notes the ring that the newest offer went into last.
+
+        Args:
+            first_chunk: number in `pending` of the ring's chunk 0.
+        """
         self._open_ring = _OpenRing(ring_id, errors, first_chunk)
 
     def withdraw(self) -> None:
-        """The newest offer went into no ring."""
+        """Notes that the newest offer went into no ring."""
         if self._open is not None:
             self.account.withdraw(self._open.number)
             self._open = self._open_ring = None
             self._note()
 
     def close_offer(self) -> None:
-        """`pending` is about to change: what was offered goes to disk, should a ring have it."""
+        """Writes the newest offer to disk, because `pending` is about to change and a ring may take
+        the offer."""
         if self._open is None:
             return
         vector = self._pending.copy()
@@ -180,9 +188,13 @@ class Work:
         counts_spans: bool,
         exchanged: int | None = None,
     ) -> None:
-        """A header that is now the newest of the chain took `tokens` (0: nothing) of this node's.
+        """Applies a header, now the newest of the chain, that took `tokens` of this node's work.
 
-        See `WorkAccount.committed_by`; `ring_id` is the header's.
+        Args:
+            parent, ring_id: of the header.
+            tokens: 0 if it took nothing.
+
+        See `WorkAccount.committed_by` for the others.
         """
         settled = self.account.committed_by(
             head, parent, tokens, chunks, counts_spans=counts_spans, exchanged=exchanged
@@ -196,7 +208,8 @@ class Work:
             self._take_old(settled)
 
     def _take_open(self, offer: Offer, settled: Settlement, ring_id: bytes) -> None:
-        """`pending` is what was offered: of what was taken only the own rounding error is left."""
+        """Removes work that was taken while `pending` is the vector that was offered. The own
+        rounding error stays."""
         errors = None
         if self._open_ring is not None and self._open_ring.ring_id == ring_id:
             errors = self._open_ring
@@ -212,20 +225,20 @@ class Work:
         self._open = self._open_ring = None
 
     def _take_old(self, settled: Settlement) -> None:
-        """`pending` has changed since that offer."""
-        vector = self._read_offer(settled.offer) if settled.taken else None
+        """Removes work that was taken of an older offer: `pending` has changed since."""
+        vector = self._files.read_offer(settled.offer) if settled.taken else None
         for chunk in self._chunks(settled.taken):
             part = self._plan.range_of(chunk)
-            if vector is None:  # rather lost than counted twice
+            if vector is None:  # a loss is better than work that counts twice
                 self._pending[part] = 0.0
             else:
                 self._pending[part] -= vector[part]
         self._clear(settled.zeroed)
 
     def abandoned(self, head: Digest, parent: bytes, tokens: int, next_round: int) -> None:
-        """A header is not in the chain after all: its part of ours is carried again.
+        """Carries the work again that a header took which is not in the chain any more.
 
-        See `WorkAccount.abandoned`. What came back is in memory only, until it is saved.
+        See `WorkAccount.abandoned`. The work is in memory only, until it is saved.
         """
         self.close_offer()
         dropped = dict(self.account.state.dropped)
@@ -233,7 +246,7 @@ class Work:
             (o.number for o in self.account.state.offers if o.taking and o.taking.head == head),
             None,
         )
-        vector = self._read_offer(number)
+        vector = self._files.read_offer(number)
         reclaim = self.account.abandoned(
             head, parent, tokens, next_round, has_vector=vector is not None
         )
@@ -248,14 +261,14 @@ class Work:
             log.info("work of a lost round is carried again", tokens=reclaim.carried)
 
     def moved_to(self, head: Digest) -> None:
-        """After all `abandoned` and `committed_by` on the way to a head."""
+        """Notes that all `abandoned` and `committed_by` on the way to a head are done."""
         self.account.state.head = head
         self._note()
 
     # Giving up
 
     def drop(self, reason: str, spans: Sequence[Span] = ()) -> None:
-        """What is carried will not be taken. See `WorkAccount.drop`."""
+        """Gives up the carried work. See `WorkAccount.drop`."""
         dropped = dict(self.account.state.dropped)
         tokens = self.account.drop(reason, spans)
         log.log(
@@ -270,7 +283,7 @@ class Work:
         self._note()
 
     def drop_stale(self, next_round: int) -> bool:
-        """Gives up what missed too many rounds; says whether all that was carried went with it."""
+        """Gives up work that missed too many rounds. Returns whether no carried work is left."""
         dropped = dict(self.account.state.dropped)
         chunks, tokens = self.account.drop_stale(next_round)
         if not chunks:
@@ -296,32 +309,11 @@ class Work:
         return (chunk for chunk in range(self._plan.num_chunks) if mask >> chunk & 1)
 
     def _write_offer(self, number: int, vector: FloatVector) -> None:
-        """Keeps the vector of an offer. Without room for it a split may cost the work behind it."""
+        """Keeps the vector of an offer for the case that its round is abandoned."""
         numbers = sorted(offer.number for offer in self.account.state.offers)
-        kept = {str(n) for n in numbers[-min(self._stale_rounds + 1, VECTORS_MAX) :]}
-        path = self._offers_path / str(number)
-        try:
-            for old in self._offers_path.iterdir():
-                if old.name not in kept:
-                    old.unlink()
-            header = FileHeader(VERSION, self._saved_number, self._event, None)
-            with open(path, "wb") as file:
-                for part in encoded(header, vector):
-                    file.write(part)
-        except OSError as error:
-            remove_quietly(path)
-            log.warning("what was offered to a round is in no file", problem=str(error))
-
-    def _read_offer(self, number: int | None) -> FloatVector | None:
-        if number is None:
-            return None
-        try:
-            return self._read(self._offers_path / str(number))[1]
-        except FileNotFoundError:
-            log.debug("the vector of an offer is not kept any more", offer=number)
-        except (OSError, ValueError) as error:
-            log.warning("the vector of an offer is damaged on disk", problem=str(error))
-        return None
+        header = FileHeader(VERSION, self._saved_number, self._event, None)
+        kept = numbers[-min(self._stale_rounds + 1, VECTORS_MAX) :]
+        self._files.write_offer(number, header, vector, kept)
 
     # Files
 
@@ -331,87 +323,46 @@ class Work:
         return not self.account.is_saved
 
     def save(self) -> None:
-        """Writes `pending` and the account. Raises DiskError; both files are as before then."""
+        """Writes `pending` and the account. DiskError leaves both files as they were."""
         self._event += 1
         copy = copy_of(self.account.state)
         WorkAccount(self._plan.num_chunks, self._stale_rounds, copy).saved()
         header = FileHeader(VERSION, self._saved_number + 1, self._event, copy)
-        write_atomically(self._pending_path, *encoded(header, self._pending))
+        self._files.write_pending(header, self._pending)
         self._saved_number += 1
         self.account.saved()
         self._note()
 
     def load(self) -> None:
-        """Takes over what an earlier life left behind; a damaged file is reported and left out."""
-        self._leave_out_first_version()
-        journal, _ = self._read_file(self._journal.path)
-        saved, vector = self._read_file(self._pending_path)
-        if saved is not None and (journal is None or journal.event < saved.event):
-            header, fits = saved, True
-        elif journal is not None:
-            header, fits = journal, journal.pending == (0 if saved is None else saved.pending)
-        else:
+        """Takes over the work of an earlier life. A damaged file is reported and left out."""
+        left = self._files.read_left_behind()
+        if left is None:
             return
+        header = left.header
         assert header.state is not None
-        self._saved_number = max(header.pending, 0 if saved is None else saved.pending)
+        self._saved_number = max(header.pending, left.pending_number)
         self._event = header.event
         lost = header.state.lost
         waited = header.state.has_grown and any(header.state.since)
         self.account = WorkAccount(self._plan.num_chunks, self._stale_rounds, header.state)
-        restart = self.account.restarted(has_saved=fits)
-        if vector is not None:
-            self._pending[:] = vector
+        restart = self.account.restarted(has_saved=left.fits)
+        if left.vector is not None:
+            self._pending[:] = left.vector
         self._clear(~restart.chunks)
         numbers = set(restart.offers)
         newest = self.account.state.offers[-1:]
         # The process was killed before the vector of its last offer was written.
-        numbers |= {o.number for o in newest if not (self._offers_path / str(o.number)).exists()}
+        numbers |= {o.number for o in newest if not self._files.has_offer(o.number)}
         for number in sorted(numbers):
             self._write_offer(number, self._pending)
         if self.account.state.lost > lost:
             log.info("work was lost with the process", tokens=self.account.state.lost - lost)
         elif waited:
-            log.info("work that waited for the turn of its fragment was lost with the process")
+            log.info("work that waited for the round of its fragment was lost with the process")
         self._note()
 
-    def _leave_out_first_version(self) -> None:
-        """Version 0 had one file, and what it calls committed may have been abandoned since."""
-        old = self._journal.path.with_name("account")
-        if old.exists():
-            self.is_damaged = True
-            log.warning("the account of work is an older version's; what it carried is left out")
-            for path in (*old.with_name("taken").glob("*"), old):
-                remove_quietly(path)
-
-    def _read_file(self, path: Path) -> tuple[FileHeader | None, FloatVector | None]:
-        try:
-            return self._read(path)
-        except FileNotFoundError:
-            return None, None
-        except (OSError, ValueError) as error:
-            self.is_damaged = True
-            log.warning("the account of work on disk is damaged and left out", problem=str(error))
-            return None, None
-
-    def _read(self, path: Path) -> tuple[FileHeader, FloatVector]:
-        """What `encoded` gave. OSError, FileNotFoundError; ValueError for a damaged file."""
-        content = memoryview(path.read_bytes())
-        data = content[DIGEST_BYTES:]
-        if bytes(content[:DIGEST_BYTES]) != digest_of(data):
-            raise ValueError(f"{path} does not fit its digest")
-        end = 4 + int.from_bytes(data[:4])
-        header = msgspec.msgpack.decode(data[4:end], type=FileHeader)  # its error is a ValueError
-        if header.version != VERSION:
-            raise ValueError(f"{path} is of version {header.version}, not {VERSION}")
-        vector = np.frombuffer(data[end:], dtype="<f4")
-        if vector.size == 0:
-            return header, np.zeros_like(self._pending)
-        if vector.size != self._pending.size or not np.isfinite(vector).all():
-            raise ValueError(f"{path} is of another model or damaged")
-        return header, vector.astype(np.float32, copy=False)
-
     def _note(self) -> None:
-        """An event is over: everybody may see it."""
+        """Publishes the account after an event: status, metrics and journal."""
         self._event += 1
         state = self.account.state
         self._status = WorkStatus(

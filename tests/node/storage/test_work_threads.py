@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from gossamer.node.base.disk_health import write_atomically
-from gossamer.node.storage import work as work_module
-from gossamer.node.storage import work_journal
+from gossamer.node.storage import work_files, work_journal
 from gossamer.node.storage.work import Work
 from gossamer.node.storage.work_journal import FileHeader, encoded
 from gossamer.node.telemetry.metrics import Metrics
@@ -164,7 +163,7 @@ def test_a_kill_while_the_saved_work_reaches_the_disk_loses_nothing_of_it(
         life.work.stepped(5)
         shutil.copytree(directory, killed)
 
-    monkeypatch.setattr(work_module, "write_atomically", write_and_step)
+    monkeypatch.setattr(work_files, "write_atomically", write_and_step)
     life.work.save()
     found = Life(killed)
     assert found.work.status.carried == 2 * TOKENS
