@@ -106,7 +106,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def remove_quietly(path: Path) -> None:
-    """Removes a file that nobody needs, if the disk lets us."""
+    """Removes a file that is not needed, if the disk allows it."""
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
 

@@ -69,13 +69,13 @@ class Trainer(Protocol):
 
     base: FloatVector
     pending: FloatVector
-    """In exchange order (`protocol.fragments`)."""
+    """Elements in the order of the sync sets (`protocol.state.sync_sets`)."""
 
     lives: int
     """Workers so far that were ready to be asked."""
 
     loaded_momentum: messages.Place | None
-    """Of the momentum that the newest worker found on disk (`sync = "distro"`)."""
+    """Place of the momentum that the newest worker found on disk (`sync = "distro"`)."""
 
     failure: str | None
     """Why there is no trainer any more, and what to do; None while it is up or will be."""
@@ -216,7 +216,7 @@ class TrainerClient:
 
     @property
     def pid(self) -> int | None:
-        """Of the worker that runs now."""
+        """Process id of the running worker; None without one."""
         return self._process.pid
 
     async def run(self, listener: TrainerListener) -> None:
@@ -233,7 +233,7 @@ class TrainerClient:
             self._was_useful = False
             exit_ = await self._one_life()
             self._set(is_up=False)
-            self._base_read.set()  # nobody reads it any more
+            self._base_read.set()  # no worker reads it any more
             self._saved.set()
             if exit_.wanted:
                 continue

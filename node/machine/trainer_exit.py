@@ -73,8 +73,8 @@ class TrainerExit:
         if self.out_of_memory:
             return f"killed by the system ({name}), which ran out of memory. {advice}"
         if self.out_of_memory is None:
-            return f"killed ({name}): somebody did, or the system ran out of memory. {advice}"
-        return f"killed ({name}), not by the kernel: by somebody, or by a guard like systemd-oomd"
+            return f"killed ({name}), by a person or for want of memory. {advice}"
+        return f"killed ({name}), not by the kernel: by a person, or by a guard like systemd-oomd"
 
 
 @dataclass(frozen=True)

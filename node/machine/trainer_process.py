@@ -113,12 +113,12 @@ class TrainerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the running worker."""
+        """Process id of the running worker; None without one."""
         return self._process.pid if self._process is not None else None
 
     def release(self) -> None:
         """Closes the descriptors; call when no `run` is under way. `base` and `pseudo_gradient`
-        stay mapped while somebody holds them."""
+        stay mapped while any object refers to them."""
         while self._fds:
             os.close(self._fds.pop())
 
@@ -230,7 +230,7 @@ class TrainerProcess:
                 await self.send(messages.Exit())
             await process.wait()
         await _end(process, 0.0)
-        # `run` ends with the worker's stdout, unless nobody reads the events.
+        # `run` ends with the worker's stdout, unless no task reads the events.
         await trio.sleep(LAST_WORDS_SECONDS)
         scope.cancel()
 

@@ -1,4 +1,4 @@
-"""Who a node is: an Ed25519 key in a file, and the peer id that follows from it.
+"""A node's identity: an Ed25519 key in a file, and the peer id that follows from it.
 
 The file holds the private key as unencrypted PKCS #8 PEM and must be readable by its owner only.
 The peer id contains the public key, so anybody can `verify` a signature with nothing but the id.
@@ -42,7 +42,7 @@ class Identity:
 
     @classmethod
     def from_seed(cls, seed: bytes) -> Identity:
-        """The identity of a 32-byte seed. For reproducible tests; whoever has the seed is it."""
+        """The identity of a 32-byte seed, for reproducible tests: the seed is the secret."""
         return cls(Ed25519PrivateKey.from_private_bytes(seed))
 
     @classmethod

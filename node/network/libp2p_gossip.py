@@ -208,7 +208,7 @@ class GuardedPubsub(Pubsub):
         author = ID(msg.from_id)
         if author == self.my_id or (self.is_banned is not None and self.is_banned(author)):
             return
-        public_key_of(peer_id_of(author))  # of another kind than ours: nobody passes it on
+        public_key_of(peer_id_of(author))  # of another kind than ours: no node passes it on
         if not _is_signed(msg):
             raise ForgedError(f"gossip message that {author} did not sign")
         self._mark_msg_seen(msg)

@@ -193,7 +193,7 @@ class GuardedMuxer(MuxerMultistream):
 
 
 class _NoAutoConnector(AutoConnector):
-    """Dials nobody.
+    """Dials no peer.
 
     Symptom: py-libp2p dials, on its own, whatever addresses peers have told it, towards a target
     between its watermarks that cannot be set to zero.
@@ -257,7 +257,7 @@ class GuardedSwarm(Swarm):
                 return
 
     async def dial_once(self, maddr: Multiaddr, peer_id: ID | None) -> SwarmConn:
-        """One attempt at one address; with `peer_id` None whoever answers.
+        """One attempt at one address; with `peer_id` None any peer may answer.
 
         Symptoms: py-libp2p dials only the first TCP address of a peer, refuses a peer for 60 s
         after one failed dial, retries by itself, and must know the peer id.
@@ -388,7 +388,7 @@ class GuardedHost(BasicHost):
                 await net_stream.reset()
 
     def _schedule_identify(self, peer_id: ID, *, reason: str) -> None:
-        """Ask nobody; we answer those who ask us.
+        """Asks no peer; this node answers the peers that ask it.
 
         Symptom: py-libp2p asks every peer who it is, in a task outside all nurseries, and files
         whatever addresses it claims; peers here say these things in signed messages of our own.

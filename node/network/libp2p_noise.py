@@ -29,7 +29,7 @@ from libp2p.security.secure_session import SecureSession
 _TAG_BYTES = 16
 _LENGTH_BYTES = 2
 MESSAGE_BYTES_MAX = 65535
-"""Of a noise message on the wire, without its length."""
+"""Largest noise message on the wire, without its length."""
 PLAINTEXT_BYTES_MAX = MESSAGE_BYTES_MAX - _TAG_BYTES
 
 # One read takes this much at most: enough that a system call's cost vanishes (8 messages), little
@@ -128,7 +128,7 @@ class NoiseSession(SecureSession):
     async def _read_ready(self) -> int:
         """Read into the shared buffer behind the partial message; returns the end of the bytes.
 
-        No await follows the read, so that nobody else touches the buffer before it is opened.
+        No await follows the read, so that no other task touches the buffer before it is opened.
         """
         await trio.lowlevel.checkpoint()
         buffer = self._buffers.read
@@ -277,6 +277,6 @@ class FastNoiseTransport(NoiseTransport):
         return NoiseSession(await super().secure_inbound(conn))  # type: ignore[arg-type]
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID | None) -> ISecureConn:
-        """The initiator's side; `peer_id` None accepts whoever answers."""
+        """The initiator's side; with `peer_id` None any answering peer is accepted."""
         session = await super().secure_outbound(conn, peer_id)  # type: ignore[arg-type]
         return NoiseSession(session)  # type: ignore[arg-type]

@@ -155,7 +155,7 @@ class YamuxConnection(IMuxedConn):
             logger.debug("connection to %s ended: %s", self.peer_id, error)
             if isinstance(error, PeerViolation) and self.on_violation is not None:
                 self.on_violation(str(error))
-        except Exception:  # a bug here, or bytes nobody thought of: one connection, not the node
+        except Exception:  # a bug here, or unforeseen bytes, end one connection and not the node
             logger.exception("connection to %s dropped", self.peer_id)
         self._scope.cancel()
 

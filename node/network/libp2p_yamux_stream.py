@@ -25,7 +25,7 @@ HEADER = struct.Struct("!BBHII")  # version, type, flags, stream id, length
 DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)
 SYN, ACK, FIN, RST = 1, 2, 4, 8
 FRAME_BYTES_MAX = PLAINTEXT_BYTES_MAX - HEADER.size
-"""Of a data frame's body that we send: header and body fill one noise message."""
+"""Largest body of a data frame that this side sends: header and body fill one noise message."""
 
 SPEC_WINDOW_BYTES = 256 * 1024  # what both sides may send before any update (yamux spec)
 # One whole chunk of the ring in flight from the first moment; 256 KiB would stall it four times.
@@ -72,7 +72,7 @@ class YamuxStream(IMuxedStream):
         self.send_closed = False
         self.recv_closed = False
         self.was_reset = False
-        self.discarded_at: float | None = None  # since when nobody reads here
+        self.discarded_at: float | None = None  # time since which no task reads here
 
     @property
     def closed(self) -> bool:
@@ -233,7 +233,7 @@ class YamuxStream(IMuxedStream):
         if self.recv_closed or self.was_reset:
             return
         if self.discarded_at is not None:
-            self.abort()  # nobody will read this: the peer should stop sending
+            self.abort()  # no task will read this: the peer should stop sending
             return
         if size >= _PIECE_BYTES_MIN:
             self._pieces.append(piece)
@@ -259,7 +259,7 @@ class YamuxStream(IMuxedStream):
                 self.conn.forget_if_closed(self)
 
     def discard(self) -> None:
-        """Nobody will read here any more: drop what is buffered and what still comes."""
+        """No task will read here any more: drop what is buffered and what still comes."""
         self.discarded_at = trio.current_time()
         self._pieces.clear()
         self._offset = self._buffered = 0

@@ -55,7 +55,7 @@ class Stream(Protocol):
 
     @property
     def peer_id(self) -> PeerId:
-        """Who is at the other end, proven by the secure channel."""
+        """The peer at the other end, proven by the secure channel."""
 
     @property
     def protocol(self) -> str:
@@ -91,7 +91,7 @@ class Stream(Protocol):
         """
 
     async def reset(self) -> None:
-        """End the stream at once in both directions. Never raises, waits for nobody."""
+        """End the stream at once in both directions. Never raises and never waits."""
 
 
 StreamHandler = Callable[[Stream], Awaitable[None]]

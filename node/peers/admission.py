@@ -59,7 +59,7 @@ class Admission:
         self._accusers: set[PeerId] = set()
         """Peers that put this node out of a ring on the present head."""
         self._far_ready: dict[bytes, set[PeerId]] = {}
-        """By head: peers that are ready for it and had no connection when that was heard."""
+        """Peers that are ready for a head and had no connection when that was heard, by head."""
 
     # Peers
 

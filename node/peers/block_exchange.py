@@ -120,7 +120,7 @@ class BlockService:
     ) -> None:
         """Get the blocks that are not in the store yet, from several peers at once.
 
-        `sources` is called whenever somebody new may be asked; the peers should be connected.
+        `sources` is called whenever a new peer may be asked; the peers should be connected.
         `on_block` is called once for each digest when its block is in the store, also for those
         that were there before. A block that another fetch is getting already is waited for, not
         downloaded twice. The blocks are pinned until the call is back: pin them yourself, before,
@@ -128,7 +128,7 @@ class BlockService:
         gives up, if not as often as the limits of this service say.
 
         Raises:
-            FetchError: nobody has some of them, after several attempts. The others are stored.
+            FetchError: no peer has some of them, after several attempts. The others are stored.
             DiskError: the store could not write.
 
         Cancellation: what has been stored stays, the next fetch goes on from there.
@@ -151,7 +151,7 @@ class BlockService:
     ) -> None:
         """As `fetch`, and what is here already is read: damaged blocks are fetched again.
 
-        For blocks that somebody will read from the file, without the store's check.
+        For blocks that another process will read from the file, without the store's check.
         """
         wanted = list(dict.fromkeys(digests))
         await self.fetch(wanted, sources, passes=passes)

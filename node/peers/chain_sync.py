@@ -46,8 +46,8 @@ PAGES_MAX = 4096
 """Pages in one catching up: a chain of 250,000 rounds."""
 
 FETCH_AHEAD_ROUNDS = 2
-"""Whose averages are fetched before they are wanted: the line has something to do meanwhile, and
-little is fetched in vain if the way turns out to lead nowhere."""
+"""Rounds whose averages are fetched before they are wanted. The line is busy meanwhile, and little
+is fetched in vain if the way turns out to lead nowhere."""
 
 BASES_MAX = 3
 """Checkpoints that are tried, newest first, before the whole is tried again later."""
@@ -95,7 +95,7 @@ class ChainSync:
         self._listener: ReplayListener | None = None
         self.unfinished: set[Digest] = set()
         """Rounds on the way to a head, up to which the records have come. Their states are no goal:
-        with old ones, nobody has them any more."""
+        for old ones, no peer has them any more."""
         self.blocks_wanted = 0
         self.blocks_fetched = 0
         transport.handle(CHAIN_PROTOCOL, self._serve)
@@ -312,10 +312,10 @@ class ChainSync:
     async def fetch_update_index(
         self, header: Header, sources: Callable[[], Sequence[PeerId]]
     ) -> None:
-        """Who is in the averages of a round, without the averages.
+        """Fetches the lists of contributors to a round's averages, without the averages.
 
         Raises:
-            BehindError: nobody has it.
+            BehindError: no peer has it.
             DiskError: our own disk does not take it.
         """
         try:
@@ -348,6 +348,6 @@ class ChainSync:
         def arrived(_digest: Digest) -> None:
             self.blocks_fetched += 1
 
-        # Asked once: where rounds are quick, what nobody has any more is best given up at once, for
-        # a newer head.
+        # Asked once: where rounds are quick, averages that no peer has any more are given up at
+        # once, for a newer head.
         await self._blocks.fetch(digests, sources, arrived, passes=1)

@@ -10,7 +10,7 @@ one stream; the next digest goes to whichever worker has room, so a fast peer br
 - A block that is late (`hedge_seconds`) is also asked of another peer that has nothing else to do,
   and so on up to `copies_max`; the first whole answer counts.
 - A peer that sends wrong bytes, or breaks the protocol, is reported and out for good.
-- When nobody can be asked, the pass is over. The next one, after a pause, asks everybody anew.
+- When no peer can be asked, the pass is over. The next pass, after a pause, asks all peers anew.
   After `passes` of them in a row that brought nothing, the download ends with what it has.
 
 Each block is checked and stored at once, so whatever ends a download, the next one goes on there.
@@ -74,9 +74,9 @@ class _Wanted:
 
     digest: Digest
     asked: dict[PeerId, float] = field(default_factory=dict)
-    """Whom we asked, and when."""
+    """Peers that were asked, and when."""
     refused: set[PeerId] = field(default_factory=set)
-    """Who does not have it."""
+    """Peers that do not have it."""
 
 
 @dataclass(eq=False)
@@ -132,7 +132,7 @@ class Download:
         self._changed = trio.Event()
 
     async def run(self) -> None:
-        """Returns when all blocks are here or nobody can be asked any more (see `wanted`).
+        """Returns when all blocks are here or no peer can be asked any more (see `wanted`).
 
         Raises:
             DiskError: our own disk failed; likewise whatever a callback raises.

@@ -39,7 +39,7 @@ class KeeperRanks:
         self._num_copies = num_copies
         self._mine: list[bytes] = []
         self._before_me: dict[PeerId, NDArray[np.uint8]] = {}
-        """By peer: a bit for each shard, set where the peer ranks before this node."""
+        """A bit for each shard, set where the peer ranks before this node; by peer."""
         self._num_before_me = np.zeros(num_shards, np.int16)
 
     async def update(self, living: Collection[PeerId]) -> None:
@@ -66,7 +66,7 @@ class KeeperRanks:
         return np.unpackbits(bits, count=self._num_shards)
 
     async def _ranks(self, peer: PeerId) -> list[bytes]:
-        """Of one peer for all shards."""
+        """Computes the ranks of one peer for all shards."""
         ranks: list[bytes] = []
         for first in range(0, self._num_shards, HASHES_PER_SLICE):
             slice_end = min(first + HASHES_PER_SLICE, self._num_shards)

@@ -2,7 +2,7 @@
 
 `protocol.wire.run_messages` has the messages.
 
-The manifest is checked with its founder's signature, so whoever hands it on cannot change it.
+The manifest is checked with its founder's signature, so a peer that hands it on cannot change it.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ class DecisionLog:
 
     def __init__(self) -> None:
         self._newest: dict[str, Decision] = {}
-        """By question. The questions are a fixed few."""
+        """The newest answer to each question. The questions are a fixed few."""
 
     def note(self, question: str, decision: Decision) -> bool:
         """Notes an answer and returns it as a bool."""

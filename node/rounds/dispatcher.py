@@ -100,8 +100,8 @@ class OuterStepOrder:
 
 
 ChunkUse: TypeAlias = Literal["wanted", "late", "refused"]
-"""Of a chunk that arrives: it is taken; the round is committed here, so it is dropped; another ring
-is followed here, so its stream is refused."""
+"""What becomes of a chunk that arrives: it is taken; it is dropped, because the round is committed
+here; its stream is refused, because another ring is followed here."""
 
 
 class Effects(Protocol):

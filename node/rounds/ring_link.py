@@ -50,7 +50,7 @@ ACK_SECONDS = 0.25
 """A chunk that takes longer is acknowledged in pieces, so that a slow line is not a silent one."""
 
 FIRST_FRAME_SECONDS = 10.0
-"""Whoever opens a stream and does not say for which ring is not waited for any longer."""
+"""Longest wait for the first message of a stream, which names its ring."""
 
 WATCH_SECONDS = 0.25
 """How often a link reports its rate: several times before a rate is judged (`link_rates`)."""
@@ -99,7 +99,7 @@ class RingLink:
             self._inventory_came.set()
         self._queued = 0
         self._queued_bytes = 0
-        """Of all that were queued and not left out."""
+        """Bytes of all chunks that were queued and not left out."""
         self._left_out = 0
         self._under_way: deque[int] = deque()
         """Sizes of the tokens that were sent and not yet received."""

@@ -211,7 +211,7 @@ class ChainStore:
     def forget_all_but(self, heads: Iterable[Digest]) -> None:
         """Forgets every round that is on the way to none of these heads, on disk too.
 
-        Records cost their author nothing: without this somebody could fill memory and disk with
+        Records cost their author nothing: without this one peer could fill memory and disk with
         rounds of its own. What is forgotten wrongly can be fetched again.
         """
         kept = {self.genesis}
@@ -257,7 +257,7 @@ class ChainStore:
             try:
                 data = encode_commit(self.commit(one))
             except (KeyError, OSError, RemoteProtocolError):
-                break  # damaged here, or forgotten meanwhile: somebody else has it
+                break  # damaged here, or forgotten meanwhile: another peer has it
             num_bytes += len(data)
             if records and num_bytes > limits.FRAME_MESSAGE_BYTES_MAX // 2:
                 break

@@ -30,7 +30,7 @@ class LeftBehind:
     """The files of an earlier life, as far as they can be read."""
 
     header: FileHeader
-    """Of the newest event."""
+    """The header of the newest event."""
     pending_number: int
     """Number of the `pending` on disk, 0 without one."""
     vector: FloatVector | None

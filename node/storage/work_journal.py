@@ -23,7 +23,7 @@ from gossamer.protocol.ids import digest_of
 from gossamer.protocol.state.digest import FloatVector
 
 VERSION = 1
-"""Of the files. What another version left is left out."""
+"""Version of the files. A file of another version is ignored."""
 
 JOURNAL_SECONDS = 0.5
 """While a round is trained the journal is written this often, however quick its steps are: the
