@@ -337,7 +337,7 @@ def test_a_worker_is_not_silent_while_nobody_listens(monkeypatch: pytest.MonkeyP
     ("exit_", "words"),
     [
         (exit_with(signal=9, out_of_memory=True), "killed by the system (SIGKILL), which ran out"),
-        (exit_with(signal=9, out_of_memory=None), "somebody did, or the system ran out of memory"),
+        (exit_with(signal=9, out_of_memory=None), "by a person or for want of memory"),
         (exit_with(signal=9, out_of_memory=False), "not by the kernel"),
         (exit_with(signal=9, wanted=True), "ended by SIGKILL"),
         (exit_with(signal=11), "ended by SIGSEGV"),
