@@ -231,7 +231,7 @@ class Attempt:
         to_say = self.link_rate.to_say(now, peer)
         if to_say is not None:
             actions.append(self._self.seal(LinkRate(self.ring.ring_id, *to_say)))
-        slow = self.link_rate.too_slow(now, self.reduce.living, peer)
+        slow = self.link_rate.too_slow(now, self.reduce.living, peer).member
         return actions if slow is None else [*actions, *self.accuse(now, slow, SLOW)]
 
     def statement(self, now: float, signed: Signed, statement: RingStatement) -> list[Action]:

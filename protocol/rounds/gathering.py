@@ -138,10 +138,10 @@ class Gatherer:
 
     def decision(self, now: float) -> Decision:
         """Whether this peer publishes a roster now, why, and when to ask again."""
-        verdict = self.elsewhere.verdict(now, self._expected)
-        if verdict.wait_until_seconds is not None:
-            return Decision(None, verdict.reason, verdict.wait_until_seconds)
-        self._left_out = verdict.left_out
+        wait = self.elsewhere.wait(now, self._expected)
+        if wait.until_seconds is not None:
+            return Decision(None, wait.reason, wait.until_seconds)
+        self._left_out = wait.left_out
         return decide(now, self._gathering(), self.gather_seconds, self._rules.attempt_seconds)
 
     def _gathering(self) -> Gathering:

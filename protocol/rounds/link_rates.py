@@ -103,6 +103,13 @@ BUSY_SECONDS_MIN = 0.25
 """Less, without a whole chunk received, says more about round trips than about the line."""
 
 
+class Verdict(NamedTuple):
+    """The member that the ring goes on without (None: no member), and why."""
+
+    member: PeerId | None
+    reason: str
+
+
 class _Word(NamedTuple):
     """What a member said last of its link."""
 
@@ -290,40 +297,53 @@ class RingLinkRates:
             return CHANGE_FACTOR * link_rate <= self._said and link.lags
         return link_rate > 0 and link_rate >= CHANGE_FACTOR * self._said
 
-    def too_slow(self, now: float, living: Sequence[PeerId], successor: PeerId) -> PeerId | None:
-        """The member that the ring goes on without: my successor, or I.
+    def too_slow(self, now: float, living: Sequence[PeerId], successor: PeerId) -> Verdict:
+        """Whether the ring goes on without this peer's successor, or without this peer.
 
-        `living` are the members that I hold to be in, in ring order, and I am one of them.
+        Args:
+            living: members that are believed living, in ring order, with this peer.
         """
         link = self._links.get(successor)
         if link is None or not link.goes_on:
-            return None
+            return Verdict(None, "the link is not measured, or it pauses")
         threshold = self._threshold(living)
         if threshold is None:
-            return None
+            return Verdict(None, "too few members said a link rate")
         if not self._is_slow(link, threshold):
             link.slow_since_seconds = None
-            return None
+            return Verdict(None, "the link is not slow")
         if link.slow_since_seconds is None:
             link.slow_since_seconds = now
         link_rate_to_me = self._link_rate_to_me(living)
         if link_rate_to_me is None and now < self._began_seconds + PREDECESSOR_SECONDS:
-            return None
-        is_slow_to_me = link_rate_to_me is not None and link_rate_to_me < threshold
-        has_blamed = self._me in self._found.values()
-        if is_slow_to_me or has_blamed or self._me in self._was_slow:
-            return self._me
-        if successor in self._was_slow or self._left_between(self._me, successor):
-            return successor
-        wait_seconds = WORD_SECONDS if self._arriving_bytes_per_second(now) < threshold else 0.0
-        is_mine = False
+            return Verdict(None, "the predecessor may yet say its link rate")
+        if link_rate_to_me is not None and link_rate_to_me < threshold:
+            return Verdict(self._me, "the predecessor's link to this peer is slow as well")
+        if self._me in self._found.values():
+            return Verdict(self._me, "a second successor looks slow")
+        if self._me in self._was_slow:
+            return Verdict(self._me, "this peer was slow in the ring before")
+        if successor in self._was_slow:
+            return Verdict(successor, "the successor was slow in the ring before")
+        if self._left_between(self._me, successor):
+            return Verdict(successor, "two members found this successor slow")
+        return self._after_words(now, link.slow_since_seconds, threshold, successor)
+
+    def _after_words(
+        self, now: float, slow_since_seconds: float, threshold: float, successor: PeerId
+    ) -> Verdict:
+        """The verdict on a slow link, once a neighbour had the time to say its own link rate."""
         if self._is_in_steps:
             word = self._words.get(successor)
-            is_mine = word is None or word.bytes_per_second >= threshold
-            wait_seconds = STEPS_WORD_SECONDS if is_mine else 0.0
-        if now < link.slow_since_seconds + wait_seconds:
-            return None
-        return self._me if is_mine else successor
+            if word is not None and word.bytes_per_second < threshold:
+                return Verdict(successor, "the successor's own link is slow as well")
+            if now < slow_since_seconds + STEPS_WORD_SECONDS:
+                return Verdict(None, "the successor may yet say that its own link is slow")
+            return Verdict(self._me, "the successor did not say that its own link is slow")
+        is_fed = self._arriving_bytes_per_second(now) >= threshold
+        if not is_fed and now < slow_since_seconds + WORD_SECONDS:
+            return Verdict(None, "the predecessor may yet say that its link became slow")
+        return Verdict(successor, "only the link to the successor is slow")
 
     def _left_between(self, author: PeerId, accused: PeerId) -> set[PeerId]:
         """Who left a ring of shared steps because the link to the accused looked slow."""

@@ -27,10 +27,10 @@ from gossamer.protocol.rounds.states import GATHERING, GatheringEvent, Gathering
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Wait:
     """What rings elsewhere mean for this peer."""
 
-    wait_until_seconds: float | None
+    until_seconds: float | None
     """Local time until which this peer organises no ring; None: it may organise one."""
     reason: str
     left_out: frozenset[PeerId]
@@ -73,7 +73,7 @@ class RingsElsewhere:
         if (known := self._rings.get(Digest(ring_id))) is not None:
             known[1].accuse(author, accused)
 
-    def verdict(self, now: float, expected: frozenset[PeerId]) -> Verdict:
+    def wait(self, now: float, expected: frozenset[PeerId]) -> Wait:
         """Whether this peer has to wait.
 
         Args:
@@ -86,11 +86,11 @@ class RingsElsewhere:
             event = self._event(now, at_work)
         if self.state == "yielding":
             reason = "a ring without this peer is at work on this head"
-            return Verdict(self._patience_until_seconds, reason, at_work)
+            return Wait(self._patience_until_seconds, reason, at_work)
         if now < self._commit_until_seconds:
             reason = "a ring without this peer may be committed"
-            return Verdict(self._commit_until_seconds, reason, at_work)
-        return Verdict(None, "no ring elsewhere is waited for", at_work)
+            return Wait(self._commit_until_seconds, reason, at_work)
+        return Wait(None, "no ring elsewhere is waited for", at_work)
 
     @property
     def _patience_until_seconds(self) -> float:

@@ -118,7 +118,7 @@ class Line:
             much_arrives(mine, self.now)
         word = mine.to_say(self.now, SUCCESSOR)
         self.said += [] if word is None else [word]
-        self.verdict = mine.too_slow(self.now, RING, SUCCESSOR)
+        self.verdict = mine.too_slow(self.now, RING, SUCCESSOR).member
 
 
 ALL_FAST = dict.fromkeys([PREDECESSOR, SUCCESSOR, NEXT, LAST], FAST)
@@ -128,26 +128,26 @@ def test_a_successor_with_a_slow_line_goes() -> None:
     mine = link_rate()
     measured(mine, SLOW)
     said(mine, {**ALL_FAST, SUCCESSOR: SLOW})
-    assert mine.too_slow(NOW, RING, SUCCESSOR) == SUCCESSOR
+    assert mine.too_slow(NOW, RING, SUCCESSOR).member == SUCCESSOR
 
 
 def test_i_go_if_the_line_to_me_is_slow_as_well() -> None:
     mine = link_rate()
     measured(mine, SLOW)
     said(mine, {**ALL_FAST, PREDECESSOR: SLOW})
-    assert mine.too_slow(NOW, RING, SUCCESSOR) == ME
+    assert mine.too_slow(NOW, RING, SUCCESSOR).member == ME
 
 
 def test_i_go_with_the_second_successor_that_looks_slow() -> None:
     mine = link_rate()
     measured(mine, SLOW)
     said(mine, ALL_FAST)
-    assert mine.too_slow(NOW, RING, SUCCESSOR) == SUCCESSOR
+    assert mine.too_slow(NOW, RING, SUCCESSOR).member == SUCCESSOR
     mine.put_out(ME, SUCCESSOR)
     living = [peer for peer in RING if peer != SUCCESSOR]
-    assert mine.too_slow(NOW, living, NEXT) is None  # not measured yet
+    assert mine.too_slow(NOW, living, NEXT).member is None  # not measured yet
     measured(mine, SLOW, NEXT)
-    assert mine.too_slow(NOW, living, NEXT) == ME
+    assert mine.too_slow(NOW, living, NEXT).member == ME
     mine.put_out(ME, ME)
     assert mine.found_slow == {ME}, "and not whom I blamed first"
 
@@ -162,23 +162,39 @@ def test_who_was_slow_in_the_ring_before_is_first(is_in_steps: bool) -> None:
         mine = link_rate(was_slow=frozenset(was_slow), is_in_steps=is_in_steps)
         measured(mine, SLOW)
         said(mine, ALL_FAST)
-        assert mine.too_slow(NOW, RING, SUCCESSOR) == slow
+        assert mine.too_slow(NOW, RING, SUCCESSOR).member == slow
+
+
+def test_every_verdict_says_why() -> None:
+    mine = link_rate()
+    assert mine.too_slow(NOW, RING, SUCCESSOR).reason == "the link is not measured, or it pauses"
+    measured(mine, SLOW)
+    assert mine.too_slow(NOW, RING, SUCCESSOR).reason == "too few members said a link rate"
+    said(mine, {**ALL_FAST, SUCCESSOR: SLOW})
+    assert mine.too_slow(NOW, RING, SUCCESSOR).reason == "only the link to the successor is slow"
+    said(mine, {PREDECESSOR: SLOW}, sequence=2)
+    reason = "the predecessor's link to this peer is slow as well"
+    assert mine.too_slow(NOW, RING, SUCCESSOR).reason == reason
+    fast = link_rate()
+    said(fast, ALL_FAST)
+    measured(fast, FAST)
+    assert fast.too_slow(NOW, RING, SUCCESSOR).reason == "the link is not slow"
 
 
 def test_lines_that_differ_as_home_lines_do_are_no_reason() -> None:
     mine = link_rate()
     said(mine, ALL_FAST)
     measured(mine, FAST / SLOW_FACTOR * 1.01)
-    assert mine.too_slow(NOW, RING, SUCCESSOR) is None
+    assert mine.too_slow(NOW, RING, SUCCESSOR).member is None
     measured(mine, FAST / SLOW_FACTOR * 0.99)
-    assert mine.too_slow(NOW, RING, SUCCESSOR) == SUCCESSOR
+    assert mine.too_slow(NOW, RING, SUCCESSOR).member == SUCCESSOR
 
 
 def test_one_fast_machine_among_slow_ones_makes_nobody_slow() -> None:
     mine = link_rate()
     measured(mine, SLOW)
     said(mine, {PREDECESSOR: 100 * FAST, SUCCESSOR: SLOW, NEXT: SLOW, LAST: SLOW})
-    assert mine.too_slow(NOW, RING, SUCCESSOR) is None
+    assert mine.too_slow(NOW, RING, SUCCESSOR).member is None
 
 
 def test_what_is_soon_done_is_waited_for() -> None:
@@ -187,7 +203,7 @@ def test_what_is_soon_done_is_waited_for() -> None:
         mine.measured(NOW, SUCCESSOR, int(1.7 * SLOW), 1.7, 1_200_000)
         much_arrives(mine, NOW)
         said(mine, ALL_FAST)
-        return mine.too_slow(NOW, RING, SUCCESSOR)
+        return mine.too_slow(NOW, RING, SUCCESSOR).member
 
     # 1.6 MB in all for 0.6 MB a second: some 2.6 s less those already sent.
     assert verdict(num_chunks=1, round_seconds=0.0) is None
@@ -198,44 +214,44 @@ def test_what_is_soon_done_is_waited_for() -> None:
 def test_a_link_is_judged_when_it_was_busy_and_half_of_the_others_spoke() -> None:
     mine = link_rate()
     said(mine, ALL_FAST)
-    assert mine.too_slow(NOW, RING, SUCCESSOR) is None
+    assert mine.too_slow(NOW, RING, SUCCESSOR).member is None
     measured(mine, SLOW, seconds=VERDICT_SECONDS / 2)
-    assert mine.too_slow(NOW, RING, SUCCESSOR) is None
+    assert mine.too_slow(NOW, RING, SUCCESSOR).member is None
     few = link_rate()
     measured(few, SLOW)
     said(few, {PREDECESSOR: FAST})
-    assert few.too_slow(NOW, RING, SUCCESSOR) is None
+    assert few.too_slow(NOW, RING, SUCCESSOR).member is None
     said(few, {LAST: FAST})
-    assert few.too_slow(NOW, RING, SUCCESSOR) == SUCCESSOR
+    assert few.too_slow(NOW, RING, SUCCESSOR).member == SUCCESSOR
 
 
 def test_the_predecessors_word_is_waited_for() -> None:
     mine = link_rate()
     measured(mine, SLOW)
     said(mine, {SUCCESSOR: SLOW, NEXT: FAST, LAST: FAST})
-    assert mine.too_slow(NOW, RING, SUCCESSOR) is None
+    assert mine.too_slow(NOW, RING, SUCCESSOR).member is None
     much_arrives(mine, 10.0 + PREDECESSOR_SECONDS)
-    assert mine.too_slow(10.0 + PREDECESSOR_SECONDS, RING, SUCCESSOR) == SUCCESSOR
+    assert mine.too_slow(10.0 + PREDECESSOR_SECONDS, RING, SUCCESSOR).member == SUCCESSOR
 
 
 def test_what_came_before_the_line_became_slow_is_no_sign_that_it_is_not_mine() -> None:
     mine = link_rate()
     measured(mine, SLOW)
     said(mine, ALL_FAST)
-    assert mine.too_slow(11.7 + SAMPLE_SECONDS, RING, SUCCESSOR) is None
-    assert mine.too_slow(11.7 + SAMPLE_SECONDS + WORD_SECONDS, RING, SUCCESSOR) == SUCCESSOR
+    assert mine.too_slow(11.7 + SAMPLE_SECONDS, RING, SUCCESSOR).member is None
+    assert mine.too_slow(11.7 + SAMPLE_SECONDS + WORD_SECONDS, RING, SUCCESSOR).member == SUCCESSOR
     still_fed = link_rate()
     measured(still_fed, SLOW)
     said(still_fed, ALL_FAST)
     much_arrives(still_fed, 11.7 + SAMPLE_SECONDS)
-    assert still_fed.too_slow(11.7 + SAMPLE_SECONDS, RING, SUCCESSOR) == SUCCESSOR
+    assert still_fed.too_slow(11.7 + SAMPLE_SECONDS, RING, SUCCESSOR).member == SUCCESSOR
 
 
 def test_two_have_no_rest_to_be_slower_than() -> None:
     mine = link_rate([ME, SUCCESSOR])
     measured(mine, SLOW)
     said(mine, {SUCCESSOR: FAST})
-    assert mine.too_slow(20.0, [ME, SUCCESSOR], SUCCESSOR) is None
+    assert mine.too_slow(20.0, [ME, SUCCESSOR], SUCCESSOR).member is None
 
 
 def test_my_pace_is_said_when_there_is_something_to_say() -> None:
@@ -255,10 +271,10 @@ def test_a_line_that_takes_nothing_has_the_pace_zero() -> None:
     mine.measured(NOW, SUCCESSOR, 0, 1.5, MUCH)
     assert mine.to_say(NOW, SUCCESSOR) == (1, 0.0)
     said(mine, ALL_FAST)
-    assert mine.too_slow(NOW, RING, SUCCESSOR) is None
+    assert mine.too_slow(NOW, RING, SUCCESSOR).member is None
     mine.measured(NOW, SUCCESSOR, 0, PATIENCE_SECONDS_MIN, MUCH)
     much_arrives(mine, NOW)
-    assert mine.too_slow(NOW, RING, SUCCESSOR) == SUCCESSOR
+    assert mine.too_slow(NOW, RING, SUCCESSOR).member == SUCCESSOR
 
 
 def test_a_slow_line_carries_one_chunk_if_that_is_not_too_long() -> None:
@@ -266,7 +282,7 @@ def test_a_slow_line_carries_one_chunk_if_that_is_not_too_long() -> None:
         mine = link_rate(round_seconds=round_seconds)
         measured(mine, SLOW / 4, seconds=seconds)  # 6.4 s a chunk
         said(mine, ALL_FAST)
-        return mine.too_slow(10.0 + seconds, RING, SUCCESSOR)
+        return mine.too_slow(10.0 + seconds, RING, SUCCESSOR).member
 
     assert verdict(6.0, round_seconds=60.0) is None
     assert verdict(6.5, round_seconds=60.0) == SUCCESSOR
@@ -278,7 +294,7 @@ def test_strangers_and_repetitions_do_not_count() -> None:
     measured(mine, SLOW)
     said(mine, {NEXT: FAST, LAST: FAST, SUCCESSOR: SLOW, PREDECESSOR: SLOW})
     said(mine, {SUCCESSOR: FAST, PREDECESSOR: FAST})
-    assert mine.too_slow(NOW, [PREDECESSOR, ME, SUCCESSOR], SUCCESSOR) is None
+    assert mine.too_slow(NOW, [PREDECESSOR, ME, SUCCESSOR], SUCCESSOR).member is None
 
 
 # In the middle of a ring
@@ -397,16 +413,16 @@ def slow_steps(was_slow: frozenset[PeerId] = frozenset()) -> RingLinkRates:
 
 def test_with_shared_steps_it_is_my_line_unless_my_successor_has_two_slow_links() -> None:
     mine = slow_steps()
-    assert mine.too_slow(NOW, RING, SUCCESSOR) is None
-    assert mine.too_slow(NOW + STEPS_WORD_SECONDS - 0.1, RING, SUCCESSOR) is None
+    assert mine.too_slow(NOW, RING, SUCCESSOR).member is None
+    assert mine.too_slow(NOW + STEPS_WORD_SECONDS - 0.1, RING, SUCCESSOR).member is None
     said(mine, {SUCCESSOR: SLOW}, sequence=2)
-    assert mine.too_slow(NOW + STEPS_WORD_SECONDS - 0.1, RING, SUCCESSOR) == SUCCESSOR
+    assert mine.too_slow(NOW + STEPS_WORD_SECONDS - 0.1, RING, SUCCESSOR).member == SUCCESSOR
     mine = slow_steps()
-    assert mine.too_slow(NOW, RING, SUCCESSOR) is None
-    assert mine.too_slow(NOW + STEPS_WORD_SECONDS, RING, SUCCESSOR) == ME
+    assert mine.too_slow(NOW, RING, SUCCESSOR).member is None
+    assert mine.too_slow(NOW + STEPS_WORD_SECONDS, RING, SUCCESSOR).member == ME
     mine = slow_steps()
     said(mine, {PREDECESSOR: SLOW}, sequence=2)
-    assert mine.too_slow(NOW, RING, SUCCESSOR) == ME
+    assert mine.too_slow(NOW, RING, SUCCESSOR).member == ME
 
 
 def test_with_shared_steps_whom_two_found_slow_one_after_the_other_is() -> None:
@@ -415,17 +431,17 @@ def test_with_shared_steps_whom_two_found_slow_one_after_the_other_is() -> None:
     left.put_out(SUCCESSOR, SUCCESSOR)
     living = [peer for peer in RING if peer != SUCCESSOR]
     measured(left, SLOW, NEXT)
-    assert left.too_slow(NOW, living, NEXT) == NEXT
+    assert left.too_slow(NOW, living, NEXT).member == NEXT
     left.put_out(ME, NEXT)
     assert left.found_slow == {NEXT}, "who left for it is as good as before"
-    assert slow_steps(left.found_slow).too_slow(NOW, RING, SUCCESSOR) is None
+    assert slow_steps(left.found_slow).too_slow(NOW, RING, SUCCESSOR).member is None
 
 
 def test_who_left_before_another_link_is_no_witness() -> None:
     mine = slow_steps()
     for peer in (PREDECESSOR, NEXT):
         mine.put_out(peer, peer)
-    assert mine.too_slow(NOW, RING, SUCCESSOR) is None
+    assert mine.too_slow(NOW, RING, SUCCESSOR).member is None
     mine.put_out(LAST, SUCCESSOR)
     assert mine.found_slow == {NEXT, SUCCESSOR}, "from LAST on only PREDECESSOR was before it"
 
@@ -514,6 +530,6 @@ def test_words_that_come_late_do_not_replace_newer_ones() -> None:
     measured(mine, SLOW)
     said(mine, dict.fromkeys(ALL_FAST, SLOW), sequence=2)
     said(mine, ALL_FAST)
-    assert mine.too_slow(NOW, RING, SUCCESSOR) is None
+    assert mine.too_slow(NOW, RING, SUCCESSOR).member is None
     said(mine, ALL_FAST, sequence=3)
-    assert mine.too_slow(NOW, RING, SUCCESSOR) == SUCCESSOR
+    assert mine.too_slow(NOW, RING, SUCCESSOR).member == SUCCESSOR
