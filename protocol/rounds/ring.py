@@ -102,19 +102,15 @@ class RingReduce:
         self._me = me
         self._position = self.members.index(me)
         self._chunks = [Chunk() for _ in range(num_chunks)]
-        self._removed: set[PeerId] = set()
         self._num_averages = 0
         self.living = self.members
-        """Members believed living, in ring order."""
+        """Members that are not out, in ring order. `accusations` decides which members are out, and
+        `member_removed` tells it here."""
         self._living_mask = (1 << len(self.members)) - 1
         self.successor = self._next_living()
         """The next living member after me; None if I am the last one."""
 
     # What is known
-
-    @property
-    def removed(self) -> frozenset[PeerId]:
-        return frozenset(self._removed)
 
     @property
     def is_complete(self) -> bool:
@@ -186,7 +182,7 @@ class RingReduce:
         bit = 1 << self._position
         if mask & bit and not state.copy_mask:  # no sum with my part has left this member
             raise MalformedError(f"token of chunk {chunk} claims a part that I never added")
-        if state.average is not None or state.sum_state == "finishing" or self._me in self._removed:
+        if state.average is not None or state.sum_state == "finishing" or self._is_out:
             return []
         if state.sum_state == "adding":
             if state.waiting is None or worth(mask | bit) > worth(state.waiting[1] | bit):
@@ -207,7 +203,7 @@ class RingReduce:
         state.copy_mask = state.contributing_mask | (1 << self._position)
         state.contributing_mask = None
         state.copy_receiver = None
-        if state.average is None and self._me not in self._removed:
+        if state.average is None and not self._is_out:
             state.copy = payload
         else:
             state.release()
@@ -233,7 +229,7 @@ class RingReduce:
             return actions or self._advance(chunk)
         if state.sum_state != "absent":
             return self._advance(chunk)
-        if state.average is None and self._me not in self._removed and self._is_starter(chunk):
+        if state.average is None and not self._is_out and self._is_starter(chunk):
             # Those before me fell while I was adding, and I did not start it then.
             return [self._contribute(chunk, 0, None)]
         return []
@@ -244,7 +240,7 @@ class RingReduce:
         if state.sum_state != "finishing":
             raise LocalProtocolError(f"chunk {chunk} is not being average_finished")
         state.release()  # not before: a removed member's mask belongs to this copy
-        if self._me in self._removed:
+        if self._is_out:
             return []
         return self._take(chunk, Average(state.copy_mask, digest, self._position, payload), None)
 
@@ -265,14 +261,13 @@ class RingReduce:
 
     def member_removed(self, peer: PeerId) -> list[Action]:
         """A member is out of this ring for good."""
-        if peer not in self.members or peer in self._removed:
+        if peer not in self.living:
             return []
         old_successor = self.successor
-        self._removed.add(peer)
         self.living = tuple(member for member in self.living if member != peer)
         self._living_mask &= ~(1 << self.members.index(peer))
         self.successor = self._next_living()
-        if self._me in self._removed:
+        if self._is_out:
             for chunk, state in enumerate(self._chunks):
                 state.drop_copy()
                 self._take_early(chunk)  # passes nothing on
@@ -301,7 +296,11 @@ class RingReduce:
 
     def _next_living(self) -> PeerId | None:
         after_me = (*self.members[self._position + 1 :], *self.members[: self._position])
-        return next((member for member in after_me if member not in self._removed), None)
+        return next((member for member in after_me if member in self.living), None)
+
+    @property
+    def _is_out(self) -> bool:
+        return not self._living_mask >> self._position & 1
 
     def _covers_living(self, mask: int) -> bool:
         return not self._living_mask & ~mask
@@ -310,7 +309,7 @@ class RingReduce:
         num_members = len(self.members)
         for offset in range(num_members):
             member = self.members[(chunk + offset) % num_members]
-            if member not in self._removed:
+            if member in self.living:
                 return member == self._me
         return False
 
@@ -331,14 +330,14 @@ class RingReduce:
     def _advance(self, chunk: int) -> list[Action]:
         """Finishes or passes on the kept copy of a chunk, where the rules say so."""
         state = self._chunks[chunk]
-        if state.copy is None or state.sum_state == "finishing" or self._me in self._removed:
+        if state.copy is None or state.sum_state == "finishing" or self._is_out:
             return []
         if state.contributing_mask is not None:
             return []  # a better sum is on its way into the copy's place
         if self._covers_living(state.copy_mask):
             state.finish()
             return [FinishAverage(chunk, state.copy, state.copy_mask)]
-        if state.copy_receiver is not None and state.copy_receiver not in self._removed:
+        if state.copy_receiver is not None and state.copy_receiver in self.living:
             return []
         successor = self.successor
         assert successor is not None, "somebody living is not in the mask"
@@ -357,13 +356,13 @@ class RingReduce:
         state.average = average
         state.drop_copy()
         successor = self.successor
-        if self._me in self._removed or successor is None or successor == sender:
+        if self._is_out or successor is None or successor == sender:
             return []
         return self._pass_on(successor, chunk, average)
 
     def _is_early(self, mask: int) -> bool:
         """Whether a final lacks a member that I hold to be in. Who is out does not ask."""
-        return self._me not in self._removed and not self._covers_living(mask)
+        return not self._is_out and not self._covers_living(mask)
 
     def _take_early(self, chunk: int) -> list[Action]:
         """Takes those of the early finals that are not early any more."""

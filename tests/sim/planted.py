@@ -42,7 +42,7 @@ def _dead_starter(self: RingReduce, chunk: int) -> list[Action]:
     """A finisher waits for the part of the member that was to start the chunk, dead or not."""
     starter = chunk % len(self.members)
     is_missing = not self._chunks[chunk].copy_mask >> starter & 1
-    if is_missing and self.members[starter] in self._removed:
+    if is_missing and self.members[starter] not in self.living:
         return []
     return _advance(self, chunk)
 

@@ -216,7 +216,7 @@ def test_who_is_removed_only_listens() -> None:
     assert ring.member_removed(C) == []
     assert average(ring, 0, 0, 0b1101) == []
     assert ring.num_averages == 1
-    assert ring.removed == {B, C}
+    assert ring.living == (A, D)
 
 
 def test_a_removal_while_i_add_or_finish_passes_nothing_on() -> None:
