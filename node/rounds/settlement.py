@@ -14,7 +14,7 @@ from gossamer.node.storage.committed import CommittedState, chunks_with
 from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.node.storage.work import Work
 from gossamer.node.training.local_training import LocalTrainings
-from gossamer.protocol.accounting.work_account import mask_of
+from gossamer.protocol.accounting.work_records import mask_of
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.rounds.attempt import Committed
 from gossamer.protocol.state.chain import ChunkAverage, Header, spans_taken

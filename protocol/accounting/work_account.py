@@ -37,11 +37,18 @@ was when offered. To take a chunk is to subtract that vector's, to reclaim it is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gossamer.protocol.accounting.spans import merged, without
-from gossamer.protocol.accounting.work_records import AccountState, Offer, Taking, apportioned
+from gossamer.protocol.accounting.work_records import (
+    AccountState,
+    Offer,
+    Share,
+    Taking,
+    apportioned,
+    mask_of,
+)
 from gossamer.protocol.state.chain import tokens_taken
 from gossamer.protocol.wire.statements import Span
 
@@ -235,11 +242,7 @@ class WorkAccount:
             state.committed_late += tokens
             return Settlement(None, 0, 0, 0, tokens)
 
-        amounts = apportioned(min(tokens, offer.tokens), list(offer.lots.values()))
-        shares = tuple(
-            state.take(number, amount, parent)
-            for number, amount in zip(offer.lots, amounts, strict=True)
-        )
+        shares = self._shares(offer, tokens, parent)
         if chunks is None:
             zeroed, taken = self._give_up(exchanged, ABANDONED), 0
         else:
@@ -249,7 +252,7 @@ class WorkAccount:
                 zeroed = self._give_up(chunks & int.from_bytes(offer.void), ABANDONED)
             taken = chunks & ~int.from_bytes(offer.void)
         unknown = tokens - sum(share.tokens for share in shares)
-        offer.taking = Taking(head, shares, unknown, self._bytes(taken), counts_spans)
+        offer.taking = Taking(head, shares, unknown, self.state.mask_bytes(taken), counts_spans)
         on_time = offer.taking.on_time
         state.trained += unknown
         state.committed_on_time += on_time
@@ -261,9 +264,17 @@ class WorkAccount:
             for number, lot in state.lots.items()
             if lot.carried and number not in offer.lots
         ]
-        self._set_since(taken, min(newer, default=0))
-        self._unsave(taken)
+        self.state.set_since(taken, min(newer, default=0))
+        self.state.unsave(taken)
         return Settlement(offer.number, taken, zeroed, on_time, tokens - on_time)
+
+    def _shares(self, offer: Offer, tokens: int, parent: bytes) -> tuple[Share, ...]:
+        """Takes tokens of an offer from its lots for a header that follows `parent`."""
+        amounts = apportioned(min(tokens, offer.tokens), list(offer.lots.values()))
+        return tuple(
+            self.state.take(number, amount, parent)
+            for number, amount in zip(offer.lots, amounts, strict=True)
+        )
 
     def _offer_on(
         self, parent: bytes, tokens: int, chunks: int | None, num_synced: int
@@ -339,7 +350,7 @@ class WorkAccount:
         if back == 0:
             for other in state.offers:
                 if not offer.lots.keys().isdisjoint(other.lots):
-                    self._void(other, mask & ~_chunks_taken(other))
+                    self.state.void(other, mask & ~other.chunks_taken)
             return Reclaim(offer.number, 0, taking.on_time, tokens - taking.on_time, 0)
         if taking.counts_spans:
             state.spans = merged([*state.spans, *offer.spans])
@@ -376,7 +387,7 @@ class WorkAccount:
 
     def _give_up(self, chunks: int, reason: str) -> int:
         """The work in some chunks is dropped, with its share of the tokens. Returns the mask."""
-        with_work = mask_of(since > 0 for since in self.state.since)
+        with_work = self.state.with_work
         if not chunks:
             return 0
         is_all = not with_work & ~chunks
@@ -388,7 +399,7 @@ class WorkAccount:
         self.state.drop(amounts, reason)
         if is_all:
             self.state.spans = []
-        self._clear(chunks)
+        self.state.clear(chunks)
         return chunks
 
     # The process
@@ -396,7 +407,7 @@ class WorkAccount:
     @property
     def is_saved(self) -> bool:
         """Whether all work in `pending` is on disk."""
-        with_work = mask_of(since > 0 for since in self.state.since)
+        with_work = self.state.with_work
         is_there = not with_work & ~int.from_bytes(self.state.saved_chunks)
         return is_there and not (with_work and self.state.has_grown)
 
@@ -404,7 +415,7 @@ class WorkAccount:
         """`pending` is on disk as it is now, and this account with it."""
         for lot in self.state.lots.values():
             lot.saved = lot.carried
-        self.state.saved_chunks = self._bytes(self._all_chunks)
+        self.state.saved_chunks = self.state.mask_bytes(self._all_chunks)
         self.state.has_grown = False
 
     def restarted(self, *, has_saved: bool = True) -> Restart:
@@ -424,7 +435,7 @@ class WorkAccount:
         state.under_way = 0
         gone = {number: lot.carried - lot.saved for number, lot in state.lots.items()}
         chunks = int.from_bytes(state.saved_chunks)
-        self._set_since(self._all_chunks & ~chunks, 0)
+        self.state.set_since(self._all_chunks & ~chunks, 0)
         offers: dict[int, int] = {}
         for offer in state.offers:
             if not any(gone[number] for number in offer.lots):
@@ -432,7 +443,7 @@ class WorkAccount:
             if all(state.lots[n].carried == offer.lots.get(n, 0) for n in state.lots):
                 offers[offer.number] = self._all_chunks
             else:
-                self._void(offer, self._all_chunks & ~_chunks_taken(offer))
+                self.state.void(offer, self._all_chunks & ~offer.chunks_taken)
         for number, tokens in gone.items():
             lot = state.lots[number]
             lot.carried -= tokens
@@ -445,36 +456,3 @@ class WorkAccount:
                 offers[last.number] = self._all_chunks
         state.has_grown = False
         return Restart(chunks, offers)
-
-    # Chunks
-
-    def _clear(self, chunks: int) -> None:
-        """These chunks of `pending` become zero."""
-        self._set_since(chunks, 0)
-        self._unsave(chunks)
-        for offer in self.state.offers:
-            self._void(offer, chunks & ~_chunks_taken(offer))
-
-    def _void(self, offer: Offer, chunks: int) -> None:
-        offer.void = self._bytes(int.from_bytes(offer.void) | chunks)
-
-    def _set_since(self, chunks: int, since: int) -> None:
-        state = self.state
-        state.since = [
-            since if chunks >> chunk & 1 else old for chunk, old in enumerate(state.since)
-        ]
-
-    def _unsave(self, chunks: int) -> None:
-        self.state.saved_chunks = self._bytes(int.from_bytes(self.state.saved_chunks) & ~chunks)
-
-    def _bytes(self, mask: int) -> bytes:
-        return mask.to_bytes((self._num_chunks + 7) // 8)
-
-
-def _chunks_taken(offer: Offer) -> int:
-    return 0 if offer.taking is None else int.from_bytes(offer.taking.chunks)
-
-
-def mask_of(flags: Iterable[bool]) -> int:
-    """Bit c is set where flag c is."""
-    return sum(1 << chunk for chunk, flag in enumerate(flags) if flag)

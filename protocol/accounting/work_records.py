@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -89,6 +89,11 @@ class Offer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def tokens(self) -> int:
         return sum(self.lots.values())
+
+    @property
+    def chunks_taken(self) -> int:
+        """Mask of the chunks that a header took; 0: no header took the offer."""
+        return 0 if self.taking is None else int.from_bytes(self.taking.chunks)
 
 
 class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -182,6 +187,39 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def count_dropped(self, reason: str, tokens: int) -> None:
         if tokens:
             self.dropped[reason] = self.dropped.get(reason, 0) + tokens
+
+    @property
+    def with_work(self) -> int:
+        """Mask of the chunks of `pending` that hold work."""
+        return mask_of(since > 0 for since in self.since)
+
+    def clear(self, chunks: int) -> None:
+        """The chunks of a mask become zero in `pending`."""
+        self.set_since(chunks, 0)
+        self.unsave(chunks)
+        for offer in self.offers:
+            self.void(offer, chunks & ~offer.chunks_taken)
+
+    def void(self, offer: Offer, chunks: int) -> None:
+        """The work of an offer is no longer in the chunks of a mask."""
+        offer.void = self.mask_bytes(int.from_bytes(offer.void) | chunks)
+
+    def set_since(self, chunks: int, since: int) -> None:
+        """The oldest work in the chunks of a mask is of the round `since`."""
+        self.since = [since if chunks >> chunk & 1 else old for chunk, old in enumerate(self.since)]
+
+    def unsave(self, chunks: int) -> None:
+        """The vector on disk no longer holds the chunks of a mask."""
+        self.saved_chunks = self.mask_bytes(int.from_bytes(self.saved_chunks) & ~chunks)
+
+    def mask_bytes(self, mask: int) -> bytes:
+        """A mask of chunks, big-endian, as long as the chunk plan needs."""
+        return mask.to_bytes((len(self.since) + 7) // 8)
+
+
+def mask_of(flags: Iterable[bool]) -> int:
+    """A mask with bit c set where flag c is true."""
+    return sum(1 << chunk for chunk, flag in enumerate(flags) if flag)
 
 
 def apportioned(total: int, weights: Sequence[int]) -> list[int]:
