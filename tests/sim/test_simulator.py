@@ -81,8 +81,8 @@ CASES = (
 
 @pytest.mark.timeout(600)
 def test_swarms_commit_what_the_living_hold_and_end_on_one_head() -> None:
-    """All took 83 and 90 seconds of two free cores. The limit is more than six times that: cores
-    may not be free."""
+    """A hundred worlds take some 15 s of processor time, so all take some 150 s on two free cores.
+    The limit is four times that: cores may not be free."""
     statistics: Counter[str] = Counter()
     failures = []
     for outcome in run_seeds(range(NUM_WORLDS)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gossamer.node.rounds.heads import AVOID_SECONDS
 from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
@@ -13,9 +14,6 @@ from tests.sim.simulator.scenario import CHUNK_BYTES
 
 if TYPE_CHECKING:
     from tests.sim.simulator.peer import Peer
-
-AVOID_SECONDS = 20.0
-"""A head that could not be reached is left alone this long, and twice as long each further time."""
 
 
 @dataclass
