@@ -1,4 +1,4 @@
-"""For all tests: how hypothesis searches, where temporary files lie, and how many threads compute.
+"""Settings of all tests: hypothesis's search, the place of temporary files, the number of threads.
 
 Hypothesis has the same examples every time, so that a failure in CI is a failure everywhere. For a
 long search with new examples: ``pytest tests/fuzz --hypothesis-profile=long``.

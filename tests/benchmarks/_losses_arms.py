@@ -18,14 +18,14 @@ class Arm:
     name: str
     kind: Kind
     num_peers: int = 1
-    """At most: a swarm that grows ends with as many, one that shrinks begins with them."""
+    """Largest number of peers: a swarm that grows ends with it, one that shrinks begins with it."""
     inner_steps: int = 20
     """H, after the warm-up."""
     codec: str = "fp32"
     overlap: float = 0.0
     """The new state arrives after this part of the next round's inner steps; 0: at once."""
     overlap_warmup: bool = False
-    """In the rounds of the warm-up as well."""
+    """Whether the rounds of the warm-up overlap too."""
     fragments: int = 1
     mixing: float = 0.0
     """Streaming DiLoCo's alpha."""
@@ -47,7 +47,7 @@ class Arm:
     decay: float | None = None
     """distro: of the momentum; None: the mode's default."""
     learning_rate: float = 0.0
-    """Of the inner steps; 0: the mode's default."""
+    """Learning rate of the inner steps; 0 is the mode's default."""
     lookahead: bool = False
     """distro: gradients are taken where the own momentum would lead."""
 

@@ -21,7 +21,7 @@ from tests.benchmarks._losses_workers import Worker
 from tests.benchmarks._parity_training import CURVE_TOKENS, Curve, Heldout, Text, rounds_of
 
 MOMENTUM_MAX = 0.9
-"""Of rounds that choose their own: the largest that is in use anywhere."""
+"""Largest momentum in use, for rounds that choose their own."""
 
 Deal = Callable[[int], Sequence[int]]
 """Worker to the shards that it trains on."""
@@ -40,7 +40,7 @@ class Setting:
     seed: int
     deal: Deal
     points: int
-    """Of the curve."""
+    """Number of points of the curve."""
 
 
 class Swarm:
@@ -50,7 +50,7 @@ class Swarm:
         size = setting.model.num_parameters
         self.sync_sets = SyncSets(setting.model, setting.outer)
         self.parameters: FloatVector = np.zeros(size, np.float32)
-        """Of the newest round. The trainers see `base`, which may lag behind it."""
+        """State after the newest round. The trainers see `base`, which may lag behind it."""
         self.momentum: FloatVector = np.zeros(size, np.float32)
         self.base: FloatVector = np.zeros(size, np.float32)
         self.workers = [

@@ -18,14 +18,14 @@ CURVES = (
     *("sync-4", "alone", "diloco-4-h20-fp32", "diloco-4-h20-int4", "diloco-4-h20-int4-o50"),
     *("sparse-4-h20", "distro-4"),
 )
-"""Arms that are drawn as curves, if they are there; of all arms nobody could read them."""
+"""Arms that are drawn as curves, if there are results of them; curves of all are not legible."""
 
 CURVES_MAX = 8
 """Drawn instead if none of them is there."""
 
 ROW_INCHES = 0.24
 PANEL_HEAD_ROWS = 2.5
-"""Of a panel's title and margins."""
+"""Height of a panel's title and margins, in rows."""
 
 
 def plain_of(arm: Arm) -> str:

@@ -24,7 +24,7 @@ class Dealt:
 
     text: Text
     shards: tuple[tuple[int, ...], ...]
-    """Of each worker."""
+    """Shard numbers of each worker."""
 
 
 def mixed(draft: Draft, folder: Path, num_workers: int) -> Dealt:

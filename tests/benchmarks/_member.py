@@ -6,7 +6,7 @@ A member is a process. It gets its `Assignment` as the first line of its standar
 both sides take turns, a line of JSON each:
 
     member -> {"address": ...}                  where the others reach it
-    ring   -> {"addresses": [...]}              everybody's, by rank
+    ring   -> {"addresses": [...]}              of all members, by rank
     member -> {}                                connected
     ring   -> {"repeat": 0}                     prepare
     member -> {}                                prepared
@@ -79,7 +79,7 @@ def vector_of(rank: int, num_elements: int) -> Vector:
 
 
 def sleep_until(seconds: float) -> None:
-    """By the monotonic clock, which all processes of a machine share."""
+    """Sleeps until this time of the monotonic clock, which all processes of a machine share."""
     while (left := seconds - time.monotonic()) > 0:
         time.sleep(left)
 
@@ -155,7 +155,7 @@ class Checker:
     def check(self, result: Vector, parts: Sequence[Part] | None = None) -> dict[str, Any]:
         """`digest` of the result, its `parts`, `error` (the largest) and `magnitude` (of the mean).
 
-        Without `parts` everybody has to be in the whole result.
+        Without `parts` all members have to be in the whole result.
         """
         if parts is None:
             parts = [Part(0, result.size, list(range(self._assignment.num_members)))]

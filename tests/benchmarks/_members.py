@@ -72,7 +72,7 @@ class Member:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-num_lines:])
 
     def signal(self, number: int) -> None:
-        """To the process and its children."""
+        """Sends a signal to the process and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
@@ -110,7 +110,7 @@ class Members:
     def start(
         self, name: str, command: Sequence[str], plan: Assignment, lines: Network | None, logs: Path
     ) -> None:
-        """Starts and connects them; `plan` is everybody's assignment but for rank and place.
+        """Starts and connects them; `plan` is every member's assignment but for rank and place.
 
         Each is on its own machine of `lines`, or all are on the loopback. Adds them one by one, so
         that `end` ends those that were started if one cannot be.
@@ -132,7 +132,7 @@ class Members:
         return self._members[rank]
 
     def say(self, ranks: Sequence[int] | None = None, /, **message: Any) -> None:
-        """To these; None: to all."""
+        """Sends a message to the members of these ranks; None means all."""
         for member in self._of(ranks):
             member.say(**message)
 
@@ -141,7 +141,7 @@ class Members:
         return [member.hear() for member in self._of(ranks)]
 
     def prepare(self, repeat: int) -> float:
-        """Everybody prepares an all-reduce; returns when it begins (monotonic clock)."""
+        """All members prepare an all-reduce; returns when it begins (monotonic clock)."""
         self.say(repeat=repeat)
         self.hear()
         start = time.monotonic() + START_SECONDS

@@ -30,7 +30,7 @@ class Run:
 
     state_dir: StateDir
     seconds: float
-    """From the first committed round to the last."""
+    """Time from the first committed round to the last."""
 
     def states(self, last_round: int) -> Iterator[tuple[Header | None, FloatVector]]:
         """(header, parameters) of genesis (no header) and every round up to `last_round`.

@@ -65,7 +65,7 @@ class Text(ShardFolder):
     """A corpus as shards on disk."""
 
     bytes_per_token: float
-    """Of held-out text, to write losses as bits per byte."""
+    """Mean bytes in a token of held-out text: losses are also given in bits per byte."""
 
     def queue(self, model: ModelConfig, worker: int, num_workers: int) -> DataQueue:
         """The sequences of one worker, in order."""

@@ -23,7 +23,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     inner: InnerConfig
     outer: OuterConfig
     options: dict[str, float | bool | None]
-    """Of the command line."""
+    """Options of the command line."""
 
 
 class Result(msgspec.Struct, kw_only=True, omit_defaults=True):

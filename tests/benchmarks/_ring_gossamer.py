@@ -62,7 +62,7 @@ from tests.support.gossip_listener import OpenListener
 RUN_ID = digest_of(b"ring benchmark")
 CONNECT_SECONDS = 30.0
 TOKENS = 1000
-"""Everybody's weight: equal, so that the result is the mean."""
+"""Weight of each member: equal, so that the result is the mean."""
 
 
 def head_of(repeat: int) -> Digest:
@@ -203,9 +203,9 @@ class Peer(OpenListener):
             await driver.finished.wait()
             committed_seconds = time.monotonic()
             parts = self._parts(driver)
-            everybody = sorted(self._ranks.values())
+            all_ranks = sorted(self._ranks.values())
             self._channel.say(
-                is_whole=all(part.ranks == everybody for part in parts),
+                is_whole=all(part.ranks == all_ranks for part in parts),
                 finished_seconds=self.outer_step.finished_seconds,
                 ring_seconds=ring_seconds,
                 committed_seconds=committed_seconds,
@@ -310,7 +310,7 @@ class Peer(OpenListener):
 
 
 async def _reach(_peer: PeerId) -> None:
-    """Everybody is connected from the start."""
+    """All members are connected from the start."""
 
 
 def _plan_of(assignment: Assignment) -> ChunkPlan:

@@ -18,16 +18,16 @@ from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
 
 STEPS = 50
-"""Of a round; the default of `distro`."""
+"""Inner steps of a round: the default of `distro`."""
 
 TOP_K = 4
-"""Of 4096, as DisTrO was deployed."""
+"""Coefficients that are sent of each chunk's 4096, as in the deployment of DisTrO."""
 
 PLAN = ChunkPlan(STEPS, 1)
 
 
 def payloads_of(num_elements: int) -> SignPayloads:
-    """For a model whose tensors are all cut into whole chunks."""
+    """Payloads for a model whose tensors are all cut into whole chunks."""
     num_chunks = max(1, num_elements // CHUNK_COEFFICIENTS_MAX)
     return SignPayloads(SignCodec([(num_chunks, CHUNK_COEFFICIENTS_MAX)], TOP_K))
 

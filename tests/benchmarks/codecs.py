@@ -11,10 +11,10 @@ Accuracy: rings of N members with the arithmetic of a node (`protocol/rounds/rin
 member's vector drawn independently. Relative errors (norm of the error / norm of the exact value):
 
     hop       one encoding of one vector
-    average   the final of one round, against the exact mean
-    all       the sum of the finals of all rounds against the sum of the exact means: what training
-              has got in the end. "dropped": every member forgets its rounding errors; "carried":
-              it adds them to its next vector, as nodes do (error feedback)
+    average   the average of one round, against the exact mean
+    all       the sum of the averages of all rounds against the sum of the exact means: what
+              training has got in the end. "dropped": every member forgets its rounding errors;
+              "carried": it adds them to its next vector, as nodes do (error feedback)
 """
 
 from __future__ import annotations

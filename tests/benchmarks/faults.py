@@ -10,7 +10,7 @@ to, then one in whose middle, `--after` seconds after the common start, the faul
     kill        SIGKILL of one member
     neighbours  SIGKILL of two members that follow each other in the ring, at once
     freeze      SIGSTOP of one member
-    silent      one member's line drops everything and tells nobody
+    silent      one member's line drops everything without a word
     slow        one member's line has a twentieth of the rate
 
 Columns:
@@ -75,12 +75,12 @@ class Outcome:
     committed_seconds: float | None = None
     survivors: int = 0
     survivors_min: int = 0
-    """Of them in the chunk that has the fewest."""
+    """Survivors in the chunk that has the fewest of them."""
     contributors_mean: float = 0.0
     is_right: bool = False
     reasons: tuple[str, ...] = ()
     load: float = 0.0
-    """Of the machine, one minute's average."""
+    """Load of the machine, averaged over one minute."""
 
     @property
     def is_good(self) -> bool:
@@ -198,7 +198,7 @@ def table_of(options: argparse.Namespace, outcomes: Sequence[Outcome]) -> Table:
 
 
 def row_of(outcomes: Sequence[Outcome]) -> list[str]:
-    """Of one fault."""
+    """The table's row of one fault."""
     first = outcomes[0]
     undisturbed = [outcome.undisturbed_seconds for outcome in outcomes]
     seconds = [outcome.seconds for outcome in outcomes]

@@ -92,7 +92,7 @@ STEPS_MAX = 400
 ROUNDS_WANTED = 16
 """Outer steps with momentum of a trial; H is smaller than the preset's if it must be."""
 WARMUP_SHARE_MIN = 0.1
-"""Of the steps: a cold AdamW needs some ten steps, however short the trial."""
+"""Smallest share of warm-up steps: a cold AdamW needs some ten, however short the trial."""
 
 HELDOUT_PIECES = 32
 PIECE_TOKENS = 512
@@ -115,7 +115,7 @@ class Trial(msgspec.Struct, kw_only=True, omit_defaults=True):
     outer: OuterStep | None = None
     """None: one worker alone, or an `arm`."""
     arm: str = ""
-    """Of another mode than `diloco`, as losses.py names it."""
+    """Arm of another mode than `diloco`, named as in losses.py."""
     rounds: int = 0
     loss: float
     """Nats per token."""
@@ -134,13 +134,13 @@ class Entry(msgspec.Struct, kw_only=True):
     sequence_seconds: float | None = None
     """None: more memory than there was."""
     peak_bytes: int | None = None
-    """Of the training process, with `micro_batch` sequences at once."""
+    """Peak memory of the training process, with `micro_batch` sequences at once."""
     micro_batch: int = 0
     steps: int = 0
-    """Of each trial; 0: there are none."""
+    """Steps of each trial; 0 if there are no trials."""
     sequences: int = 0
     warmup_steps: int = 0
-    """Of AdamW, in each trial."""
+    """Warm-up steps of AdamW in each trial."""
     trials: list[Trial] = []
 
     def get(self, learning_rate: float, outer: OuterStep | None, arm: str = "") -> list[Trial]:

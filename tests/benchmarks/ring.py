@@ -64,7 +64,7 @@ class Turn:
     magnitude: float
     identical: bool
     is_whole: bool
-    """Whether everybody is in all of the result."""
+    """Whether all members are in all of the result."""
     ring_seconds: float | None
     committed_seconds: float | None
 
@@ -223,7 +223,7 @@ def problems_of(system: System, num_members: int) -> list[str]:
     """What Gossamer's ring got wrong."""
     problems = []
     if not all(turn.is_whole for turn in system.turns):
-        problems.append("somebody is not in the whole result")
+        problems.append("a member is not in the whole result")
     if not all(turn.identical for turn in system.turns):
         problems.append("the members' results differ")
     if not is_mean(system, num_members):

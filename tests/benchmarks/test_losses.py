@@ -183,7 +183,7 @@ def test_fragments_divide_the_inner_steps(setting: Setting) -> None:
 
 
 def test_a_sparse_run_whose_rounds_are_all_dense_is_a_dense_run(setting: Setting) -> None:
-    """With a warm-up as long as the run the modes differ in nothing."""
+    """The modes are equal where the warm-up is as long as the run."""
     outer = msgspec.structs.replace(setting.outer, warmup_rounds=STEPS // 2)
     warm = Setting(**{**vars(setting), "outer": outer})
     dense = train_diloco(warm, arm_of("diloco-2-h6-int8"))

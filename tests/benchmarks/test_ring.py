@@ -38,7 +38,7 @@ def test_bytes_are_counted_at_the_interfaces(codec: str) -> None:
         result = traffic.measure(mode, ELEMENTS, 4)
     except NamespacesUnavailable as reason:
         pytest.skip(str(reason))
-    # Everybody's part goes over every link but one, and something comes on top.
+    # Each member's part goes over every link but one, and something comes on top.
     passed_on = 3 * result.payload_bytes
     assert passed_on < result.sent_mean < passed_on + 300_000
     assert result.sent_mean == pytest.approx(result.received_mean, rel=0.1)

@@ -41,7 +41,7 @@ from tests.support.netns import LINE, NamespacesUnavailable, Network
 HERE = Path(__file__).parent
 
 MBIT = 1000.0
-"""Of each line; it decides how long this takes, and nothing else. Many members with large vectors
+"""Rate of each line. It decides only how long this takes. Many members with large vectors
 want slower ones: if the processors are the limit, who gets less of them is put out of the ring."""
 
 SIZES = {"1 M": 1_000_000, "10 M": 10_000_000, "150 M": 150_000_000}
@@ -119,7 +119,7 @@ def measure(mode: Mode, elements: int, peers: int, mbit: float = MBIT) -> Result
                 members.prepare(number)
                 answers = members.hear()
                 assert all(answer["is_whole"] for answer in answers), (
-                    "not everybody is in all of the average; who was put out of the ring: "
+                    "not all members are in all of the average; put out of the ring: "
                     f"{[answer['removed'] for answer in answers]}"
                 )
                 after = [counters(lines, machine) for machine in range(peers)]

@@ -43,10 +43,10 @@ WAITING = "gossamer_trainer_waiting_seconds_total"
 TOKENS = "gossamer_tokens_total"
 
 PATIENCE_SECONDS = 900.0
-"""For the founding, the joins and the rounds that warm up."""
+"""Time for the founding, the joins and the rounds that warm up."""
 
 WARM_ROUNDS = 3
-"""With all peers, before the measured ones."""
+"""Rounds with all peers before the measured ones."""
 
 _MANIFEST = """\
 preset = "{preset}"
@@ -66,7 +66,7 @@ gather_fraction = 0.5
 
 @dataclass(frozen=True)
 class Result:
-    """Of one run."""
+    """Figures of one run."""
 
     mode: str
     overlap: bool
@@ -171,7 +171,7 @@ def read(machine: Machine) -> Reading:
 
 
 def wait_for_round(machines: Sequence[Machine], number: int) -> None:
-    """Until all have committed it, in a ring of all."""
+    """Waits until all have committed this round, in a ring of all."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         statuses = [machine.status() for machine in machines]

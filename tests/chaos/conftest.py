@@ -56,7 +56,7 @@ def watch(lab: Lab, run: Run, num_peers: int) -> Iterator[Watch]:
 def undisturbed(lab: Lab, run: Run, watch: Watch, num_peers: int) -> float:
     """Seconds of a round of the first peers that nothing happens to, the median of some."""
     machines = lab.machines[:num_peers]
-    # Those before are quicker than a run's usual rounds: nobody trains meanwhile.
+    # Earlier rounds are quicker than usual, because no peer trains meanwhile.
     newest, seconds = run.warmup_rounds + 1, []
     for _ in range(UNDISTURBED_ROUNDS):
         seconds.append(watch.together(machines, after=newest))

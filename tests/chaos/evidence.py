@@ -24,7 +24,7 @@ from tests.support.daemons import chain_of, head_of
 from tests.support.lab import Machine, wait_until
 
 SETTLE_SECONDS = 5.0
-"""From a commit to its place in the account: some file writes on a busy machine."""
+"""Time from a commit to its place in the account: some file writes on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class CommittedRound:
         return {peer for peer, tokens in self.tokens.items() if tokens}
 
     def contributors_of_chunks(self) -> list[set[PeerId]]:
-        """By chunk. Only of the newest rounds: older averages are not kept on disk."""
+        """Contributors of each chunk of a new round: older averages are not kept on disk."""
         signed = self.state_dir.read_manifest()
         assert signed is not None
         manifest = open_signed_manifest(signed)

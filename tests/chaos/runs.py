@@ -1,6 +1,6 @@
 """Runs that many daemons on two cores can do, on lines that make their rings last a while.
 
-A round trains for longer than its ring takes, also where nobody else uses the processors. Else a
+A round trains for longer than its ring takes, also where no other work uses the processors. Else a
 machine that is cut off would do more alone than the others together, and its chain would win.
 """
 
@@ -23,7 +23,7 @@ ATTEMPT_SECONDS = 2.0
 """Without a roster for so long, the next organiser is asked."""
 
 OPTIONS = ("--threads", "1")
-"""Of every daemon."""
+"""Options of every daemon."""
 
 STREAMING = "fragments"
 """A round averages one of `FRAGMENTS` parts of the model, in fp32."""
@@ -39,22 +39,22 @@ MODES = (
 """Ways of averaging."""
 
 FRAGMENTS = 2
-"""With a layer for each."""
+"""Fragments of the model, with a layer for each."""
 
 PEERS = 4
-"""Whose rings last as long in every mode."""
+"""Number of peers. Their rings last as long in every mode."""
 
 OVERLAP_STEPS = 3
 """Times as many inner steps with overlap, where a round takes as long as its training or its ring.
-Whoever is alone ahead has to take longer for one than the others take to fetch it."""
+A peer that is ahead alone has to take longer for a round than the others take to fetch it."""
 
 SLOW_TOP_K = 512
-"""Of 4096: so a sparse ring takes about as many bytes as an `int4` one. With the default the model
-would have to be forty times larger."""
+"""Values sent of each 4096: a sparse ring takes about as many bytes as an `int4` one. The default
+would need a model forty times larger."""
 
 SHARED_TOP_K = 64
-"""Of a chunk's coefficients with `distro`: so the lines, and not the processors, set the pace of
-its steps, as they do for a large model."""
+"""Coefficients sent of each chunk with `distro`: the lines, and not the processors, limit the speed
+of its steps, as they do for a large model."""
 
 CONTEXT = 32
 """Tokens of a sequence."""
@@ -158,7 +158,7 @@ class Run:
         )
 
     def ring_bytes(self, num_peers: int) -> int:
-        """Of all chunks on their way, the mean over the links of a ring."""
+        """Bytes of all chunks on their way, averaged over the links of a ring."""
         if self.sync == DISTRO:
             step = SignPayloads(SignCodec(shapes_of(grids_of(self.model)), self.top_k))
             return self.inner_steps * step.mean_bytes(1, num_peers)
@@ -172,7 +172,7 @@ class Run:
 
     @property
     def num_elements(self) -> int:
-        """Of the model."""
+        """Number of the model's parameters."""
         return self.model.num_parameters
 
     @property
@@ -190,7 +190,7 @@ class Run:
 
     @property
     def round_tokens(self) -> int:
-        """Of one member, at most."""
+        """Upper bound on the tokens of one member in a round."""
         return self.inner_steps // self.fragments * self.sequences_per_step * CONTEXT
 
     def write(self, folder: Path) -> tuple[Path, Path]:

@@ -13,9 +13,9 @@ rate; or its trainer alone is killed.
 In the end everything heals, all peers have to come to one head and take part again, and then:
 
     faults      how many of each kind were injected
-    rounds      committed in the chain that all peers have; lost are those that somebody committed
-                and that are not in it (whoever is cut off may go on alone, and its work is carried
-                again when it is back; so lost rounds are a failure only where nobody is cut off)
+    rounds      committed in the chain that all peers have; lost are those that a peer committed
+                and that are not in it (a peer that is cut off may go on alone, and its work is
+                carried again when it is back; so lost rounds fail only where no peer is cut off)
     states      digests of the same head that two peers said at any time, or have on disk in the end
     stall       longest time without a new round anywhere
     tokens      of those that the peers of the end have trained since they were started, how many
@@ -63,7 +63,7 @@ from tests.support.netns import NamespacesUnavailable
 FAULTS = ("freeze", "cut", "slow", "trainer")
 
 FAULT_SECONDS = (5.0, 25.0)
-"""How long one lasts: from what nobody needs to notice to longer than every time-out of a round."""
+"""Range of a fault's length: from hardly noticeable to longer than every time-out of a round."""
 
 PAUSE_SECONDS = (5.0, 20.0)
 """Between the end of one and the next."""
@@ -71,14 +71,14 @@ PAUSE_SECONDS = (5.0, 20.0)
 SLOW_PART = 1 / 20
 
 HEAL_SECONDS = 120.0
-"""For all to come together in the end: a newcomer's start, its state over its line, some rounds."""
+"""Time for all to meet at the end: a newcomer's start, its state over its line, some rounds."""
 
 STEP_SECONDS = 0.2
 WATCH_SECONDS = 0.5
 """Between two questions to a daemon: eight of them share two processors with their trainers."""
 
 SHARE_MIN = 0.99
-"""Of the tokens that survivors trained, in the chain: issue 3."""
+"""Smallest share of the survivors' trained tokens that the chain has to hold."""
 
 SILENCE_SECONDS = 12.0
 """What a frozen or silent member may cost a round: issue 3."""
@@ -107,7 +107,7 @@ class Report:
 
     @property
     def share(self) -> float:
-        """Of the survivors' tokens, in the chain."""
+        """Share of the survivors' trained tokens that is in the chain."""
         return self.tokens_committed / self.tokens_trained if self.tokens_trained else 0.0
 
     def table(self) -> Table:
@@ -267,7 +267,7 @@ class Soak:
         return bool(time.monotonic() > begin + 60 * self._options.minutes)
 
     def _note_dead(self, chaos: Chaos) -> None:
-        """Whoever could not join tries again; any other end is a failure."""
+        """A peer that could not join tries again; any other end is a failure."""
         for machine in self._lab.machines:
             process = machine.process
             if not machine.is_on or process is None or process.poll() is None:
@@ -307,7 +307,7 @@ class Soak:
         assert may_be_alone or not report.rounds_lost, f"{report.rounds_lost} rounds were lost"
 
     def _look_at_tokens(self) -> None:
-        """Of what was trained before now, how much is committed two rounds later."""
+        """Notes how much of what was trained before now is committed two rounds later."""
         lab, watch, report = self._lab, self._watch, self._report
         now = {machine.name: work_of(machine) for machine in lab.running}
         for _ in range(2):
@@ -350,7 +350,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     if options.keep is not None and options.keep.exists() and any(options.keep.iterdir()):
         parser.error(f"--keep: {options.keep} is not empty")
     if options.peers < 3:
-        parser.error("--peers: at least three, or a dead and a broken one would leave nobody")
+        parser.error("--peers: at least three, or a dead and a broken one would leave none")
     return options
 
 

@@ -35,7 +35,7 @@ QUICK_LINES = 4
 """How much faster the lines are while a swarm that was split comes together."""
 
 
-def test_a_slow_line_and_a_slow_processor_set_nobody_elses_pace(
+def test_a_slow_line_and_a_slow_processor_do_not_slow_the_others(
     run: Run, machines: list[Machine], watch: Watch, undisturbed: float
 ) -> None:
     watch.together(machines)

@@ -13,7 +13,7 @@ from tests.support.lab import Lab
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Watch:
-    """Of three machines that do not exist; it asks nobody."""
+    """A watch of three machines that do not exist; it sends no requests."""
     return Watch(Lab(tmp_path, [1.0, 1.0, 1.0]), ring_bytes=1)
 
 
@@ -33,7 +33,7 @@ def test_equal_states_are_counted_and_unequal_ones_are_found(watch: Watch) -> No
         watch.num_digests_compared()
 
 
-def test_the_longest_stall_is_that_of_whoever_is_first(watch: Watch) -> None:
+def test_the_longest_stall_is_that_of_the_first_machine(watch: Watch) -> None:
     one, other = (watch.seen(machine) for machine in watch.lab.machines[:2])
     one.committed_seconds = {3: 0.0, 4: 10.0, 5: 30.0, 6: 31.0}
     other.committed_seconds = {4: 9.0, 5: 26.0, 3: 29.0}

@@ -20,21 +20,21 @@ from gossamer.protocol.rounds.roster import ring_order
 from tests.support.lab import Lab, Machine
 
 PATIENCE_SECONDS = 90.0
-"""For what takes some seconds on an idle machine."""
+"""Time for what takes some seconds on an idle machine."""
 
 _T = TypeVar("_T")
 
 
 @dataclass
 class Seen:
-    """Of one machine."""
+    """What was seen of one machine."""
 
     status: Status | None = None
     """The newest; None while the daemon does not answer."""
     sent_before_ring: int = 0
     """Bytes that the daemon had sent when its present round's ring was not yet at work."""
     rounds: dict[int, LastRound] = field(default_factory=dict)
-    """By number, as this node saw them end."""
+    """Rounds by number, as this node saw them end."""
     committed_seconds: dict[int, float] = field(default_factory=dict)
     """When a round was first seen to be this node's newest (monotonic clock)."""
     first: Status | None = None
@@ -61,12 +61,12 @@ class NextRing:
     """The ring that follows on a head that all its members have."""
 
     number: int
-    """Of its round."""
+    """Number of its round."""
     members: list[Machine]
-    """In ring order, before it is at work that of its first attempt: the organiser first."""
+    """Members in ring order (before the ring works: of its first attempt), the organiser first."""
     ready: list[Machine]
     sent_bytes: int
-    """By all together, since they are ready."""
+    """Bytes that all together have sent since they are ready."""
 
 
 class Watch:
@@ -123,7 +123,7 @@ class Watch:
         return result
 
     def summary(self) -> str:
-        """Where everybody stands, and the end of their logs."""
+        """The round and phase of all machines, and the end of their logs."""
         parts = []
         for machine in self.lab.machines:
             status = self.seen(machine).status
@@ -166,7 +166,7 @@ class Watch:
         return max(later - earlier for earlier, later in pairwise([*marks, end]))
 
     def median_round_seconds(self) -> float:
-        """Of all rounds that a machine saw committed."""
+        """Median duration of all rounds that a machine saw committed."""
         ended = (one for seen in self._seen.values() for one in seen.rounds.copy().values())
         return statistics.median(
             one.duration_seconds for one in ended if one.outcome == "committed"
@@ -295,7 +295,7 @@ class Watch:
     def outcome(
         self, machines: Collection[Machine], number: int, seconds: float = PATIENCE_SECONDS
     ) -> dict[str, LastRound]:
-        """By name, how a round ended, once it has for all these."""
+        """How a round ended for each of these machines, by name, once it has for all."""
 
         def ended() -> dict[str, LastRound] | None:
             rounds = {machine.name: self.seen(machine).rounds.get(number) for machine in machines}

@@ -37,7 +37,7 @@ class Record:
 
     manifest: Manifest
     headers: tuple[Header, ...]
-    """From the first round on."""
+    """Headers of all rounds, the first one first."""
     store: BlockStore
 
     @property
@@ -125,7 +125,7 @@ def readings(spans: Sequence[Span], peers: Sequence[str]) -> Iterator[Reading]:
     """Every way in which peers may have read a round's text, whose spans do not name them.
 
     A peer has one shard at a time. Two that had claimed the same one have read the same. With more
-    spans than peers somebody came to the end of a shard, as a corpus ends with a short one.
+    spans than peers a peer came to the end of a shard, as a corpus ends with a short one.
     """
     if len(spans) <= len(peers):
         for chosen in product(spans, repeat=len(peers)):
@@ -146,7 +146,7 @@ def readings(spans: Sequence[Span], peers: Sequence[str]) -> Iterator[Reading]:
 
 
 def _unevenness(way: Reading) -> int:
-    """All do as many steps, so where somebody read much less than others it was another way."""
+    """All do as many steps, so a peer that read much less than others went another way."""
     lengths = [sum(span.stop - span.start for span in read) for read in way.values()]
     return max(lengths) - min(lengths)
 
@@ -173,7 +173,7 @@ def replayed(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """As in the daemons' trainers, whose sums the number of threads would change."""
+    """Computes with one thread, as the daemons' trainers: the number of threads changes sums."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

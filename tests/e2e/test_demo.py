@@ -23,7 +23,7 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch) -> str:
-    """In the environment of every process that comes from this test, whoever its parent is."""
+    """A mark in the environment of every process of this test, whatever its parent is."""
     value = uuid.uuid4().hex
     monkeypatch.setenv(MARK, value)
     return value

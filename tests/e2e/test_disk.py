@@ -72,7 +72,7 @@ def test_damage_alone_falls_back_and_says_what_is_missing(swarm: LocalSwarm, fou
     assert digests_on_disk(node)[max(committed)] == newest
 
 
-def test_a_head_that_nobody_can_give_does_not_take_the_state_back(
+def test_a_head_that_no_peer_can_give_does_not_take_the_state_back(
     swarm: LocalSwarm, founded: Path
 ) -> None:
     node = add_founder(swarm, founded)

@@ -37,13 +37,13 @@ from tests.support.daemons import (
 pytestmark = pytest.mark.e2e
 
 ROUND_SECONDS_MAX = 4.0
-"""A round of this run takes a second, and up to five more if somebody is waited for in vain."""
+"""A round of this run takes a second, and up to five more if a peer is waited for in vain."""
 
 STOPPED_SECONDS = max(SILENT_SECONDS_MAX, SILENCE_SECONDS_MAX) + 3
 """Longer than a trainer, and a connection, live without a sign of life."""
 
 BACK_SECONDS = 30.0
-"""From going on until it is in a round again: finding the others, the newer head, and a round."""
+"""Time until a peer that goes on is in a round again: it finds the others and the newer head."""
 
 DAY_SECONDS = 86_400
 
@@ -83,7 +83,7 @@ class Trio:
         return (self.faulty, self.seed, self.other)
 
     def agree(self) -> None:
-        """Nobody crashed, and all states of committed rounds are the same everywhere."""
+        """No daemon crashed, and all states of committed rounds are the same everywhere."""
         assert not any(said(node, "Traceback") for node in self.nodes)
         chains = [digests_on_disk(node) for node in self.nodes]
         for number in set(chains[0]) & set(chains[1]) & set(chains[2]):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.e2e
 
 
 def write_manifest(folder: Path, top: str, outer: str) -> Path:
-    """With these lines at the top and under [outer]."""
+    """Writes a manifest with these lines at the top and under [outer]."""
     manifest = folder / "run.toml"
     text = MANIFEST.replace("[tokenizer]", f"{top}\n[tokenizer]", 1)
     for line in outer.splitlines():  # instead of what the file has for that key

@@ -1,11 +1,11 @@
 """Shared steps (`sync = "distro"`) by real daemons, and by `tests/benchmarks/losses.py`: same bits.
 
-The finals of a round's steps are on disk, with everybody's parts; the text behind them is in the
+The averages of a round's steps are on disk, with the parts of all; the text behind them is in the
 header of the next round. Replayed by the code of the table of losses, every peer has to offer the
 very bytes that it offered then, and every round has to lead to the state that was committed.
 
 Steps may lack the part of a peer that was lost. Where one that was only late took its gradient no
-disk tells, so a run in which somebody was is of no use here, and is done again.
+disk tells, so a run with a late peer is of no use here, and is done again.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ gather_fraction = 600.0
 checkpoint_rounds = 1_000
 """
 """Gradients are clipped, the learning rate rises, falls and stays, and most of what a step finds
-stays in the momentum. Without checkpoints the disk keeps all finals."""
+stays in the momentum. Without checkpoints the disk keeps all averages."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class SharedStepRunner:
 
     header: Header
     parts: tuple[dict[str, bytes], ...]
-    """Of each step, by who has a part in it."""
+    """The parts of each step, by the name of their author."""
     spans: tuple[Span, ...]
-    """The text that its members took gradients of, as far as somebody told."""
+    """The text that its members took gradients of, as far as a peer told it."""
     tellers: tuple[str, ...]
-    """Who told it."""
+    """Names of the peers that told it."""
 
 
 def rounds_of(record: Record) -> list[SharedStepRunner]:
@@ -116,7 +116,7 @@ def parts_of(record: Record, header: Header) -> tuple[dict[str, bytes], ...]:
 def run_in_time(
     root: Path, corpus: Path, described: str, num_peers: int, *, loses_one: bool
 ) -> tuple[Record, list[SharedStepRunner]]:
-    """A run in which nobody was late for a step, on a machine that has other things to do."""
+    """A run in which no peer was late for a step, on a machine that has other things to do."""
     disturb = lose_one if loses_one else lambda _swarm: None
     for attempt in range(ATTEMPTS):
         folder = root / str(attempt)
@@ -125,7 +125,7 @@ def run_in_time(
         assert len(record.peers) == num_peers
         if is_of_use(rounds, record.peers, loses_one=loses_one):
             return record, rounds
-    pytest.fail(f"in {ATTEMPTS} runs somebody was late for a step: this machine is too busy")
+    pytest.fail(f"in {ATTEMPTS} runs a peer was late for a step: this machine is too busy")
 
 
 def lose_one(swarm: LocalSwarm) -> None:
@@ -166,7 +166,7 @@ def leads_there(
     for each, reading in zip(rounds, read, strict=False):
         first = outer.first_inner_step_of(each.header.round)
         for name in {member.peer_id for member in each.header.members}:
-            # Who was not there to tell had gone on in its shard.
+            # A peer whose span is not told had gone on in its shard.
             newest[name] = reading.get(name) or [span_after(newest[name][-1])]
             peer_of[name].deal_spans(newest[name])
             peer_of[name].begin(first, STEPS)
@@ -182,7 +182,7 @@ def leads_there(
 
 
 def span_after(span: Span) -> Span:
-    """As long as this one."""
+    """The span that follows this one, with its length."""
     return Span(span.partition, span.stop, 2 * span.stop - span.start)
 
 

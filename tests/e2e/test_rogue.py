@@ -37,7 +37,7 @@ from tests.support.daemons import (
 pytestmark = pytest.mark.e2e
 
 ATTACK_SECONDS = 3.0
-"""Of each attack: long enough for what it does to be felt, and then its peer is gone."""
+"""Duration of each attack: long enough to be felt, and then its peer is gone."""
 
 CONNECT_SECONDS = 10.0
 
@@ -48,16 +48,16 @@ ROUNDS_MIN = 5
 """Committed in the minute of the attacks; some forty are without them."""
 
 REASONS = {"malformed", "oversized", "forged", "implausible", "protocol"}
-"""Each is somebody's offence."""
+"""Each is an offence of some attack."""
 
 BANS_MIN = 3
-"""By each daemon."""
+"""Smallest number of bans by each daemon."""
 
 PASSES_MAX = 3
 
 GROWTH_BYTES_MAX = 150 * 2**20
-"""Of one daemon. What all bounds allow together is more; what a missing bound would let in is
-far more: the rogue sends a GB, and keeps hundreds of streams."""
+"""Growth of one daemon's memory. All bounds together allow more; a missing bound lets in far more:
+the rogue sends a GB, and keeps hundreds of streams."""
 
 
 @dataclass
@@ -93,7 +93,7 @@ def test_the_rounds_go_on_whatever_a_rogue_does(swarm: LocalSwarm, founded: Path
 
     trio.run(attack_with, watch, [*attacks_connections.ATTACKS, *ATTACKS])
     ended = [round_of(node) for node in nodes]
-    # Those that were at it while nobody had time for them, once more.
+    # The attacks for which the daemons had no time run once more.
     for _ in range(PASSES_MAX):
         missing, is_quiet = REASONS - reasons_counted(nodes), min(map(bans_of, nodes)) < BANS_MIN
         if not (missing or is_quiet):
@@ -129,7 +129,7 @@ def bans_of(node: LocalNode) -> float:
 
 
 def reasons_counted(nodes: list[LocalNode]) -> set[str]:
-    """What somebody was counted under."""
+    """The reasons under which offences were counted."""
     return {reason for node in nodes for reason, count in counts(node, "offences").items() if count}
 
 
@@ -179,7 +179,7 @@ def peer_ids(nodes: list[LocalNode]) -> set[str]:
 
 
 def shared_digests(nodes: list[LocalNode]) -> list[dict[int, str]]:
-    """Of each node: the state digests of the rounds that all have on disk."""
+    """State digests of the rounds that all nodes have on disk, of each node."""
     chains = [digests_on_disk(node) for node in nodes]
     shared = set.intersection(*(set(chain) for chain in chains))
     assert len(shared) > ROUNDS_MIN

@@ -55,7 +55,7 @@ def three(tmp_path_factory: pytest.TempPathFactory, founded: Path) -> Iterator[l
 
 
 def start_again(nodes: list[LocalNode], node: LocalNode) -> None:
-    """With the plain command that it was started with at first."""
+    """Starts a node with the plain command of its first start."""
     if node is nodes[0]:
         node.start("start")
         return
@@ -65,7 +65,7 @@ def start_again(nodes: list[LocalNode], node: LocalNode) -> None:
 
 @pytest.fixture
 def nodes(three: list[LocalNode]) -> list[LocalNode]:
-    """The three, all in the ring; whoever did not survive another test's failure is started."""
+    """The three nodes, all in the ring; one that a failed test left dead is started."""
     for node in three:
         if not node.is_running:
             start_again(three, node)

@@ -107,7 +107,7 @@ class ScriptedTransport:
 
 
 class Offences:
-    """What somebody was blamed for."""
+    """Offences that peers were blamed for."""
 
     def __init__(self) -> None:
         self.noted: list[tuple[PeerId, str]] = []

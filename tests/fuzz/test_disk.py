@@ -74,7 +74,7 @@ def test_the_identity(folder: Path, data: bytes) -> None:
 
 
 def test_an_identity_of_another_kind(folder: Path) -> None:
-    """A key on an elliptic curve that nobody knows: well-formed, so a parser's error of its own."""
+    """A key on an unknown elliptic curve: well-formed, so a parser's error of its own."""
     path = folder / "other.key"
     path.touch(mode=0o600)
     path.write_text(

@@ -39,7 +39,7 @@ FRAMES = [
 
 @given(st.lists(anything(FRAMES, is_msgpack=False), min_size=1, max_size=5))
 def test_yamux_frames(pieces: list[bytes]) -> None:
-    """In any pieces: the connection ends, or goes on with streams that keep their bounds."""
+    """Frames may come in any pieces: the connection ends, or its streams keep their bounds."""
 
     async def feed() -> None:
         session: Any = SimpleNamespace(is_initiator=False)

@@ -91,7 +91,7 @@ Decoder = Callable[[bytes], object]
 DECODERS: dict[str, tuple[Decoder, bytes]] = {
     "chain request": (decode_chain_request, encode(ChainRequest(HEAD, 7))),
     "chain reply": (decode_chain_reply, RECORDS),
-    "board": (decode_statement_store, STATEMENT_STORE),
+    "statements": (decode_statement_store, STATEMENT_STORE),
     "run": (lambda data: open_signed_manifest(decode_signed_manifest(data)), MANIFEST),
 }
 
@@ -226,7 +226,7 @@ async def _join(node: Node) -> None:
 
 
 ANSWERS: dict[str, tuple[Callable[[Node], Awaitable[None]], list[tuple[bytes, bytes]]]] = {
-    "board": (_reconcile, [(STATEMENT_STORE, b"")]),
+    "statements": (_reconcile, [(STATEMENT_STORE, b"")]),
     "chain": (_learn, [(RECORDS, b""), (encode([]), b"")]),
     "blocks": (
         _fetch,
@@ -378,7 +378,7 @@ def test_addresses(address: str) -> None:
 
 
 def _run(function: Callable[[], Awaitable[None]]) -> None:
-    """In virtual time: retries and time-outs cost nothing."""
+    """Runs in virtual time: retries and time-outs cost nothing."""
 
     async def bounded() -> None:
         with trio.fail_after(3600.0):

@@ -73,7 +73,7 @@ def alert_expressions() -> list[str]:
 
 
 def label_values() -> dict[str, dict[str, set[str]]]:
-    """Of the real registry: series name to label name to values that are there from the start."""
+    """The registry's series names, to label names, to the values that are there from the start."""
     metrics = Metrics(Gpus())
     found: dict[str, dict[str, set[str]]] = {}
     for family in metrics.registry.collect():
@@ -175,7 +175,7 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
         }
         for name, labels in firing.items()
     ]
-    # Rounds were committed until an hour ago; and nobody is called before the patience is over.
+    # Rounds were committed until an hour ago; no alert fires before its patience is over.
     for early in ("GossamerNodeDown", "GossamerStepsStalled", "GossamerBehind", "GossamerAlone"):
         expectations.append({"eval_time": "4m", "alertname": early, "exp_alerts": []})
     expectations.append(
@@ -384,7 +384,7 @@ def test_constraints_pin_every_dependency_to_a_version_that_is_allowed() -> None
             assert requirement.specifier.contains(pins[requirement.name.lower()]), text
 
 
-# Who may import whom
+# Import contracts
 
 
 def test_the_import_contracts_find_what_breaks_them(tmp_path: Path) -> None:

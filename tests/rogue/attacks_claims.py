@@ -1,4 +1,4 @@
-"""What a rogue pretends to be: ahead of everybody, at work on everything, a member of the ring."""
+"""What a rogue pretends to be: ahead of all others, at work on everything, a member of the ring."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def wrong_blocks(rogue: Rogue, victims: list[PeerId]) -> None:
 
 
 async def rings_of_one(rogue: Rogue, victims: list[PeerId]) -> None:
-    """For every round a ring of the rogue alone, which the others would have to wait for."""
+    """It makes a ring of its own for every round, which the others would have to wait for."""
     with trio.move_on_after(20.0):
         while True:
             head = await rogue.head(victims[0])
@@ -114,7 +114,7 @@ async def rings_of_one(rogue: Rogue, victims: list[PeerId]) -> None:
 
 
 async def rings_without_end(rogue: Rogue, victims: list[PeerId]) -> None:
-    """For every round one ring after the other, each to be preferred to the one before."""
+    """It makes ring after ring for every round, each to be preferred to the one before."""
     with trio.move_on_after(20.0):
         while True:
             head = await rogue.head(victims[0])
@@ -133,7 +133,7 @@ async def rings_without_end(rogue: Rogue, victims: list[PeerId]) -> None:
 
 
 async def never_ready(rogue: Rogue, victims: list[PeerId]) -> None:
-    """At work on every round, as it says, and never done."""
+    """It says that it works on every round, and is never done."""
     with trio.move_on_after(20.0):
         while True:
             head = await rogue.head(victims[0])
@@ -225,7 +225,7 @@ async def member_that_answers_nonsense(rogue: Rogue, victims: list[PeerId]) -> N
 
 
 async def _acknowledge_all(stream: Stream) -> None:
-    """As a good member receives, except that nothing comes of it."""
+    """Receives as a good member does, except that nothing comes of it."""
     received = 0
     with suppress(TransportError):
         await receive_frame(stream)
@@ -236,7 +236,7 @@ async def _acknowledge_all(stream: Stream) -> None:
 
 
 async def member_that_accuses_everybody(rogue: Rogue, victims: list[PeerId]) -> None:
-    """It keeps its own line up, so that nobody accuses it first."""
+    """It keeps its own line up, so that it is not accused first."""
     rogue.transport.handle(RING_PROTOCOL, _acknowledge_all)
 
     async def accuse(rogue: Rogue, _victims: list[PeerId], signed: Signed, roster: Roster) -> None:
@@ -248,7 +248,7 @@ async def member_that_accuses_everybody(rogue: Rogue, victims: list[PeerId]) -> 
 
 
 async def member_that_votes_nonsense(rogue: Rogue, victims: list[PeerId]) -> None:
-    """For headers that nobody else has, and it holds everybody else to be out."""
+    """It votes for headers that no other member has, and holds all others to be out."""
     rogue.transport.handle(RING_PROTOCOL, _acknowledge_all)
 
     async def vote(rogue: Rogue, victims: list[PeerId], signed: Signed, _roster: Roster) -> None:
@@ -269,7 +269,7 @@ async def member_that_sends_wrong_chunks(rogue: Rogue, victims: list[PeerId]) ->
         num_members = len(roster.members)
         order = [member.author for member in roster.members]
         mine = (1 << order.index(rogue.me)).to_bytes((num_members + 7) // 8, "big")
-        everybody = ((1 << num_members) - 1).to_bytes(len(mine), "big")
+        all_members = ((1 << num_members) - 1).to_bytes(len(mine), "big")
         elements = plan.elements_of(0)
         length = elements * 4 if width == 4 else 4 + elements * 2
         good = bytes(length)
@@ -278,9 +278,9 @@ async def member_that_sends_wrong_chunks(rogue: Rogue, victims: list[PeerId]) ->
         for chunk, mask, finisher, payload in (
             (0, mine, None, bad),
             (0, mine, None, infinite),
-            (0, everybody, 0, bad),
-            (0, everybody, order.index(rogue.me), infinite),
-            (0, everybody, None, good),
+            (0, all_members, 0, bad),
+            (0, all_members, order.index(rogue.me), infinite),
+            (0, all_members, None, good),
             (-1, mine, None, good),
             (plan.num_chunks, mine, None, good),
             (2**63, mine, None, good),
@@ -297,7 +297,7 @@ async def member_that_sends_wrong_chunks(rogue: Rogue, victims: list[PeerId]) ->
             for victim in victims:
                 await rogue.say(hello, chunk_message, victim=victim, protocol=RING_PROTOCOL)
 
-    # Or it would be out of the ring before anybody looks at what it sends.
+    # Otherwise it is out of the ring before its chunks are looked at.
     rogue.transport.handle(RING_PROTOCOL, _acknowledge_all)
     await _as_member(rogue, victims, send)
 

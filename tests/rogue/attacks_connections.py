@@ -40,7 +40,7 @@ async def silent_connections(rogue: Rogue, victims: list[PeerId]) -> None:
 
 
 async def endless_negotiation(rogue: Rogue, victims: list[PeerId]) -> None:
-    """A name of a terabyte, before anybody knows who it is, and on a stream."""
+    """A name of a terabyte, before it has said who it is, and on a stream."""
     endless = b"\x80\x80\x80\x80\x80\x20"
 
     async def push(victim: PeerId) -> None:
@@ -137,7 +137,7 @@ async def broken_rpcs(rogue: Rogue, victims: list[PeerId]) -> None:
 
 
 async def flood_of_strangers(rogue: Rogue, victims: list[PeerId]) -> None:
-    """As if it passed on what thousands of peers said that nobody ever met."""
+    """It seems to pass on what thousands of unknown peers said."""
     head = await rogue.head(victims[0])
     bodies: list[bytes] = []
     for number in range(4000):

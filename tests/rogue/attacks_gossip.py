@@ -1,4 +1,4 @@
-"""What a rogue says by gossip and on its board: statements forged, wrong, old or too many."""
+"""A rogue's statements, by gossip and from its store: forged, wrong, old or too many."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def gossip_that_is_none(rogue: Rogue, victims: list[PeerId]) -> None:
 
 
 async def forged_statements(rogue: Rogue, victims: list[PeerId]) -> None:
-    """In another's name, for another run, by an author that is none."""
+    """Statements in another's name, for another run, and by an author that is no peer id."""
     head = await rogue.head(victims[0])
     mine = rogue.sealed(rogue.ready(head))
     other_run = rogue.sealed(rogue.ready(head), digest_of(b"another run"))
@@ -142,7 +142,7 @@ def vote_for(rogue: Rogue, header: Header) -> Signed:
 
 
 async def wrong_rosters(rogue: Rogue, victims: list[PeerId]) -> None:
-    """Of strangers, of 256 members, of the unordered, of nobody, and of a head that is not."""
+    """Rosters of strangers, of 256 members, unordered, empty, and of a head that does not exist."""
     head = await rogue.head(victims[0])
     strangers = [
         seal(rogue.ready(head), one.peer_id, rogue.run_id, one.sign) for one in rogue.strangers
@@ -162,8 +162,8 @@ async def wrong_rosters(rogue: Rogue, victims: list[PeerId]) -> None:
         return Roster(**{**fields, **changes})  # type: ignore[arg-type]
 
     mine = rogue.sealed(rogue.ready(head))
-    everybody = {PeerId(one.author): one for one in [mine, *strangers]}
-    order = [everybody[peer] for peer in ring_order(head.head, 0, everybody)]
+    authors = {PeerId(one.author): one for one in [mine, *strangers]}
+    order = [authors[peer] for peer in ring_order(head.head, 0, authors)]
     unsigned = [Signed(one.author, one.payload, bytes(64)) for one in order]
     for wrong in (
         roster([mine]),  # one that only keeps the others waiting
@@ -203,7 +203,7 @@ async def flood(rogue: Rogue, victims: list[PeerId]) -> None:
 
 
 async def lying_statement_store(rogue: Rogue, victims: list[PeerId]) -> None:
-    """Its board is full of what nobody said, and of the announcements of two thousand strangers."""
+    """Its statement store is full of forgeries and of announcements of two thousand strangers."""
     head = await rogue.head(victims[0])
     forged = Signed(victims[0], encode(rogue.ready(head)), bytes(64))
     invented: list[Signed] = []
@@ -222,7 +222,7 @@ async def lying_statement_store(rogue: Rogue, victims: list[PeerId]) -> None:
 
 
 async def wrong_weights(rogue: Rogue, victims: list[PeerId]) -> None:
-    """Work that nobody can have done, offered for every round."""
+    """It offers an impossible amount of work for every round."""
     assert rogue.manifest is not None
     for _ in range(10):
         head = await rogue.head(victims[0])

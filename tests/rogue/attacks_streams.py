@@ -63,7 +63,7 @@ async def truncated_frames(rogue: Rogue, victims: list[PeerId]) -> None:
 
 
 async def wrong_questions(rogue: Rogue, victims: list[PeerId]) -> None:
-    """Well-formed, and of values that nobody asks for."""
+    """Well-formed, and of values that no node asks for."""
     wrong: dict[str, list[bytes]] = {
         STATEMENTS_PROTOCOL: [frame(b"", bytes(33)), frame(b"", bytes(1))],
         BLOCKS_PROTOCOL: [frame(encode([bytes(5)])), frame(encode([1])), frame(encode([b"", 2]))],
@@ -86,7 +86,7 @@ async def wrong_questions(rogue: Rogue, victims: list[PeerId]) -> None:
 
 
 async def streams_never_written(rogue: Rogue, victims: list[PeerId]) -> None:
-    """As many open streams as it gets, and not a word on them."""
+    """It opens as many streams as it gets, and says not a word on them."""
     streams: list[Stream] = []
     for victim in victims:
         for _ in range(20):
@@ -99,7 +99,7 @@ async def streams_never_written(rogue: Rogue, victims: list[PeerId]) -> None:
 
 
 async def streams_never_read(rogue: Rogue, victims: list[PeerId]) -> None:
-    """Questions with long answers, as many as fit, and nobody reads the answers."""
+    """Questions with long answers, as many as fit, and does not read the answers."""
     assert rogue.manifest is not None
     block = encode_request(Digest(rogue.manifest.data.index_digest))
     streams: list[Stream] = []
@@ -122,11 +122,11 @@ async def streams_never_read(rogue: Rogue, victims: list[PeerId]) -> None:
 
 def _questions() -> dict[str, bytes]:
     """A good question on each protocol."""
-    nobody = Signed("12D3KooW", b"", bytes(64))
+    no_peer = Signed("12D3KooW", b"", bytes(64))
     return {
         STATEMENTS_PROTOCOL: frame(b"", bytes(32)),
         BLOCKS_PROTOCOL: frame(encode_request(Digest(bytes(32)))),
         CHAIN_PROTOCOL: frame(encode(ChainRequest(bytes(32), 0))),
         RUN_PROTOCOL: frame(),
-        RING_PROTOCOL: frame(encode(Hello(nobody))),
+        RING_PROTOCOL: frame(encode(Hello(no_peer))),
     }

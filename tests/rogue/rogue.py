@@ -1,8 +1,8 @@
 """A peer that speaks libp2p and the handshake properly, and then says what it should not.
 
-It runs over any `Transport`. What it knows it asks for like anybody: the manifest from the run
-protocol, statements from a board. `attacks` uses it; every attack begins with a new `Rogue`, that
-is with an identity that is not banned yet.
+It runs over any `Transport`. It asks for what it knows like any peer: the manifest from the run
+protocol, statements from a statement store. `catalogue` has its attacks; each begins with a new
+`Rogue`, that is with an identity that is not banned yet.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gossamer.protocol.wire.statements import (
 
 ASK_SECONDS = 5.0
 SAID_MAX = 16
-"""Of its own statements, on its board."""
+"""Bound on its own statements in its statement store."""
 CAPACITY = Capacity("rogue", "cpu", 0, 2**30, 1, 1000.0, 1e6)
 
 encode = msgspec.msgpack.encode
@@ -58,7 +58,7 @@ class Rogue:
     _sequence: int = 0
     _said: deque[Signed] = field(default_factory=partial(deque, maxlen=SAID_MAX))
     addresses: dict[PeerId, str] = field(default_factory=dict)
-    """Of the victims, where an attack dials by itself."""
+    """Addresses of the victims, where an attack dials by itself."""
     strangers: list[Identity] = field(default_factory=list)
     """Identities of its own that never connect."""
 
@@ -79,7 +79,7 @@ class Rogue:
         assert self.manifest is not None
         return self.manifest.run_id
 
-    # What anybody may ask
+    # What any peer may ask
 
     async def learn_run(self, victim: PeerId) -> None:
         stream = await self.transport.open_stream(victim, RUN_PROTOCOL)
@@ -91,12 +91,12 @@ class Rogue:
             self.transport.subscribe(topic, lambda _author, _data: True)
 
     def topics(self) -> tuple[str, str]:
-        """Of announcements, and of everything else."""
+        """The topics of announcements, and of everything else."""
         run = self.run_id.hex()
         return f"gossamer/{run}/members", f"gossamer/{run}/rounds"
 
     async def statement_store(self, victim: PeerId) -> list[tuple[Signed, Statement]]:
-        """What a victim's board holds."""
+        """What a victim's statement store holds."""
         stream = await self.transport.open_stream(victim, STATEMENTS_PROTOCOL)
         await send_frame(stream, b"")
         message, _ = await receive_frame(stream)
@@ -116,7 +116,7 @@ class Rogue:
                 await trio.sleep(0.1)
 
     async def _serve_statements(self, stream: Stream) -> None:
-        """What it said last, to whoever did not hear it by gossip."""
+        """What it said last, to peers that did not hear it by gossip."""
         await receive_frame(stream)
         await send_frame(stream, encode(list(self._said)))
         await stream.close()

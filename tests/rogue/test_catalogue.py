@@ -47,7 +47,7 @@ def test_the_swarm_goes_on(tmp_path: Path, attack: Attack) -> None:
             rogue = Rogue(transport, identity, random.Random(0))
             await rogue.learn_run(victims[0])
             before, began = world.round("a"), trio.current_time()
-            with suppress(TransportError):  # banned meanwhile: nobody talks to it any more
+            with suppress(TransportError):  # banned meanwhile: no peer talks to it any more
                 await attack(rogue, victims)
             seconds = trio.current_time() - began
             print(f"{attack.__name__}: {seconds:.1f} s, {world.round('a') - before} rounds")

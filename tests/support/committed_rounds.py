@@ -37,7 +37,7 @@ from tests.support.node_world import found, initial_weights
 
 IDENTITY = Identity.from_seed(bytes(32))
 TOKENS = 100
-"""Of the only member of each round."""
+"""Tokens of the only member of each round."""
 
 
 def small_manifest(num_layers: int = 2, checkpoint_rounds: int = 3) -> Manifest:
@@ -98,7 +98,7 @@ class Holder:
             self.state.set_genesis(initial)
 
     def averages(self, seed: int) -> Averages:
-        """Of a ring whose only member did some work."""
+        """The averages of a ring whose only member did some work."""
         payloads = self.state.payloads
         assert isinstance(payloads, SumPayloads)
         plan = self.state.sync_sets.whole.plan

@@ -56,7 +56,7 @@ checkpoint_rounds = 5
 
 OPTIONS = ("--threads", "1")
 PATIENCE_SECONDS = 90.0
-"""For what takes seconds on an idle machine: a daemon starts in some three, a round in one."""
+"""Time for what takes seconds on an idle machine: a daemon starts in three, a round takes one."""
 
 _T = TypeVar("_T")
 
@@ -101,7 +101,7 @@ def refused(*arguments: str | Path) -> str:
 
 
 def free_ports(number: int) -> list[int]:
-    """TCP ports that nobody uses now."""
+    """TCP ports that are free now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for one in sockets:

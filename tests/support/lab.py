@@ -38,7 +38,7 @@ from tests.support.netns import Network
 PORT = 4610
 
 GONE_SECONDS = 10.0
-"""For the kernel to clear away killed processes with some hundred MB each."""
+"""Time in which the kernel clears away killed processes with some hundred MB each."""
 
 TRAINER_MODULE = "gossamer.trainer.worker"
 
@@ -64,7 +64,7 @@ class Machine(LocalNode):
 
     @property
     def peer_id(self) -> PeerId:
-        """Of the daemon, also before it was ever started."""
+        """Peer id of the daemon, also before its first start."""
         self.root.mkdir(exist_ok=True)
         return Identity.load_or_create(StateDir(self.root).identity_path).peer_id
 
@@ -149,7 +149,7 @@ class Machine(LocalNode):
         self.is_frozen = False
 
     def cut(self) -> None:
-        """Nothing goes over the line any more, and nobody is told."""
+        """Nothing goes over the line any more, and neither end is told."""
         self.is_cut = True
         self.network.cut(self.number)
 
@@ -159,7 +159,7 @@ class Machine(LocalNode):
         self.is_cut = False
 
     def set_rate(self, mbit: float) -> None:
-        """Of the line, in each direction."""
+        """Sets the rate of the line, in each direction."""
         self.network.set_rate(self.number, mbit)
 
     @contextlib.contextmanager
@@ -234,7 +234,7 @@ class Lab:
         return [machine for machine in self.machines if machine.is_running]
 
     def statuses(self) -> Iterator[tuple[Machine, Status]]:
-        """Of all that answer now."""
+        """Status of all machines that answer now."""
         for machine in self.machines:
             if machine.is_running and (status := machine.status()) is not None:
                 yield machine, status

@@ -140,7 +140,7 @@ class MemoryStream:
         if self._broken is None:
             self.owner.count(self._protocol, received=len(piece))
             if self._closed:
-                self.reset_now()  # nobody will read this: the peer should stop sending
+                self.reset_now()  # no task reads this any more: the peer should stop sending
                 return
             self._pieces.append(piece)
             self.wake()

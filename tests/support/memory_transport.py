@@ -5,7 +5,7 @@ run under trio's MockClock takes no real time and, with `run_simulated`, is the 
 
 - A link (one for each direction of a pair) has latency and bandwidth; bytes of all streams of a
   pair share it and arrive in order. A stream holds at most `WINDOW_BYTES` under way and unread.
-- `cut` makes a pair's links silent: nothing arrives, nobody is told, and after
+- `cut` makes a pair's links silent: nothing arrives, neither is told, and after
   `DEAD_LINK_SECONDS` both sides lose their connection, as TCP_USER_TIMEOUT does. `heal` before that
   and everything held arrives, as TCP's retransmissions do.
 - `reset` breaks a pair's connection at once; `kill` ends a peer like SIGKILL: the block that
@@ -115,7 +115,7 @@ class MemoryNetwork:
         return self.link(first, second), self.link(second, first)
 
     def find(self, address: str) -> MemoryPeer | None:
-        """Who listens at an address (without ``/p2p``)."""
+        """The peer that listens at an address (without ``/p2p``)."""
         return self._transports.get(self._addresses.get(address, PeerId("")))
 
     def get(self, peer_id: PeerId) -> MemoryPeer | None:

@@ -6,8 +6,8 @@ both directions have the line's rate and nothing else. TCP's congestion control 
 one: this machine may have another default, and BBR pauses for 0.2 s in every 10 s.
 
 A line that is cut, or that another half of a split swarm is behind, drops what it gets without a
-word: no reset, no ICMP, and no "host unreachable" from the sender's own kernel, because everybody
-knows everybody's link-layer address for good. So does a router far away that lost its power.
+word: no reset, no ICMP, and no "host unreachable" from the sender's own kernel, because each end
+knows the link-layer addresses of all for good. So does a router far away that lost its power.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NAMESPACES = Path("/run/netns")
 """Where `ip netns` keeps them."""
 
 _CLONE_NEWNET = 0x40000000
-"""From <linux/sched.h>; `os.setns` came with Python 3.12."""
+"""The constant of <linux/sched.h>; `os.setns` came with Python 3.12."""
 
 _REFUSALS = ("not permitted", "ermission denied", "not supported", "Unknown device type")
 """What ``ip`` and ``tc`` say where the kernel or the container does not let us."""
@@ -108,7 +108,7 @@ class Network:
     # Faults
 
     def cut(self, machine: int) -> None:
-        """From now on the machine's line is silent in both directions."""
+        """Makes the machine's line silent in both directions."""
         _run("ip", "link", "set", self._port(machine), "down")
 
     def mend(self, machine: int) -> None:
@@ -116,7 +116,7 @@ class Network:
         _run("ip", "link", "set", self._port(machine), "up")
 
     def set_rate(self, machine: int, mbit: float) -> None:
-        """From now on the machine's line has this rate in each direction."""
+        """Sets the rate of the machine's line in each direction."""
         self._rates_mbit[machine] = mbit
         self._shape(machine, "change")
 
@@ -218,7 +218,7 @@ def _enter(namespace: int) -> None:
 
 
 def _link_address(machine: int) -> str:
-    """Of a machine's end of its line; locally administered."""
+    """Link-layer address of a machine's end of its line; locally administered."""
     return f"02:00:00:00:00:{machine + 1:02x}"
 
 
@@ -235,7 +235,7 @@ def _pids(namespace: str) -> list[int]:
 
 
 def _remove_namespace(name: str) -> None:
-    """With its processes, and both ends of its line."""
+    """Removes a namespace with its processes and both ends of its line."""
     for pid in _pids(name):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -249,7 +249,7 @@ def _remove_link(name: str) -> None:
 
 
 def _remove_leftovers() -> None:
-    """Of processes that were killed before they could tidy up."""
+    """Removes the namespaces of processes that were killed before they could tidy up."""
     dead = set()
     for path in sorted(_NAMESPACES.glob("gr*n*")):
         found = re.fullmatch(r"(gr(\d+)[a-z])n\d+", path.name)

@@ -65,7 +65,7 @@ MODEL = ModelConfig(
 
 
 def model_of(fragments: int) -> ModelConfig:
-    """With a layer for each fragment."""
+    """A small model with a layer for each fragment."""
     return replace(MODEL, num_layers=fragments)
 
 
@@ -103,7 +103,7 @@ class NumbersTrainer:
         self._queued = trio.Event()
         self._stop = False
         self._waited_seconds = 0.0
-        """For data, since the newest step."""
+        """Time spent waiting for data since the newest step."""
         self._local: np.ndarray | None = None
         self._origin = self._work = np.zeros_like(self.base)
         self._is_training = False
@@ -369,9 +369,9 @@ class World:
     checkpoint_rounds: int = 3
     gather_seconds: float = 3.0
     latency_seconds: float = 0.01
-    """Of every link, one way."""
+    """Latency of every link, one way."""
     run_in_thread: RunInThread = in_no_thread
-    """In virtual time none may be used."""
+    """Runs blocking calls; virtual time allows no threads."""
     look_seconds: float = 0.001
     """Between two looks of `until`: it may have to catch one phase."""
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -393,7 +393,7 @@ class World:
         self._shard_files = [f"{digest[:2]}/{digest}" for digest in digests]
         self._scopes: dict[str, trio.CancelScope] = {}
         self.tasks: dict[str, trio.lowlevel.Task] = {}
-        """Of each node's newest life: all that it does is done by this task and its children."""
+        """The task of each node's newest life: it and its children do all that the node does."""
 
     def identity(self, name: str) -> Identity:
         return Identity.from_seed(digest_of(f"{name} {self.seed}".encode()))
@@ -444,7 +444,7 @@ class World:
                 nursery.cancel_scope.cancel()
 
     def crash(self, name: str) -> None:
-        """As SIGKILL: nothing more is done, and the connections break."""
+        """Stops a node as SIGKILL does: nothing more is done, and the connections break."""
         self.network.kill(self.identity(name).peer_id)
         self._scopes[name].cancel()
 
@@ -491,7 +491,7 @@ class World:
         return len({tuple(path[:shortest]) for path in paths}) == 1
 
     def assert_one_chain(self, *names: str) -> None:
-        """All are on one chain, and whoever is at the same round has the same state."""
+        """All are on one chain, and those at the same round have the same state."""
         assert self.is_one_chain(*names)
         states: dict[Digest, bytes] = {}
         for name in names:
@@ -511,7 +511,7 @@ async def start(world: World, nursery: trio.Nursery, names: str) -> None:
 
 
 def headers_of(world: World, name: str) -> list[Header]:
-    """Of a node's own chain, oldest first."""
+    """Headers of a node's own chain, oldest first."""
     chain = world.participant(name).context.committed.chain
     return [chain.header(head) for head in world.path(name)]
 

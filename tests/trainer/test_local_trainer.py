@@ -61,7 +61,7 @@ def test_a_round_learns_and_leaves_its_work_behind(
     make_trainer: MakeTrainer, vectors: tuple[np.ndarray, np.ndarray], shard: str
 ) -> None:
     base, pseudo_gradient = vectors
-    pseudo_gradient += 0.5  # of an earlier round, which nobody wants any more
+    pseudo_gradient += 0.5  # of an earlier round, which is not wanted any more
     start = base.copy()
     trainer = make_trainer(base, pseudo_gradient)
     before = trainer.evaluate((shard,), 1000).loss

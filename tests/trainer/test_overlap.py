@@ -216,7 +216,7 @@ def test_without_a_step_nothing_is_handed_over(rounds: Rounds) -> None:
 def test_a_round_that_began_from_base_keeps_its_steps_too(
     make_rounds: MakeRounds, has_ended: bool, mixing: float
 ) -> None:
-    """As after a restart of the worker: to stay behind would pull the state back."""
+    """A worker that restarted must not stay behind: that would pull the state back."""
     rounds, other = make_rounds(mixing), make_rounds(mixing)
     for one in (rounds, other):
         one.begin(2, "local")

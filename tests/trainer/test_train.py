@@ -214,7 +214,7 @@ def test_rounding_errors_are_carried(text: ShardFolder) -> None:
 
 
 def test_a_round_may_choose_its_momentum(text: ShardFolder) -> None:
-    """As the manifest's `displacement` has it, and once a quarter of the steps is done."""
+    """The manifest's `displacement` chooses it, once a quarter of the steps is done."""
     plain, tuned = (small(displacement=d, momentum=0.9, learning_rate=1.0) for d in (0.0, 1.4))
     plain_steps = outer_momentum.PLAIN_SHARE * tuned.inner.total_steps
     assert plain_steps == tuned.outer.first_inner_step_of(4)

@@ -85,7 +85,7 @@ def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def manifest() -> Manifest:
-    """As much of one as a trainer needs."""
+    """The default preset's manifest, with as much as a trainer needs."""
     draft = draft_of_preset(DEFAULT_PRESET)
     data = SimpleNamespace(token_bytes=2)
     partial = SimpleNamespace(
@@ -251,7 +251,7 @@ def test_a_worker_that_exits_at_once_is_given_up_and_tried_again_when_told(
     told = Told()
 
     async def story(trainer: TrainerClient, nursery: trio.Nursery) -> None:
-        # Whoever waits for the trainer is told too.
+        # A task that waits for the trainer is told too.
         assert (await train(trainer, 1)).steps == 0
         assert trainer.failure is not None
         for text in ("no torch here", f"{FAILURES_MAX} times", "gossamer doctor", "resume"):
@@ -338,7 +338,7 @@ def test_a_death_over_an_evaluation_does_not_hold_up_who_asked(
 def test_saving_does_not_wait_for_the_round_that_is_trained_meanwhile(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With overlap a round is committed while the next one is trained, which may take hours."""
+    """A round with overlap is committed while the next one is trained, which may take hours."""
     goes_on = tmp_path / "goes on"
 
     async def story(trainer: TrainerClient, nursery: trio.Nursery) -> None:
@@ -425,7 +425,7 @@ def test_suspended_while_it_is_started(manifest: Manifest, monkeypatch: pytest.M
 def test_a_round_that_is_stopped_before_it_begins_does_not_begin(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its worker is just being started again: nobody waits for a whole round of it."""
+    """Its worker is being started again: no peer waits for a whole round of it."""
 
     async def story(trainer: TrainerClient, nursery: trio.Nursery) -> None:
         await until(lambda: trainer.is_up)

@@ -310,7 +310,9 @@ def test_a_worker_that_is_stuck_is_killed_though_it_shows_life() -> None:
     assert "got no further for 301 s" in exit_.description
 
 
-def test_a_worker_is_not_silent_while_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_is_not_silent_while_its_messages_are_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(trainer_process, "SILENT_SECONDS_MAX", 1.5)
     monkeypatch.setattr(trainer_process, "QUEUE_MESSAGES_MAX", 1)
     alive = m.encode(m.Alive(busy_seconds=0.0))

@@ -54,13 +54,13 @@ class Chain:
         if number == self.unreadable:
             raise CannotRebuildError("gone")
         members = [SimpleNamespace(peer_id=OTHER, tokens=5)]
-        # Who is in a ring and abstains has no tokens.
+        # A member of a ring that abstains has no tokens.
         members.append(SimpleNamespace(peer_id=ME, tokens=7 if number in self.mine else 0))
         return SimpleNamespace(round=number, ring_id=digest(f"ring {number}"), members=members)
 
 
 class Node:
-    """As much of one as a momentum needs, at the newest head of a chain."""
+    """As much of a node as a momentum needs, at the newest head of a chain."""
 
     def __init__(self, chain: Chain, loaded: Place | None) -> None:
         self.told: list[object] = []
@@ -95,7 +95,7 @@ class Node:
 
 
 def all_out(name: str) -> RingParts:
-    """Of a ring, whose parts of mine are all out of the momentum."""
+    """Parts of a ring whose parts of this peer are all out of the momentum."""
     return RingParts(digest(name), 7, has_left_out=False)
 
 
@@ -296,7 +296,7 @@ class RoundOfSteps:
         return self.shared.follow(cast(Ring, cast(Any, ring)))
 
     def follow_another(self) -> None:
-        """None of whose finals come."""
+        """None of this round's averages comes."""
         self.num_averages = 0
         self.follow("another ring")
 

@@ -314,7 +314,7 @@ def test_inbound_slots_come_back() -> None:
     run(case)
 
 
-def test_silent_connections_keep_nobody_out() -> None:
+def test_silent_connections_keep_no_peer_out() -> None:
     async def case() -> None:
         async with open_libp2p_transport(
             Identity.generate(), LOOPBACK, connections_max=40
@@ -661,7 +661,7 @@ def test_gossip_is_heard_right_after_a_restart_with_the_same_key() -> None:
     run(case)
 
 
-def test_nobody_is_dialled_unasked() -> None:
+def test_no_peer_is_dialled_unasked() -> None:
     async def case() -> None:
         async with (
             client_and_server() as (client, server),

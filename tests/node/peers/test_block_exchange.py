@@ -111,7 +111,7 @@ class World:
         return transport.peer_id
 
     async def visitor(self, name: str) -> Transport:
-        """Somebody who is about to ask the last seed for blocks as it likes."""
+        """A peer that is about to ask the last seed for blocks as it likes."""
         transport = await self.join(name)
         await transport.connect(self.network.addresses_of(self.peers[-1])[0])
         return transport
@@ -246,7 +246,7 @@ def test_a_missing_block_fails_the_fetch_after_the_others_are_stored(tmp_path: P
     run(main)
 
 
-def test_nobody_to_ask(tmp_path: Path) -> None:
+def test_no_peer_to_ask(tmp_path: Path) -> None:
     async def main() -> None:
         async with world(tmp_path) as here:
             here.peers = [here.transport.peer_id]  # ourselves do not count
@@ -278,7 +278,7 @@ def test_a_peer_that_comes_later_is_asked(tmp_path: Path) -> None:
     ],
     ids=["flipped", "cut", "longer"],
 )
-def test_wrong_bytes_are_an_offence_and_come_from_somebody_else(
+def test_wrong_bytes_are_an_offence_and_come_from_another_peer(
     tmp_path: Path, lie: Callable[[bytes], bytes]
 ) -> None:
     async def main() -> None:

@@ -66,7 +66,7 @@ class Alone:
         self.in_add: Callable[[], None] = lambda: None
         self.in_step = in_step
         self.taken: list[tuple[bytes, ...]] = []
-        """Finals of the outer steps that were taken."""
+        """Averages of the outer steps that were taken."""
         self.dropped: list[tuple[bytes, ...]] = []
         self.gossip = Gossip(
             transport,  # type: ignore[arg-type]
@@ -196,7 +196,7 @@ def test_the_outer_step_of_a_round_that_was_left_is_neither_taken_nor_voted_for(
 
 
 def test_of_several_outer_steps_only_the_newest_is_taken() -> None:
-    """In whichever order their threads begin: an older one would overwrite the newer state."""
+    """The order of the threads does not matter: an older step would overwrite the newer state."""
     gate = Gate()
 
     def averages(number: int) -> list[Average]:

@@ -223,7 +223,7 @@ class Lab:
         return {peer for peer, _ in self.reasons()}
 
     def contributors(self) -> list[set[PeerId]]:
-        """Of each chunk."""
+        """The contributors of each chunk."""
         averages = self.in_ring()[0].committed.averages
         return [
             {peer for place, peer in enumerate(self.order) if average.mask >> place & 1}
@@ -296,7 +296,7 @@ def test_one_is_killed(seconds: float) -> None:
 
 @pytest.mark.parametrize("num_killed", [1, 2])
 def test_who_has_committed_delivers_what_the_dead_were_to_pass_on(num_killed: int) -> None:
-    """The line before the last member is half as quick as the others, so its finals come later."""
+    """The line before the last member has half the others' rate, so its averages come later."""
 
     async def story(lab: Lab) -> None:
         *others, last = lab.order
@@ -368,7 +368,7 @@ def test_one_has_a_twentieth_of_the_line(up: bool, down: bool) -> None:
         assert seconds < 1.5 * UNDISTURBED_SECONDS
         assert slow in {peer for peer, reason in lab.reasons() if reason == "slow"}
         if down:
-            # Its predecessor sees a slow line and its own predecessor none: nobody else is blamed.
+            # Its predecessor sees a slow line and its own predecessor none: no other is blamed.
             assert lab.removed == {slow}
             assert all(members >= set(lab.members) for members in lab.contributors())
         else:
@@ -398,7 +398,7 @@ def test_the_line_of_one_falls_to_a_twentieth(up: bool, seconds: float) -> None:
 @pytest.mark.parametrize("seconds", [1.0, 2.0, 3.0])
 def test_the_line_of_one_falls_in_one_direction(seconds: float) -> None:
     """Not later: then the others have all that the slow one got, and commit without the one that
-    waits for it. A node fetches such a round; here is nobody who does."""
+    waits for it. A node fetches such a round; these members do not."""
 
     async def story(lab: Lab) -> None:
         await trio.sleep(seconds)

@@ -64,7 +64,7 @@ def test_a_block_that_is_not_there(store: BlockStore) -> None:
             read(digest)
 
 
-def test_a_file_that_somebody_removed_is_missing(store: BlockStore) -> None:
+def test_a_file_that_was_removed_is_missing(store: BlockStore) -> None:
     digest = store.put(b"soon gone")
     store.path(digest).unlink()
     with pytest.raises(MissingBlockError, match="is gone"):
@@ -341,7 +341,7 @@ def test_another_trouble_of_the_disk_is_not_called_full(
 
 
 def refuse_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a read-only disk: what is there can be read, and nothing else."""
+    """Makes the disk read-only: what is there can be read, and nothing else."""
 
     def refuse(*_args: object, **_more: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -399,7 +399,7 @@ def test_a_folder_that_was_deleted_is_made_anew_where_that_is_right(tmp_path: Pa
     store = BlockStore(tmp_path / "blocks", QUOTA_BYTES, check_place=check_place)
     lost = [store.put(block(number)) for number in range(3)]
     shutil.rmtree(tmp_path / "blocks")
-    assert all(store.has(digest) for digest in lost), "nobody looked yet"
+    assert all(store.has(digest) for digest in lost), "not looked for yet"
     new = store.put(block(9))
     assert store.get(new) == block(9)
     assert store.forget_lost() == 3

@@ -18,7 +18,7 @@ PEER = peer_id_from_public_key(bytes(range(32)))
 
 
 def chain_of(peer_id: PeerId, num_rounds: int) -> list[tuple[Commit, Header]]:
-    """Rounds of one member without votes: the store leaves checking to whoever adds."""
+    """Rounds of one member without votes: the store leaves checking to its caller."""
     chain = []
     parent = bytes(RUN_ID)
     for number in range(1, num_rounds + 1):

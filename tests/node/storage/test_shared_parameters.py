@@ -62,7 +62,7 @@ def test_steps_as_they_come_and_all_at_once_lead_to_the_same(
     assert shared_parameters.values.tobytes() == at_once.tobytes()
 
 
-def test_a_step_of_which_a_better_final_came_later_is_taken_again(
+def test_a_step_of_which_a_better_average_came_later_is_taken_again(
     manifest: Manifest, payloads: SignPayloads
 ) -> None:
     start = initial_weights(1, MODEL.num_parameters)

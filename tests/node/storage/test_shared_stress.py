@@ -29,7 +29,7 @@ from tests.support.committed_rounds import Holder, MadeRound, small_manifest
 
 ROUNDS = 60
 REPLAYED = 4
-"""Of so many rounds one is replayed, and the others are committed here."""
+"""One round in so many is replayed, and the others are committed here."""
 
 PEERS = [peer_id_from_public_key(number.to_bytes(32)) for number in range(200)]
 

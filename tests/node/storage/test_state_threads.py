@@ -97,7 +97,7 @@ def test_a_late_step_of_a_round_that_was_left_does_not_tear_the_next_commit(
         holder.assert_whole()
 
 
-def test_a_step_that_nobody_wants_any_more_is_dropped(tmp_path: Path) -> None:
+def test_a_step_that_is_not_wanted_any_more_is_dropped(tmp_path: Path) -> None:
     holder = Holder(small_manifest(), tmp_path)
     before = holder.state.head
     assert holder.take_step(holder.averages(1), is_wanted=lambda: False) is None
@@ -112,7 +112,7 @@ def test_the_event_loop_always_finds_the_newest_checkpoint(tmp_path: Path) -> No
     seen: list[int] = []
 
     def look(frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
-        """As if the threads were switched before each line that changes what is kept."""
+        """Switches threads before each line that changes what is kept."""
         if frame.f_code.co_filename != retention.__file__:
             return None
         seen.append(holder.state.checkpoint_round)

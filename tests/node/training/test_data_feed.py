@@ -238,7 +238,7 @@ def test_shards_of_carried_work_are_claimed_where_it_left_off() -> None:
                 Span(0, 10, 30), Span(0, 30, 50),  # goes on where the chain is
                 Span(1, 20, 50),  # consumed by others meanwhile
                 Span(2, 0, SHARD_TOKENS),  # trained to its end
-                Span(3, 10, 20),  # taken up by somebody else
+                Span(3, 10, 20),  # taken up by another peer
             ]
         )  # fmt: skip
         assert set(world.feed.claims) == {0, 2}

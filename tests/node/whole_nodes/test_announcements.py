@@ -17,7 +17,7 @@ from gossamer.protocol.wire.statements import Announce, Signed, Statement, seal
 from tests.support.node_world import World, simulate, start
 
 STARTED_SECONDS = 10.0
-"""By then all nodes of a story are connected, and wait for more."""
+"""Time after which all nodes of a story are connected, and wait for more."""
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_phase_that_changes_is_announced_at_once(
 def test_a_node_with_news_at_every_instant_stays_under_the_rate_of_an_author(
     tmp_path: Path, announced: dict[PeerId, list[float]]
 ) -> None:
-    """As with small shards and quick rounds: each claim is an announcement."""
+    """Each claim is an announcement, as with small shards and quick rounds."""
     world = World(tmp_path, seed=92, wait_for_peers=9)
 
     async def story(nursery: trio.Nursery) -> None:

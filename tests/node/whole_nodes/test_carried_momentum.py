@@ -32,11 +32,11 @@ from tests.support.node_world import (
 )
 
 STALE_ROUNDS = 5
-"""Of the manifest in these worlds."""
+"""Stale rounds of the manifest in these worlds."""
 
 
 class Origin:
-    """From where a momentum comes: its beginning at zero, and the parts that left it since."""
+    """The origin of a momentum: its beginning at zero, and the parts that left it since."""
 
     def __init__(self, birth: object, taken: frozenset[bytes] = frozenset()) -> None:
         self.birth, self.taken = birth, taken
@@ -46,9 +46,9 @@ class SharingTrainer(NumbersTrainer):
     """Its momentum, what it sends of it and its file are the real trainer's."""
 
     births: dict[bytes, object]
-    """Of the momentum behind each part, of all nodes and lives."""
+    """The birth of the momentum behind each part, of all nodes and lives."""
     files: dict[bytes, Origin]
-    """By their content."""
+    """Origins of momentum files, by their content."""
 
     def __init__(self, *arguments: Any, **others: Any) -> None:
         super().__init__(*arguments, **others)
@@ -172,7 +172,7 @@ def trainer_of(world: World, name: str) -> SharingTrainer:
 
 
 async def start(world: World, nursery: trio.Nursery, names: str) -> None:
-    """Until they have made some rounds and hold all data."""
+    """Starts nodes, until they have made some rounds and hold all data."""
     first, others = names[0], names[1:]
     await nursery.start(world.run, first, (), SharingTrainer)
     for name in others:
@@ -192,7 +192,7 @@ async def come_back(world: World, nursery: trio.Nursery, name: str) -> SharingTr
 
 
 async def leave(world: World, name: str) -> None:
-    """In order; returns when its directory is free."""
+    """Leaves in order; returns when the node's directory is free."""
     world.nodes[name].leave()
     lock = StateDir(world.root / name).lock_path
     await world.until(lambda: not lock.read_bytes())

@@ -70,7 +70,7 @@ def test_accounts_are_what_the_chain_says_under_churn(
         assert survivor.trained > 0
         assert survivor.dropped == survivor.lost == 0
         lost = [world.participant(name).context.work.status.lost for name in "bcd"]
-        assert max(lost) > 0, "nobody was killed while it trained"
+        assert max(lost) > 0, "no node was killed while it trained"
 
     simulate(world, story)
 
@@ -100,7 +100,7 @@ def test_an_account_that_is_gone_is_told_by_the_chain(tmp_path: Path) -> None:
 def test_the_account_does_not_need_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is in a round is not asked of blocks that a full disk did not take."""
+    """The members of a round are not read from blocks that a full disk did not take."""
     world = World(tmp_path, seed=45)
 
     def not_there(_header: Header) -> tuple[ChunkAverage, ...]:
@@ -166,7 +166,7 @@ def test_the_work_of_the_losing_half_is_carried(tmp_path: Path, fragments: int) 
 
 def test_what_a_round_took_is_known_although_a_checkpoint_skips_it(tmp_path: Path) -> None:
     """A line breaks in mid-ring. The others commit with a part of what it brought, go on, and have
-    a checkpoint of every round, so that nobody need replay that one."""
+    a checkpoint of every round, so that no peer need replay that one."""
     world = World(tmp_path, seed=44, checkpoint_rounds=1, latency_seconds=0.05)
     me = world.identity("c").peer_id
     others = [world.identity(name).peer_id for name in "ab"]

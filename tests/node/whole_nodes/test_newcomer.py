@@ -31,7 +31,7 @@ MISSED_ROUNDS = 4
 """So few that they are replayed, and no newer checkpoint is fetched instead."""
 
 SLOW_STEP_SECONDS = 5.0
-"""Of one inner step: the others do not wait for it."""
+"""Time of one inner step: the others do not wait for it."""
 
 
 @pytest.fixture

@@ -179,7 +179,7 @@ def test_a_node_whose_trainer_failed_follows_serves_and_comes_back(tmp_path: Pat
         await world.reach(before + 8, "a", "b", seconds=60)
         # Alone it takes less than a second; waiting for the other would take gather_seconds more.
         assert trio.current_time() - started < 8 * 1.5
-        assert a.context.swarm.claims() == {}, "nobody else may have its shards"
+        assert a.context.swarm.claims() == {}, "no other peer may have its shards"
         world.assert_one_chain("a", "b")
 
         # It is the only one whom a newcomer can hear of the run from.
@@ -277,7 +277,7 @@ def test_all_are_restarted_and_the_newest_known_addresses_are_dead(tmp_path: Pat
 
 
 def num_members(world: World, name: str) -> int:
-    """Of the ring of the newest round that a node has committed."""
+    """Members of the ring of the newest round that a node has committed."""
     path = world.path(name)
     chain = world.participant(name).context.committed.chain
     return len(chain.header(path[-1]).members) if path else 0

@@ -55,7 +55,7 @@ def test_the_first_round_waits_for_the_peers_that_were_asked_for(tmp_path: Path)
         chain = world.participant("a").context.committed.chain
         assert len(chain.header(world.path("a")[0]).members) == 2
         world.crash("b")
-        await world.reach(world.round("a") + 3, "a")  # later rounds wait for nobody
+        await world.reach(world.round("a") + 3, "a")  # later rounds wait for no peer
 
     simulate(world, story)
 
@@ -229,7 +229,7 @@ def test_what_a_round_held_goes_with_it(tmp_path: Path, codec: str, overlap: boo
     world = World(tmp_path, seed=60, codec=codec, overlap=overlap, wait_for_peers=1)
 
     def num_held() -> int:
-        """Of other tests in this process as well."""
+        """Objects that are held, those of other tests in this process included."""
         # Not `isinstance`: some module's objects do something when they are asked what they are.
         return sum(type(each) in (RoundDriver, Round) for each in gc.get_objects())
 

@@ -18,7 +18,7 @@ from tests.support.node_world import (
 )
 
 ROUND_SECONDS = 4 * STEP_SECONDS
-"""Of training: the world's rounds have four steps."""
+"""Training time of a round: the world's rounds have four steps."""
 
 LINE = 80_000.0
 """Bytes a second: a ring of three takes some 0.35 s for the world's 23 kB, nearly a round."""
@@ -33,7 +33,7 @@ def slow_lines(world: World, names: str) -> None:
 
 
 async def seconds_of_rounds(world: World, names: str, number: int) -> float:
-    """Of one round, the mean of so many."""
+    """Mean time of one round, over this number of rounds."""
     first, began = world.round(names[0]), trio.current_time()
     await world.reach(first + number, *names)
     return (trio.current_time() - began) / number

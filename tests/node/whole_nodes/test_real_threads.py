@@ -49,7 +49,7 @@ LEFT_SECONDS = 4.0
 `heads.OVERTAKEN_SECONDS`, a third of this."""
 
 LOOK_SECONDS = 0.02
-"""Of the nodes, between two looks of a test: it must leave them the time to work."""
+"""Time between two looks of a test at the nodes: they need the time to work."""
 
 
 class SlowThreads:

@@ -1,4 +1,4 @@
-"""Rounds of shared steps in virtual time: all are where all are, whoever comes or goes."""
+"""Rounds of shared steps in virtual time: all nodes stay together while nodes come and go."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.node_world import (
 )
 
 STEPS = 4
-"""Of a round in this world."""
+"""Inner steps of a round in this world."""
 
 STEP_TOKENS = 2 * MODEL.context
 
@@ -116,7 +116,7 @@ def test_a_slow_one_has_a_part_in_some_steps_and_stops_none(tmp_path: Path) -> N
         await nursery.start(world.run, "a")
         await nursery.start(world.run, "b", ["a"])
         await nursery.start(world.run, "c", ["a"], SlowTrainer)
-        await world.reach(3, *"abc")  # by then they know each other's pace
+        await world.reach(3, *"abc")  # by then they know each other's speed
         began, first = trio.current_time(), world.round("a")
         await world.reach(first + 4, *"abc")
         seconds_a_step = (trio.current_time() - began) / (4 * steps)
@@ -206,7 +206,7 @@ def test_a_newcomer_takes_the_state_and_enters_at_the_next_boundary(tmp_path: Pa
         sizes = [len(header.members) for header in headers_of(world, "a")]
         assert sizes[:4] == 4 * [2]
         assert sizes[-1] == 3
-        # Nobody was alone on the way, and no round of two was lost to the third.
+        # No node was alone on the way, and no round of two was lost to the third.
         assert sorted(sizes) == sizes
 
     simulate(world, story)
@@ -228,7 +228,7 @@ def test_states_and_accounts_under_churn(tmp_path: Path, seed: int) -> None:
             await trio.sleep(draw.uniform(0.2, 3.0))
             await nursery.start(world.run, name, ["a"])
         await world.reach(world.round("a") + 3, *"abcd")
-        # Who came back may have been alone for a round; the head rule joins them.
+        # A node that came back may have been alone for a round; the head rule joins them.
         await world.until(lambda: world.is_one_chain(*"abcd"))
         await settled(world, *"abcd")
         world.assert_one_chain(*"abcd")

@@ -109,8 +109,8 @@ def test_two_halves_have_one_head_within_two_rounds_of_healing(tmp_path: Path) -
 
 
 def test_the_half_that_is_behind_yields_in_the_middle_of_its_ring(tmp_path: Path) -> None:
-    """With shared steps each half is in a ring all the time, which would make it the heavier one:
-    if it waited for that, they would be together a round later at best."""
+    """Each half of a run with shared steps is in a ring all the time, which would make it the
+    heavier one: if it waited for that, they would be together a round later at best."""
     world = World(tmp_path, seed=31, inner_steps=50, codec="distro")
 
     async def story(nursery: trio.Nursery) -> None:

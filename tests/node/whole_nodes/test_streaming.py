@@ -21,10 +21,10 @@ from tests.support.node_world import (
 )
 
 WARMUP_ROUNDS, WARMUP_STEPS, INNER_STEPS = 1, 2, 4
-"""Of the world's manifest."""
+"""Values of the world's manifest."""
 
 AROUND_BYTES = 2000
-"""Of a round, beside the chunks."""
+"""Bytes of a round beside its chunks, at most."""
 
 
 async def begin(world: World, nursery: trio.Nursery, names: str) -> None:

@@ -146,7 +146,7 @@ def test_a_node_alone_goes_on_after_such_a_value(
 def test_such_a_value_in_work_that_is_carried_costs_what_is_carried(
     tmp_path: Path, offences: list[tuple[PeerId, str]], mode: dict[str, Any]
 ) -> None:
-    """As if a bit of the host's memory flipped while the node trains."""
+    """A bit of the host's memory flips while the node trains."""
     world = World(tmp_path, seed=32, wait_for_peers=2, **mode)
 
     async def story(nursery: trio.Nursery) -> None:
@@ -243,7 +243,7 @@ def test_such_a_value_that_comes_after_the_last_look_costs_the_part_in_the_ring(
 def test_a_shared_step_of_which_a_trainer_has_nothing_goes_on_without_it(
     tmp_path: Path, offences: list[tuple[PeerId, str]]
 ) -> None:
-    """With shared steps the value is in the trainer's momentum, which begins anew."""
+    """The value is in the trainer's momentum with shared steps, and the momentum begins anew."""
     world = World(tmp_path, seed=34, codec="distro", wait_for_peers=2)
 
     class Skipping(NumbersTrainer):

@@ -93,7 +93,7 @@ def test_the_lookahead_goes_against_the_momentum(dct: ModelDct) -> None:
 
 
 def updates(dct: ModelDct, number: int) -> list[SignUpdate]:
-    """From integers, so that they are the same everywhere."""
+    """Updates from integers, so that they are the same everywhere."""
     every = np.arange(dct.num_parameters, dtype=np.int64)
     made = []
     for peer in range(number):
@@ -120,7 +120,7 @@ def test_the_order_of_the_peers_does_not_matter(dct: ModelDct) -> None:
     assert one.tobytes() == other.tobytes()
 
 
-def test_what_nobody_sent_or_what_cancels_moves_nothing(dct: ModelDct) -> None:
+def test_what_was_not_sent_or_cancels_moves_nothing(dct: ModelDct) -> None:
     parameters = np.full(dct.num_parameters, 0.5, np.float32)
     places = np.arange(0, dct.num_parameters, 5)
     plus = SignUpdate(places, np.ones(len(places), bool))
