@@ -18,9 +18,15 @@ Every event takes the local time in seconds, from a clock that never goes back.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
+from gossamer.node.rounds.effects import (
+    Effects,
+    LinkFullError,
+    LinkTarget,
+    OuterStepOrder,
+    OutgoingLink,
+)
 from gossamer.node.rounds.silence import Silence
 from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import RemoteProtocolError
@@ -36,10 +42,9 @@ from gossamer.protocol.rounds.attempt import (
 )
 from gossamer.protocol.rounds.inventory import Inventory
 from gossamer.protocol.rounds.proposal import members_of
-from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Payload, Send
-from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Payload, Send
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.state.chain import Commit, Member
+from gossamer.protocol.state.chain import Commit
 from gossamer.protocol.wire.statements import Ready, Signed, Statement
 
 TICK_SECONDS = 0.1
@@ -52,97 +57,9 @@ LINGER_SECONDS = 10.0
 """Time after the commit for which a member serves those that have not voted for it yet. A member
 that has not voted by then fetches the round instead (`heads.OVERTAKEN_SECONDS`)."""
 
-
-SENDS_PER_CHUNK_MAX = 4
-"""A chunk is sent to one member at most as partial sum, as average, and once more of each when the
-ring changes or votes differ. A link holds no more than that of each chunk."""
-
-
-class LinkFullError(Exception):
-    """A link has more queued than one ring can ever need."""
-
-
-class OutgoingLink(Protocol):
-    """The stream to one member of one ring."""
-
-    def send(self, frame: Send) -> None:
-        """Queues a chunk. Raises LinkFullError."""
-
-    def finish(self) -> None:
-        """Nothing more will be queued; what is queued is still delivered."""
-
-    def close(self) -> None:
-        """Ends the stream now."""
-
-
-@dataclass(frozen=True)
-class LinkTarget:
-    """What a link is opened for."""
-
-    peer: PeerId
-    ring: Ring
-    envelope: Signed
-    """The signed roster, with which the stream begins."""
-    waits_for_inventory: bool
-    """Whether the member may hold chunks already. In a ring without removed members a member holds
-    nothing that its predecessor did not send."""
-
-
-@dataclass(frozen=True)
-class OuterStepOrder:
-    """One outer step to take."""
-
-    ring_id: Digest
-    generation: int
-    parent: Digest
-    averages: list[Average]
-    members: tuple[Member, ...]
-
-
 ChunkUse: TypeAlias = Literal["wanted", "late", "refused"]
 """What becomes of a chunk that arrives: it is taken; it is dropped, because the round is committed
 here; its stream is refused, because another ring is followed here."""
-
-
-class Effects(Protocol):
-    """What a dispatcher makes happen. No method waits."""
-
-    def publish(self, signed: Signed, statement: Statement) -> None:
-        """Gossips a statement of this peer."""
-
-    def begin_ring(self, ring: Ring) -> None:
-        """This ring is followed from now on. Links of an earlier ring are closed already."""
-
-    def open_link(self, target: LinkTarget) -> OutgoingLink:
-        """Starts a stream to a member. A failure is told by `RoundDispatcher.link_failed`."""
-
-    def contribute(self, ring_id: Digest, action: Contribute) -> None:
-        """Starts to add this peer's part. The answer is `contributed` or `rejected`."""
-
-    def finish_average(self, ring_id: Digest, action: FinishAverage) -> None:
-        """Starts to finish an average. The answer is `average_finished` or `cannot_finish`."""
-
-    def take_outer_step(self, order: OuterStepOrder) -> None:
-        """Starts an outer step. The answer is `computed`, unless `is_wanted` became false."""
-
-    def heard_seconds(self, peer: PeerId) -> float | None:
-        """Local time at which something last came from a peer; None without a connection."""
-
-    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
-        """A peer broke the protocol."""
-
-    def removed(self, peer: PeerId, reason: str) -> None:
-        """A member is out of the ring."""
-
-    def notify_committed(self, committed: Committed) -> None:
-        """The round is committed here. Links live on until `notify_delivered` or `ends_seconds`."""
-
-    def notify_delivered(self) -> None:
-        """All other members have the commit: links end when their queues are empty."""
-
-    def notify_changed(self) -> None:
-        """The machine may have changed."""
-
 
 Phase: TypeAlias = Literal["new", "running", "delivering", "delivered", "closed"]
 

@@ -14,24 +14,22 @@ from gossamer.node.base.threads import RunInThread
 from gossamer.node.modes.contribution import Contribution
 from gossamer.node.network.transport import StreamClosed, Transport, TransportError
 from gossamer.node.peers.gossip import Gossip
-from gossamer.node.rounds.dispatcher import (
-    HELLO_SECONDS,
+from gossamer.node.rounds.dispatcher import HELLO_SECONDS, TICK_SECONDS, RoundDispatcher
+from gossamer.node.rounds.effects import (
     SENDS_PER_CHUNK_MAX,
-    TICK_SECONDS,
-    LinkFullError,
     LinkTarget,
     OuterStepOrder,
     OutgoingLink,
-    RoundDispatcher,
 )
 from gossamer.node.rounds.ring_link import LinkFailed, Receiver, RingLink
 from gossamer.node.rounds.round_host import RoundHost
+from gossamer.node.rounds.scoped_link import ScopedLink
 from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.rounds.attempt import Committed
 from gossamer.protocol.rounds.inventory import Inventory
-from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Payload, Send
+from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Payload
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit
@@ -264,7 +262,7 @@ class RoundDriver:
                 trio.current_time(), ring_id, peer, *measured
             ),
         )
-        outgoing = _OutgoingLink(link)
+        outgoing = ScopedLink(link)
         self._nursery.start_soon(self._run_link, ring_id, peer, outgoing)
         return outgoing
 
@@ -310,7 +308,7 @@ class RoundDriver:
 
     # Tasks
 
-    async def _run_link(self, ring_id: Digest, peer: PeerId, link: _OutgoingLink) -> None:
+    async def _run_link(self, ring_id: Digest, peer: PeerId, link: ScopedLink) -> None:
         failure: str | None = None
         with link.scope:
             try:
@@ -392,27 +390,6 @@ class RoundDriver:
     def _node(self) -> RoundHost:
         assert self._host is not None, "the round has ended here"
         return self._host
-
-
-class _OutgoingLink:
-    """A link with the scope in which it runs."""
-
-    def __init__(self, link: RingLink) -> None:
-        self._link = link
-        self.scope = trio.CancelScope()
-        self.run = link.run
-        self.finish = link.finish
-
-    def send(self, frame: Send) -> None:
-        """See `OutgoingLink`."""
-        try:
-            self._link.send(frame)
-        except trio.WouldBlock:
-            raise LinkFullError from None
-
-    def close(self) -> None:
-        """See `OutgoingLink`."""
-        self.scope.cancel()
 
 
 class _RingReceiver:

@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gossamer.node.rounds.dispatcher import (
-    LINGER_SECONDS,
+from gossamer.node.rounds.dispatcher import LINGER_SECONDS, TICK_SECONDS, RoundDispatcher
+from gossamer.node.rounds.effects import (
     SENDS_PER_CHUNK_MAX,
-    TICK_SECONDS,
     LinkFullError,
     LinkTarget,
     OuterStepOrder,
-    RoundDispatcher,
 )
 from gossamer.node.rounds.silence import SILENT_SECONDS, Silence
 from gossamer.protocol.accounting.ledger import Ledger

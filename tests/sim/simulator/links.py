@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from gossamer.node.rounds.dispatcher import SENDS_PER_CHUNK_MAX, LinkFullError, LinkTarget
+from gossamer.node.rounds.effects import SENDS_PER_CHUNK_MAX, LinkFullError, LinkTarget
 from gossamer.protocol.rounds.inventory import Inventory
 from gossamer.protocol.rounds.ring import Send
 from tests.sim.simulator.network import LOST_SECONDS, RESET_SECONDS

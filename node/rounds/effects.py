@@ -1,0 +1,99 @@
+"""What a `RoundDispatcher` makes happen: the interface that a node and the simulator implement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Send
+from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.state.chain import Member
+from gossamer.protocol.wire.statements import Signed, Statement
+
+SENDS_PER_CHUNK_MAX = 4
+"""A chunk is sent to one member at most as partial sum, as average, and once more of each when the
+ring changes or votes differ. A link holds no more than that of each chunk."""
+
+
+class LinkFullError(Exception):
+    """A link has more queued than one ring can ever need."""
+
+
+class OutgoingLink(Protocol):
+    """The stream to one member of one ring."""
+
+    def send(self, frame: Send) -> None:
+        """Queues a chunk. Raises LinkFullError."""
+
+    def finish(self) -> None:
+        """Nothing more will be queued; what is queued is still delivered."""
+
+    def close(self) -> None:
+        """Ends the stream now."""
+
+
+@dataclass(frozen=True)
+class LinkTarget:
+    """What a link is opened for."""
+
+    peer: PeerId
+    ring: Ring
+    envelope: Signed
+    """The signed roster, with which the stream begins."""
+    waits_for_inventory: bool
+    """Whether the member may hold chunks already. In a ring without removed members a member holds
+    nothing that its predecessor did not send."""
+
+
+@dataclass(frozen=True)
+class OuterStepOrder:
+    """One outer step to take."""
+
+    ring_id: Digest
+    generation: int
+    parent: Digest
+    averages: list[Average]
+    members: tuple[Member, ...]
+
+
+class Effects(Protocol):
+    """What a dispatcher makes happen. No method waits."""
+
+    def publish(self, signed: Signed, statement: Statement) -> None:
+        """Gossips a statement of this peer."""
+
+    def begin_ring(self, ring: Ring) -> None:
+        """This ring is followed from now on. Links of an earlier ring are closed already."""
+
+    def open_link(self, target: LinkTarget) -> OutgoingLink:
+        """Starts a stream to a member. A failure is told by `RoundDispatcher.link_failed`."""
+
+    def contribute(self, ring_id: Digest, action: Contribute) -> None:
+        """Starts to add this peer's part. The answer is `contributed` or `rejected`."""
+
+    def finish_average(self, ring_id: Digest, action: FinishAverage) -> None:
+        """Starts to finish an average. The answer is `average_finished` or `cannot_finish`."""
+
+    def take_outer_step(self, order: OuterStepOrder) -> None:
+        """Starts an outer step. The answer is `computed`, unless `is_wanted` became false."""
+
+    def heard_seconds(self, peer: PeerId) -> float | None:
+        """Local time at which something last came from a peer; None without a connection."""
+
+    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        """A peer broke the protocol."""
+
+    def removed(self, peer: PeerId, reason: str) -> None:
+        """A member is out of the ring."""
+
+    def notify_committed(self, committed: Committed) -> None:
+        """The round is committed here. Links live on until `notify_delivered` or `ends_seconds`."""
+
+    def notify_delivered(self) -> None:
+        """All other members have the commit: links end when their queues are empty."""
+
+    def notify_changed(self) -> None:
+        """The machine may have changed."""
