@@ -72,7 +72,7 @@ stays in the momentum. Without checkpoints the disk keeps all averages."""
 
 
 @dataclass(frozen=True)
-class SharedStepRunner:
+class CommittedRound:
     """One that was committed."""
 
     header: Header
@@ -84,13 +84,13 @@ class SharedStepRunner:
     """Names of the peers that told it."""
 
 
-def rounds_of(record: Record) -> list[SharedStepRunner]:
+def rounds_of(record: Record) -> list[CommittedRound]:
     """All but the newest one, whose text the next header would have told."""
-    rounds: list[SharedStepRunner] = []
+    rounds: list[CommittedRound] = []
     for header, following in pairwise(record.headers):
         counts = Counter(name for parts in parts_of(record, following) for name in parts)
         tellers = tuple(name for name in sorted(counts) if spans_taken(counts[name], STEPS))
-        rounds.append(SharedStepRunner(header, parts_of(record, header), following.spans, tellers))
+        rounds.append(CommittedRound(header, parts_of(record, header), following.spans, tellers))
     return rounds
 
 
@@ -115,7 +115,7 @@ def parts_of(record: Record, header: Header) -> tuple[dict[str, bytes], ...]:
 
 def run_in_time(
     root: Path, corpus: Path, described: str, num_peers: int, *, loses_one: bool
-) -> tuple[Record, list[SharedStepRunner]]:
+) -> tuple[Record, list[CommittedRound]]:
     """A run in which no peer was late for a step, on a machine that has other things to do."""
     disturb = lose_one if loses_one else lambda _swarm: None
     for attempt in range(ATTEMPTS):
@@ -138,7 +138,7 @@ def lose_one(swarm: LocalSwarm) -> None:
     swarm.nodes[-1].kill()
 
 
-def is_of_use(rounds: Sequence[SharedStepRunner], peers: Sequence[str], *, loses_one: bool) -> bool:
+def is_of_use(rounds: Sequence[CommittedRound], peers: Sequence[str], *, loses_one: bool) -> bool:
     """Whether all have a part in every step, but for the lost one: from some step of a ring on it
     has none any more."""
     steps = [parts for each in rounds for parts in each.parts]
@@ -153,7 +153,7 @@ def is_of_use(rounds: Sequence[SharedStepRunner], peers: Sequence[str], *, loses
 
 
 def leads_there(
-    record: Record, rounds: Sequence[SharedStepRunner], text: Text, read: Sequence[Reading]
+    record: Record, rounds: Sequence[CommittedRound], text: Text, read: Sequence[Reading]
 ) -> bool:
     """Whether these first rounds have the parts and lead to the states of those on disk."""
     outer = record.manifest.outer
