@@ -1,14 +1,14 @@
-"""A chunk as the set of what its members contribute, reduced by every peer for itself.
+"""A chunk as the set of its members' contributions, which every peer reduces for itself.
 
-In a sparse ring (`sync = "sparse"`, `"distro"`) the payload of a token is no sum but a list of
-records, one for each member in the token's mask, in ascending ring position:
+In a sparse ring (`sync = "sparse"`, `"distro"`) the payload of a partial sum is not a sum but a
+list of records. There is one for each member in the mask, in ascending ring position:
 
     1 byte    ring position
     4 bytes   length of the block, big-endian
-    ...       the block: what that member contributes, as the mode's codec writes it
+    ...       the block: the member's contribution, as the mode's codec writes it
 
-A block of no bytes abstains: its member is in the mask and adds nothing. The final is the same
-list. Everybody reduces it to the same bits: the codec decodes exactly, norms are rounded once, and
+A block of no bytes abstains: its member is in the mask and adds nothing. The average is the same
+list. Every peer reduces it to the same bits: the codec decodes exactly, norms are rounded once, and
 the sum is taken in ascending position in fp32, each product and each addition rounded by itself. A
 place is in a contribution once, so no scatter has an order that could vary.
 """

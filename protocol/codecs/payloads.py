@@ -1,10 +1,10 @@
-"""What travels round the ring for a chunk, and what everybody makes of the final.
+"""The payload of a chunk in the ring, and the result that every peer derives from the average.
 
-A *sum* (`sync = "diloco"`) is the weighted sum of its members' parts, encoded anew by each of them;
-the final is its average, encoded once. A *set* is a list of what each member contributes, which
-nobody changes (`contributions`); the final is the same list, and everybody makes of it what has to
-be made: an average (`sync = "sparse"`), or a shared step (`sync = "distro"`), in which a member
-that was late has no part. The ring's rules are the same for all.
+A *sum* (`sync = "diloco"`) is the weighted sum of its members' parts, and each member encodes it
+anew. Its average is the weighted mean, encoded once. A *set* is a list of the members'
+contributions, which no other member changes (`contributions`). Its average is the same list, and
+every peer reduces it: to a mean (`sync = "sparse"`) or to a shared step (`sync = "distro"`), in
+which a late member has no part. The rules of the ring are the same for all of them.
 """
 
 from __future__ import annotations
@@ -30,29 +30,33 @@ class Payloads(Protocol):
 
     @property
     def name(self) -> str:
-        """In rosters and update indices."""
+        """The name of the codec in rosters and update indices."""
 
     @property
     def are_steps(self) -> bool:
         """Whether each chunk waits for the one before."""
 
     def part_bytes(self, num_elements: int) -> int:
-        """Of what one member contributes to a chunk."""
+        """Size of one member's part of a chunk."""
 
     def is_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
-        """Whether a token or final of a chunk with these members may be so long."""
+        """Whether a partial sum or an average of these members may have this length."""
 
     def mean_bytes(self, num_elements: int, num_members: int) -> int:
-        """Of a chunk on its way, over all links of a ring."""
+        """Mean size of a chunk in transit, over all links of a ring."""
 
     def members_max(self, num_elements: int) -> int:
-        """Of a ring whose chunks have so many elements: a chunk has to fit one block."""
+        """Most members of a ring with chunks of this size: a chunk has to fit one block."""
 
     def check(self, payload: Buffer, num_elements: int, mask: int) -> None:
-        """Raises MalformedError unless it is a chunk of these members."""
+        """Checks a payload.
+
+        Raises:
+            MalformedError: the payload is not a chunk of these members.
+        """
 
     def contributors(self, payload: Buffer, mask: int) -> int:
-        """Which of the members in `mask` have a part in a final, as a mask."""
+        """Mask of the members that have a part in an average; a subset of `mask`."""
 
 
 class SumPayloads:
@@ -88,13 +92,13 @@ class SumPayloads:
     def average(
         self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
     ) -> Float32Array:
-        """The average that a final stands for, the same bits everywhere: (num_elements,).
+        """The decoded average, (num_elements,): the same bits at every peer.
 
         Args:
             tokens: by ring position, as the round's header will have them.
 
         Raises:
-            MalformedError: it is no final of these members.
+            MalformedError: the payload is not an average of these members.
         """
         return self.coder.decode(payload, num_elements)
 
@@ -183,7 +187,7 @@ class SignPayloads:
 
 def _mean_of_set(num_members: int, part_bytes: int) -> int:
     # One member's part goes over the first link, all but the last one's over the last; and the
-    # final, with all, over as many links.
+    # average, with all, over as many links.
     return 3 * num_members * part_bytes // 4
 
 

@@ -1,19 +1,23 @@
-"""Who is out of a ring, from what its members say of each other.
+"""The members that are out of a ring, derived from what its members say of each other.
+
+This is the only place that decides who is out. `ring.RingReduce` keeps the living members that
+follow from it, in ring order.
 
 Rules
 -----
-- A member is out for good once a member that I hold to be in accuses it, or once it says so itself.
-- What a member says of others after I hold it to be out does not count. So a machine that lost its
-  network, and accuses everybody when it is back, harms nobody.
-- A member that hears that it is out says so itself.
-- When the accusers of a member are all out themselves, I accuse it again in my own name: others may
-  have heard of its accusers' fall first, and would wait for somebody whom I pass over.
-- A member that is out and accuses another does not know it, because it holds its accusers to be
-  out. I accuse it in my own name, so that it does not wait for me.
+- A member is out for good once a member that is not out accuses it, or once it accuses itself.
+- What a member says of others after it is out does not count. So a machine that lost its network,
+  and accuses all members when it is back, does no harm.
+- A member that hears that it is out accuses itself.
+- All accusers of a member may come to be out themselves. Then this peer repeats the accusation in
+  its own name: other members may have heard first that the accusers are out, and would wait for a
+  member that this peer passes over.
+- A member that is out and accuses another does not know that it is out, because it believes its
+  accusers to be out. This peer accuses it in its own name, so that it does not wait for this peer.
 
-So whoever holds a member to be in comes to hold the same members out as that one does: take the
-first removal on which two of them differ. Its accuser is in for one of them, who repeats or relays
-what the other has to accept.
+So two members that believe each other living come to exclude the same members. For a proof take the
+first removal on which they differ. The accuser is living for one of them, and this one repeats or
+relays the accusation, which the other has to accept.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from gossamer.protocol.ids import PeerId
 
 
 class Accusations:
-    """One member's view of who is out of one ring."""
+    """One member's view of which members are out of one ring."""
 
     def __init__(self, members: Sequence[PeerId], me: PeerId) -> None:
         self._members = frozenset(members)
@@ -34,7 +38,7 @@ class Accusations:
         self._unaware: set[PeerId] = set()
 
     def accuse(self, author: PeerId, accused: PeerId) -> bool:
-        """Takes an accusation, in the order of hearing; says whether the accused is newly out."""
+        """Takes an accusation in the order of arrival. Returns whether the accused is newly out."""
         if author not in self._members or accused not in self._members:
             return False
         if author in self.out and author != accused:
@@ -47,7 +51,7 @@ class Accusations:
         return True
 
     def to_repeat(self) -> list[PeerId]:
-        """Members that are out and that I have to accuse once in my own name."""
+        """Members that are out and that this peer has to accuse once in its own name."""
         if self._me in self.out:
             return []
         return [

@@ -1,26 +1,30 @@
-"""One ring that a member follows, from its roster to the commit: chunks, accusations, votes.
+"""One ring that a peer follows, from its first chunk to its commit.
 
-    reducing --finals--> computing --state--> voting --quorum--> committed --votes of all--> over
-                             ^                   |
-                             +-- better finals: compute again
+    reducing --averages--> computing --state--> voting --quorum--> committed
+                               ^                  |
+                               +------------------+ a better average: compute again
 
-It composes `ring` (who adds what to which chunk), `accusations` (who is out), `link_rate` (who is
-too slow) and `commit` (votes), and holds what connects them:
+It is made of `ring` (which member adds what to which chunk), `accusations` (which members are out),
+`link_rates` (which member is too slow) and `commit` (votes), and holds what connects them. Its
+states are those of `states.ATTEMPT`.
 
-- A member whose link fails is accused. So is one that holds up the votes, and one that is far
+Rules
+-----
+- A member whose link fails is accused. So is a member that delays the votes, and one that is far
   slower than the rest.
-- Whenever somebody goes out, the ring goes through its chunks again, and who votes votes again.
-- Nothing happens for `KEPT_SECONDS`, although my successor received a sum of me: then somebody has
-  it who does not pass it on. That is the successor of whose copy lacks the fewest members, so who
-  has such a copy accuses its successor first, and `KEPT_STEP_SECONDS` later who lacks one more.
-- A member that sees nothing happen for `STALL_SECONDS` says that it is out. So does one that finds
-  nothing in any final: a head without work wins over none.
-- Who is out only listens: it takes finals, and learns the commit from the others.
-- A commit needs the votes of most, so somebody may still wait for finals then. Should the one that
-  was to pass them on die, its predecessor does, who has committed long ago: a ring is over when
-  all that are left in it have voted for its header.
+- At every removal the ring checks all its chunks again, and a member that has voted votes again.
+- Nothing may happen for `KEPT_SECONDS` although the successor has received a sum. Then some member
+  keeps a sum and does not pass it on. It is the successor of the member whose copy lacks the fewest
+  members. So the member with that copy accuses its successor first, and a member whose copy lacks
+  one more does so `KEPT_STEP_SECONDS` later.
+- A member that sees nothing happen for `STALL_SECONDS` accuses itself. So does a member that finds
+  no contribution in any average: a head without work wins over no other.
+- A member that is out only listens: it takes averages, and learns the commit from the others.
+- A commit needs the votes of most members, so a member may still wait for averages then. If the
+  member that should pass them on dies, its predecessor passes them on although it has committed
+  long ago. A ring is over when all its living members have voted for the committed header.
 
-`round.Round` decides which ring is followed, and what becomes of a peer whose ring is lost.
+`round.Round` decides which ring is followed, and what happens to a peer whose ring is void.
 """
 
 from __future__ import annotations
@@ -52,24 +56,24 @@ from gossamer.protocol.wire.statements import (
 )
 
 STALL_SECONDS = 120.0
-"""Nothing came and nothing was done for this long: longer than a chunk of 4 MiB takes on a line of
-1 Mbit/s (34 s), an outer step on a slow CPU, and `commit.DISAGREE_SECONDS`."""
+"""Longest time in which nothing arrives and nothing is done. A chunk of 4 MiB on a line of 1 Mbit/s
+(34 s), an outer step on a slow CPU, and `commit.DISAGREE_SECONDS` are all shorter."""
 
 
 KEPT_SECONDS = 30.0
-"""A member that receives and acknowledges but passes nothing on. Some piece of some chunk comes by
-every few seconds, or a link has failed (`RECEIPT_SECONDS`); adding takes milliseconds."""
+"""Patience with a member that acknowledges chunks but passes none on. A part of some chunk arrives
+every few seconds, or a link has failed (`RECEIPT_SECONDS`). Adding takes milliseconds."""
 
 KEPT_STEP_SECONDS = 4.0
-"""An accusation is everywhere by then, and what follows from it is under way."""
+"""An accusation has reached every member by then, and its effects are under way."""
 
 SLOW = "slow"
-"""The reason for which `RingLinkRates` puts a member out."""
+"""The reason of an accusation that follows from `RingLinkRates`."""
 
 
 @dataclass(frozen=True)
 class Self:
-    """Who I am in the run, and how I sign."""
+    """This peer's identity in the run, with its signature."""
 
     me: PeerId
     run_id: Digest
@@ -89,7 +93,7 @@ class Publish:
 
 @dataclass(frozen=True)
 class BeginRing:
-    """I follow this ring from now on; whatever was done for an earlier one is void."""
+    """This peer follows a ring from now on. Work for an earlier ring is void."""
 
     ring: Ring
     envelope: Signed
@@ -97,7 +101,7 @@ class BeginRing:
 
 @dataclass(frozen=True)
 class Compute:
-    """Take the outer step with these finals, then call `computed`."""
+    """Take the outer step with these averages, then call `computed`."""
 
     generation: int
     averages: list[Average] = field(repr=False)
@@ -126,7 +130,10 @@ Action: TypeAlias = (
 
 
 class Attempt:
-    """A member's view of one ring. Events carry the local clock in seconds; actions come back."""
+    """A member's view of one ring. Events carry the local clock in seconds and return actions.
+
+    It has more than 12 attributes: the four parts that it connects, and what they work on.
+    """
 
     def __init__(
         self,
@@ -153,9 +160,9 @@ class Attempt:
         self._proposal: Proposal | None = None
         self._began_seconds = now
         self.reduced_seconds = 0.0
-        """How long it took until I had all averages; 0 before."""
+        """Time until this peer had all averages, in seconds; 0 before."""
         self._progress_seconds = now
-        """When something last came of the ring, or when I was put out of it."""
+        """Local time of the last progress of the ring, or of this peer's removal."""
 
     def _go(self, event: AttemptEvent) -> None:
         self.state = ATTEMPT.after(self.state, event)
@@ -172,24 +179,24 @@ class Attempt:
 
     @property
     def successor(self) -> PeerId | None:
-        """Whom I pass chunks to; None if I am alone in the ring, or out of it."""
+        """The member that gets this peer's chunks; None: alone in the ring, or out of it."""
         return None if self.is_out else self.reduce.successor
 
     @property
     def is_over(self) -> bool:
-        """Whether it is committed here and nobody in it needs anything of me any more."""
+        """Whether the ring is committed here and no member needs anything from this peer."""
         if self.state != "committed":
             return False
         return self.is_out or all(map(self._commitment.has_my_header, self.reduce.living))
 
     @property
     def stall_seconds(self) -> float:
-        """Local time at which I give up waiting for something to happen."""
+        """Local time at which this peer stops waiting for progress."""
         return self._progress_seconds + STALL_SECONDS
 
     @property
     def attainable_tokens(self) -> int:
-        """Tokens of the chain if this ring commits with all that are still in it."""
+        """Tokens of the chain if this ring commits with all its living members."""
         return self._parent.tokens_total + sum(
             tokens for peer, tokens in self.ring.weights.items() if peer not in self.removed
         )
@@ -200,7 +207,7 @@ class Attempt:
         return list(self.reduce.start())
 
     def progress(self, now: float, actions: Sequence[Action]) -> list[Action]:
-        """Actions of the ring, and what follows from them for the round."""
+        """The actions of the ring, with what follows from them for the round."""
         done = [*actions, *self._after_averages()]
         if done and not self.is_out:
             self._progress_seconds = now
@@ -209,12 +216,12 @@ class Attempt:
         return done
 
     def rejected(self, now: float, chunk: int, sender: PeerId) -> list[Action]:
-        """The token that I was to add to is no good: its sender is out."""
+        """The payload to add to was malformed: its sender is accused."""
         actions = list(self.reduce.rejected(chunk))
         return [*actions, *self.accuse(now, sender, "malformed chunk")]
 
     def accuse(self, now: float, accused: PeerId, reason: str) -> list[Action]:
-        """In my own name; of myself: I leave. Nothing if I am out."""
+        """This peer accuses a member, or leaves by accusing itself; nothing once it is out."""
         if self.is_out or accused not in self.ring.members or accused in self.removed:
             return []
         return [self._accuse(accused, reason), *self._accused(now, self._me, accused, reason)]
@@ -222,9 +229,9 @@ class Attempt:
     def link_measured(
         self, now: float, peer: PeerId, acked_bytes: int, busy_seconds: float, waiting_bytes: int
     ) -> list[Action]:
-        """My link to a member so far: see `RingLinkRates.measured`."""
+        """The totals of the link to a member, see `RingLinkRates.measured`."""
         self.link_rate.measured(now, peer, acked_bytes, busy_seconds, waiting_bytes)
-        # Who has all finals may be the one that the others wait for.
+        # The rest of the ring may wait for this peer although it has all averages.
         if peer != self.successor or self.state == "committed":
             return []
         actions: list[Action] = []
@@ -272,7 +279,7 @@ class Attempt:
         return self.progress(now, self._vote(now, encode_header(self._proposal.header)))
 
     def commit_received(self, commit: Commit) -> list[Action]:
-        """A checked commit record: if it is of the header that I computed, I am done."""
+        """A checked commit record arrived: it ends the ring if it commits this peer's header."""
         if self.state != "voting" or self._proposal is None:
             return []
         if commit.header != encode_header(self._proposal.header):
@@ -280,7 +287,7 @@ class Attempt:
         return self._commit("commit received", commit, self._proposal)
 
     def tick(self, now: float) -> list[Action]:
-        """Time passed: accuse who holds up the votes, or leave."""
+        """Time passed: accuse members that delay the votes, or leave."""
         actions: list[Action] = []
         if self.state == "voting" and not self.is_out:
             actions += self._urge(now)
@@ -294,7 +301,7 @@ class Attempt:
     # The rules: who is out
 
     def _kept_seconds(self) -> float:
-        """Local time at which I accuse my successor of keeping what it was sent."""
+        """Local time at which this peer accuses its successor of keeping a sum."""
         missing = None
         if self.state == "reducing" and self.successor is not None:
             missing = self.reduce.fewest_missing()
@@ -307,7 +314,7 @@ class Attempt:
         return self._self.seal(Accusation(self.ring.ring_id, accused, reason))
 
     def _accused(self, now: float, author: PeerId, accused: PeerId, reason: str) -> list[Action]:
-        """A member of my ring, or I, accused a member."""
+        """A member of the ring, perhaps this peer, accused a member."""
         if not self.accusations.accuse(author, accused):
             return self._repeat()
         actions: list[Action] = [Removed(accused, reason), *self.reduce.member_removed(accused)]
@@ -326,17 +333,17 @@ class Attempt:
         return [*actions, *self._after_averages()]
 
     def _repeat(self) -> list[Action]:
-        """In my own name what others said of members that are out."""
+        """Accusations that this peer has to repeat in its own name."""
         actions: list[Action] = []
         for peer in self.accusations.to_repeat():
             self.accusations.accuse(self._me, peer)
             actions.append(self._accuse(peer, "is out"))
         return actions
 
-    # The rules: finals and votes
+    # The rules: averages and votes
 
     def _after_averages(self) -> list[Action]:
-        """Computes (again) once all finals are there and differ from what was computed."""
+        """Starts the outer step when all averages are here and differ from the last ones used."""
         if self.state == "committed" or not self.reduce.is_complete or self.is_out:
             return []
         averages = self.reduce.averages
@@ -365,7 +372,7 @@ class Attempt:
         return [Committed(commit, proposal, self._computed_averages)]
 
     def _urge(self, now: float) -> list[Action]:
-        """Hands over finals where votes differ, and accuses who holds up the round."""
+        """Sends averages to a successor with a different vote, and accuses members that delay."""
         actions: list[Action] = []
         successor = self.successor
         if self._commitment.to_reconcile(now, successor):

@@ -1,17 +1,19 @@
-"""Agreement on the header of a round: everybody computes it, signs its digest, and counts.
+"""Agreement on the header of a round: every member computes it, signs its digest, and counts votes.
 
 Rules
 -----
-- A member votes for the header that it computed from its finals. When better finals change the
-  header, or a member is removed from the ring, it votes again with a higher sequence.
-- The newest vote of each member counts. When the votes for my header reach the quorum
-  (`chain.quorum_reached`), the header is committed.
-- Finals walk on while members vote, so votes that differ come together by themselves. Should my
-  successor's vote still differ `RECONCILE_SECONDS` after both of us voted, it gets all my finals
-  once more; what is better in them walks on from there.
-- A living member that has not voted `VOTE_SECONDS` after I did, or that has stood by another header
-  for `DISAGREE_SECONDS` although it has my finals, is removed from the ring: a peer that falls
-  silent, or whose arithmetic is wrong, does not hold up the round.
+- A member votes for the header that it computed from its averages. It votes again with a higher
+  sequence when better averages change the header, or when a member is removed from the ring.
+- The newest vote of each member counts. A header is committed when its votes reach the quorum
+  (`chain.quorum_reached`).
+- Averages walk on while members vote, so votes that differ usually become equal without help. The
+  successor's vote may still differ `RECONCILE_SECONDS` after both have voted. Then it gets all
+  averages of this peer once more, and takes and passes on the better ones.
+- A living member is removed from the ring if it has not voted `VOTE_SECONDS` after this peer did,
+  or if it has stood by another header for `DISAGREE_SECONDS` although it was sent the averages. So
+  a silent peer, or one with wrong arithmetic, does not delay the round.
+
+The states are those of `states.COMMIT`.
 """
 
 from __future__ import annotations
@@ -25,13 +27,14 @@ from gossamer.protocol.state.chain import Commit, quorum_reached
 from gossamer.protocol.wire.statements import Signed, Vote
 
 VOTE_SECONDS = 30.0
-"""Time a member has to vote after I did: the outer step of a 1 B model on a slow CPU."""
+"""Time for a member to vote after this peer did: the outer step of a 1 B model on a slow CPU."""
 
 RECONCILE_SECONDS = 10.0
-"""Differing finals are on their way at first; sending all of them again costs a model's bytes."""
+"""At first the better averages are still on their way. Sending all again costs a model's bytes."""
 
 DISAGREE_SECONDS = 60.0
-"""`RECONCILE_SECONDS`, the way of the finals round the ring, and `VOTE_SECONDS` to vote again."""
+"""`RECONCILE_SECONDS`, one walk of the averages round the ring, and
+`VOTE_SECONDS` for a new vote."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class _Heard:
     vote: Vote
     signed: Signed
     seconds: float
-    """When I heard of this header from this member first (local clock)."""
+    """Local time of the member's first vote for this header."""
 
 
 class Commitment:
@@ -59,16 +62,16 @@ class Commitment:
 
     @property
     def header(self) -> bytes | None:
-        """The header that I computed last."""
+        """The header that this peer computed last; None before its first vote."""
         return self._header
 
     @property
     def voted_seconds(self) -> float | None:
-        """When I first voted (local clock)."""
+        """Local time of this peer's first vote."""
         return self._voted_seconds
 
     def propose(self, now: float, header: bytes, removed: frozenset[PeerId]) -> Vote:
-        """My vote for a header, to be signed, published and given to `vote_received`."""
+        """This peer's vote for a header, to be signed, published and given to `vote_received`."""
         self.state = COMMIT.after(self.state, "vote")
         self._header = header
         self._digest = digest_of(header)
@@ -78,7 +81,7 @@ class Commitment:
         return Vote(self._ring_id, self._sequence, self._digest, tuple(sorted(removed)))
 
     def vote_received(self, now: float, author: PeerId, vote: Vote, signed: Signed) -> bool:
-        """Takes a checked vote; says whether it was news."""
+        """Takes a checked vote. Returns whether it was new."""
         if author not in self._members or vote.ring_id != self._ring_id:
             return False
         known = self._votes.get(author)
@@ -91,7 +94,7 @@ class Commitment:
         return True
 
     def result(self) -> Commit | None:
-        """The commit record once my header has its quorum."""
+        """The commit record of this peer's header; None: it has no quorum yet."""
         mine = {
             author: heard
             for author, heard in sorted(self._votes.items())
@@ -106,12 +109,12 @@ class Commitment:
         return Commit(self._header, tuple(heard.signed for heard in mine.values()))
 
     def has_my_header(self, peer: PeerId) -> bool:
-        """Whether a member's newest vote is for my header: it has all averages."""
+        """Whether a member's newest vote is for this peer's header: then it has all averages."""
         heard = self._votes.get(peer)
         return heard is not None and heard.vote.header_digest == self._digest
 
     def to_reconcile(self, now: float, successor: PeerId | None) -> bool:
-        """Whether my successor should get all my finals now. Says so once for a pair of votes."""
+        """Whether the successor should get all averages now; true once for each pair of votes."""
         deadline = self._reconcile_seconds(successor)
         if deadline is None or now < deadline:
             return False
@@ -120,7 +123,7 @@ class Commitment:
         return True
 
     def to_accuse(self, now: float, living: Sequence[PeerId]) -> list[tuple[PeerId, str]]:
-        """Living members that hold up the round, and why."""
+        """Living members that delay the round, each with the reason."""
         return [
             (peer, reason)
             for peer in living
@@ -133,7 +136,7 @@ class Commitment:
         return (peer, self._votes[peer].vote.header_digest, self._digest)
 
     def _differs_since(self, peer: PeerId) -> float | None:
-        """Since when a member and I stand by different headers; None if we do not."""
+        """Local time since which a member's vote differs from this peer's; None: it does not."""
         mine, theirs = self._votes.get(self._me), self._votes.get(peer)
         if mine is None or theirs is None:
             return None
@@ -148,7 +151,7 @@ class Commitment:
         return since + RECONCILE_SECONDS
 
     def _patience(self, peer: PeerId) -> tuple[float | None, str]:
-        """When a living member is to be accused if nothing changes, and of what."""
+        """Local time at which a living member is accused (None: never), and the reason."""
         if self._voted_seconds is None or peer == self._me:
             return None, ""
         if peer not in self._votes:

@@ -1,11 +1,12 @@
-"""What a ring member holds of every chunk, told to whoever becomes its predecessor.
+"""What a ring member holds of every chunk, told to the member that becomes its predecessor.
 
-A member whose successor died would have to send a whole model's bytes to the next one, most of
-which that one has already seen. With the inventory it sends what is of use and nothing else. What a
-member holds only grows in worth, so an old inventory never keeps back what is needed.
+A member whose successor died would have to send a whole model's bytes to the next one, which has
+already seen most of them. With the inventory it sends only what is of use. What a member holds only
+grows in worth, so an old inventory never keeps back what is needed.
 
-On the wire: for every chunk the mask of the kept copy, the mask of the final (each as long as the
-ring needs, big-endian; 0: nothing) and the digest of the final's bytes (zeros without one).
+The wire format has three fields for every chunk. First comes the mask of the kept copy, then the
+mask of the average. Each mask is as long as the ring needs, big-endian, and 0 means that the member
+holds nothing. The digest of the average's bytes follows, or zeros without an average.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gossamer.protocol.ids import DIGEST_BYTES, Digest
 
 
 def is_better(mask: int, digest: Digest, other_mask: int, other_digest: Digest) -> bool:
-    """The lattice rule for finals of one chunk: most contributors, then the lowest digest."""
+    """The lattice rule for averages of one chunk: most contributors, then the lowest digest."""
     mine, theirs = mask.bit_count(), other_mask.bit_count()
     return mine > theirs or (mine == theirs and digest < other_digest)
 
@@ -27,9 +28,9 @@ class Held:
     """What a member holds of one chunk."""
 
     copy_mask: int = 0
-    """Who is in the kept copy; 0 without one."""
+    """Contributors of the kept copy; 0: there is none."""
     average: tuple[int, Digest] | None = None
-    """Mask and digest of the final."""
+    """Mask and digest of the average."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,12 @@ class Inventory:
     chunks: tuple[Held, ...]
 
     def wants(self, chunk: int, mask: int, average_digest: Digest | None) -> bool:
-        """Whether a final (its digest given) or a token would change anything there."""
+        """Whether a chunk would change anything there.
+
+        Args:
+            mask: contributors of the chunk.
+            average_digest: digest of the average; None: the chunk is a partial sum.
+        """
         held = self.chunks[chunk]
         if held.average is None:
             return average_digest is not None or mask & ~held.copy_mask != 0

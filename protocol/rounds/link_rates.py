@@ -1,43 +1,46 @@
-"""Who is far slower than the rest of its ring, so that one slow line does not set everybody's pace.
+"""Members far slower than the rest of a ring, so that one slow line does not slow the ring.
 
 Rules
 -----
-- A link's *pace* is what it took in the newest seconds in which there was something to send: a
-  window of `WINDOW_FRACTION` of the round so far, within `WINDOW_SECONDS_MIN` and `.._MAX`. So a
-  line that becomes slow in the middle of a ring shows soon, whatever it did before.
-- Every member says the pace of its link to its successor (`LinkRate`) `SAMPLE_SECONDS` after its
-  ring began, and again whenever it has changed by `CHANGE_FACTOR`, at most `limits.LINK_RATES_MAX`
-  times.
-- A link that waits for what comes before it has next to nothing to send, and its pace is that of
-  the links before or of its round trip. So a link is judged, and said to have become slower, only
-  when what waits for it would take `LAG_SECONDS` at its pace. At first every member sends chunks
-  that it starts itself.
-- A link is *slow* if it is `SLOW_FACTOR` times slower than the upper median of what the other
-  living members said; at least half of them must have said something.
-- Where each chunk waits for the one before (shared steps) nothing ever waits for a link, and a
-  chunk is handed on whole: the pace of a link is its own then, and all the time that it is busy the
-  round waits for it. It is judged when that is over `PATIENCE_FRACTION` of the rest of the time.
-- A link that takes nothing is silent and not slow (the driver gives up whoever is silent for long):
-  it is judged when bytes have come, and by the last `STEPS_MIN` times at least that they came.
-- Time in which this process did not run, seen as a gap between two looks at a link, is nobody's.
-- My link is worth giving up if it is slow, and what it still has to carry would take longer than
-  `PATIENCE_SECONDS_MIN` and `PATIENCE_FRACTION` of the round so far, at its pace.
-- Then my successor is the slow one, unless my predecessor's link to me is slow as well: I am. With
-  the second successor that looks slow it is my own line too; and who was found to be slow in the
-  ring before, I or my successor, is at once.
-- Before my predecessor's pace is known I wait `PREDECESSOR_SECONDS` for it; and where what comes to
-  me has become as slow as what I send, `WORD_SECONDS` for its next word.
-- With shared steps it is I, unless my successor says within `STEPS_WORD_SECONDS` that its own link
-  is slow as well. One slow line keeps all others idle, so that who sends over it sees no other
-  slow one (home lines are slower up than down), and would blame a neighbour. If a member between
-  us left for the same reason, two of us found this successor slow: it goes.
-- A link may carry its first chunk to the end, within that patience: so a slow member has a part in
-  some chunk of each round, in other ones each time. Put out at once, it would carry all its work
-  until that is stale.
-- In a ring of two there is no rest to be slower than.
+- The rate of a link is measured over the newest seconds in which it had something to send. The
+  window is `WINDOW_FRACTION` of the round so far, within `WINDOW_SECONDS_MIN` and
+  `WINDOW_SECONDS_MAX`. So a line that becomes slow in the middle of a ring shows soon.
+- Every member says the rate of the link to its successor (`LinkRate`) `SAMPLE_SECONDS` after its
+  ring began. It says the rate again when it has changed by `CHANGE_FACTOR`, at most
+  `limits.LINK_RATES_MAX` times in all.
+- A link that waits for its input has almost nothing to send, and its rate is that of the links
+  before it or of its round trip. So a link is judged, and said to have become slower, only when the
+  bytes that wait for it would take `LAG_SECONDS` at its rate. At the beginning of a ring every
+  member sends chunks that it starts itself.
+- A link is slow if it is `SLOW_FACTOR` times slower than the upper median of what the other living
+  members said. At least half of them must have said a rate.
+- With shared steps each chunk waits for the one before, so bytes never wait for a link, and a chunk
+  is handed on as a whole. The rate of a link is its own then, and the round waits for the link
+  whenever it is busy. It is judged when it was busy over `PATIENCE_FRACTION` of the other time.
+- A link that moves no bytes is silent and not slow (the driver ends a link that is silent for
+  long). A link is judged when bytes have moved, and by at least the last `STEPS_MIN` moves.
+- Time in which this process did not run shows as a gap between two looks at a link. It counts for
+  no link.
+- A link is worth giving up if it is slow and its remaining bytes would take longer, at its rate,
+  than both `PATIENCE_SECONDS_MIN` and `PATIENCE_FRACTION` of the round so far.
+- Then the successor is the slow one, unless the predecessor's link to this peer is slow as well:
+  then this peer is. When a second successor looks slow, this peer's own line is slow too. A peer
+  found slow in the ring before, this one or its successor, is the slow one at once.
+- Before the predecessor's rate is known, the verdict waits `PREDECESSOR_SECONDS` for it. If input
+  has become as slow as output, the verdict waits `WORD_SECONDS` for the next rate of the
+  predecessor.
+- With shared steps this peer is the slow one, unless its successor says within `STEPS_WORD_SECONDS`
+  that its own link is slow as well. One slow line keeps all others idle, so the sender on that line
+  sees no other slow link (home lines are slower up than down), and would blame a neighbour. If a
+  member between this peer and the successor left for the same reason, then two members found this
+  successor slow, and the successor goes.
+- A link may carry its first chunk to the end, within that patience. So a slow member has a part in
+  some chunks of each round, in other ones each time. If it were removed at once, it would carry all
+  its work until that is stale.
+- In a ring of two there is no third member to compare with.
 
-The slow one is removed from this ring: what it added counts, the rest it carries as residual.
-Times are seconds of the local clock.
+The slow member is removed from this ring. Its finished parts count, and the rest stays as its
+residual. Times are seconds of the local clock.
 """
 
 from __future__ import annotations
@@ -52,8 +55,8 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId
 
 SAMPLE_SECONDS = 1.0
-"""Long against a round trip over the ocean and a scheduler's hiccup; short against a ring that a
-slow line would hold up."""
+"""Long against a round trip over an ocean and a scheduling delay, short against a ring that a slow
+line delays."""
 
 VERDICT_SECONDS = 1.5
 """A link has to have been busy this long before it is called slow."""
@@ -86,11 +89,11 @@ PATIENCE_FRACTION = 0.25
 member makes a round take at most half as long again as without it."""
 
 PREDECESSOR_SECONDS = 3.0
-"""A predecessor that has not said its pace by then will not; see `SAMPLE_SECONDS`."""
+"""A predecessor that has not said its rate by then will not say it; see `SAMPLE_SECONDS`."""
 
 WORD_SECONDS = 3.0
-"""Whoever saw the same line become slow at the same time has said so by then: it takes its measure
-a second later at worst, and its word comes over that line, behind what is queued there."""
+"""A member that saw the same line become slow at the same time has said so by then. It measures at
+most a second later, and its statement travels over that line behind the bytes queued there."""
 
 STEPS_WORD_SECONDS = VERDICT_SECONDS / PATIENCE_FRACTION
 """A slow link of shared steps may be busy for little more than that part of the time, and is judged
@@ -111,14 +114,14 @@ class Verdict(NamedTuple):
 
 
 class _Word(NamedTuple):
-    """What a member said last of its link."""
+    """The newest rate that a member said of its link."""
 
     sequence: int
     bytes_per_second: float
 
 
 class _Mark(NamedTuple):
-    """What a link had done when some more bytes had come."""
+    """The totals of a link at the moment at which more bytes were received."""
 
     seconds: float
     """Local clock."""
@@ -128,21 +131,21 @@ class _Mark(NamedTuple):
 
 @dataclass
 class _Link:
-    """One successor of mine, in this ring."""
+    """The link to one successor in this ring."""
 
     looked_seconds: float
-    """When it was looked at last, by the local clock."""
+    """Local time of the last look."""
     marks: deque[_Mark]
-    """Of the window; it begins with the first."""
+    """The marks of the window, which begins with the first."""
     is_waited_for: bool
     """Whether the round waits for it whenever it is busy."""
     busy_seconds: float = 0.0
     acked_bytes: int = 0
     waiting_bytes: int = 0
     has_moved: bool = False
-    """Whether bytes have come since the look before."""
+    """Whether bytes were received since the look before."""
     slow_since_seconds: float | None = None
-    """When it was first found to be slow, by the local clock; None if it is not."""
+    """Local time at which the link was first found slow; None: it is not slow."""
 
     def look(
         self,
@@ -152,7 +155,7 @@ class _Link:
         waiting_bytes: int,
         window_seconds: float,
     ) -> None:
-        """Takes what it has done so far; the window ends here."""
+        """Takes the totals of the link so far. The window ends here."""
         self.acked_bytes, self.busy_seconds = acked_bytes, busy_seconds
         self.waiting_bytes = waiting_bytes
         marks, mark = self.marks, _Mark(now, busy_seconds, acked_bytes)
@@ -169,7 +172,7 @@ class _Link:
 
     @property
     def window_seconds(self) -> float:
-        """Busy seconds that the pace is of."""
+        """Busy seconds in the window."""
         return self.busy_seconds - self.marks[0].busy_seconds
 
     @property
@@ -179,12 +182,12 @@ class _Link:
 
     @property
     def goes_on(self) -> bool:
-        """Whether its pace is one; not if it pauses. At its beginning nothing went before."""
+        """Whether the rate is meaningful: the link does not pause, or it is at its beginning."""
         return self.marks[0].acked_bytes == 0 or (self.has_moved and len(self.marks) > STEPS_MIN)
 
     @property
     def lags(self) -> bool:
-        """Whether more waits for it than for a line that is not full."""
+        """Whether more bytes wait for this link than for a line that is not full."""
         if self.is_waited_for:
             others_seconds = self.looked_seconds - self.marks[0].seconds - self.window_seconds
             return self.window_seconds > PATIENCE_FRACTION * others_seconds
@@ -192,7 +195,10 @@ class _Link:
 
 
 class RingLinkRates:
-    """One member's view of the paces of one ring."""
+    """One member's view of the link rates of one ring.
+
+    It has more than 12 attributes: the sizes of the ring, and what was measured, said and found.
+    """
 
     def __init__(
         self,
@@ -209,8 +215,8 @@ class RingLinkRates:
         """
         Args:
             chunk_bytes: size of an encoded chunk.
-            round_seconds: what the round took until its ring began.
-            was_slow: who was `found_slow` in the ring before.
+            round_seconds: time from the beginning of the round to the beginning of its ring.
+            was_slow: `found_slow` of the ring before.
             is_in_steps: whether each chunk waits for the one before.
         """
         self._members = tuple(members)
@@ -218,7 +224,7 @@ class RingLinkRates:
         self._began_seconds = began_seconds
         self._chunk_bytes = chunk_bytes
         num_members = len(self._members)
-        # Every chunk comes by as token and as final, except where it ends.
+        # Every chunk passes as partial sum and as average, except at its end.
         self._bytes_to_send = 2 * (num_members - 1) * num_chunks * chunk_bytes // num_members
         self._round_seconds = round_seconds
         self._is_in_steps = is_in_steps
@@ -229,13 +235,13 @@ class RingLinkRates:
         """When the newest chunks came to me."""
         self._num_said = 0
         self._said = 0.0
-        """The pace that I said last."""
+        """The rate that this peer said last."""
         self._was_slow = was_slow
         self._found: dict[PeerId, PeerId] = {}
-        """Whose line is the slow one, and who found it: perhaps itself."""
+        """The member whose line is slow to the member that found it, which may be itself."""
 
     def said(self, author: PeerId, sequence: int, bytes_per_second: float) -> None:
-        """Another member said its pace; the highest sequence is its newest word."""
+        """Another member said its link rate. The highest sequence is the newest."""
         if author not in self._members or author == self._me:
             return
         word = self._words.get(author)
@@ -243,8 +249,8 @@ class RingLinkRates:
             self._words[author] = _Word(sequence, bytes_per_second)
 
     def put_out(self, author: PeerId, accused: PeerId) -> None:
-        """A member, or I, put out one whose line is slow, or left because its own is."""
-        if author == accused:  # and not the line of whom it blamed before
+        """A member excluded another with a slow line, or left because its own line is slow."""
+        if author == accused:  # the members that it blamed before are not slow
             cleared = {peer for peer, finder in self._found.items() if finder == author}
         else:
             cleared = self._left_between(author, accused)
@@ -253,18 +259,23 @@ class RingLinkRates:
 
     @property
     def found_slow(self) -> frozenset[PeerId]:
-        """Whose lines are far slower than the others', mine perhaps."""
+        """Members whose lines are far slower than the others', this peer among them if so."""
         return frozenset(self._found)
 
     def received(self, now: float) -> None:
-        """A chunk came to me."""
+        """A chunk arrived here."""
         self._arrivals.append(now)
 
     def measured(
         self, now: float, peer: PeerId, acked_bytes: int, busy_seconds: float, waiting_bytes: int
     ) -> None:
-        """My link to a member: bytes received there, seconds in which it had some to send, and
-        bytes that it has to send now and that were not received."""
+        """The totals of the link to a member.
+
+        Args:
+            acked_bytes: bytes that the member has acknowledged.
+            busy_seconds: time in which the link had bytes to send.
+            waiting_bytes: bytes to send now that are not acknowledged.
+        """
         if peer not in self._links:
             marks = deque([_Mark(now - busy_seconds, 0.0, 0)])
             self._links[peer] = _Link(now, marks, self._is_in_steps)
@@ -272,7 +283,7 @@ class RingLinkRates:
         link.look(now, acked_bytes, busy_seconds, waiting_bytes, self._window_seconds(now))
 
     def to_say(self, now: float, successor: PeerId) -> tuple[int, float] | None:
-        """Sequence and pace, when it is time to say it for the first time or anew."""
+        """Sequence and rate in bytes per second, if the rate has to be said now; else None."""
         link = self._links.get(successor)
         if link is None or self._num_said == limits.LINK_RATES_MAX:
             return None
@@ -346,7 +357,7 @@ class RingLinkRates:
         return Verdict(successor, "only the link to the successor is slow")
 
     def _left_between(self, author: PeerId, accused: PeerId) -> set[PeerId]:
-        """Who left a ring of shared steps because the link to the accused looked slow."""
+        """Members that left a ring of shared steps because the link to the accused looked slow."""
         if not self._is_in_steps:
             return set()
         first = self._members.index(author) + 1
@@ -359,14 +370,14 @@ class RingLinkRates:
         return min(max(WINDOW_SECONDS_MIN, WINDOW_FRACTION * so_far_seconds), WINDOW_SECONDS_MAX)
 
     def _arriving_bytes_per_second(self, now: float) -> float:
-        # Not the window of a link: what came at its beginning, before a line became slow, would
-        # hide for as long as that counts that nothing comes any more.
+        # The window of a link does not fit: chunks from before the line became slow would count
+        # for a while and hide that no chunk arrives any more.
         num_chunks = sum(seconds > now - SAMPLE_SECONDS for seconds in self._arrivals)
         # One of them was under way when that second began.
         return max(0, num_chunks - 1) * self._chunk_bytes / SAMPLE_SECONDS
 
     def _threshold(self, living: Sequence[PeerId]) -> float | None:
-        """The pace below which a link is slow; None while too few have said theirs."""
+        """The rate below which a link is slow; None: too few members have said a rate."""
         others = [peer for peer in living if peer != self._me]
         link_rates = [self._words[peer].bytes_per_second for peer in others if peer in self._words]
         if len(others) < 2 or 2 * len(link_rates) < len(others):
@@ -384,7 +395,7 @@ class RingLinkRates:
         return not self._is_soon_done(link)
 
     def _link_rate_to_me(self, living: Sequence[PeerId]) -> float | None:
-        """What my predecessor said, if it said it of its link to me."""
+        """The rate that the living predecessor said of its link to this peer; None: unknown."""
         predecessor = self._members[self._members.index(self._me) - 1]
         word = self._words.get(predecessor) if predecessor in living else None
         return None if word is None else word.bytes_per_second

@@ -1,4 +1,4 @@
-"""The header that follows from a ring and its finals: the same for everybody who computes it."""
+"""The header that follows from a ring and its averages: every peer computes the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Parent:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A header with what its digests stand for."""
+    """A header, with the objects behind its digests."""
 
     header: Header
     update: UpdateIndex
@@ -42,10 +42,10 @@ class Proposal:
 
 
 def members_of(ring: Ring, contributors: Sequence[int]) -> tuple[Member, ...]:
-    """What the round's header will say of each member, by ring position.
+    """The entries of the members in the round's header, by ring position.
 
     Args:
-        contributors: mask of who has a part in each chunk.
+        contributors: of each chunk the mask of the members that have a part in it.
     """
     counts = _counts(ring, contributors)
     return tuple(
@@ -67,10 +67,10 @@ def propose(
     contributors: Sequence[int],
     state_digest: Digest,
 ) -> Proposal:
-    """The header of the round that took these finals and reached this state.
+    """The header of the round that took these averages and reached this state.
 
     Args:
-        contributors: mask of who has a part in each final.
+        contributors: of each average the mask of the members that have a part in it.
     """
     num_members, num_chunks = len(ring.members), len(averages)
     members = members_of(ring, contributors)

@@ -2,43 +2,44 @@
 
 Rules
 -----
-- Every chunk is a token that walks the ring. The member at position ``chunk mod N`` starts it; if
-  that one is out, the next living one does, unless the chunk has already been through its hands.
-- Nobody is in a sum twice: a member adds itself to a token only if the mask lacks it. A token for a
-  chunk whose final it has is ignored.
-- A token for a chunk that it has added to is ignored too, unless it holds more than the kept copy:
-  more members, or as many and the higher mask. Then it takes the copy's place, with my part added
-  if it is not in it, and walks on. Without this two sums of one chunk, begun by members who held
-  different members out, could each hold a part of the living, and neither would ever be finished;
-  with it the best one walks until it has found everybody. Who is out counts like anybody: if each
-  weighed with its own view, two could turn down each other's sums for the sake of members that both
-  then hear are out, and neither sum would go on. As long as nobody falls there is one sum of each
-  chunk, and nothing of this happens.
-- After adding: do the contributors cover all members it believes living? Then it finishes (divides
-  and encodes). Else it passes the token to its next living member and keeps a copy until it has
-  the final.
-- Finals walk the ring again. Whoever receives one that is better than what it has takes it and
-  passes it on; otherwise it stops there. Better means: more contributors, then the lower digest. It
-  is not passed to the finisher, nor back to where it came from.
-- A final that lacks a member that I believe living is early: either I have yet to hear that this
-  one is out, or the finisher is out itself, and whom it held to be out does not count. Until I
-  know, the final is kept aside and the chunk walks on.
-- A removed member is out of this ring for good. At every removal each member goes through the
-  chunks again: an early final that is early no more is taken; a kept copy that now covers all the
-  living is finished; one whose receiver is gone goes to the new successor; a chunk that it should
-  now start is started; to a new successor every final that it has is sent again. A member that
-  hears of its own removal only listens: it takes what finals come, early or not.
-- Who becomes a member's predecessor in the middle of a ring is told first what that member holds
-  (`inventory`), and sends only what is of use to it.
+- The partial sum of every chunk walks the ring. The member at position ``chunk mod N`` starts it.
+  If that member is out, the next living member starts it, unless it has already added to the chunk.
+- No member is in a sum twice: a member adds its part to a partial sum only if the mask lacks it. A
+  member that has the average of a chunk ignores partial sums of that chunk.
+- A member that has already added to a chunk ignores a partial sum of it, unless the sum is worth
+  more than the kept copy: more contributors, or as many and the higher mask. Then the sum takes the
+  place of the copy, with the member's part added if it lacks that, and walks on. Without this rule
+  two sums of one chunk, started by members that excluded different members, could each hold a part
+  of the living members, and neither would ever be finished. With the rule the best sum walks until
+  it holds all of them. A member that is out counts like any other. If each member weighed with its
+  own view, two members could refuse each other's sums for the sake of members that both then hear
+  are out. Without a fault there is one sum of each chunk, and this rule never applies.
+- After adding, the contributors may cover all members that this one believes living. Then it
+  finishes: it divides and encodes. Otherwise it passes the partial sum to its next living member
+  and keeps a copy until it has the average.
+- Averages walk the ring again. A member that receives a better average than its own takes it and
+  passes it on. Otherwise the average stops there. Better means more contributors, then the lower
+  digest. The average is passed neither to its finisher nor back to its sender.
+- An average that lacks a member believed living is early. Either this member has yet to hear that
+  the missing one is out, or the finisher is out itself, and then its view does not count. Until
+  that is known, the average is kept aside and the partial sum walks on.
+- A removed member is out of this ring for good. At every removal each member checks all chunks
+  again. It takes an early average that is not early any more. It finishes a kept copy that now
+  covers all living members. It sends a copy whose receiver is gone to the new successor. It starts
+  a chunk that is now its own to start. It sends every average again to a new successor. A member
+  that hears of its own removal only listens: it takes any average, early or not.
+- A member that becomes the predecessor of another in the middle of a ring first gets that member's
+  `inventory`, and sends only what is of use there.
 
-So in the end the members that hold each other to be in have the same finals, and each final holds
-all of them. For they come to hold the same members out (`accusations`). A final that one of them
-took lacks none of those that it held to be in then, so none of those that are left; so none of
-these keeps it aside in the end, and by the lattice rule the best one goes round to them all.
+So at the end the members that believe each other living have the same averages, and each average
+holds all of them. The reason is that they come to exclude the same members (`accusations`). An
+average that one of them took lacks no member that it believed living then, so it lacks none of
+those that are left. No such member keeps it aside at the end, and by the lattice rule the best
+average reaches them all.
 
-Events are methods, and what is to be done comes back as a list of actions. Arithmetic is done
-outside: `Contribute` and `FinishAverage` are answered by `contributed` and `average_finished`.
-Payloads are opaque here.
+Events are methods, and each returns a list of actions. The caller does the arithmetic: it answers
+`Contribute` with `contributed` and `FinishAverage` with `average_finished`. Payloads are opaque
+here. The states of a partial sum are those of `states.CHUNK`.
 """
 
 from __future__ import annotations
@@ -57,17 +58,20 @@ from gossamer.protocol.rounds.ring_chunk import Payload as Payload
 
 @dataclass(frozen=True)
 class Contribute:
-    """Add my part to `payload` (None: begin with it), then call `contributed` or `rejected`."""
+    """Add this member's part to a payload, then call `contributed` or `rejected`.
+
+    A payload of None means that the sum begins with this part.
+    """
 
     chunk: int
     payload: Payload | None
     sender: PeerId | None = None
-    """Who sent the payload."""
+    """The member that sent the payload; None: this member starts the chunk."""
 
 
 @dataclass(frozen=True)
 class FinishAverage:
-    """Divide and encode the sum of all in `mask`, then call `average_finished`."""
+    """Divide the sum by the weights of its contributors, then call `average_finished`."""
 
     chunk: int
     payload: Payload
@@ -76,17 +80,16 @@ class FinishAverage:
 
 @dataclass(frozen=True)
 class Send:
-    """Send a chunk to a member, unless its inventory says that it has no use for it.
-
-    `finisher` is the position of who made a final, and `digest` that of its bytes; None for tokens.
-    """
+    """Send a chunk to a member, unless its inventory says that it has no use for it."""
 
     peer: PeerId
     chunk: int
     mask: int
     finisher: int | None
+    """Ring position of the member that made the average; None: a partial sum."""
     payload: Payload = field(repr=False)
     digest: Digest | None = None
+    """Digest of the average's bytes; None: a partial sum."""
 
 
 Action: TypeAlias = Contribute | FinishAverage | Send
@@ -108,13 +111,13 @@ class RingReduce:
         `member_removed` tells it here."""
         self._living_mask = (1 << len(self.members)) - 1
         self.successor = self._next_living()
-        """The next living member after me; None if I am the last one."""
+        """The next living member; None: no other member is living."""
 
     # What is known
 
     @property
     def is_complete(self) -> bool:
-        """Whether every chunk has a final."""
+        """Whether every chunk has an average."""
         return self._num_averages == len(self._chunks)
 
     @property
@@ -123,20 +126,27 @@ class RingReduce:
 
     @property
     def averages(self) -> list[Average]:
-        """All finals in chunk order. LocalProtocolError while one is missing."""
+        """All averages in chunk order.
+
+        Raises:
+            LocalProtocolError: an average is missing.
+        """
         averages = [chunk.average for chunk in self._chunks if chunk.average is not None]
         if len(averages) != len(self._chunks):
-            raise LocalProtocolError("finals of a ring that is not complete")
+            raise LocalProtocolError("averages of a ring that is not complete")
         return averages
 
     def average_of(self, chunk: int) -> Payload | None:
-        """The best final of a chunk so far."""
+        """The best average of a chunk so far; None: there is none."""
         average = self._chunks[chunk].average
         return None if average is None else average.payload
 
     def fewest_missing(self) -> int | None:
-        """Of the sums that my successor has of me and that no final came of: how many living
-        members the fullest one lacks. None if it has none."""
+        """Living members that the fullest unfinished sum at the successor lacks.
+
+        Only sums that this member sent count, and only those whose average is not here. None: there
+        is no such sum.
+        """
         return min(
             (
                 (self._living_mask & ~chunk.copy_mask).bit_count()
@@ -149,11 +159,11 @@ class RingReduce:
         )
 
     def inventory(self) -> Inventory:
-        """What I hold of every chunk, for a member that becomes my predecessor."""
+        """What this member holds of every chunk, for a member that becomes its predecessor."""
         return Inventory(
             tuple(
                 Held(
-                    # What is still being added to may turn out to be no good.
+                    # A sum whose addition is under way may turn out to be malformed.
                     chunk.copy_mask if chunk.copy is not None else 0,
                     (chunk.average.mask, chunk.average.digest)
                     if chunk.average is not None
@@ -166,7 +176,7 @@ class RingReduce:
     # Events
 
     def start(self) -> list[Action]:
-        """The ring begins: start the chunks that are mine to start."""
+        """The ring begins: this member starts its chunks."""
         return self._start_chunks()
 
     def partial_sum_received(
@@ -175,13 +185,13 @@ class RingReduce:
         """A partial sum arrived.
 
         Raises:
-            MalformedError: no such chunk or member, or a token that claims to have my part in it
-                although I never added it.
+            MalformedError: an unknown chunk or member, or a mask with this member although it never
+                added its part.
         """
         state = self._checked(sender, chunk, mask)
         bit = 1 << self._position
         if mask & bit and not state.copy_mask:  # no sum with my part has left this member
-            raise MalformedError(f"token of chunk {chunk} claims a part that I never added")
+            raise MalformedError(f"partial sum of chunk {chunk} claims a part that was never added")
         if state.average is not None or state.sum_state == "finishing" or self._is_out:
             return []
         if state.sum_state == "adding":
@@ -196,7 +206,7 @@ class RingReduce:
         return self._advance(chunk)
 
     def contributed(self, chunk: int, payload: Payload) -> list[Action]:
-        """My part was added to a chunk: `payload` is the new partial sum."""
+        """This member's part was added to a chunk: `payload` is the new partial sum."""
         state = self._chunks[chunk]
         if state.contributing_mask is None:
             raise LocalProtocolError(f"no addition to chunk {chunk} is under way")
@@ -214,10 +224,10 @@ class RingReduce:
         return actions
 
     def rejected(self, chunk: int) -> list[Action]:
-        """The token that I was to add to is no good: as if it had never come.
+        """The payload to add to was malformed: it counts as never received.
 
-        Its sender has to be removed; then whoever passed it on before sends its copy again. What
-        came from another member meanwhile is taken instead.
+        The caller has to remove the sender. Then the member before the sender sends its copy again.
+        A partial sum that arrived meanwhile from another member is taken instead.
         """
         state = self._chunks[chunk]
         if state.contributing_mask is None:
@@ -230,15 +240,15 @@ class RingReduce:
         if state.sum_state != "absent":
             return self._advance(chunk)
         if state.average is None and not self._is_out and self._is_starter(chunk):
-            # Those before me fell while I was adding, and I did not start it then.
+            # The members before this one fell during the addition, so it did not start the chunk.
             return [self._contribute(chunk, 0, None)]
         return []
 
     def average_finished(self, chunk: int, payload: Payload, digest: Digest) -> list[Action]:
-        """The average of a chunk was made here."""
+        """The average of a chunk was computed here."""
         state = self._chunks[chunk]
         if state.sum_state != "finishing":
-            raise LocalProtocolError(f"chunk {chunk} is not being average_finished")
+            raise LocalProtocolError(f"chunk {chunk} is not being finished")
         state.release()  # not before: a removed member's mask belongs to this copy
         if self._is_out:
             return []
@@ -256,7 +266,7 @@ class RingReduce:
         """An averaged chunk arrived. Raises MalformedError for values out of range."""
         self._checked(sender, chunk, mask)
         if not 0 <= finisher < len(self.members):
-            raise MalformedError(f"final of chunk {chunk} by member {finisher}")
+            raise MalformedError(f"average of chunk {chunk} by member {finisher}")
         return self._take(chunk, Average(mask, digest, finisher, payload), sender)
 
     def member_removed(self, peer: PeerId) -> list[Action]:
@@ -280,7 +290,7 @@ class RingReduce:
         return actions + self._start_chunks()
 
     def averages_for(self, peer: PeerId) -> list[Action]:
-        """All finals that I have, for a member whose finals differ from mine."""
+        """All averages held here, for a member whose averages differ."""
         return self._averages_for(peer)
 
     # The rules
@@ -361,11 +371,11 @@ class RingReduce:
         return self._pass_on(successor, chunk, average)
 
     def _is_early(self, mask: int) -> bool:
-        """Whether a final lacks a member that I hold to be in. Who is out does not ask."""
+        """Whether an average lacks a living member; always false once this member is out."""
         return not self._is_out and not self._covers_living(mask)
 
     def _take_early(self, chunk: int) -> list[Action]:
-        """Takes those of the early finals that are not early any more."""
+        """Takes the early averages of a chunk that are not early any more."""
         state = self._chunks[chunk]
         early, state.early = state.early, {}
         actions: list[Action] = []

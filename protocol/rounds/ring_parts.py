@@ -1,11 +1,12 @@
 """One member's arithmetic in a ring: what it adds to each chunk, and what it carries on.
 
 A member's *pending work* is its newest pseudo-gradient plus the residual of earlier rounds. A ring
-only reads it. When the round is committed, chunk by chunk: if the average contains the member, its
-pending work becomes what its part left out (`error_of`: the rounding errors of a dense codec,
-nothing for an exact one; of a sparse part all that was not sent, decayed). Otherwise it stays as it
-is and belongs to the member's next part. So no work is lost, and none counts twice. This is error
-feedback (1-bit SGD, Seide et al. 2014; EF-SGD, arXiv 1901.09847).
+only reads it. The commit of the round changes it chunk by chunk. If the average contains the
+member, its pending work becomes what its part left out (`error_of`). For a dense codec these are
+the rounding errors, and nothing for an exact codec. For a sparse part it is all that was not sent,
+decayed. If the average does not contain the member, its pending work stays and belongs to its next
+part. So no work is lost, and none counts twice. This is error feedback (1-bit SGD, Seide et al.
+2014; EF-SGD, arXiv 1901.09847).
 
 `ring_average` walks all chunks of an undisturbed ring in one process. The machine that does the
 same between peers, and survives their faults, is `protocol.rounds.ring`.
@@ -31,10 +32,11 @@ from gossamer.protocol.codecs.tensor_codecs import TensorCodec
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 
 _ERROR_SHARE = 0.5
-"""A rounding error weighs as little in the next ring as its member, so a member with a small share
-carries it magnified. If it then did more work than in this round, that would come out as noise: a
-member that came for one step of twenty would add a coarse codec's error twentyfold. So a share
-below this part of the mean share is taken for it, and its member forgets a part of its errors."""
+"""Lower bound on the share by which a rounding error is divided, as a part of the mean share. An
+error weighs as little in the next ring as its member, so a member with a small share carries it
+magnified. If that member does more work in the next round, the magnified error is noise: a member
+that came for one step of twenty would add a coarse codec's error twentyfold. With this bound it
+forgets a part of its errors."""
 
 
 class RingPart(Protocol):
@@ -49,7 +51,7 @@ class RingPart(Protocol):
         """
 
     def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
-        """What everybody gets of a payload that has all members of `mask` in it."""
+        """The payload that all members get, from one that holds all members of `mask`."""
 
     def error_of(self, chunk: int) -> Float32Array | None:
         """What this member's part of a chunk left out, in units of its own work; None: nothing."""
@@ -80,8 +82,8 @@ class SumPart:
         self._tokens = tuple(tokens)
         self._weight = np.float32(tokens[position] / sum(tokens))
         self._error_weight = max(self._weight, np.float32(_ERROR_SHARE / len(tokens)))
-        # Of the newest sum, and of the newest average: after a fault a chunk may come round again,
-        # and what was made of it before is worth nothing then.
+        # Errors of the newest sum and of the newest average. After a fault a chunk may come round
+        # again, and the errors of its earlier sum do not count then.
         self._sum_errors: dict[int, Float32Array] = {}
         self._average_errors: dict[int, Float32Array] = {}
 
@@ -95,12 +97,12 @@ class SumPart:
 
     def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
         """See `RingPart`: the encoded average."""
-        # One exactly when all are in it: dividing by almost one would round everything once more.
+        # Exactly one when all members contribute: a division by almost one would round all values.
         present = sum(tokens for i, tokens in enumerate(self._tokens) if mask >> i & 1)
         divisor = np.float32(present / sum(self._tokens))
         values = self._codec.decode(payload, self._plan.elements_of(chunk)) / divisor
-        # An error of the average is the whole ring's: as part of my next delta it weighs w, so it
-        # has to be that much larger.
+        # An error of the average belongs to the whole ring. As part of this member's next delta it
+        # weighs w, so it has to be 1 / w times as large.
         return self._encode(chunk, values, self._error_weight / divisor, self._average_errors)
 
     def _encode(
@@ -120,7 +122,7 @@ class SumPart:
 
 
 class SetPart:
-    """A member's part of a sparse ring: a block that nobody else changes (SparseLoCo, arXiv
+    """A member's part of a sparse ring: a block that no other member changes (SparseLoCo, arXiv
     2508.15706).
 
     What was not sent is the error feedback, e = decay * (e - d): the decay is applied when a round
@@ -173,7 +175,7 @@ def ring_average(
     payloads: SumPayloads | SetPayloads,
     error_decay: float = 1.0,
 ) -> Float32Array:
-    """The average of the members' work, weighted with their tokens, as all of them decode it.
+    """The average of the members' work, weighted with their tokens, as all members decode it.
 
     The ring of a round without faults: chunk c begins with member c mod N and walks once round, and
     the last member finishes it. So the same additions are done in the same order as between peers.

@@ -1,17 +1,18 @@
-"""Who averages with whom: one message that anybody may have to send.
+"""Which peers average together: one message that any ready peer may have to send.
 
 Rules
 -----
 - For every head and attempt the ready peers are ranked by ``blake3(head, attempt, peer id)``. The
-  first is that attempt's organiser.
+  first peer is the organiser of that attempt.
 - A round is *due* when all living peers that work on the head are ready, or `gather_seconds` after
   the first `Ready` was seen.
-- Attempt 0 begins when the round is due; each further attempt `attempt_seconds` later. The
+- Attempt 0 begins when the round is due, and each further attempt `attempt_seconds` later. The
   organiser of the current attempt publishes the ring of all ready peers.
-- Of several rosters for a head that name me I follow the preferred one (`preference`): lowest
-  attempt, then most members, then the organiser's rank. Two peers that saw different things
-  therefore agree as soon as they have seen the same rosters.
-- A roster must be in rank order of its attempt, so an organiser cannot choose neighbours.
+- Of several rosters for a head that name this peer it follows the preferred one (`preference`):
+  lowest attempt, then most members, then the organiser's rank. So two peers that saw different
+  rosters agree as soon as they have seen the same ones.
+- The members of a roster must be in the rank order of its attempt, so an organiser cannot choose
+  its neighbours.
 
 `decide` is a pure function from what a peer knows to what it does, with the reason.
 """
@@ -28,7 +29,8 @@ from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.wire.statements import Ready, Roster, Signed, Verify, open_signed
 
 ROSTER_BYTES_MAX = limits.GOSSIP_BYTES_MAX // 2 - limits.KIB
-"""Members of one roster: it has to fit a gossip message, and a board's reply."""
+"""Bytes of the members of one roster: it has to fit a gossip message and a
+reply of the statement store."""
 
 _MEMBER_OVERHEAD_BYTES = 136
 """Author and signature of a member's `Ready`, and msgpack's lengths."""
@@ -52,16 +54,19 @@ class Gathering(NamedTuple):
     expected: Collection[PeerId]
     """Living other peers that work on this head."""
     first_ready_seconds: float | None
-    """When the first `Ready` was seen."""
+    """Local time of the first `Ready`; None: there is none."""
     complete_seconds: float | None
-    """Since when everybody expected has been ready; None while somebody is missing."""
+    """Local time since which all expected peers have been ready; None: a peer is missing."""
     first_attempt: int = 0
-    """Attempts before this one came to nothing."""
+    """Lowest attempt that may still succeed: the rings of earlier ones are void."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """`attempt` to publish a roster for, or None; why; and when to ask again (None: on news)."""
+    """The attempt to publish a roster for (None: no roster), why, and when to ask again.
+
+    `ask_again_seconds` is local time; None: only after an event.
+    """
 
     attempt: int | None
     reason: str
@@ -69,14 +74,14 @@ class Decision:
 
 
 def is_complete(gathering: Gathering) -> bool:
-    """Whether all that are expected are ready, and so am I."""
+    """Whether this peer and all expected peers are ready."""
     return gathering.me in gathering.ready and set(gathering.expected) <= set(gathering.ready)
 
 
 def decide(
     now: float, gathering: Gathering, gather_seconds: float, attempt_seconds: float
 ) -> Decision:
-    """Whether `me` publishes a roster now."""
+    """Whether this peer publishes a roster now, and why."""
     if gathering.me not in gathering.ready:
         return Decision(None, "not ready", None)
     assert gathering.first_ready_seconds is not None, "I am ready, so a Ready was seen"
@@ -87,8 +92,8 @@ def decide(
     if now < due:
         waiting = sorted(set(gathering.expected) - set(gathering.ready))
         return Decision(None, f"waiting for {len(waiting)} peers", due)
-    # The boundary is computed as the caller will be woken at it, or rounding could put `now` just
-    # before a boundary that has passed.
+    # The caller wakes at the boundary as computed here. Without this comparison rounding could put
+    # `now` just before a boundary that has passed.
     num_past = int((now - due) / attempt_seconds)
     if due + (num_past + 1) * attempt_seconds <= now:
         num_past += 1
@@ -112,7 +117,7 @@ def make_roster(
 ) -> Roster:
     """The ring of all ready peers, at most `members_max` of them by rank.
 
-    Of peers that consumed data in very many pieces fewer fit into one message.
+    Fewer fit into one message if they consumed data in very many pieces.
     """
     order = ring_order(head, attempt, ready)[:members_max]
     num_bytes = 0
@@ -128,7 +133,7 @@ def make_roster(
 
 @dataclass(frozen=True)
 class Ring:
-    """A checked roster: members in ring order with what each said of its work."""
+    """A checked roster: members in ring order, each with its `Ready`."""
 
     ring_id: Digest
     organiser: PeerId
@@ -194,7 +199,7 @@ def ring_id_of(signed: Signed) -> Digest:
 
 
 def preference(ring: Ring) -> tuple[int, int, bytes, bytes]:
-    """Of two rings for one head the one with the lower preference is followed."""
+    """The order of rings for one head: the ring with the lower value is followed."""
     roster = ring.roster
     return (
         roster.attempt,

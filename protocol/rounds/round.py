@@ -3,27 +3,28 @@
     gathering --roster--> in a ring (`attempt`) --quorum--> committed
         ^                  |        ^  |
         |                  |        +--+ a preferred roster for the same head replaces the ring
-        +------------------+ out of the ring, and nobody left in it
+        +------------------+ out of the ring, and no member is left in it
 
 Rules
 -----
-- Gathering follows `gathering` and `roster`, the ring that is followed `attempt`; this machine
-  decides which ring that is, and holds what is only true for one head.
-- A roster that does not name me: I wait for its commit as long as it is at work (`gathering`). The
-  same holds for one that names me with a `Ready` that is not mine: of my life before a restart,
-  whose work is gone. I say that I am out of it.
-- Who leaves a ring for a preferred one says that it is out of the first.
-- Statements about a ring that I do not follow (yet) are kept, up to `EARLY_STATEMENTS_MAX`, and
-  taken when I follow it.
-- After the commit the machine still sees to it that the finals come to those that lack them:
-  until `is_over` it takes what is said of its ring, and failures of its link.
-- When none of the others is both in my ring and living and I am out of it, or nothing came for
-  `attempt.STALL_SECONDS` more, the ring is void for me: I gather again with a later attempt. So no
-  order of deaths and accusations leaves a peer waiting.
+- `gathering` and `roster` decide when a ring is organised, and `attempt` runs the ring that is
+  followed. This machine decides which ring that is, and holds what is true for one head only. Its
+  states are those of `states.ROUND`.
+- A roster may not name this peer. Then this peer waits for the commit of that ring as long as the
+  ring is at work (`rings_elsewhere`). The same holds for a roster that names it with a `Ready` of
+  its life before a restart, whose work is gone. In that case it says that it is out of the ring.
+- A peer that leaves a ring for a preferred one says that it is out of the first ring.
+- Statements about a ring that is not followed (yet) are kept, up to `EARLY_STATEMENTS_MAX`, and
+  used when the ring is followed.
+- After the commit the machine still takes statements about its ring and failures of its link, until
+  `is_over`. So the averages reach members that lack them.
+- A ring is void for this peer when it is out of it and none of the living others is in it, or when
+  nothing has arrived for another `attempt.STALL_SECONDS`. Then it gathers again with a later
+  attempt. So no order of deaths and accusations leaves a peer waiting.
 
-Events are methods with the local clock in seconds; actions come back. The arithmetic (`Contribute`,
-`FinishAverage`, `Compute`) is done outside and answered with the ring's id, so that an answer for a
-ring that was replaced is dropped.
+Events are methods with the local clock in seconds, and each returns actions. The caller does the
+arithmetic (`Contribute`, `FinishAverage`, `Compute`) and answers with the ring's id. An answer for
+a ring that was replaced is dropped.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Round(RoundView):
     # Events: gathering
 
     def ready(self, now: float, ready: Ready) -> list[Action]:
-        """My own work is done."""
+        """This peer's own work is done."""
         if ready.head != self.head or ready.round != self.number:
             raise LocalProtocolError("ready for another round")
         publish = self._self.seal(ready)
@@ -68,7 +69,7 @@ class Round(RoundView):
     def expect(
         self, now: float, peers: Collection[PeerId], trailing: Collection[PeerId] = ()
     ) -> list[Action]:
-        """The living other peers that work on this head, and those that are to come to it
+        """The living other peers that work on this head, and those that will come to it
         (`membership.awaited`)."""
         self._gatherer.expect(now, peers, trailing)
         return self.tick(now)
@@ -76,9 +77,9 @@ class Round(RoundView):
     def statement(self, now: float, signed: Signed, statement: Statement) -> list[Action]:
         """A checked statement arrived.
 
-        What came before this machine began may belong to its round: give it the whole board once
-        at the beginning. Repetitions do no harm. My own statements of an earlier life come back by
-        gossip and do not count.
+        Statements that came before this machine began may belong to its round. So the caller gives
+        it the whole statement store once at the beginning. Repetitions do no harm. This peer's own
+        statements of an earlier life come back by gossip and do not count.
         """
         if self.state == "committed":
             return self._after_commit(now, signed, statement)
@@ -95,7 +96,7 @@ class Round(RoundView):
         return []
 
     def tick(self, now: float) -> list[Action]:
-        """Time passed, or who lives has changed: organise, accuse who holds up, leave, return."""
+        """Time passed, or the living peers changed: organise, accuse, leave or gather again."""
         if self.state == "gathering":
             return self._organise(now)
         assert self._attempt is not None
@@ -138,7 +139,7 @@ class Round(RoundView):
         return self._after(now, attempt.progress(now, actions))
 
     def rejected(self, now: float, ring_id: Digest, chunk: int, sender: PeerId) -> list[Action]:
-        """The token that I was to add to is no good: its sender is out."""
+        """The payload to add to was malformed: its sender is accused."""
         if (attempt := self._working(ring_id)) is None:
             return []
         return self._after(now, attempt.rejected(now, chunk, sender))
@@ -152,7 +153,7 @@ class Round(RoundView):
         return self._after(now, attempt.progress(now, actions))
 
     def link_failed(self, now: float, ring_id: Digest, peer: PeerId, reason: str) -> list[Action]:
-        """My link to a ring member failed: I accuse it, and it is out."""
+        """The link to a ring member failed: this peer accuses it."""
         if (attempt := self._open(ring_id)) is None:
             return []
         return self._after(now, attempt.accuse(now, peer, reason))
@@ -166,8 +167,7 @@ class Round(RoundView):
         busy_seconds: float,
         waiting_bytes: int,
     ) -> list[Action]:
-        """My link to a member so far: bytes received there, seconds in which it had some to send,
-        and bytes that it has to send now and that were not received."""
+        """The totals of the link to a member, see `RingLinkRates.measured`."""
         if (attempt := self._working(ring_id)) is None:
             return []
         return self._after(
@@ -183,15 +183,15 @@ class Round(RoundView):
         return self._after(now, attempt.computed(now, generation, state_digest))
 
     def commit_received(self, commit: Commit) -> list[Action]:
-        """A checked commit record arrived: if it is of the header that I computed, I am done."""
+        """A checked commit record arrived: it ends the round if it commits this peer's header."""
         if self._attempt is None or self.state == "gathering":
             return []
         return self._noting_commit(self._attempt.commit_received(commit))
 
     def leave(self, now: float) -> list[Action]:
-        """I go to a head that another ring committed: mine has to do without me.
+        """This peer goes to a head that another ring committed, and leaves its ring.
 
-        Call it before the machine is given up for such a head; else the others wait for my part.
+        The caller calls this before it drops the machine. Otherwise the others wait for this peer.
         """
         if self.ring is None or (attempt := self._working(self.ring.ring_id)) is None:
             return []
@@ -224,7 +224,7 @@ class Round(RoundView):
         if ring.ring_id in self._void_rings:
             return []
         mine = self._gatherer.mine
-        # By author as well: others may say the same of their work, or copy what I said.
+        # By author as well: another peer may say the same of its work, or copy this peer's words.
         named = {(member.author, member.payload) for member in roster.members}
         if mine is None or (mine.author, mine.payload) not in named:
             return self._note_foreign(now, ring)
@@ -237,7 +237,7 @@ class Round(RoundView):
         return self._follow(now, ring, signed)
 
     def _note_foreign(self, now: float, ring: Ring) -> list[Action]:
-        """A ring that I am not in; if it names me, it waits for what I lost when I restarted."""
+        """A ring without this peer. If it names this peer, it waits for work lost in a restart."""
         if not self._gatherer.elsewhere.note(ring):
             return []
         for signed, statement in self._early.values():
@@ -283,14 +283,14 @@ class Round(RoundView):
     # The rules: the ring
 
     def _after_commit(self, now: float, signed: Signed, statement: Statement) -> list[Action]:
-        """Others of the ring may still be on their way to it."""
+        """Other members of the ring may not have committed yet."""
         if not isinstance(statement, Accusation | Vote) or signed.author == self._me:
             return []
         attempt = self._open(statement.ring_id)
         return [] if attempt is None else attempt.statement(now, signed, statement)
 
     def _after(self, now: float, actions: list[Action]) -> list[Action]:
-        """Gathers again if I am out of the ring and it will not commit without me."""
+        """Gathers again if this peer is out of the ring and the ring will not commit."""
         self._noting_commit(actions)
         attempt = self._attempt
         if attempt is None or not attempt.is_out or self._phase != "following":
@@ -299,7 +299,7 @@ class Round(RoundView):
         if now < attempt.stall_seconds:
             if others & self._gatherer.expected:
                 return actions
-            # Should they turn up again, their ring is at work.
+            # If its members appear again, their ring is at work.
             self._gatherer.elsewhere.note_lost(attempt.ring, attempt.accusations)
         self._go("ring void")
         self._void_rings.add(attempt.ring.ring_id)

@@ -1,4 +1,4 @@
-"""What a round is told when it begins: the manifest's rules, and what the round before showed."""
+"""What a round knows when it begins: the manifest's rules, and hints from the round before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gossamer.protocol.ids import PeerId
 
 @dataclass(frozen=True)
 class RoundRules:
-    """What the manifest says about a round."""
+    """The rules of the manifest for a round."""
 
     payloads: Payloads
     chunk_elements: int
@@ -20,29 +20,28 @@ class RoundRules:
     gather_fraction: float
     attempt_seconds: float
     ring_seconds: float = 0.0
-    """How long a ring is at work by the manifest, beside its transfers: with shared steps its
-    members train in it."""
+    """Time that a ring works beside its transfers: with shared steps its members train in it."""
     steps_seconds: float = 0.0
-    """What the shared steps of the round before took."""
+    """Duration of the shared steps of the round before."""
 
     @property
     def members_max(self) -> int:
         return self.payloads.members_max(self.chunk_elements)
 
     def chunk_bytes(self, num_members: int) -> int:
-        """Size of a chunk on its way, the mean over a whole ring."""
+        """Mean size of a chunk in transit, over a whole ring."""
         return self.payloads.mean_bytes(self.chunk_elements, num_members)
 
 
 class RoundHints(NamedTuple):
-    """What a round showed a peer, for its next one."""
+    """What a round showed a peer, for its next round."""
 
     found_slow: frozenset[PeerId] = frozenset()
-    """Whose lines its ring found to be far slower than the others', its own perhaps."""
+    """Members with lines far slower than the others', perhaps this peer itself."""
     came_late: bool = False
-    """The others committed without it, or it is new."""
+    """Whether the others committed without this peer, or this peer is new."""
     replay_seconds: float = 0.0
-    """What those who fetch such a round instead may need for it."""
+    """Time that a peer needs to fetch such a round instead."""
 
 
 NO_HINTS = RoundHints()

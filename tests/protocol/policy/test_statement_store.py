@@ -173,7 +173,7 @@ def test_keep_drops_what_is_not_wanted() -> None:
     assert len(statement_store) == 3
 
 
-def test_suspects_and_votes_last_for_two_heads() -> None:
+def test_accusations_and_votes_last_for_two_heads() -> None:
     statement_store = statement_store_of(STATEMENTS)
     statement_store.age()
     assert len(statement_store) == len(statement_store_of(STATEMENTS))

@@ -169,7 +169,7 @@ def test_the_silent_are_accused_after_a_while() -> None:
     assert state.to_accuse(100.0 + VOTE_SECONDS, [A, B, D]) == [(D, "silent")]
 
 
-def test_a_successor_with_another_header_gets_my_finals_once() -> None:
+def test_a_successor_with_another_header_gets_my_averages_once() -> None:
     state = commitment()
     propose(state, A, HEADER, now=100.0)
     hear(state, B, OTHER_HEADER, now=105.0)

@@ -23,17 +23,17 @@ def wants(held: Held, mask: int, digest: Digest | None = None) -> bool:
     return Inventory((held,)).wants(0, mask, digest)
 
 
-def test_a_token_is_of_use_if_it_holds_a_member_that_the_copy_lacks() -> None:
+def test_a_partial_sum_is_of_use_if_it_holds_a_member_that_the_copy_lacks() -> None:
     assert wants(Held(), 0b001)
     assert wants(Held(copy_mask=0b110), 0b011)
     assert not wants(Held(copy_mask=0b111), 0b011)
 
 
-def test_a_token_is_of_no_use_to_who_has_the_final() -> None:
+def test_a_partial_sum_is_of_no_use_to_who_has_the_average() -> None:
     assert not wants(Held(average=(0b001, LOW)), 0b111)
 
 
-def test_a_final_is_of_use_if_it_is_better() -> None:
+def test_an_average_is_of_use_if_it_is_better() -> None:
     assert wants(Held(copy_mask=0b111), 0b001, HIGH)
     assert wants(Held(average=(0b011, HIGH)), 0b111, HIGH)
     assert wants(Held(average=(0b111, HIGH)), 0b111, LOW)

@@ -254,7 +254,7 @@ def test_two_have_no_rest_to_be_slower_than() -> None:
     assert mine.too_slow(20.0, [ME, SUCCESSOR], SUCCESSOR).member is None
 
 
-def test_my_pace_is_said_when_there_is_something_to_say() -> None:
+def test_my_link_rate_is_said_when_there_is_something_to_say() -> None:
     mine = link_rate()
     now = 10.0 + SAMPLE_SECONDS
     assert mine.to_say(now, SUCCESSOR) is None
@@ -266,7 +266,7 @@ def test_my_pace_is_said_when_there_is_something_to_say() -> None:
     assert mine.to_say(now, SUCCESSOR) is None
 
 
-def test_a_line_that_takes_nothing_has_the_pace_zero() -> None:
+def test_a_line_that_takes_nothing_has_the_link_rate_zero() -> None:
     mine = link_rate()
     mine.measured(NOW, SUCCESSOR, 0, 1.5, MUCH)
     assert mine.to_say(NOW, SUCCESSOR) == (1, 0.0)
@@ -501,7 +501,7 @@ def test_when_all_become_slow_nobody_is() -> None:
         assert line.verdict is None
 
 
-def test_a_pace_that_changed_is_said_again() -> None:
+def test_a_link_rate_that_changed_is_said_again() -> None:
     line = Line(link_rate(num_chunks=4000))
     line.run(3.0, FAST)
     (said,) = line.said
@@ -517,7 +517,7 @@ def test_a_pace_that_changed_is_said_again() -> None:
     assert [sequence for sequence, _ in line.said] == list(range(1, len(line.said) + 1))
 
 
-def test_nobody_says_its_pace_without_end() -> None:
+def test_no_member_says_its_link_rate_without_end() -> None:
     line = Line(link_rate(num_chunks=4000))
     for _ in range(limits.LINK_RATES_MAX):
         line.run(WINDOW_SECONDS_MAX, FAST)

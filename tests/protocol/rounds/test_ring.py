@@ -25,10 +25,10 @@ def member(me: int, num_chunks: int = 2) -> RingReduce:
     return RingReduce(RING, RING[me], num_chunks)
 
 
-def take_token(
+def take_partial_sum(
     ring: RingReduce, sender: int, chunk: int, mask: int, payload: bytes = b"sum"
 ) -> list[Action]:
-    """The token arrives and my part is added to it."""
+    """The partial sum arrives and my part is added to it."""
     assert ring.partial_sum_received(RING[sender], chunk, mask, payload) == [
         Contribute(chunk, payload, RING[sender])
     ]
@@ -52,13 +52,13 @@ def test_each_member_starts_the_chunks_of_its_position() -> None:
         ]
 
 
-def test_a_token_is_added_to_once_and_passed_on() -> None:
+def test_a_partial_sum_is_added_to_once_and_passed_on() -> None:
     ring = member(1)
-    assert take_token(ring, 0, 0, 0b0001) == [Send(C, 0, 0b0011, None, b"sum+")]
+    assert take_partial_sum(ring, 0, 0, 0b0001) == [Send(C, 0, 0b0011, None, b"sum+")]
     assert ring.partial_sum_received(A, 0, 0b0001, b"sum") == []
 
 
-def test_a_token_that_claims_my_part_is_malformed() -> None:
+def test_a_partial_sum_that_claims_my_part_is_malformed() -> None:
     with pytest.raises(MalformedError):
         member(1).partial_sum_received(A, 0, 0b0011, b"sum")
 
@@ -77,9 +77,9 @@ def test_values_out_of_range_are_malformed(sender: str, chunk: int, mask: int) -
         average(ring, 0, 0, 0b1111, finisher=4)
 
 
-def test_whoever_covers_the_living_finishes_and_sends_the_final_round() -> None:
+def test_whoever_covers_the_living_finishes_and_sends_the_average_round() -> None:
     ring = member(3)
-    assert take_token(ring, 2, 0, 0b0111) == [FinishAverage(0, b"sum+", 0b1111)]
+    assert take_partial_sum(ring, 2, 0, 0b0111) == [FinishAverage(0, b"sum+", 0b1111)]
     assert ring.average_finished(0, b"f", digest_of(b"f")) == [
         passed_on(A, 0, 0b1111, b"f", finisher=3)
     ]
@@ -98,7 +98,7 @@ def test_one_member_alone_does_it_all() -> None:
     assert ring.successor is None
 
 
-def test_a_final_is_taken_and_passed_on_if_it_is_better() -> None:
+def test_an_average_is_taken_and_passed_on_if_it_is_better() -> None:
     ring = member(1)
     ring.member_removed(D)
     low, high = sorted([b"x", b"y"], key=digest_of)
@@ -110,38 +110,38 @@ def test_a_final_is_taken_and_passed_on_if_it_is_better() -> None:
     assert average(ring, 0, 0, 0b0111, low) == []
 
 
-def test_a_final_goes_neither_to_its_finisher_nor_back_to_its_sender() -> None:
+def test_an_average_goes_neither_to_its_finisher_nor_back_to_its_sender() -> None:
     ring = member(1)
     assert average(ring, 0, 0, 0b1111, finisher=2) == []
     pair = RingReduce([A, B], B, 1)
     assert pair.average_received(A, 0, 0b11, 0, b"f", digest_of(b"f")) == []
 
 
-def test_after_the_final_a_token_is_of_no_use() -> None:
+def test_after_the_average_a_partial_sum_is_of_no_use() -> None:
     ring = member(1)
     average(ring, 0, 0, 0b1111)
     assert ring.partial_sum_received(A, 0, 0b0001, b"sum") == []
 
 
-def test_a_final_that_comes_while_i_add_ends_the_walk() -> None:
+def test_an_average_that_comes_while_i_add_ends_the_walk() -> None:
     ring = member(1)
     ring.partial_sum_received(A, 0, 0b0001, b"sum")
     average(ring, 0, 0, 0b1111)
     assert ring.contributed(0, b"sum+") == []
 
 
-def test_a_final_that_lacks_a_living_member_is_kept_aside_and_the_chunk_walks_on() -> None:
+def test_an_average_that_lacks_a_living_member_is_kept_aside_and_the_chunk_walks_on() -> None:
     ring = member(1, 1)
     assert average(ring, 0, 0, 0b1011) == []
     assert ring.num_averages == 0
-    assert take_token(ring, 0, 0, 0b0001) == [Send(C, 0, 0b0011, None, b"sum+")]
+    assert take_partial_sum(ring, 0, 0, 0b0001) == [Send(C, 0, 0b0011, None, b"sum+")]
     assert ring.inventory().chunks[0] == Held(copy_mask=0b0011)
     assert ring.member_removed(C) == [passed_on(D, 0, 0b1011, b"f")]  # and the copy is of no use
     assert ring.num_averages == 1
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_final_of_who_is_out_does_not_cost_a_living_member_its_part(order: int) -> None:
+def test_an_average_of_who_is_out_does_not_cost_a_living_member_its_part(order: int) -> None:
     """C gave up D, A gave up B, B gave up C. D heard B first: it held C to be in no more."""
     low, high = sorted([b"x", b"y"], key=digest_of)[::order]
     ring = member(0, 1)
@@ -152,7 +152,7 @@ def test_a_final_of_who_is_out_does_not_cost_a_living_member_its_part(order: int
     assert [(average.mask, average.payload) for average in ring.averages] == [(0b0111, high)]
 
 
-def test_of_each_sender_the_last_early_final_is_kept_and_of_all_the_best_one_taken() -> None:
+def test_of_each_sender_the_last_early_average_is_kept_and_of_all_the_best_one_taken() -> None:
     first, low, high = b"0", *sorted([b"x", b"y"], key=digest_of)
     ring = member(1, 1)
     for sender, payload in ((0, first), (0, low), (3, high)):
@@ -161,7 +161,7 @@ def test_of_each_sender_the_last_early_final_is_kept_and_of_all_the_best_one_tak
     assert [average.payload for average in ring.averages] == [low]
 
 
-def test_who_is_out_takes_finals_whatever_they_lack() -> None:
+def test_who_is_out_takes_averages_whatever_they_lack() -> None:
     ring = member(1)
     assert average(ring, 0, 0, 0b1000) == []
     assert ring.num_averages == 0
@@ -174,7 +174,7 @@ def test_who_is_out_takes_finals_whatever_they_lack() -> None:
 def test_when_the_receiver_of_a_copy_is_removed_the_next_one_gets_it() -> None:
     ring = member(1)
     ring.start()
-    take_token(ring, 0, 0, 0b0001)
+    take_partial_sum(ring, 0, 0, 0b0001)
     assert ring.member_removed(C) == [Send(D, 0, 0b0011, None, b"sum+")]
     assert ring.member_removed(C) == []
     assert ring.living == (A, B, D)
@@ -182,7 +182,7 @@ def test_when_the_receiver_of_a_copy_is_removed_the_next_one_gets_it() -> None:
 
 def test_a_copy_that_covers_the_living_is_finished() -> None:
     ring = member(1)
-    take_token(ring, 0, 0, 0b0001)
+    take_partial_sum(ring, 0, 0, 0b0001)
     ring.member_removed(C)
     assert ring.member_removed(D) == [FinishAverage(0, b"sum+", 0b0011)]
 
@@ -193,11 +193,11 @@ def test_the_next_living_member_starts_the_chunk_of_a_removed_one() -> None:
     assert ring.member_removed(A) == [Contribute(0, None)]
     late = member(1)
     late.start()
-    take_token(late, 0, 0, 0b0001)  # it has been through my hands already
+    take_partial_sum(late, 0, 0, 0b0001)  # it has been through my hands already
     assert late.member_removed(A) == []
 
 
-def test_a_new_successor_gets_every_final_again() -> None:
+def test_a_new_successor_gets_every_average_again() -> None:
     ring = member(1)
     average(ring, 0, 0, 0b1111)
     average(ring, 0, 1, 0b1111, b"g")
@@ -210,7 +210,7 @@ def test_a_new_successor_gets_every_final_again() -> None:
 
 def test_who_is_removed_only_listens() -> None:
     ring = member(1)
-    take_token(ring, 0, 0, 0b0001)
+    take_partial_sum(ring, 0, 0, 0b0001)
     assert ring.member_removed(B) == []
     assert ring.partial_sum_received(A, 1, 0b0001, b"sum") == []
     assert ring.member_removed(C) == []
@@ -225,7 +225,7 @@ def test_a_removal_while_i_add_or_finish_passes_nothing_on() -> None:
     ring.member_removed(B)
     assert ring.contributed(0, b"sum+") == []
     finisher = member(3)
-    take_token(finisher, 2, 0, 0b0111)
+    take_partial_sum(finisher, 2, 0, 0b0111)
     finisher.member_removed(D)
     assert finisher.average_finished(0, b"f", digest_of(b"f")) == []
     assert finisher.num_averages == 0
@@ -236,15 +236,15 @@ def test_of_two_sums_of_a_chunk_the_one_with_more_members_walks_on() -> None:
     ring = RingReduce(RING[:3], A, 1)
     ring.start()
     assert ring.contributed(0, b"a") == [Send(B, 0, 0b001, None, b"a")]
-    assert take_token(ring, 2, 0, 0b110, b"bc") == [FinishAverage(0, b"bc+", 0b111)]
+    assert take_partial_sum(ring, 2, 0, 0b110, b"bc") == [FinishAverage(0, b"bc+", 0b111)]
 
 
 def test_a_sum_that_holds_less_than_the_kept_one_is_ignored() -> None:
     ring = member(2)
-    take_token(ring, 1, 0, 0b0011)
+    take_partial_sum(ring, 1, 0, 0b0011)
     for mask in (0b0001, 0b0010, 0b0011):
         assert ring.partial_sum_received(B, 0, mask, b"less") == []
-    assert take_token(ring, 1, 0, 0b1011, b"more") == [FinishAverage(0, b"more+", 0b1111)]
+    assert take_partial_sum(ring, 1, 0, 0b1011, b"more") == [FinishAverage(0, b"more+", 0b1111)]
 
 
 def test_a_sum_that_holds_me_and_more_than_mine_walks_on_as_it_is() -> None:
@@ -280,7 +280,7 @@ def test_of_two_sums_with_as_many_members_everybody_keeps_the_same_one() -> None
     first_low, first_high = member(1, 1), member(1, 1)
     for ring in (first_low, first_high):
         ring.start()
-        take_token(ring, 0, 0, 0b0100 if ring is first_low else 0b1000)
+        take_partial_sum(ring, 0, 0, 0b0100 if ring is first_low else 0b1000)
     assert first_low.partial_sum_received(D, 0, high, b"high") == [Send(C, 0, high, None, b"high")]
     assert first_high.partial_sum_received(A, 0, low, b"low") == []
 
@@ -298,16 +298,16 @@ def test_what_comes_while_i_add_is_weighed_afterwards() -> None:
     assert ring.contributed(0, b"abcd") == [FinishAverage(0, b"abcd", 0b1111)]
 
 
-def test_a_bad_token_does_not_cost_the_copy() -> None:
+def test_a_bad_partial_sum_does_not_cost_the_copy() -> None:
     ring = member(1)
     ring.start()
-    take_token(ring, 0, 0, 0b0001)
+    take_partial_sum(ring, 0, 0, 0b0001)
     ring.partial_sum_received(A, 0, 0b1101, b"bad")
     assert ring.member_removed(C) == []
     assert ring.rejected(0) == [Send(D, 0, 0b0011, None, b"sum+")]
 
 
-def test_a_bad_token_leaves_room_for_a_good_one() -> None:
+def test_a_bad_partial_sum_leaves_room_for_a_good_one() -> None:
     ring = member(2)
     ring.partial_sum_received(B, 0, 0b0011, b"bad")
     assert ring.rejected(0) == []
@@ -316,7 +316,7 @@ def test_a_bad_token_leaves_room_for_a_good_one() -> None:
         ring.rejected(1)
 
 
-def test_what_came_while_a_bad_token_was_added_is_taken_instead() -> None:
+def test_what_came_while_a_bad_partial_sum_was_added_is_taken_instead() -> None:
     ring = member(2)
     ring.partial_sum_received(B, 0, 0b0011, b"bad")
     assert ring.partial_sum_received(A, 0, 0b0001, b"good") == []
@@ -331,7 +331,7 @@ def test_a_sum_that_claims_my_part_while_i_add_it_for_the_first_time_is_malforme
     assert ring.rejected(0) == []  # and the rejection blames no other member
 
 
-def test_a_chunk_that_became_mine_while_a_bad_token_was_added_is_started() -> None:
+def test_a_chunk_that_became_mine_while_a_bad_partial_sum_was_added_is_started() -> None:
     ring = member(2)
     ring.partial_sum_received(B, 0, 0b0011, b"bad")
     ring.member_removed(A)
@@ -339,10 +339,10 @@ def test_a_chunk_that_became_mine_while_a_bad_token_was_added_is_started() -> No
     assert ring.rejected(0) == [Contribute(0, None)]
 
 
-def test_a_better_final_that_comes_while_i_finish_stays() -> None:
+def test_a_better_average_that_comes_while_i_finish_stays() -> None:
     ring = member(3)
     ring.member_removed(A)
-    take_token(ring, 2, 0, 0b0110)
+    take_partial_sum(ring, 2, 0, 0b0110)
     average(ring, 2, 0, 0b1111)
     assert ring.average_finished(0, b"worse", digest_of(b"worse")) == []
     ring.member_removed(B)  # and the copy is not finished once more
@@ -359,7 +359,7 @@ def test_events_that_nobody_asked_for_are_our_own_mistake() -> None:
         RingReduce(RING, peers(9)[8], 1)
 
 
-def test_of_two_finals_exactly_one_is_better() -> None:
+def test_of_two_averages_exactly_one_is_better() -> None:
     averages = [
         Average(mask, digest_of(payload), 0, payload)
         for mask in (0b0001, 0b0011, 0b0110)
@@ -372,9 +372,9 @@ def test_of_two_finals_exactly_one_is_better() -> None:
             assert one.is_better_than(other) + other.is_better_than(one) == (0 if same else 1)
 
 
-def test_the_inventory_names_kept_copies_and_finals() -> None:
+def test_the_inventory_names_kept_copies_and_averages() -> None:
     ring = member(1, num_chunks=3)
-    take_token(ring, 0, 0, 0b0001)
+    take_partial_sum(ring, 0, 0, 0b0001)
     average(ring, 0, 1, 0b1111)
     assert ring.partial_sum_received(A, 2, 0b0001, b"sum")  # is being added to, and may be no good
     assert ring.inventory().chunks == (

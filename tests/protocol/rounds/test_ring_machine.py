@@ -1,7 +1,7 @@
-"""Chunks, finals and accusations in every order that links and gossip allow.
+"""Chunks, averages and accusations in every order that links and gossip allow.
 
 A link keeps the order of what is sent on it; everything else may overtake everything else. Whatever
-the order: in the end members that hold each other to be in have the same finals, each with all of
+the order: in the end members that hold each other to be in have the same averages, each with all of
 them in it, and nobody is in a sum twice.
 """
 

@@ -391,7 +391,7 @@ def test_whose_link_breaks_while_i_wait_for_its_vote_is_not_waited_for() -> None
     ]
 
 
-def test_a_better_final_is_computed_and_voted_for_again() -> None:
+def test_a_better_average_is_computed_and_voted_for_again() -> None:
     round_, ring_id = in_ring()
     worse = (0b111, 1, b"worst", digest_of(b"worst"))
     assert worse[3] > digest_of(b"f")
