@@ -1,12 +1,12 @@
 """How DCT coefficients travel in `sync = "distro"`: which ones, and their signs.
 
-DisTrO as deployed (DeMo, arXiv 2411.19870, with signs in place of values): of each chunk of c
+DisTrO as deployed (DeMo, arXiv 2411.19870, with signs in place of values): of each tile of c
 coefficients the `k` of largest magnitude, one bit of sign and ceil(log2(c)) bits of index each. The
-entries follow each other bit by bit, a chunk's in increasing index, each the bits of its index (the
+entries follow each other bit by bit, a tile's in increasing index, each the bits of its index (the
 lowest first) and then its sign (1: negative); bits fill bytes from the lowest on, and what is left
-of the last byte is 0. With k = 4 of 4096 a chunk takes 52 bits, 0.0127 a parameter.
+of the last byte is 0. With k = 4 of 4096 a tile takes 52 bits, 0.0127 a parameter.
 
-A model's tensors have chunks of several sizes: `shapes` lists (number of chunks, coefficients of
+A model's tensors have tiles of several sizes: `shapes` lists (number of tiles, coefficients of
 each), in the order in which their coefficients are numbered.
 """
 
@@ -21,15 +21,15 @@ import numpy.typing as npt
 from gossamer.protocol.codecs.chunk_values import Buffer
 from gossamer.protocol.errors import MalformedError
 
-CHUNK_COEFFICIENTS_MAX = 4096
+TILE_COEFFICIENTS_MAX = 4096
 
 Shape = tuple[int, int]
-"""(number of chunks, coefficients of each)"""
+"""(number of tiles, coefficients of each)"""
 
 
 @dataclass(frozen=True)
 class SignUpdate:
-    """One peer's part of a step: of each chunk its strongest coefficients."""
+    """One peer's part of a step: of each tile its strongest coefficients."""
 
     places: npt.NDArray[np.int64]
     """(num_sent,) numbers of coefficients, ascending."""
@@ -39,17 +39,17 @@ class SignUpdate:
 
 @dataclass(frozen=True)
 class _Part:
-    """The chunks of one size that follow each other."""
+    """The tiles of one size that follow each other."""
 
     first: int
     """Number of its first coefficient."""
-    num_chunks: int
+    num_tiles: int
     coefficients: int
     k: int
 
     @property
     def num_entries(self) -> int:
-        return self.num_chunks * self.k
+        return self.num_tiles * self.k
 
     @property
     def index_bits(self) -> int:
@@ -61,20 +61,20 @@ class _Part:
 
 
 class SignCodec:
-    """Writes the signs of `k` coefficients (all, of smaller chunks) of every chunk."""
+    """Writes the signs of `k` coefficients (all, of smaller tiles) of every tile."""
 
     def __init__(self, shapes: Sequence[Shape], k: int) -> None:
-        """Raises ValueError for shapes or a k that no chunk can have."""
+        """Raises ValueError for shapes or a k that no tile can have."""
         if not shapes or k < 1:
-            raise ValueError(f"{k} signs of each chunk of {len(shapes)} tensors")
+            raise ValueError(f"{k} signs of each tile of {len(shapes)} tensors")
         self.shapes, self.k = tuple(shapes), k
         self._parts: list[_Part] = []
         first = 0
-        for num_chunks, coefficients in shapes:
-            if num_chunks < 1 or not 1 <= coefficients <= CHUNK_COEFFICIENTS_MAX:
-                raise ValueError(f"{num_chunks} chunks of {coefficients} coefficients")
-            self._parts.append(_Part(first, num_chunks, coefficients, min(k, coefficients)))
-            first += num_chunks * coefficients
+        for num_tiles, coefficients in shapes:
+            if num_tiles < 1 or not 1 <= coefficients <= TILE_COEFFICIENTS_MAX:
+                raise ValueError(f"{num_tiles} tiles of {coefficients} coefficients")
+            self._parts.append(_Part(first, num_tiles, coefficients, min(k, coefficients)))
+            first += num_tiles * coefficients
         self.num_coefficients = first
         self.num_entries = sum(part.num_entries for part in self._parts)
         self._num_bits = sum(part.num_bits for part in self._parts)
@@ -84,21 +84,21 @@ class SignCodec:
         return (self._num_bits + 7) // 8
 
     def encode(self, update: SignUpdate) -> bytes:
-        """Raises ValueError for anything but k ascending places of every chunk."""
+        """Raises ValueError for anything but k ascending places of every tile."""
         if not update.places.shape == update.is_positive.shape == (self.num_entries,):
             raise ValueError(f"{update.places.shape} signs instead of {self.num_entries}")
         stream: list[npt.NDArray[np.uint8]] = []
         start = 0
         for part in self._parts:
             stop = start + part.num_entries
-            indices = update.places[start:stop].reshape(part.num_chunks, part.k)
+            indices = update.places[start:stop].reshape(part.num_tiles, part.k)
             indices = indices - self._starts(part)
             if not _is_valid(indices, part):
-                raise ValueError("places that do not ascend, or are of another chunk")
-            bits = np.empty((part.num_chunks, part.k, part.index_bits + 1), np.uint8)
+                raise ValueError("places that do not ascend, or are of another tile")
+            bits = np.empty((part.num_tiles, part.k, part.index_bits + 1), np.uint8)
             for bit in range(part.index_bits):
                 bits[:, :, bit] = indices >> bit & 1
-            bits[:, :, -1] = ~update.is_positive[start:stop].reshape(part.num_chunks, part.k)
+            bits[:, :, -1] = ~update.is_positive[start:stop].reshape(part.num_tiles, part.k)
             stream.append(bits.reshape(-1))
             start = stop
         return np.packbits(np.concatenate(stream), bitorder="little").tobytes()
@@ -112,7 +112,7 @@ class SignCodec:
             raise MalformedError("more bits than signs")
         places, signs = [], []
         for part, bits in self._split(stream):
-            indices = np.zeros((part.num_chunks, part.k), np.int64)
+            indices = np.zeros((part.num_tiles, part.k), np.int64)
             for bit in range(part.index_bits):
                 indices |= bits[:, :, bit].astype(np.int64) << bit
             if not _is_valid(indices, part):
@@ -127,14 +127,14 @@ class SignCodec:
         start = 0
         for part in self._parts:
             bits = stream[start : start + part.num_bits]
-            yield part, bits.reshape(part.num_chunks, part.k, part.index_bits + 1)
+            yield part, bits.reshape(part.num_tiles, part.k, part.index_bits + 1)
             start += part.num_bits
 
     @staticmethod
     def _starts(part: _Part) -> npt.NDArray[np.int64]:
-        """(num_chunks, 1): number of each chunk's first coefficient."""
-        chunks = np.arange(part.num_chunks, dtype=np.int64)[:, np.newaxis]
-        return part.first + part.coefficients * chunks
+        """(num_tiles, 1): number of each tile's first coefficient."""
+        tiles = np.arange(part.num_tiles, dtype=np.int64)[:, np.newaxis]
+        return part.first + part.coefficients * tiles
 
 
 def _is_valid(indices: npt.NDArray[np.int64], part: _Part) -> bool:

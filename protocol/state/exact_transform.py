@@ -1,13 +1,13 @@
 """How a model's tensors are cut for the discrete cosine transform, and its exact inverse.
 
-A matrix is cut into chunks of `rows x columns`, each the largest divisor of its dimension up to
-`CHUNK_SIDE_MAX`; a vector into chunks of one row (DeMo, arXiv 2411.19870). Coefficients lie chunk
-after chunk, tensor after tensor in flat order, so there are as many as parameters. The transform is
-the orthonormal DCT-II over both sides: `coefficients = B_rows @ chunk @ B_columns.T`.
+A matrix is cut into tiles of `rows x columns`, each the largest divisor of its dimension up to
+`TILE_SIDE_MAX`; a vector into tiles of one row (DeMo, arXiv 2411.19870). Coefficients lie tile
+after tile, tensor after tensor in flat order, so there are as many as parameters. The transform is
+the orthonormal DCT-II over both sides: `coefficients = B_rows @ tile @ B_columns.T`.
 
 What all peers must agree on, bit for bit, is exact integer arithmetic: the basis is a table of
 integers (`BASIS_SCALE` times the real one, rounded), the coefficients are integers of at most
-`COEFFICIENT_MAX`, and with at most 64 x 64 of them in a chunk every product and every partial sum,
+`COEFFICIENT_MAX`, and with at most 64 x 64 of them in a tile every product and every partial sum,
 in whatever order, is an integer of at most 2**52. A float64 holds those exactly. So the matrix
 product may be done by any library, with fused multiply-adds and in any order: nothing is rounded.
 
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from gossamer.protocol.manifest import ModelConfig
 from gossamer.protocol.state.parameter_layout import Tensor, layout_of
 
-CHUNK_SIDE_MAX = 64
+TILE_SIDE_MAX = 64
 """DeMo's s: 4096 coefficients, whose index has 12 bits."""
 
 BASIS_SCALE = 2**14
@@ -39,20 +39,20 @@ COEFFICIENT_MAX = 2**12
 
 @dataclass(frozen=True)
 class Grid:
-    """How one tensor is cut into chunks."""
+    """How one tensor is cut into tiles."""
 
     tensor: Tensor
     rows: int
     columns: int
-    """Number of columns of a chunk; `rows` is the number of its rows."""
+    """Number of columns of a tile; `rows` is the number of its rows."""
 
     @property
-    def chunk_elements(self) -> int:
+    def tile_elements(self) -> int:
         return self.rows * self.columns
 
     @property
-    def num_chunks(self) -> int:
-        return self.tensor.num_elements // self.chunk_elements
+    def num_tiles(self) -> int:
+        return self.tensor.num_elements // self.tile_elements
 
 
 def grids_of(model: ModelConfig) -> tuple[Grid, ...]:
@@ -70,8 +70,8 @@ def inverse_exact(grid: Grid, coefficients: NDArray[np.int64]) -> NDArray[np.flo
     """
     if np.abs(coefficients).max(initial=0) > COEFFICIENT_MAX:
         raise ValueError(f"a coefficient is above {COEFFICIENT_MAX}: sums would be rounded")
-    chunks = coefficients.reshape(-1, grid.rows, grid.columns).astype(np.float64)
-    values = integer_basis(grid.rows).T @ chunks @ integer_basis(grid.columns)
+    tiles = coefficients.reshape(-1, grid.rows, grid.columns).astype(np.float64)
+    values = integer_basis(grid.rows).T @ tiles @ integer_basis(grid.columns)
     width = grid.tensor.shape[-1]
     blocks = values.reshape(-1, width // grid.columns, grid.rows, grid.columns)
     return blocks.transpose(0, 2, 1, 3).reshape(-1)
@@ -106,4 +106,4 @@ def _grid_of(tensor: Tensor) -> Grid:
 
 
 def _side_of(size: int) -> int:
-    return next(side for side in range(min(size, CHUNK_SIDE_MAX), 0, -1) if size % side == 0)
+    return next(side for side in range(min(size, TILE_SIDE_MAX), 0, -1) if size % side == 0)

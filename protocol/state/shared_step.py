@@ -38,7 +38,7 @@ left out is below 1e-20."""
 
 def shapes_of(grids: Sequence[Grid]) -> list[Shape]:
     """What `SignCodec` needs to know of the tensors."""
-    return [(grid.num_chunks, grid.chunk_elements) for grid in grids]
+    return [(grid.num_tiles, grid.tile_elements) for grid in grids]
 
 
 def shared_step(

@@ -10,7 +10,7 @@ import numpy as np
 
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import SignPayloads
-from gossamer.protocol.codecs.sign_codec import CHUNK_COEFFICIENTS_MAX, SignCodec, SignUpdate
+from gossamer.protocol.codecs.sign_codec import TILE_COEFFICIENTS_MAX, SignCodec, SignUpdate
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.rounds.roster import Ring
@@ -27,9 +27,9 @@ PLAN = ChunkPlan(STEPS, 1)
 
 
 def payloads_of(num_elements: int) -> SignPayloads:
-    """Payloads for a model whose tensors are all cut into whole chunks."""
-    num_chunks = max(1, num_elements // CHUNK_COEFFICIENTS_MAX)
-    return SignPayloads(SignCodec([(num_chunks, CHUNK_COEFFICIENTS_MAX)], TOP_K))
+    """Payloads for a model whose tensors are all cut into whole tiles."""
+    num_tiles = max(1, num_elements // TILE_COEFFICIENTS_MAX)
+    return SignPayloads(SignCodec([(num_tiles, TILE_COEFFICIENTS_MAX)], TOP_K))
 
 
 class Signs:
@@ -38,7 +38,7 @@ class Signs:
     def __init__(self, payloads: SignPayloads, ring: Ring, me: PeerId) -> None:
         self._position = ring.members.index(me)
         coder = payloads.coder
-        firsts = np.arange(0, coder.num_coefficients, CHUNK_COEFFICIENTS_MAX)
+        firsts = np.arange(0, coder.num_coefficients, TILE_COEFFICIENTS_MAX)
         places = (firsts[:, np.newaxis] + 7 * np.arange(TOP_K)).reshape(-1)
         draw = np.random.default_rng(self._position)
         self._block = coder.encode(SignUpdate(places, draw.random(places.size) < 0.5))

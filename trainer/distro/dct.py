@@ -1,4 +1,4 @@
-"""The discrete cosine transform of a model's tensors, chunk by chunk, on the trainer's device.
+"""The discrete cosine transform of a model's tensors, tile by tile, on the trainer's device.
 
 In fp32, for what one peer keeps to itself; `dct_exact` says how tensors are cut and has the inverse
 that all peers agree on.
@@ -25,28 +25,28 @@ class ModelDct:
         }
 
     def forward(self, grid: Grid, values: torch.Tensor) -> torch.Tensor:
-        """(num_elements,) of a tensor -> (num_chunks, chunk_elements): its coefficients."""
+        """(num_elements,) of a tensor -> (num_tiles, tile_elements): its coefficients."""
         rows, columns = self._bases[grid.rows], self._bases[grid.columns]
-        chunks = rows @ _to_chunks(values, grid) @ columns.T
-        return chunks.view(grid.num_chunks, grid.chunk_elements)
+        tiles = rows @ _to_tiles(values, grid) @ columns.T
+        return tiles.view(grid.num_tiles, grid.tile_elements)
 
     def inverse(self, grid: Grid, coefficients: torch.Tensor) -> torch.Tensor:
-        """(num_chunks, chunk_elements) -> (num_elements,): the tensor with these coefficients, in
+        """(num_tiles, tile_elements) -> (num_elements,): the tensor with these coefficients, in
         fp32, rounded as the device likes."""
         rows, columns = self._bases[grid.rows], self._bases[grid.columns]
-        chunks = coefficients.view(-1, grid.rows, grid.columns)
-        return _from_chunks(rows.T @ chunks @ columns, grid).view(-1)
+        tiles = coefficients.view(-1, grid.rows, grid.columns)
+        return _from_tiles(rows.T @ tiles @ columns, grid).view(-1)
 
 
-def _to_chunks(values: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """(num_elements,) -> (num_chunks, rows, columns)"""
+def _to_tiles(values: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """(num_elements,) -> (num_tiles, rows, columns)"""
     width = grid.tensor.shape[-1]
     blocks = values.view(-1, grid.rows, width // grid.columns, grid.columns)
     return blocks.transpose(1, 2).reshape(-1, grid.rows, grid.columns)
 
 
-def _from_chunks(chunks: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """(num_chunks, rows, columns) -> (num_elements / width, width)"""
+def _from_tiles(tiles: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """(num_tiles, rows, columns) -> (num_elements / width, width)"""
     width = grid.tensor.shape[-1]
-    blocks = chunks.view(-1, width // grid.columns, grid.rows, grid.columns)
+    blocks = tiles.view(-1, width // grid.columns, grid.rows, grid.columns)
     return blocks.transpose(1, 2).reshape(-1, width)

@@ -3,7 +3,7 @@
 A peer's part (DeMo, arXiv 2411.19870, algorithm 1; DisTrO's preliminary report), per step:
 
     m = beta * m + gradient
-    q = the k largest coefficients, by magnitude, of each chunk of DCT(m)
+    q = the k largest coefficients, by magnitude, of each tile of DCT(m)
     m -= IDCT(q)                      once the swarm has taken them
     send the places of q and their signs
 
@@ -34,9 +34,9 @@ class _Strongest(NamedTuple):
 
     grid: Grid
     indices: torch.Tensor
-    """(num_chunks, k) within the chunks, ascending."""
+    """(num_tiles, k) within the tiles, ascending."""
     values: torch.Tensor
-    """(num_chunks, k)"""
+    """(num_tiles, k)"""
 
 
 class Momentum:
@@ -74,11 +74,11 @@ class Momentum:
         self._offered = []
         places = []
         for grid in self._dct.grids:
-            chunks = self._dct.forward(grid, self.values[grid.tensor.range])
-            top = chunks.abs().topk(min(self._top_k, grid.chunk_elements), dim=1).indices
+            tiles = self._dct.forward(grid, self.values[grid.tensor.range])
+            top = tiles.abs().topk(min(self._top_k, grid.tile_elements), dim=1).indices
             indices = top.sort(dim=1).values
-            self._offered.append(_Strongest(grid, indices, chunks.gather(1, indices)))
-            first = torch.arange(grid.num_chunks, device=top.device) * grid.chunk_elements
+            self._offered.append(_Strongest(grid, indices, tiles.gather(1, indices)))
+            first = torch.arange(grid.num_tiles, device=top.device) * grid.tile_elements
             places.append((grid.tensor.start + first[:, None] + indices).view(-1))
         values = torch.cat([strongest.values.view(-1) for strongest in self._offered])
         return SignUpdate(torch.cat(places).cpu().numpy(), (values >= 0).cpu().numpy())
@@ -88,7 +88,7 @@ class Momentum:
         """Subtracts the last offer from the momentum, because the swarm took it."""
         for grid, indices, values in self._offered:
             part = self.values[grid.tensor.range]
-            kept = part.new_zeros(grid.num_chunks, grid.chunk_elements)
+            kept = part.new_zeros(grid.num_tiles, grid.tile_elements)
             part.sub_(self._dct.inverse(grid, kept.scatter_(1, indices, values)))
         self._offered = []
 

@@ -13,8 +13,8 @@ def random_update(shapes: list[Shape], k: int, seed: int) -> SignUpdate:
     rng = np.random.default_rng(seed)
     places: list[int] = []
     first = 0
-    for num_chunks, coefficients in shapes:
-        for _ in range(num_chunks):
+    for num_tiles, coefficients in shapes:
+        for _ in range(num_tiles):
             chosen = np.sort(rng.choice(coefficients, min(k, coefficients), replace=False))
             places += [first + int(place) for place in chosen]
             first += coefficients
@@ -39,14 +39,14 @@ def test_signs_come_back(shapes: list[Shape], k: int, seed: int) -> None:
     decoded = codec.decode(data)
     assert np.array_equal(decoded.places, update.places)
     assert np.array_equal(decoded.is_positive, update.is_positive)
-    assert codec.num_coefficients == sum(chunks * size for chunks, size in shapes)
+    assert codec.num_coefficients == sum(tiles * size for tiles, size in shapes)
 
 
 def test_bytes_are_pinned() -> None:
     """Index 1 positive, 4095 negative: 12 bits and a sign each, lowest first. Then one of two."""
     update = SignUpdate(np.array([1, 4095]), np.array([True, False]))
     assert SignCodec([(1, 4096)], 2).encode(update).hex() == "01e0ff03"
-    # A chunk of one has no index: its sign is the next bit.
+    # A tile of one has no index: its sign is the next bit.
     update = SignUpdate(np.array([1, 4095, 4096]), np.array([True, False, False]))
     assert SignCodec([(1, 4096), (1, 1)], 2).encode(update).hex() == "01e0ff07"
 

@@ -13,8 +13,8 @@ import torch
 from gossamer.protocol.manifest import ModelConfig
 from gossamer.protocol.state.exact_transform import (
     BASIS_SCALE,
-    CHUNK_SIDE_MAX,
     COEFFICIENT_MAX,
+    TILE_SIDE_MAX,
     basis,
     grids_of,
     integer_basis,
@@ -29,7 +29,7 @@ def uneven(model_config: ModelConfig) -> ModelConfig:
     return msgspec.structs.replace(model_config, width=96, hidden_width=67, vocabulary=128)
 
 
-def test_chunks_have_the_largest_sides_that_divide(uneven: ModelConfig) -> None:
+def test_tiles_have_the_largest_sides_that_divide(uneven: ModelConfig) -> None:
     sides = {grid.tensor.name: (grid.rows, grid.columns) for grid in ModelDct(uneven).grids}
     assert sides["embed_tokens.weight"] == (64, 48)
     assert sides["layers.0.mlp.gate_proj.weight"] == (1, 48)
@@ -37,7 +37,7 @@ def test_chunks_have_the_largest_sides_that_divide(uneven: ModelConfig) -> None:
     assert sides["norm.weight"] == (1, 48)
 
 
-@pytest.mark.parametrize("side", range(1, CHUNK_SIDE_MAX + 1))
+@pytest.mark.parametrize("side", range(1, TILE_SIDE_MAX + 1))
 def test_no_entry_of_the_table_hangs_on_the_machines_cosine(side: int) -> None:
     real = basis(side)
     np.testing.assert_allclose(real @ real.T, np.eye(side), atol=1e-12)
@@ -46,7 +46,7 @@ def test_no_entry_of_the_table_hangs_on_the_machines_cosine(side: int) -> None:
 
 
 def test_golden_table() -> None:
-    tables = [integer_basis(side).astype("<i4").tobytes() for side in range(1, CHUNK_SIDE_MAX + 1)]
+    tables = [integer_basis(side).astype("<i4").tobytes() for side in range(1, TILE_SIDE_MAX + 1)]
     assert blake3.blake3(b"".join(tables)).hexdigest()[:16] == "2b7956778095b31b"
 
 
@@ -56,12 +56,12 @@ def test_there_and_back(uneven: ModelConfig) -> None:
     for grid in dct.grids:
         values = vector[grid.tensor.range]
         coefficients = dct.forward(grid, values)
-        assert coefficients.shape == (grid.num_chunks, grid.chunk_elements)
+        assert coefficients.shape == (grid.num_tiles, grid.tile_elements)
         assert coefficients.norm().item() == pytest.approx(values.norm().item(), rel=1e-5)
         torch.testing.assert_close(dct.inverse(grid, coefficients), values, atol=1e-5, rtol=0)
 
 
-def test_a_smooth_chunk_has_low_frequencies(uneven: ModelConfig) -> None:
+def test_a_smooth_tile_has_low_frequencies(uneven: ModelConfig) -> None:
     dct = ModelDct(uneven)
     grid = dct.grids[0]
     coefficients = dct.forward(grid, torch.ones(grid.tensor.num_elements))
@@ -82,9 +82,9 @@ def test_the_exact_inverse_is_exact_and_near_the_other(uneven: ModelConfig) -> N
     grid = dct.grids[0]
     rows, columns = integer_basis(grid.rows), integer_basis(grid.columns)
     values = inverse_exact(grid, coefficients[grid.tensor.range])
-    chunk = coefficients[: grid.chunk_elements].reshape(grid.rows, grid.columns)
+    tile = coefficients[: grid.tile_elements].reshape(grid.rows, grid.columns)
     by_hand = sum(
-        int(rows[u, 5]) * int(chunk[u, v]) * int(columns[v, 7])
+        int(rows[u, 5]) * int(tile[u, v]) * int(columns[v, 7])
         for u in range(grid.rows)
         for v in range(grid.columns)
     )

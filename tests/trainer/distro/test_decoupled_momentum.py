@@ -49,16 +49,16 @@ def test_the_strongest_coefficients_are_offered_and_leave_the_momentum(dct: Mode
     momentum.add(gradient_of(1, dct))
     before = coefficients_of(momentum.values, dct)
     update = momentum.offer()
-    assert len(update.places) == 3 * sum(grid.num_chunks for grid in dct.grids)
+    assert len(update.places) == 3 * sum(grid.num_tiles for grid in dct.grids)
     for grid in dct.grids:
         part = grid.tensor.range
-        chunks = before[part].view(-1, grid.chunk_elements).abs()
+        tiles = before[part].view(-1, grid.tile_elements).abs()
         sent = np.zeros(dct.num_parameters, bool)
         sent[update.places] = True
-        of_chunks = torch.from_numpy(sent[part]).view(-1, grid.chunk_elements)
-        assert (of_chunks.sum(1) == 3).all()
-        weakest_sent = chunks.masked_fill(~of_chunks, torch.inf).amin(1)
-        assert (weakest_sent >= chunks.masked_fill(of_chunks, 0).amax(1)).all()
+        of_tiles = torch.from_numpy(sent[part]).view(-1, grid.tile_elements)
+        assert (of_tiles.sum(1) == 3).all()
+        weakest_sent = tiles.masked_fill(~of_tiles, torch.inf).amin(1)
+        assert (weakest_sent >= tiles.masked_fill(of_tiles, 0).amax(1)).all()
     assert (update.is_positive == (before.numpy()[update.places] > 0)).all()
 
     momentum.taken()
@@ -133,17 +133,17 @@ def test_what_was_not_sent_or_cancels_moves_nothing(dct: ModelDct) -> None:
             assert (out[grid.tensor.range] == np.float32(expected)).all()
 
 
-def test_one_peer_moves_every_element_of_a_chunk_by_its_signs(dct: ModelDct) -> None:
+def test_one_peer_moves_every_element_of_a_tile_by_its_signs(dct: ModelDct) -> None:
     """A single low frequency: the sign of a half wave."""
     parameters = np.zeros(dct.num_parameters, np.float32)
     out = np.empty_like(parameters)
     grid = dct.grids[0]
     update = SignUpdate(np.array([grid.tensor.start + 1]), np.array([True]))
     shared_step(dct.grids, parameters, [update], 0.5, 0.0, out)
-    chunk = out[: grid.tensor.num_elements].reshape(grid.tensor.shape)[: grid.rows, : grid.columns]
+    tile = out[: grid.tensor.num_elements].reshape(grid.tensor.shape)[: grid.rows, : grid.columns]
     half = grid.columns // 2
-    assert (chunk[:, :half] == -0.5).all()
-    assert (chunk[:, half:] == 0.5).all()
+    assert (tile[:, :half] == -0.5).all()
+    assert (tile[:, half:] == 0.5).all()
 
 
 def test_updates_that_cannot_be(dct: ModelDct) -> None:
