@@ -71,8 +71,8 @@ class StopSignal(Protocol):
 class RoundWork(Protocol):
     """One node's work in one round.
 
-    It has 15 hooks because a round has as many points at which modes differ. The order below is
-    the order of the calls.
+    It has 15 hooks and a flag because a round has as many points at which modes differ. The order
+    below is about the order of the calls.
     """
 
     trains_in_ring: bool
