@@ -1,8 +1,8 @@
-"""Errors of the protocol: what the other side did wrong apart from what we did wrong.
+"""Errors of the protocol: faults of another peer, and faults of this program.
 
-`RemoteProtocolError` (and its kinds) is the only thing that decoding or checking bytes from the
-network may raise: whoever catches it blames the sender. `LocalProtocolError` is our own bug: an
-event that the state machine does not allow, and it leaves the machine as it was.
+Decoding or checking bytes from the network raises `RemoteProtocolError` (and its kinds) and nothing
+else; the code that catches it blames the sender. `LocalProtocolError` is a bug in this program: an
+event that the state machine does not allow. It leaves the machine as it was.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ class ProtocolError(Exception):
 
 
 class LocalProtocolError(ProtocolError):
-    """We called a state machine in a way that its rules do not allow: a bug here."""
+    """A state machine was called in a way that its rules do not allow: a bug in this program."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """Somebody sent what the protocol does not allow.
+    """A peer sent something that the protocol does not allow.
 
     `reason` is a short fixed word for counters (`offences_total{reason}`).
     """
@@ -50,25 +50,26 @@ class VersionError(RemoteProtocolError):
 
 
 class ImplausibleError(RemoteProtocolError):
-    """A claim that nobody who trains by the run's manifest can come to."""
+    """A claim that no peer can reach by training under the run's manifest."""
 
     reason = "implausible"
 
 
 class FloodError(RemoteProtocolError):
-    """More than any peer has to say, or than it may ask at once."""
+    """More messages than any peer has to send, or more requests than it may make at once."""
 
     reason = "flood"
 
 
 class UnprovenError(RemoteProtocolError):
-    """A head that its holder has no commit records for, or that nobody can get to."""
+    """A head that its holder has no commit records for, or that no peer can reach."""
 
     reason = "unproven"
 
 
 class ManifestError(ValueError):
-    """A manifest that cannot be used; `problems` holds one sentence a mistake, for people."""
+    """A manifest that cannot be used; `problems` holds one sentence for each mistake, for
+    people."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))

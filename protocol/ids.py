@@ -1,4 +1,4 @@
-"""Identities and digests: who somebody is and what some bytes are.
+"""Identities of peers, and digests of bytes.
 
 A peer id is the libp2p id of an Ed25519 key in base58 (``12D3KooW...``). It holds the public key
 itself (an "identity" multihash), so a signature can be checked with nothing but the id.
@@ -28,8 +28,8 @@ _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_INDEX = {character: index for index, character in enumerate(_BASE58)}
 # 38 bytes in base58 are 52 characters; anything longer is refused before it is decoded.
 _PEER_ID_CHARACTERS_MAX = 60
-# Every statement names its author, and base58 is slow: as many as there are members, and as many
-# strangers, at 200 bytes each.
+# Every statement names its author, and base58 is slow. Keys of all members are remembered, and of
+# as many strangers, at 200 bytes each.
 _KEYS_REMEMBERED = 2 * limits.MEMBERS_MAX
 
 
@@ -78,7 +78,7 @@ def public_key_of(peer_id: PeerId) -> bytes:
 
 
 def short(identifier: PeerId | bytes) -> str:
-    """A few characters that a person can tell apart, for logs and tables."""
+    """A few characters by which a person tells ids apart, for logs and tables."""
     if isinstance(identifier, bytes):
         return identifier.hex()[:10]
     return identifier[-6:]

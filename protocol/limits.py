@@ -11,7 +11,7 @@ PROTOCOL_VERSION = 2
 # Ready (some 400 bytes) a member in one gossip message: 256 members stay far below 1 MiB.
 RING_MEMBERS_MAX = 256
 
-# Gossipsub drops messages over 1 MiB without a word; stay below with room for its own envelope.
+# Gossipsub drops messages over 1 MiB without an error; this leaves room for its own envelope.
 GOSSIP_BYTES_MAX = 512 * KIB
 
 # A frame's message part (everything but the bulk bytes): a roster of 256 members is the largest.
@@ -48,7 +48,7 @@ ADDRESSES_MAX = 16
 ADDRESS_CHARACTERS_MAX = 256
 TEXT_CHARACTERS_MAX = 256
 
-# Numbers that peers say of themselves. 2**48 tokens a round is beyond any machine.
+# Bounds on numbers that peers say of themselves. 2**48 tokens a round is beyond any machine.
 TOKENS_MAX = 2**48
 # Of a pseudo-gradient: its square, and the sum of two such, are finite in float64.
 NORM_MAX = 1e150
@@ -58,13 +58,14 @@ ROUNDS_MAX = 2**31
 # Lives of a node are numbered by its clock's nanoseconds, and its announcements one by one.
 INCARNATION_MAX = SEQUENCE_MAX = 2**63
 
-# What a node keeps of others: members of one run, and messages on its board.
+# Bounds on what a node keeps of others: members of one run, and rosters.
 MEMBERS_MAX = 1024
 ROSTERS_KEPT_MAX = 64
 # Organisers that may be tried for one head before the count starts to look like an attack.
 ATTEMPTS_MAX = 1000
 
-# Words of one member on the pace of its link, in one ring: it changed by two each time.
+# Statements of one member on its link rate, in one ring: the rate changed by a factor of two each
+# time.
 LINK_RATES_MAX = 64
 
 # Headers in one reply of the chain protocol (about 1 KiB each, plus 200 bytes a signature).

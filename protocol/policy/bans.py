@@ -1,18 +1,20 @@
-"""Who broke the protocol so often that nobody here talks to it for a while. No I/O, no clock.
+"""Bans: peers that broke the protocol so often that this node refuses them for a while.
 
 Rules
 -----
-- An offence adds its reason's weight to the peer's score. The score falls by one every
-  `FORGIVE_SECONDS`, so what goes wrong once in a while is forgiven, however long a peer lives.
-- At `BAN_SCORE` the peer is banned for `BAN_SECONDS`, twice as long each time again, up to
-  `BAN_SECONDS_MAX`. After the ban it begins with a clean score. A peer that kept out of trouble for
-  `FORGET_SECONDS` after a ban is treated as if it had had none.
-- A banned peer's further offences count for nothing: what it sent before may still arrive.
-- At most `PEERS_MAX` peers are remembered. For new ones those with the lowest scores go, banned
-  ones last: identities cost nothing, and a flood of them must not free a worse one.
+- An offence adds the weight of its reason to the peer's score. The score falls by one every
+  `FORGIVE_SECONDS`, so rare faults are forgiven, however long a peer lives.
+- At `BAN_SCORE` the peer is banned for `BAN_SECONDS`. Each further ban is twice as long, up to
+  `BAN_SECONDS_MAX`. After a ban the score is 0. After `FORGET_SECONDS` without a new ban the next
+  one counts as the first.
+- Further offences of a banned peer do not count: bytes that it sent before may still arrive.
+- At most `PEERS_MAX` peers are remembered. A new peer replaces those with the lowest scores, banned
+  ones last: identities cost nothing, and a flood of them must not free a worse peer.
 
-A weight is small where an honest peer could come to it: by a race, by a disk that lost something,
-by another version of this program. Only what nobody honest ever sends bans after a few times."""
+The weight of an offence is small if an honest peer could commit it: by a race, a disk that lost
+data, or another version of this program. Only offences that no honest peer commits lead to a ban
+after a few times. This module has no I/O and no clock.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ FORGIVE_SECONDS = 30.0
 """One unit of score. An honest peer with an offence of weight 4 in two minutes is never banned."""
 
 BAN_SECONDS = 60.0
-"""The first ban: long enough for a few rounds in peace, short enough for whoever got it wrongly."""
+"""The first ban: a few rounds without the peer, and short for a peer that got it wrongly."""
 
 BAN_SECONDS_MAX = 3600.0
 
@@ -39,17 +41,17 @@ PEERS_MAX = 4096
 """Four times the members of a run; some 100 bytes each."""
 
 WEIGHTS = {
-    # What no program of this protocol says, whatever happens to it.
+    # No program of this protocol sends this, whatever happens to it.
     "forged": 4.0,
     "malformed": 4.0,
     "oversized": 4.0,
     "protocol": 4.0,
     "implausible": 4.0,
-    # A version that we do not know may be honest.
+    # A peer with an unknown version may be honest.
     "version": 1.0,
-    # Over a rate that no honest peer comes near, but a machine that swaps may catch up in a burst.
+    # No honest peer reaches this rate, but a machine that swaps may catch up in a burst.
     "flood": 2.0,
-    # A head of which a peer has no proof: it may have lost its disk since it said so.
+    # A peer without the proof of its head may have lost its disk since it announced the head.
     "unproven": 1.0,
 }
 OTHER_WEIGHT = 1.0
@@ -61,14 +63,14 @@ class Ban:
 
     seconds: float
     number: int
-    """1 for its first ban."""
+    """Number of this ban among the peer's bans, from 1."""
 
 
 @dataclass
 class _Conduct:
     score: float = 0.0
     scored_seconds: float = 0.0
-    """When the score was true."""
+    """Local time of the score."""
     num_bans: int = 0
     until_seconds: float = 0.0
     """End of the newest ban."""
@@ -87,7 +89,7 @@ class Bans:
         self._conduct: dict[PeerId, _Conduct] = {}
 
     def offence(self, now: float, peer: PeerId, reason: str) -> Ban | None:
-        """Counts an offence; the answer is the ban that it led to, if it did."""
+        """Counts an offence. Returns the ban that follows from it; None: no ban follows."""
         conduct = self._conduct.get(peer)
         if conduct is None:
             if len(self._conduct) >= PEERS_MAX:
@@ -111,7 +113,7 @@ class Bans:
         return conduct is not None and now < conduct.until_seconds
 
     def score(self, now: float, peer: PeerId) -> float:
-        """What the peer has on its account now."""
+        """The peer's score now."""
         conduct = self._conduct.get(peer)
         if conduct is None:
             return 0.0
@@ -125,7 +127,8 @@ class Bans:
         return len(self._conduct)
 
     def _make_room(self, now: float) -> None:
-        """Forgets the peers that it costs least to forget, many at once: sorting takes a while."""
+        """Forgets an eighth of the peers, the least important ones. One at a time would sort
+        often."""
         for conduct in self._conduct.values():
             conduct.forgive(now)
 

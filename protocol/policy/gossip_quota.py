@@ -1,17 +1,17 @@
-"""How much gossip one node takes, and from whom. No I/O, no clock.
+"""How much gossip one node accepts, and from which peers. No I/O, no clock.
 
-Three kinds of bound, because gossip is passed on by honest peers too:
+There are three kinds of bound, because honest peers pass on the gossip of others:
 
-- What a *forwarder* (the peer at the other end of the connection) brings is read no faster than
-  `FORWARDER_RATE`: it waits, nothing is lost, and whoever floods stops itself by its full windows.
-  All forwarders together share `TOTAL_RATE`, in turn.
-- What one connected *author* says beyond `AUTHOR_RATE` is dropped and not passed on. Its signature
-  was checked by then, so it is to blame, whoever brought it.
-- *Strangers*, authors that are not connected here, share one `STRANGERS_RATE`: identities cost
-  nothing. No honest forwarder brings more of them than it may pass on itself, so one that does
-  brings them on its own account and is to blame.
+- A *forwarder* is the peer at the other end of the connection. Its messages are read no faster than
+  `FORWARDER_RATE`. It waits and nothing is lost: a peer that floods fills its own windows. All
+  forwarders together share `TOTAL_RATE`, in turn.
+- Messages of one connected *author* beyond `AUTHOR_RATE` are dropped and not passed on. The
+  signature was checked by then, so the author is to blame, whichever peer forwarded them.
+- *Strangers* are authors that are not connected here. They share one `STRANGERS_RATE`: identities
+  cost nothing. No honest forwarder brings more of their messages than it may accept itself, so a
+  forwarder that does is to blame.
 
-What is dropped matters to nobody for long: anti-entropy brings whatever is still true.
+A dropped message is not missed for long: anti-entropy brings every statement that is still true.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from gossamer.protocol.limits import KIB, MEMBERS_MAX, MIB
 from gossamer.protocol.policy.throttle import Rate, Throttle
 
 FORWARDER_RATE = Rate(per_second=200, burst=2 * MEMBERS_MAX)
-"""New messages. Two hundred members announce 100 a second, and at the end of a round all of them
-say a few things at once."""
+"""New messages. Two hundred members announce 100 a second, and at the end of a round each of them
+publishes a few statements at once."""
 
 FORWARDER_BYTES_RATE = Rate(per_second=512 * KIB, burst=8 * MIB)
 """Half a second of a 10 Mbit/s line; a roster of 256 members has some 100 KiB."""
@@ -34,7 +34,7 @@ TOTAL_RATE = Rate(per_second=1000, burst=4 * MEMBERS_MAX)
 """New messages, at some 0.4 ms each for two signatures: less than half a processor."""
 
 TOTAL_BYTES_RATE = Rate(per_second=4 * MIB, burst=16 * MIB)
-"""Gossipsub keeps what it passed on for five seconds: so that much memory."""
+"""Gossipsub keeps messages for five seconds, so this bounds its memory."""
 
 AUTHOR_RATE = Rate(per_second=20, burst=400)
 """A member announces every two seconds, and accuses a whole ring at once at most."""
@@ -49,7 +49,7 @@ FLOOD_MESSAGES = 100
 """Messages over a rate that make one offence."""
 
 THROTTLES_MAX = 1024
-"""When more are kept, those that are full again go."""
+"""With more of them, those that are full again are forgotten."""
 
 
 class GossipQuota:
@@ -68,19 +68,19 @@ class GossipQuota:
     def forwarder_wait_seconds(
         self, now: float, forwarder: PeerId, num_messages: float, num_bytes: int
     ) -> float:
-        """How long to wait before this forwarder's next message is read."""
+        """Seconds to wait before the next message of this forwarder is read."""
         messages = _get(self._forwarders, forwarder, FORWARDER_RATE, now)
         size = _get(self._forwarder_bytes, forwarder, FORWARDER_BYTES_RATE, now)
         return max(messages.take(now, num_messages), size.take(now, num_bytes))
 
     def total_wait_seconds(self, now: float, num_messages: float, num_bytes: int) -> float:
-        """How long to wait before anybody's next message is looked at."""
+        """Seconds to wait before the next message of any peer is handled."""
         return max(self._total.take(now, num_messages), self._total_bytes.take(now, num_bytes))
 
     def admits(
         self, now: float, forwarder: PeerId, author: PeerId, *, is_connected: bool
     ) -> tuple[bool, PeerId | None]:
-        """(whether to take an authentic new message, who has gone on too long or None)."""
+        """Whether to accept an authentic new message, and the peer that floods (None: no peer)."""
         if is_connected:
             if _get(self._authors, author, AUTHOR_RATE, now).try_take(now):
                 return True, None
@@ -101,8 +101,8 @@ class GossipQuota:
 
     @staticmethod
     def flood() -> FloodError:
-        """What the peer that `admits` names did."""
-        return FloodError(f"{FLOOD_MESSAGES} gossip messages more than anybody has to say")
+        """The offence of a peer that `admits` names."""
+        return FloodError(f"{FLOOD_MESSAGES} gossip messages over the rate")
 
 
 def _get(kept: dict[PeerId, Throttle], peer: PeerId, rate: Rate, now: float) -> Throttle:

@@ -1,20 +1,20 @@
-"""Who is in the run, from what peers announce of themselves.
+"""The peers of a run, from what they announce of themselves.
 
 Rules
 -----
-- A peer exists from its first `Announce`; a higher (incarnation, sequence) replaces a lower one.
-- It is *living* while an announcement came within `MEMBER_SECONDS` of the local clock, its
+- A peer exists from its first `Announce`. A higher (incarnation, sequence) replaces a lower one.
+- A peer is *living* while an announcement came within `MEMBER_SECONDS` of the local clock, its
   connection was not seen to break since, and it does not say that it leaves. Clocks of different
   peers are never compared.
-- While this process was stopped (SIGSTOP, a laptop's sleep) nobody was silent: time counts in steps
-  of at most `STEP_SECONDS_MAX` from one event or question to the next. Otherwise who goes on would
-  take everybody for dead, and begin a round alone.
-- A broken connection ends its life at once; its next announcement begins it again.
+- While this process was stopped (SIGSTOP, a laptop's sleep) no peer was silent: time counts in
+  steps of at most `STEP_SECONDS_MAX` from one event or question to the next. Otherwise this process
+  would take all peers for dead when it goes on, and begin a round alone.
+- A broken connection ends a peer's life at once. Its next announcement begins it again.
 - Living is not training: a peer that is paused, or whose trainer failed, lives, because it follows
-  heads and serves blocks. For whom a round waits is `awaited`'s rule.
-- At most `MEMBERS_MAX` are kept: a newcomer replaces the peer that has been silent longest. If all
-  are living, one that is connected replaces one that is not, and any other is refused: identities
-  that somebody invented keep nobody out.
+  heads and serves blocks. `awaited` says for which peers a round waits.
+- At most `MEMBERS_MAX` peers are kept. A new peer replaces the one that has been silent longest. If
+  all are living, a connected peer replaces one that is not connected, and any other new peer is
+  refused. So invented identities keep no real peer out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.wire.statements import Announce
 
 ANNOUNCE_SECONDS = 2.0
-"""Each peer repeats its announcement this often: some 1 KiB, so 0.5 KiB/s a peer."""
+"""Time between two announcements of a peer: some 1 KiB each, so 0.5 KiB/s for each peer."""
 
 MEMBER_SECONDS = 12.0
 """Silence after which a peer counts as gone: six announcements, and longer than the 10 s in which
@@ -42,16 +42,16 @@ NEAR_ROUNDS = 2
 run after a swarm of quick rounds for ever."""
 
 TRAILING_ROUNDS = 16
-"""Rounds that a peer may be behind, or away on a branch that lost, and still be one of those that
-the others ran away from, and not a newcomer with a whole state to fetch."""
+"""Rounds that a peer may be behind, or on a losing branch, and still count as left behind by the
+others. A peer further behind counts as a newcomer with a whole state to fetch."""
 
 
 class Awaited(NamedTuple):
-    """For whom a round waits, each sorted by peer id."""
+    """The peers for which a round waits, each group sorted by peer id."""
 
     at_work: list[PeerId]
     trailing: list[PeerId]
-    """Those that are many, and have rounds to fetch."""
+    """Peers that are many and have rounds to fetch."""
 
 
 def awaited(
@@ -60,20 +60,20 @@ def awaited(
     round_number: int,
     tokens_total: int,
 ) -> Awaited:
-    """For whom a round waits, no longer than its gathering lasts.
+    """The peers for which a round waits, no longer than its gathering lasts.
 
-    Those at work on its head, or on one shortly before it: they have committed that round too or
-    are about to, or are newcomers that have almost caught up, and waiting for them, once, is what
-    lets them in.
+    The round waits for peers at work on its head, or on one shortly before it. These have committed
+    that round too or will do so soon, or are newcomers that have almost caught up. Waiting for them
+    once lets them in.
 
-    If that is no more than half of those who took part lately, the trailing ones are waited for as
-    well. Else few peers with short rounds, or one, would run away from the many that fetch each
-    round from them, over the lines of those few; and whatever they did would be lost with them.
-    So are those on another branch that has fewer tokens: they are about to come over. That they say
-    so themselves suffices, as it does of the others: a lie costs a gathering and no more than that.
+    If these are no more than half of the peers that took part lately, the round waits for the
+    trailing peers as well. Otherwise a few peers with short rounds would run away from the many
+    that fetch each round from them, over the lines of those few, and their work would be lost with
+    them. The round also waits for peers on another branch with fewer tokens: they are about to come
+    over. Their own word suffices, as it does for the others: a lie costs one gathering and no more.
 
     Args:
-        living: others, with what they announced last.
+        living: the newest announcement of each other living peer.
         chain: the round's parent and the heads before it, newest first, `TRAILING_ROUNDS` of them.
         round_number: of the parent.
         tokens_total: of the parent's chain.
@@ -124,7 +124,7 @@ class Membership:
         announce: Announce,
         connected: Collection[PeerId] = (),
     ) -> bool:
-        """Takes an announcement; says whether it was news. `connected`: the peers that are, now."""
+        """Takes an announcement. Returns whether it was new. `connected`: peers connected now."""
         awake_seconds = self._awake(now)
         if author == self._me:
             return False
@@ -165,7 +165,7 @@ class Membership:
         return peer in self._peers
 
     def known(self) -> dict[PeerId, Announce]:
-        """Everybody heard of, the dead too, sorted by peer id."""
+        """All known peers, the dead ones too, sorted by peer id."""
         return {peer: seen.announce for peer, seen in self._peers.items()}
 
     def _awake(self, now: float) -> float:

@@ -1,18 +1,18 @@
-"""What nobody who trains by the run's manifest can claim of its work.
+"""Bounds on the work that a peer can honestly claim under the run's manifest.
 
 Rules
 -----
-- In one round a peer trains at most the manifest's inner steps. What it carries besides was trained
-  in at most `Manifest.stale_rounds` rounds before. So its tokens have a bound, and a `Ready`, a
-  roster or a header with more is an offence. Twice that is allowed, because a peer that was paused,
-  or changed heads, may have trained for the same round again.
-- The data that it says it consumed is in proportion: the targets of its sequences, the tokens
+- In one round a peer trains at most the manifest's inner steps. It may carry work of at most
+  `Manifest.stale_rounds` rounds before. So its tokens have a bound, and a `Ready`, a roster or a
+  header with more is an offence. Twice the bound is allowed: a peer that was paused, or changed
+  heads, may have trained for the same round again.
+- The data that a peer says it consumed is in proportion: the targets of its sequences, the tokens
   between them, and tails of shards.
 
-Without this one member could claim so many tokens that the others' work weighs nothing, and that no
-later header's total is within `limits.TOKENS_TOTAL_MAX`; or consume, in one message, all data that
-the ledger can ever count. Within it a member can still lie; it is the reason why runs may choose
-whom they admit.
+Without these bounds one member could claim so many tokens that the others' work weighs nothing, and
+that no later header's total is within `limits.TOKENS_TOTAL_MAX`. It could also consume, in one
+message, all data that the ledger can ever count. Within the bounds a member can still lie. That is
+why a run may choose its members.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gossamer.protocol.state.chain import Header
 from gossamer.protocol.wire.statements import Ready, Roster, Span, Statement, open_signed
 
 REPEATS = 2
-"""How often a peer may have trained for one round, on average; see above."""
+"""Times that a peer may have trained for one round, on average; see above."""
 
 
 class WorkBounds:
@@ -36,11 +36,12 @@ class WorkBounds:
     def __init__(self, manifest: Manifest) -> None:
         inner, outer, context = manifest.inner, manifest.outer, manifest.model.context
         round_tokens = outer.round_steps_max * inner.sequences_per_step * context
-        # This round, those that are carried, and the one in which they go stale.
+        # This round, the carried rounds, and the round in which these go stale.
         self.tokens_max = REPEATS * round_tokens * (manifest.stale_rounds + 2)
-        """Of one peer in one round."""
+        """Most tokens of one peer in one round."""
         self.span_tokens_max = 2 * self.tokens_max + limits.SPANS_MAX * (context + 1)
-        """Consumed by one peer in one round: a sequence has a token more than it has targets."""
+        """Most tokens of data that one peer consumes in one round: a sequence has one token more
+        than it has targets."""
 
     def check_statement(self, statement: Statement, run_id: Digest) -> None:
         """Raises ImplausibleError for a `Ready`, alone or in a roster, that cannot be true."""

@@ -1,19 +1,20 @@
-"""When to dial whom again.
+"""When a lost or unreachable peer is dialled again.
 
 Rules
 -----
-- After a failure the next attempt waits: first `BACK_OFF_SECONDS_MIN`, then twice as long each.
+- After a failure the next attempt waits: first `BACK_OFF_SECONDS_MIN`, then twice as long each
+  time.
 - A peer that went away less than `RECENT_SECONDS` ago waits at most `RECENT_BACK_OFF_SECONDS_MAX`:
-  most outages are short, and whoever was in one is to be back in the next round. Later
-  `BACK_OFF_SECONDS_MAX` is the most.
-- While nobody at all is connected the short limit holds for everybody: then the trouble is ours.
-- When it is over (`hurry`: a first connection, or a stall of this process), everybody is due at
-  once: what failed before says nothing any more.
+  most outages are short, and a peer should be back in the next round. Later the longest wait is
+  `BACK_OFF_SECONDS_MAX`.
+- While no peer at all is connected the short limit holds for all: then the fault is local.
+- When that fault is over (`hurry`: a first connection, or a stall of this process), all peers are
+  due at once: earlier failures say nothing any more.
 - A peer that is heard again through others after a silence (`heard`) is due at once too.
-- Of those that are due, who failed least often comes first, so that nobody waits for a place behind
-  many that are dead.
+- Of the peers that are due, those with the fewest failures come first. So no peer waits behind many
+  dead ones.
 
-Keys are peer ids, and addresses where the id is not known. Nothing here has I/O or a clock.
+Keys are peer ids, and addresses where the id is not known. This module has no I/O and no clock.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from typing import Protocol
 
 BACK_OFF_SECONDS_MIN = 2.0
 RECENT_BACK_OFF_SECONDS_MAX = 5.0
-"""Some packets a peer every five seconds, for some minutes."""
+"""The cost is a few packets for each peer every five seconds, for some minutes."""
 RECENT_SECONDS = 600.0
 BACK_OFF_SECONDS_MAX = 60.0
 """A peer that is away for an hour is asked some 160 times, each a few packets."""
 SILENCE_SECONDS = 12.0
-"""Six announcements: whoever is heard after so long was cut off, or stood still."""
+"""Six announcements: a peer that is heard after so long was cut off, or its process was stopped."""
 
 _JITTER = (0.8, 1.2)
 
@@ -44,11 +45,11 @@ class Randomness(Protocol):
 
 @dataclass
 class _Attempts:
-    """What is known of one key that is not connected."""
+    """The failures of one key that is not connected."""
 
     patience_seconds: float
     since_seconds: float
-    """When it was wanted first, or had another beginning."""
+    """Local time at which the key was first wanted, or its failures were forgotten."""
     num_failures: int = 0
     failed_seconds: float = 0.0
     jitter: float = 1.0
@@ -63,18 +64,18 @@ class Redial:
         self._heard: dict[str, tuple[tuple[int, int], float]] = {}
 
     def want(self, now: float, key: str, patience_seconds: float) -> None:
-        """Somebody is to be connected; `patience_seconds` is the wait before the first attempt."""
+        """A key is to be connected; `patience_seconds` is the wait before the first attempt."""
         if key not in self._attempts:
             self._attempts[key] = _Attempts(patience_seconds, now)
 
     def keep(self, wanted: Container[str], known: Container[str]) -> None:
-        """Forgets the failures of who is not `wanted` any more, and of who is not even `known`
-        when it was heard."""
+        """Forgets the failures of keys that are not wanted, and the announcements of keys that are
+        not known."""
         self._attempts = {k: attempts for k, attempts in self._attempts.items() if k in wanted}
         self._heard = {key: heard for key, heard in self._heard.items() if key in known}
 
     def due(self, now: float, *, alone: bool) -> list[str]:
-        """Who is to be dialled now, in this order. `alone`: whether nobody is connected."""
+        """The keys to dial now, in this order. `alone`: whether no peer is connected."""
         keys = [
             key for key, attempts in self._attempts.items() if self._is_due(now, attempts, alone)
         ]
@@ -98,7 +99,8 @@ class Redial:
             attempts.jitter = self._random.uniform(*_JITTER)
 
     def heard(self, now: float, key: str, version: tuple[int, int]) -> None:
-        """A peer's newest announcement has this version: is it a sign of life after a silence?"""
+        """A peer's newest announcement has this version. It may be the first one after a
+        silence."""
         known = self._heard.get(key)
         if known is None or version > known[0]:
             if known is not None and now - known[1] > SILENCE_SECONDS:
@@ -106,7 +108,7 @@ class Redial:
             self._heard[key] = (version, now)
 
     def hurry(self, now: float) -> None:
-        """Failures so far were our own fault: everybody is due."""
+        """The failures so far had a local cause: all keys are due."""
         for key in self._attempts:
             self._begin_again(now, key)
 

@@ -1,11 +1,13 @@
-"""The board: the newest signed statement of every author and kind, for gossip and anti-entropy.
+"""The newest signed statement of every author and kind, for gossip and anti-entropy.
 
-Gossip loses messages, so nothing may hang on one of them. Every peer keeps the statements that
-still matter on its board; peers compare boards over a stream from time to time and hand each other
-what is missing. Merging boards is idempotent and does not depend on order: of two statements with
-one key and one version (only a dishonest author signs such) the one with the lower digest stays.
+Gossip loses messages, so nothing may depend on one of them. Every peer stores the statements that
+still matter. From time to time two peers compare their stores over a stream and send each other the
+missing statements. Merging stores is idempotent and does not depend on order: of two statements
+with one key and one version (only a dishonest author signs such) the one with the lower digest
+stays.
 
-What matters: every living author's announcement, and whatever belongs to the current head.
+The statements that matter are every living author's announcement, and all that belong to the
+current head.
 """
 
 from __future__ import annotations
@@ -25,23 +27,23 @@ from gossamer.protocol.wire.statements import (
 )
 
 STATEMENTS_MAX = 8 * limits.MEMBERS_MAX
-"""Announcement, Ready, Vote and a few Rosters and Suspects for every possible member."""
+"""Announcement, Ready, Vote and a few rosters and accusations for every possible member."""
 
 REPLY_BYTES_MAX = limits.FRAME_MESSAGE_BYTES_MAX // 2
-"""Statements in one anti-entropy reply; the rest comes with the next exchange."""
+"""Statements in one anti-entropy reply; the next reply brings the rest."""
 
 STATEMENT_BYTES_MAX = REPLY_BYTES_MAX
 """A statement that does not fit a reply could never be handed on."""
 
 AUTHOR_STATEMENTS_MAX = limits.RING_MEMBERS_MAX + 64
-"""One author's: a Suspect for every member of a ring, and a few of everything else. So one bad peer
-cannot fill the board."""
+"""Statements of one author: an accusation of every member of a ring, and a few of every other kind.
+So one bad peer cannot fill the store."""
 
 AUTHOR_BYTES_MAX = 1 * limits.MIB
-"""One author's: some rosters of the largest ring."""
+"""Bytes of one author: some rosters of the largest ring."""
 
 STATEMENT_STORE_BYTES_MAX = 64 * limits.MIB
-"""All authors', so that many bad peers cannot take the node's memory."""
+"""Bytes of all authors, so that many bad peers cannot take the node's memory."""
 
 _OVERHEAD_BYTES = 200
 """Author, signature and the reply's msgpack, for every statement."""
@@ -57,7 +59,10 @@ class StatementStore:
     """Newest statement by key. Insertion order is kept, so that replies are deterministic."""
 
     def __init__(self, near: Callable[[], Collection[str]] | None = None) -> None:
-        """`near`: the authors that are connected here; None for all. Others make room for them."""
+        """
+        Args:
+            near: authors that are connected here; None: all. Other authors make room for them.
+        """
         self._near = near
         self._digests: set[Digest] = set()
         self._entries: dict[tuple[str, ...], _Entry] = {}
@@ -67,7 +72,7 @@ class StatementStore:
         self._num_bytes = 0
 
     def post(self, signed: Signed, statement: Statement) -> bool:
-        """Takes a checked statement; says whether it was news."""
+        """Takes a checked statement. Returns whether it was new."""
         key = key_of(signed.author, statement)
         known = self._entries.get(key)
         if known is not None:
@@ -93,9 +98,9 @@ class StatementStore:
         return digest in self._digests
 
     def age(self) -> None:
-        """Drops what members said of their rings that came before the call before this one.
+        """Drops statements about rings that arrived before the previous call.
 
-        Called at every new head: what belongs to a ring that ended two heads ago is of no use.
+        The caller does so at every new head: statements about a ring of two heads ago have no use.
         """
         self._replace(
             {
@@ -154,10 +159,11 @@ class StatementStore:
         )
 
     def _victim_of(self, entry: _Entry) -> tuple[str, ...] | None:
-        """Key of the statement that makes room on a full board; None if the new one has to wait.
+        """Key of the statement that makes room in a full store; None: the new one has to wait.
 
-        Far authors make room for near ones; else who has said most, if that is more than the new
-        one's author would have. So no number of authors keeps a few from being heard.
+        Far authors make room for near ones. Otherwise the author with the most statements does, if
+        it has more than the author of the new one would have. So no number of authors can keep a
+        few from being heard.
         """
         near = None if self._near is None else self._near()
 

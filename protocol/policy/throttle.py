@@ -1,4 +1,4 @@
-"""How fast somebody may go: a bucket of tokens that fills at a steady rate. No clock of its own."""
+"""A token bucket: it fills at a steady rate and bounds how fast a peer may go. No clock."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Throttle:
         self._filled_seconds = float("-inf")
 
     def take(self, now: float, amount: float = 1.0) -> float:
-        """Takes `amount` now; returns how long to wait before going on, 0.0 if there was enough.
+        """Takes `amount` now. Returns the seconds to wait before going on; 0.0: there was enough.
 
-        The bucket may go below zero: what has been read cannot be unread, but it can be waited for.
+        The bucket may go below zero: a message that was read counts, and the next one waits.
         """
         self._fill(now)
         self._tokens -= amount
         return max(0.0, -self._tokens / self._rate.per_second)
 
     def try_take(self, now: float, amount: float = 1.0) -> bool:
-        """Takes `amount` if it is there; else nothing, and the answer is no."""
+        """Takes `amount` if the bucket holds it. Returns whether it did."""
         self._fill(now)
         if self._tokens < amount:
             return False
@@ -39,7 +39,7 @@ class Throttle:
         return True
 
     def is_full(self, now: float) -> bool:
-        """Whether nothing was taken for so long that the bucket need not be kept."""
+        """Whether the bucket is full, so that it need not be kept."""
         self._fill(now)
         return self._tokens >= self._rate.burst
 
