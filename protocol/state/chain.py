@@ -2,15 +2,15 @@
 
 Rules
 -----
-- A *header* says what one round did to the state. Its digest is the *head* after that round. The
+- A *header* records what one round did to the state. Its digest is the *head* after that round. The
   parent of the first header is the run id.
-- A header is *committed* when its ring's members signed votes for it as `quorum_reached` demands:
-  more than half of the members that the signers themselves do not hold to be out of the ring.
+- A header is *committed* when enough members of its ring signed votes for it (`quorum_reached`):
+  more than half of the members that no signer counts as out of the ring.
 - Among committed heads the one with the most contributed tokens in its chain wins, then the lowest
-  digest (`is_heavier`). Everybody applies this rule to whatever heads they know, so a swarm that
-  was split needs nobody to heal it.
-- The tokens of a member count in proportion to the chunks whose final contains it. Its spans of
-  data count once it is in at least half of them.
+  digest (`is_heavier`). Every peer applies this rule to all heads that it knows, so a swarm that
+  was split joins again without a coordinator.
+- The tokens of a member count in proportion to the chunks whose average contains it. Its spans of
+  data count if it is in at least half of the chunks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gossamer.protocol.wire.statements import (
 
 
 class ChunkAverage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One averaged chunk: the digest of its encoded bytes, and who is in it.
+    """One averaged chunk: the digest of its encoded bytes, and its contributors.
 
     Bit i of `contributors` stands for member i of the header.
     """
@@ -59,12 +59,12 @@ class UpdateIndex(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A ring member and the tokens of its that this round took."""
+    """A ring member, with the tokens that this round took of its work."""
 
     peer_id: str
     tokens: int
     norm: float
-    """Of its `Ready`."""
+    """The norm in its `Ready`."""
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     parent: bytes
     ring_id: bytes
     members: tuple[Member, ...]
-    """In ring order."""
+    """All members of the ring, in ring order."""
     tokens_total: int
     """Contributed tokens of the chain up to and with this round."""
     update_digest: bytes
@@ -130,10 +130,10 @@ def decode_update_index(
     """The update of a ring of this size.
 
     Args:
-        may_lack: whether there may be chunks that nobody has a part in.
+        may_lack: whether a chunk may have no contributor.
 
     Raises:
-        MalformedError: the bytes are not one.
+        MalformedError: the bytes are not an update index.
     """
     try:
         index = _update_decoder.decode(data)
@@ -155,7 +155,12 @@ def decode_update_index(
 
 
 def decode_commit(data: bytes | bytearray) -> Commit:
-    """Raises MalformedError or OversizedError; says nothing about the votes."""
+    """A commit record whose votes are not checked.
+
+    Raises:
+        MalformedError: the bytes are not a commit record.
+        OversizedError: the record is over its limit.
+    """
     if len(data) > limits.GOSSIP_BYTES_MAX:
         raise OversizedError(f"commit record of {len(data)} bytes")
     try:
@@ -165,7 +170,11 @@ def decode_commit(data: bytes | bytearray) -> Commit:
 
 
 def decode_header(data: bytes) -> Header:
-    """A header with every value checked except the votes. Raises MalformedError."""
+    """A header whose values are checked.
+
+    Raises:
+        MalformedError: the bytes are not a header, or a value is out of range.
+    """
     try:
         header = _header_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -212,10 +221,13 @@ def check_header_spans(header: Header) -> None:
 def quorum_reached(members: Sequence[str], votes: dict[str, Vote]) -> bool:
     """Whether the votes for one header commit it.
 
-    `votes` maps each signer to its vote. A member counts as out of the ring when a signer holds it
-    out and it did not sign itself. Then more than half of the rest must have signed. The living
-    count only themselves, so one survivor of a ring commits alone, and two that cannot see each
-    other both go on: the head rule joins them later.
+    A member counts as out of the ring when the vote of a signer names it in `removed` and it did
+    not sign itself. More than half of the other members must have signed. So the last member of a
+    ring commits alone, and two members that cannot reach each other both go on. The head rule joins
+    them later.
+
+    Args:
+        votes: the vote of each signer.
     """
     signers = {author for author in votes if author in members}
     removed = {peer for author in signers for peer in votes[author].removed} - signers
@@ -224,7 +236,7 @@ def quorum_reached(members: Sequence[str], votes: dict[str, Vote]) -> bool:
 
 
 def open_commit(commit: Commit, run_id: Digest, verify: Verify) -> Header:
-    """The header of a commit record after its values, its votes and the quorum were checked.
+    """The header of a commit record, with its values, its votes and the quorum checked.
 
     Raises:
         MalformedError: not a header of this run.
@@ -252,7 +264,11 @@ def open_commit(commit: Commit, run_id: Digest, verify: Verify) -> Header:
 
 
 def check_follows(header: Header, parent_head: bytes, round_number: int, tokens_total: int) -> None:
-    """Raises MalformedError unless a header continues the chain whose newest round this is."""
+    """Checks that a header continues the chain that ends with its parent.
+
+    Raises:
+        MalformedError: the parent, the round or the total does not fit.
+    """
     if header.parent != parent_head:
         raise MalformedError("header with another parent")
     if header.round != round_number + 1:
@@ -273,8 +289,8 @@ def is_heavier(
 def tokens_taken(tokens: int, num_chunks_in: int, num_chunks: int) -> int:
     """Tokens of a member that is in `num_chunks_in` of the round's chunks, rounded up.
 
-    Rounded up, so that a round that took anything at all has tokens and its head wins over its
-    parent's.
+    The number is rounded up: so a round that took any work has tokens, and its head wins over its
+    parent.
     """
     return -(-tokens * num_chunks_in // num_chunks)
 

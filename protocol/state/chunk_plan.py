@@ -1,4 +1,4 @@
-"""How the flat vectors of a run are cut. Chunk numbers do not depend on who takes part."""
+"""The cut of a run's flat vectors into chunks. It does not depend on the peers that take part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ChunkPlan(msgspec.Struct, frozen=True):
     num_elements: int
     chunk_elements: int
     sections: tuple[int, ...] = ()
-    """Elements of each part, in order, that no chunk goes beyond; none: all of it is one."""
+    """Elements of each section, in order. No chunk crosses a section; empty: one section."""
 
     @property
     def num_chunks(self) -> int:
@@ -50,12 +50,12 @@ class ChunkPlan(msgspec.Struct, frozen=True):
 
 
 def default_chunk_elements(num_parameters: int) -> int:
-    """Chunk size for a model: some 64 chunks, and half as many where they would be tiny.
+    """Elements of a chunk for a model: some 64 chunks, and half as many if they would be tiny.
 
     A ring is as slow as its busiest member, which may send two chunks more than the others: with 39
     chunks among 4 members that cost 1.5 % of a 100 Mbit/s line. Every chunk costs about a
-    millisecond of processor at each member, and that is what counts for a small model. Rounded up
-    to 1024 elements and at most `CHUNK_ELEMENTS_DEFAULT_MAX`.
+    millisecond of processor time at each member, and for a small model that cost dominates. The
+    result is rounded up to 1024 elements and at most `CHUNK_ELEMENTS_DEFAULT_MAX`.
     """
     wanted = max(-(-num_parameters // 64), min(-(-num_parameters // 32), _SMALL_CHUNK_ELEMENTS))
     rounded = -(-wanted // limits.CHUNK_ELEMENTS_MIN) * limits.CHUNK_ELEMENTS_MIN
@@ -63,4 +63,4 @@ def default_chunk_elements(num_parameters: int) -> int:
 
 
 _SMALL_CHUNK_ELEMENTS = 16 * limits.KIB
-"""64 KiB of fp32: on the line for 5 ms at 100 Mbit/s."""
+"""64 KiB of fp32, which take 5 ms at 100 Mbit/s."""

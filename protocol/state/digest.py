@@ -39,7 +39,11 @@ def encode_state_index(index: StateIndex) -> bytes:
 
 
 def decode_state_index(data: bytes, plan: ChunkPlan) -> StateIndex:
-    """Raises MalformedError if the bytes are not the index of a state cut by `plan`."""
+    """The index of a state.
+
+    Raises:
+        MalformedError: the bytes are not the index of a state cut by `plan`.
+    """
     try:
         index = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -64,7 +68,7 @@ def index_of(parameters: FloatVector, momentum: FloatVector, plan: ChunkPlan) ->
 
 
 def genesis_digest_of(parameters: FloatVector, chunk_elements: int) -> Digest:
-    """State digest of initial weights with zero momentum."""
+    """The state digest of initial weights, with momentum 0."""
     plan = ChunkPlan(parameters.size, chunk_elements)
     assert plan.num_chunks <= limits.CHUNKS_MAX
     return index_of(parameters, np.zeros_like(parameters), plan).digest

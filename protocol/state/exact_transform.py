@@ -1,18 +1,20 @@
-"""How a model's tensors are cut for the discrete cosine transform, and its exact inverse.
+"""The cut of a model's tensors into tiles for the discrete cosine transform, and its exact inverse.
 
-A matrix is cut into tiles of `rows x columns`, each the largest divisor of its dimension up to
-`TILE_SIDE_MAX`; a vector into tiles of one row (DeMo, arXiv 2411.19870). Coefficients lie tile
-after tile, tensor after tensor in flat order, so there are as many as parameters. The transform is
-the orthonormal DCT-II over both sides: `coefficients = B_rows @ tile @ B_columns.T`.
+A *tile* is what DeMo (arXiv 2411.19870) calls a chunk. A matrix is cut into tiles of
+`rows x columns`, each the largest divisor of its dimension up to `TILE_SIDE_MAX`, and a vector into
+tiles of one row. Coefficients lie tile after tile, tensor after tensor in flat order, so there are
+as many as parameters. The transform is the orthonormal DCT-II over both sides:
+`coefficients = B_rows @ tile @ B_columns.T`.
 
-What all peers must agree on, bit for bit, is exact integer arithmetic: the basis is a table of
-integers (`BASIS_SCALE` times the real one, rounded), the coefficients are integers of at most
-`COEFFICIENT_MAX`, and with at most 64 x 64 of them in a tile every product and every partial sum,
-in whatever order, is an integer of at most 2**52. A float64 holds those exactly. So the matrix
-product may be done by any library, with fused multiply-adds and in any order: nothing is rounded.
+All peers must compute the same bits, so the inverse is exact integer arithmetic. The basis is a
+table of integers (`BASIS_SCALE` times the real one, rounded), and the coefficients are integers of
+at most `COEFFICIENT_MAX`. With at most 64 x 64 of them in a tile every product and every
+intermediate sum, in any order, is an integer of at most 2**52. A float64 holds those exactly. So
+any library may compute the matrix product, with fused multiply-adds and in any order: no operation
+rounds.
 
-The transform itself, which each peer takes of its own momentum, is in `dct`. This module does
-without torch, which the daemon may not import.
+The forward transform, which each peer takes of its own momentum, is in `trainer.distro.dct`. This
+module works without torch, which the daemon may not import.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from gossamer.protocol.manifest import ModelConfig
 from gossamer.protocol.state.parameter_layout import Tensor, layout_of
 
 TILE_SIDE_MAX = 64
-"""DeMo's s: 4096 coefficients, whose index has 12 bits."""
+"""DeMo's s: a tile has at most 4096 coefficients, whose index has 12 bits."""
 
 BASIS_SCALE = 2**14
 """Entries of the real basis are at most 1; rounding them to 2**-14 turns a sign only where the sum
@@ -39,12 +41,12 @@ COEFFICIENT_MAX = 2**12
 
 @dataclass(frozen=True)
 class Grid:
-    """How one tensor is cut into tiles."""
+    """The cut of one tensor into tiles."""
 
     tensor: Tensor
     rows: int
     columns: int
-    """Number of columns of a tile; `rows` is the number of its rows."""
+    """Number of columns of a tile. `rows` is the number of its rows."""
 
     @property
     def tile_elements(self) -> int:
@@ -61,9 +63,9 @@ def grids_of(model: ModelConfig) -> tuple[Grid, ...]:
 
 
 def inverse_exact(grid: Grid, coefficients: NDArray[np.int64]) -> NDArray[np.float64]:
-    """`BASIS_SCALE ** 2` times the tensor of these coefficients in the rounded basis: integers.
+    """The tensor of these coefficients in the rounded basis, times `BASIS_SCALE ** 2`: integers.
 
-    Both are (num_elements,).
+    The argument and the result have the shape (num_elements,).
 
     Raises:
         ValueError: a coefficient above `COEFFICIENT_MAX`.
@@ -79,7 +81,7 @@ def inverse_exact(grid: Grid, coefficients: NDArray[np.int64]) -> NDArray[np.flo
 
 @cache
 def integer_basis(side: int) -> NDArray[np.float64]:
-    """(side, side): `BASIS_SCALE` times the basis, rounded to integers.
+    """The basis times `BASIS_SCALE`, rounded to integers: (side, side).
 
     The cosines may differ by a unit in the last place between machines; no entry is so near to
     the middle between two integers that this could show (tested for every side).
@@ -88,7 +90,7 @@ def integer_basis(side: int) -> NDArray[np.float64]:
 
 
 def basis(side: int) -> NDArray[np.float64]:
-    """(frequency, place) of the orthonormal DCT-II."""
+    """The basis of the orthonormal DCT-II: (frequency, place)."""
     rows = [
         [
             math.sqrt((1 if frequency == 0 else 2) / side)

@@ -1,17 +1,17 @@
 """The outer momentum of a round, chosen by the round itself.
 
-The best constant momentum differs with H, and from a cold start most runs end worse with one than
-with plain averaging (measured: tests/benchmarks/losses.py, the arms of `tuning`). Averaging takes
-out what the peers do not agree on, so the average is shorter than what each of them did by itself:
-0.6 to 0.75 of it in the rounds of 5 and 20 steps that were looked at, with 4 peers. With the best
-constant for rounds of 5 steps an outer step was 1.0 to 1.3 times as long. So momentum is set in
-each round to the value with which the outer step
+The best constant momentum differs with H. From a cold start most runs end worse with a constant
+momentum than with plain averaging (measured: tests/benchmarks/losses.py, the arms of `tuning`).
+Averaging removes the parts on which the peers do not agree, so the average is shorter than the work
+of each peer: 0.6 to 0.75 of it in the measured rounds of 5 and 20 steps, with 4 peers. With the
+best constant for rounds of 5 steps an outer step was 1.0 to 1.3 times as long. So momentum is set
+in each round to the value with which the outer step
 
-    theta - theta' = (1 + mu) * g + mu**2 * m        (`trainer.outer`, with learning rate 1)
+    parameters - parameters' = (1 + mu) * g + mu**2 * m        (`outer_step`, learning rate 1)
 
-is `displacement` times as long as the members' own work of the round, where g is the average of
-that work and m the momentum vector before it. The members say how long theirs was; the median
-counts, so that one of them who lies changes little. In the first `PLAIN_SHARE` of the run's inner
+is `displacement` times as long as the members' own work of the round. Here g is the average of that
+work, and m is the momentum vector before the step. Each member says the norm of its work, and the
+median counts, so that one false norm changes little. In the first `PLAIN_SHARE` of the run's inner
 steps the outer step is plain averaging.
 
 All peers get the same numbers: everything is a fixed sequence of IEEE 754 operations in float64.
@@ -30,25 +30,25 @@ from gossamer.protocol.manifest import OuterConfig
 from gossamer.protocol.state.digest import FloatVector
 
 PLAIN_SHARE = 0.25
-"""Of the run's inner steps, without momentum. As long as the warm-up rounds of the preset `tiny`,
-with which it was tried; those of larger presets are shorter."""
+"""Part of the run's inner steps without momentum. It equals the warm-up rounds of the preset
+`tiny`, with which it was tested. Larger presets have shorter warm-ups."""
 
 _HALVINGS = 30
-"""Of the interval in which momentum is sought: down to 1e-9, finer than fp32 near 0.9."""
+"""Halvings of the interval in which the momentum is sought: to 1e-9, finer than fp32 near 0.9."""
 
 _LANES = 4096
 """Running sums of an inner product: element i goes to lane i mod `_LANES`."""
 
 
 class Products(NamedTuple):
-    """Inner products of what a round averaged (g) and the momentum vector before it (m)."""
+    """Inner products of the average of a round (g) and the momentum vector before it (m)."""
 
     gg: float = 0.0
     gm: float = 0.0
     mm: float = 0.0
 
     def with_part(self, average: FloatVector, momentum: FloatVector) -> Products:
-        """With some more elements of both, each (num_elements,)."""
+        """The products with further elements of both vectors, each (num_elements,)."""
         return Products(
             self.gg + inner_product(average, average),
             self.gm + inner_product(average, momentum),
@@ -71,12 +71,12 @@ def tuned_rates(
     pieces: Iterable[tuple[FloatVector, FloatVector]],
     norms: Sequence[float],
 ) -> tuple[float, float]:
-    """(learning rate, momentum) of a round of several peers, as `outer.displacement` has it.
+    """Learning rate and momentum of a round of several peers, from `outer.displacement`.
 
     Args:
         total_steps: inner steps of the whole run.
-        pieces: what the round averaged and the momentum vector there, in the order of the chunks;
-            not looked at where there is no momentum to be chosen.
+        pieces: pieces of the average and of the momentum vector, in the order of the chunks. They
+            are not read if the momentum is known without them.
         norms: see `momentum_for`.
     """
     is_early = outer.first_inner_step_of(round_number) < PLAIN_SHARE * total_steps
@@ -96,7 +96,7 @@ def rates_of_round(
     pieces: Iterable[tuple[FloatVector, FloatVector]],
     norms: Sequence[float],
 ) -> tuple[float, float]:
-    """(learning rate, momentum) of a round in whose average all of its peers are.
+    """Learning rate and momentum of a round whose average contains all its peers.
 
     Args: as for `tuned_rates`; `norms` has one element for each peer.
     """
@@ -108,11 +108,12 @@ def rates_of_round(
 def momentum_for(
     products: Products, norms: Sequence[float], displacement: float, momentum_max: float
 ) -> float:
-    """The momentum, 0 to `momentum_max`, whose outer step is `displacement` times as long as the
-    median of `norms`; 0 where plain averaging goes as far, `momentum_max` where nothing does.
+    """The momentum with which the outer step is `displacement` times as long as the median norm.
+
+    It is 0 if plain averaging is as long already, and `momentum_max` if no momentum is enough.
 
     Args:
-        norms: Euclidean norms of what the members averaged; one at least.
+        norms: Euclidean norms of the members' work; at least one.
     """
     wanted = displacement * statistics.median(norms)
     low, high = 0.0, momentum_max
@@ -142,5 +143,5 @@ def inner_product(a: FloatVector, b: FloatVector) -> float:
 
 
 def norm_of(vector: FloatVector) -> float:
-    """Euclidean norm of (num_elements,)."""
+    """The Euclidean norm of a vector, (num_elements,)."""
     return math.sqrt(inner_product(vector, vector))

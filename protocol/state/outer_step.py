@@ -1,14 +1,14 @@
 """The outer step: Nesterov momentum on the averaged pseudo-gradient (DiLoCo, arXiv 2311.08105,
 algorithm 1),
 
-    m' = mu * m + g
-    theta' = theta - lr * (g + mu * m')
+    momentum' = mu * momentum + g
+    parameters' = parameters - lr * (g + mu * momentum')
 
-with mu = 0 plain averaging, and SparseLoCo's step (arXiv 2508.15706, algorithm 1).
+With mu = 0 it is plain averaging, and SparseLoCo's step (arXiv 2508.15706, algorithm 1).
 
-fp32, every operation rounded by itself, in exactly this order: no fused multiply-add, no other
-association. So every peer gets the same bits, on any processor. (This is torch.optim.SGD with
-nesterov=True, dampening=0 and a momentum that starts at 0.)
+The arithmetic is fp32. Every operation is rounded by itself, in exactly this order, without fused
+multiply-adds. So every peer gets the same bits, on any processor. The step equals torch.optim.SGD
+with nesterov=True, dampening=0 and a momentum that starts at 0.
 """
 
 from __future__ import annotations
@@ -29,12 +29,10 @@ def nesterov(
     out_parameters: NDArray[np.float32],
     out_momentum: NDArray[np.float32],
 ) -> None:
-    """One outer step of a chunk; all vectors are (num_elements,). Elements do not depend on each
-    other.
+    """One outer step of a chunk. All vectors are (num_elements,), and elements are independent.
 
     `out_parameters` may be `parameters` and `out_momentum` may be `momentum`; no other overlap.
-    Needs 256 KiB beside its arguments and releases the GIL while it works, so it can run in a
-    thread.
+    The step needs 256 KiB beside its arguments and releases the GIL, so it can run in a thread.
 
     Raises:
         ValueError: vectors of different shapes or of another type than fp32.

@@ -36,7 +36,7 @@ class Tensor:
 
     @property
     def is_matrix(self) -> bool:
-        """True if weight decay applies: to matrices, and not to the gains of the norms."""
+        """Whether weight decay applies: it does to matrices, and not to the gains of the norms."""
         return len(self.shape) > 1
 
 

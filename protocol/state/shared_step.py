@@ -3,17 +3,17 @@
 DeMo, arXiv 2411.19870, algorithm 1, with signs in place of values as in DisTrO:
 
     c = mean of the signs, coefficient by coefficient, over the peers that sent it
-    theta = (1 - rate * weight_decay) * theta - rate * sign(IDCT(c))
+    parameters = (1 - rate * weight_decay) * parameters - rate * sign(IDCT(c))
 
-It defines the run's state, and gives the same bits on any machine:
+The step defines the run's state, and gives the same bits on any machine:
 
 - The mean of signs is rounded to a multiple of 1 / `MEAN_SCALE`: a division of two small integers
   and a rounding to an integer, both fixed by IEEE 754.
-- The inverse transform of those integers is exact (`dct_exact`), so its sign is that of an integer:
-  nothing near zero could come out differently, and what is exactly zero has the sign 0, which
-  leaves the parameter to weight decay alone.
+- The inverse transform of those integers is exact (`exact_transform`), so its sign is that of an
+  integer: a value near zero has the same sign everywhere. A value of exactly zero has the sign 0,
+  and only weight decay changes its parameter.
 - The rest is two fp32 operations for each element, each rounded by itself.
-- The rate is made without the machine's cosine (`shared_rate_at`), whose last bit may vary.
+- The rate is computed without the machine's cosine (`shared_rate_at`), whose last bit may vary.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ left out is below 1e-20."""
 
 
 def shapes_of(grids: Sequence[Grid]) -> list[Shape]:
-    """What `SignCodec` needs to know of the tensors."""
+    """The shapes of the tensors' tiles, for `SignCodec`."""
     return [(grid.num_tiles, grid.tile_elements) for grid in grids]
 
 
@@ -49,9 +49,10 @@ def shared_step(
     weight_decay: float,
     out: NDArray[np.float32],
 ) -> None:
-    """The step that all peers take alike; `out` may be `parameters`, both are (num_parameters,).
+    """The step that all peers take alike.
 
-    Weight decay applies to matrices, as in `optimizer`. Without updates it is the only change.
+    `parameters` and `out` are (num_parameters,), and may be the same vector. Weight decay applies
+    to matrices, as in `optimizer`. Without updates it is the only change.
 
     Raises:
         ValueError: more updates than a mean of signs has steps, or a place that is no coefficient.
@@ -67,7 +68,7 @@ def shared_step(
             and (np.diff(update.places) > 0).all()
         ):
             raise ValueError("places of an update that are not ascending or out of range")
-        # A place is in an update once, so nothing is lost by adding at an index array.
+        # A place is in an update once, so an addition at an index array drops none.
         sums[update.places] += np.where(update.is_positive, np.int16(1), np.int16(-1))
         counts[update.places] += np.int16(1)
     step, keep = np.float32(rate), np.float32(1.0 - rate * weight_decay)
@@ -81,7 +82,7 @@ def shared_step(
 
 
 def shared_rate_at(step: int, inner: InnerConfig) -> float:
-    """`schedule.learning_rate_at` with the same bits on every machine: sums and products only."""
+    """The rate of `schedule.learning_rate_at`, with the same bits on every machine."""
     if step < inner.warmup_steps:
         return inner.learning_rate * (step + 1) / inner.warmup_steps
     length = max(inner.total_steps - inner.warmup_steps, 1)

@@ -1,20 +1,20 @@
-"""Streaming: what of the parameters a round averages (Streaming DiLoCo, arXiv 2501.18512, 3.1).
+"""Streaming: the parameters that a round averages (Streaming DiLoCo, arXiv 2501.18512, 3.1).
 
-Fragment f of N holds the transformer layers f, f + N, f + 2N ... ("strided": it reached a lower
-loss there than runs of neighbouring layers), and the f-th of N equal parts of the rows of the
-embedding and of an untied head; the last one also has the last norm. With H inner steps between two
-turns of one fragment, some fragment has its turn every H / N steps: the bytes of a turn, and so the
-peak of the bandwidth, fall by about N. (The embedding as a whole in one fragment would set the
-peak: it is a tenth of a model with 150 million parameters, and most of a small one.)
+Fragment f of N holds the transformer layers f, f + N, f + 2N ... ("strided": in that paper it
+reached a lower loss than neighbouring layers), and the f-th of N equal parts of the rows of the
+embedding and of an untied head. The last fragment also holds the last norm. With H inner steps
+between two turns of one fragment, some fragment has its turn every H / N steps. So the bytes of a
+turn, and the peak of the bandwidth, fall by about N. (The embedding as a whole in one fragment
+would set the peak: it is a tenth of a model with 150 million parameters, and most of a small one.)
 
-An *exchange* is what one round averages: in the warm-up, and where there is one fragment only, all
-parameters, else the fragment whose turn it is. (With `sync = "distro"` it is the round's shared
-steps.) *Exchange order* is fragment by fragment, each with its elements in the order of the flat
-vector. No chunk has elements of two fragments. So the chunks of a fragment are the same in every
-round, and what a peer carries in exchange order is cut for a fragment's round as it is for one of
-all.
+A *sync set* is the set of parameters that one round averages. In the warm-up, and with one fragment
+only, it holds all parameters; else the fragment whose turn it is. (With `sync = "distro"` it is the
+round's shared steps.) The *sync order* is fragment by fragment, each with its elements in the order
+of the flat vector. No chunk has elements of two fragments. So the chunks of a fragment are the same
+in every round, and a peer's pending work in sync order is cut for a fragment's round as for a round
+of all parameters.
 
-A function of the manifest alone, so all peers agree.
+Sync sets are a function of the manifest alone, so all peers agree on them.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ class SyncSet:
     """Some of the parameters, cut into chunks."""
 
     ranges: tuple[slice, ...]
-    """Of the flat vector, in exchange order; those of a fragment are sorted and do not touch."""
+    """Ranges of the flat vector, in sync order. Those of a fragment are sorted and do not touch."""
     plan: ChunkPlan
-    """Over these elements in this order: the chunks of a round, from 0."""
+    """The cut of these elements in this order: the chunks of a round, from 0."""
     first_chunk: int
-    """Number of its first chunk among those of all parameters."""
+    """Number of the first chunk among the chunks of all parameters."""
     first_element: int
-    """Place of its first element in exchange order."""
+    """Place of the first element in sync order."""
 
     @property
     def within(self) -> slice:
-        """Where it is in a vector in exchange order."""
+        """The range of the set in a vector in sync order."""
         return slice(self.first_element, self.first_element + self.plan.num_elements)
 
     @property
     def mask(self) -> int:
-        """Its chunks, by their numbers among those of all parameters: bit c for chunk c."""
+        """Mask of the set's chunks, by their numbers among the chunks of all parameters."""
         return ((1 << self.plan.num_chunks) - 1) << self.first_chunk
 
     def pieces_of(self, chunk: int) -> Iterator[tuple[slice, slice]]:
-        """Where the elements of a chunk are: pairs of a range of the flat vector, and the same one
-        of the chunk."""
+        """The places of a chunk's elements: pairs of a range of the flat vector and a range of the
+        chunk."""
         wanted = self.plan.range_of(chunk)
         before = 0
         for part in self.ranges:
@@ -78,7 +78,8 @@ class SyncSet:
         return True
 
     def add(self, vector: FloatVector, out: FloatVector) -> None:
-        """Adds its elements of a flat vector, (num_parameters,), to `out`, (num_elements,)."""
+        """Adds the set's elements of a flat vector, (num_parameters,), to `out`,
+        (num_elements,)."""
         start = 0
         for part in self.ranges:
             stop = start + part.stop - part.start
@@ -87,12 +88,12 @@ class SyncSet:
 
 
 class SyncSets:
-    """Those of a run."""
+    """All sync sets of a run."""
 
     def __init__(self, model: ModelConfig, outer: OuterConfig, sync: SyncMode = "diloco") -> None:
         self._warmup_rounds = outer.warmup_rounds
         if sync == "distro":
-            # A chunk is a shared step, which is nothing that is cut out of the parameters.
+            # A chunk is a shared step, and not a range of the parameters.
             self.whole = SyncSet((), ChunkPlan(outer.inner_steps, 1), 0, 0)
             self.turns: tuple[SyncSet, ...] = (self.whole,)
             return
@@ -105,7 +106,7 @@ class SyncSets:
             0,
             0,
         )
-        """All parameters."""
+        """The set of all parameters."""
         turns: list[SyncSet] = []
         first_chunk = first_element = 0
         for ranges, size in zip(fragments, sizes, strict=True):
@@ -114,10 +115,10 @@ class SyncSets:
             first_chunk += plan.num_chunks
             first_element += size
         self.turns = tuple(turns) if len(turns) > 1 else (self.whole,)
-        """What a round averages once the warm-up is over, by fragment."""
+        """The sets of the rounds after the warm-up, by fragment."""
 
     def of_round(self, round_number: int) -> SyncSet:
-        """What a round averages; the first is 1."""
+        """The set that a round averages. The first round is 1."""
         turn = round_number - 1 - self._warmup_rounds
         return self.whole if turn < 0 else self.turns[turn % len(self.turns)]
 
