@@ -6,7 +6,7 @@ one fragment (`protocol.fragments`). The local progress since that snapshot is k
     local_parameters' = new_parameters + (local_parameters - snapshot_parameters)
 
 This is the delayed application of the outer step in Eager updates (arXiv 2502.12996, section 3)
-with the peer's own newer steps on top, as in DESIGN.md's "overlap". What is handed over next is
+with the peer's own newer steps on top. What is handed over next is
 `new_parameters - local_parameters'` at the end of the round: the steps since the snapshot, none
 twice.
 
@@ -19,7 +19,7 @@ and keep all of their newer steps:
     local_parameters' = local_parameters + (1 - alpha) * (new_parameters - snapshot_parameters)
 
 0, which is the line at the top, is the best, but for states in one piece that come a whole round
-late (README).
+late (docs/benchmarks/losses.md).
 
 Local parameters are one peer's own: no other peer has to get the same bits. All vectors are
 (num_elements,) fp32; `local` may be on a device, the others are on the host.

@@ -64,7 +64,8 @@ One seed each; the second line's first three are means of two. `10m` had an eigh
 `40m` a thirty-second part, and `150m` a 512th. With a constant momentum two workers did worse than
 one from `5m` on (not with `1.1b`, eight steps of 128 tokens: it had hardly begun): steps are few
 there, and the warm-up is short. So these presets choose it, but for the last two, whose 0.7/0.9 was
-found in runs of 88,000 steps. In `tiny`'s longer runs the constant is better by up to 1 % (README),
+found in runs of 88,000 steps. In `tiny`'s longer runs the constant is better by up to 1 %
+(docs/benchmarks),
 and its other figures were made with it.
 
 The other modes in the same trials, two workers (`--modes`): `sparse` as the preset has it and as

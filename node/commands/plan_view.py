@@ -49,7 +49,8 @@ def _advice(plan: RoundPlan) -> str:
     unit = "turn" if plan.fragments > 1 else "round"
     advice = (
         f"A new state arrives when {plan.lateness:.0%} of the next {unit}'s steps are done. A "
-        "later state costs the model more, and much more in one piece than in fragments (README). "
+        "later state costs the model more, and much more in one piece than in fragments "
+        "(docs/benchmarks/losses.md). "
         "It arrives sooner with more inner_steps, or with a codec of fewer bits"
     )
     if plan.fragments_advised:

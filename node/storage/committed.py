@@ -134,10 +134,6 @@ class CommittedState:
         entry = self.entry
         return Parent(entry.head, entry.round, entry.tokens_total, self.ledger)
 
-    def newest_ledger(self) -> Ledger:
-        """Returns `ledger`, for parts that ask again and again."""
-        return self.ledger
-
     @property
     def checkpoint_round(self) -> int:
         checkpoints = self.checkpoints

@@ -1,6 +1,6 @@
 """What a fault in the middle of an all-reduce costs: Gossamer's ring on machines with slow lines.
 
-    sudo python -m tests.benchmarks.faults                       # all faults, as in the README
+    sudo python -m tests.benchmarks.faults                       # docs/benchmarks/faults.md
     sudo python -m tests.benchmarks.faults --faults kill freeze --repeats 3
 
 Every member is a process on a machine (network namespace) of its own, behind a line of `--mbit` in

@@ -1,6 +1,6 @@
 """A swarm under churn for as long as you like, and what became of its rounds, states and work.
 
-    sudo python -m tests.chaos.soak --minutes 30                 # the README's table
+    sudo python -m tests.chaos.soak --minutes 30                 # docs/benchmarks/churn.md
     sudo python -m tests.chaos.soak --rounds 50 --seed 7 --mode sparse+overlap
     sudo python -m tests.chaos.soak --minutes 30 --faults freeze cut slow
 
