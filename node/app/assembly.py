@@ -43,7 +43,7 @@ from gossamer.node.peers.run_exchange import open_signed_manifest, serve_manifes
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.participant import Participant
-from gossamer.node.rounds.ring_link import serve_ring
+from gossamer.node.rounds.ring_service import serve_ring
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState

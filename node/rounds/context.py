@@ -1,11 +1,13 @@
-"""The components of one node in one run, as `app.assembly` puts them together."""
+"""The components of one node in one run, as `app.assembly` puts them together, and its phase."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from gossamer.node.base.disk_health import DiskHealth
+from gossamer.node.base.orders import Orders
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer_client import Trainer
@@ -16,9 +18,11 @@ from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.metrics import Metrics
+from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.data_feed import DataFeed
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.wire.statements import Phase
 
 
 @dataclass(frozen=True)
@@ -45,3 +49,31 @@ class NodeContext:
     def me(self) -> PeerId:
         """This node's peer id."""
         return self.identity.peer_id
+
+
+class Phases:
+    """Sets the node's phase and tells status, metrics and the swarm."""
+
+    def __init__(self, progress: Progress, metrics: Metrics, swarm: Swarm, orders: Orders) -> None:
+        self.progress = progress
+        self._metrics = metrics
+        self._swarm = swarm
+        self._orders = orders
+
+    def set(self, phase: Phase) -> None:
+        """Sets a phase, announces it if it is new, and wakes the tasks that wait for news."""
+        progress = self.progress
+        if phase != "paused":
+            progress.paused_reason = None
+        if phase != progress.phase:
+            progress.phase = phase
+            self._metrics.set_phase(phase)
+            # A phase that stays needs no announcement besides the regular ones. A loop that sets it
+            # at every wake would answer each announcement heard with one of its own.
+            self._swarm.announce()
+        self._orders.notify()
+
+    def pause(self, reason: Literal["user", "disk"]) -> None:
+        """Sets the phase `paused`, with the reason that status and metrics show."""
+        self.progress.paused_reason = reason
+        self.set("paused")

@@ -27,11 +27,11 @@ from gossamer.node.rounds.effects import (
     OuterStepOrder,
     OutgoingLink,
 )
-from gossamer.node.rounds.silence import Silence
 from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import Awaited
+from gossamer.protocol.policy.silence import Silence
 from gossamer.protocol.rounds.attempt import (
     Action,
     BeginRing,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import trio
 
+from gossamer.node.modes.contribution import Contribution
 from gossamer.node.modes.sync_mode import Promise, RoundWork, Spawn, SyncMode
 from gossamer.node.network.identity import verify
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.heads import Heads
 from gossamer.node.rounds.round_driver import RoundDriver
-from gossamer.node.rounds.round_host import NodeHost
 from gossamer.node.storage.work import Work
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.policy.membership import Awaited
+from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import RoundHints, RoundRules
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -70,6 +75,42 @@ class OpenRound:
             self._account.withdraw()
         elif contribution is not None:
             self._account.followed(ring_id, contribution, self.sync_set.first_chunk)
+
+
+class NodeHost:
+    """The host of one turn of a node's loop."""
+
+    def __init__(
+        self,
+        context: NodeContext,
+        recent_heads: Sequence[Digest],
+        contribution_to: Callable[[Ring], Contribution],
+        on_changed: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            recent_heads: heads from which other peers are expected to come to this round's.
+            contribution_to: makes this peer's part of a ring.
+            on_changed: is called when the machine of the round may have changed.
+        """
+        self._context = context
+        self._recent_heads = recent_heads
+        self._parent = context.committed.entry
+        self.contribution_to = contribution_to
+        self.outer_step = context.committed.compute
+        self.reach = context.swarm.reach
+        self.offence = context.swarm.offence
+        self.transferred = context.speed.transfer
+        self.changed = on_changed
+
+    def awaited(self) -> Awaited:
+        """See `RoundHost`."""
+        parent = self._parent
+        return self._context.swarm.awaited(self._recent_heads, parent.round, parent.tokens_total)
+
+    def removed(self, _peer: PeerId, reason: str) -> None:
+        """See `RoundHost`."""
+        self._context.metrics.ring_skips.add(first_word(reason))
 
 
 class RoundOpener:
@@ -141,3 +182,8 @@ class RoundOpener:
                 round_work.machine_changed,
             ),
         )
+
+
+def first_word(reason: str) -> str:
+    """What the metrics count a reason under."""
+    return reason.replace(":", " ").split()[0] if reason.strip() else ""

@@ -18,17 +18,12 @@ from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.orders import Orders
 from gossamer.node.modes.table import MODES
 from gossamer.node.rounds.active_rounds import ActiveRounds
-from gossamer.node.rounds.context import NodeContext
+from gossamer.node.rounds.context import NodeContext, Phases
 from gossamer.node.rounds.decisions import DecisionLog, goes_straight_on, is_too_early
-from gossamer.node.rounds.following import Follower, LeaveRequested
-from gossamer.node.rounds.head_prover import HeadProver
-from gossamer.node.rounds.heads import Heads
-from gossamer.node.rounds.heldout import HeldoutLoss
-from gossamer.node.rounds.joining import Joiner
+from gossamer.node.rounds.following import Follower, Joiner, LeaveRequested
+from gossamer.node.rounds.heads import HeadProver, Heads
 from gossamer.node.rounds.opening import RoundOpener
-from gossamer.node.rounds.phases import Phases
-from gossamer.node.rounds.round_end import RoundEnd
-from gossamer.node.rounds.saving import WorkSaver
+from gossamer.node.rounds.round_end import HeldoutLoss, RoundEnd, WorkSaver
 from gossamer.node.rounds.settlement import Settlement
 from gossamer.node.rounds.turn import POLL_SECONDS, Turn
 from gossamer.node.storage.committed import Replayed

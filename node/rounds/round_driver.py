@@ -7,40 +7,86 @@ to commit: they get `LINGER_SECONDS`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
 import structlog
 import trio
 
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.modes.contribution import Contribution
-from gossamer.node.network.transport import StreamClosed, Transport, TransportError
+from gossamer.node.network.transport import Transport, TransportError
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.dispatcher import HELLO_SECONDS, TICK_SECONDS, RoundDispatcher
 from gossamer.node.rounds.effects import (
-    SENDS_PER_CHUNK_MAX,
     LinkTarget,
     OuterStepOrder,
     OutgoingLink,
 )
-from gossamer.node.rounds.ring_link import LinkFailed, Receiver, RingLink
-from gossamer.node.rounds.round_host import RoundHost
-from gossamer.node.rounds.scoped_link import ScopedLink
+from gossamer.node.rounds.ring_link import LinkFailed, RingLink
+from gossamer.node.rounds.ring_service import Receiver, RingReceiver
 from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
+from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.attempt import Committed
-from gossamer.protocol.rounds.inventory import Inventory
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Payload
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
-from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.state.chain import Commit, Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.statements import Ready, Signed, Statement
 
 log = structlog.get_logger("round")
 
 
+class RoundHost(Protocol):
+    """The node around one round."""
+
+    def contribution_to(self, ring: Ring) -> Contribution:
+        """A ring begins: this peer's part in it."""
+
+    def outer_step(
+        self,
+        parent: Digest,
+        averages: Sequence[Payload],
+        masks: Sequence[int],
+        members: Sequence[Member],
+        is_wanted: Callable[[], bool],
+    ) -> Digest | None:
+        """The state that follows a parent; None for a step that was dropped. Runs in a thread. The
+        state takes one step at a time.
+
+        Args:
+            averages: of all chunks.
+            masks: of each average, by ring position.
+            is_wanted: whether the step is still the newest one.
+        """
+
+    def awaited(self) -> Awaited:
+        """Living peers for which the round waits."""
+
+    async def reach(self, peer: PeerId) -> None:
+        """Returns when there is a connection to a peer. Raises TransportError."""
+
+    def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
+        """A peer broke the protocol."""
+
+    def removed(self, peer: PeerId, reason: str) -> None:
+        """A member is out of the ring."""
+
+    def transferred(self, num_bytes: int, seconds: float) -> None:
+        """A link was busy for that time and transferred so many bytes."""
+
+    def changed(self) -> None:
+        """The machine of the round may have changed."""
+
+
 class RoundDriver:
-    """One peer in one round."""
+    """One peer in one round.
+
+    It implements `Effects`, whose 12 methods come to its own, so it has more than 15 methods.
+    """
 
     def __init__(
         self,
@@ -67,6 +113,8 @@ class RoundDriver:
         """Whether this peer's own work cannot be encoded, so that it left the ring."""
         self.finished = trio.Event()
         """Set when the round is committed here."""
+        self._gathering_reason = ""
+        """The reason that the log has."""
         self._num_adding = 0
         """Threads that read this peer's work."""
         self._is_work_closed = False
@@ -180,52 +228,12 @@ class RoundDriver:
         with trio.move_on_after(HELLO_SECONDS):
             while (answer := self.dispatcher.greeting(ring_id)) == "later":
                 await self._changed.wait()
-            return None if answer == "refused" else _RingReceiver(self, ring_id)
+            return None if answer == "refused" else self._receiver(ring_id)
         return None
 
-    async def take(
-        self,
-        ring_id: Digest,
-        sender: PeerId,
-        chunk: int,
-        mask: int,
-        finisher: int | None,
-        payload: Payload,
-    ) -> None:
-        """A partial sum of a ring came, or with the position of its finisher an average."""
-        dispatcher = self.dispatcher
-        if not self._is_of_use(ring_id):
-            return
-        self._check_length(chunk, mask, payload)
-        digest = None
-        if dispatcher.has_to_check(mask, finisher):
-            digest = await self._run_in_thread(lambda: self._checked(chunk, mask, payload))
-        if not self._is_of_use(ring_id):  # much may have happened meanwhile
-            return
-        now = trio.current_time()
-        if finisher is None or digest is None:
-            dispatcher.partial_sum_received(now, ring_id, sender, chunk, mask, payload)
-        else:
-            dispatcher.average_received(
-                now, ring_id, sender, chunk, mask, finisher, payload, digest
-            )
-
-    def _is_of_use(self, ring_id: Digest) -> bool:
-        use = self.dispatcher.use_of(ring_id)
-        if use == "refused":
-            raise StreamClosed("another ring is followed here")
-        return use == "wanted"
-
-    def _check_length(self, chunk: int, mask: int, payload: Payload) -> None:
-        if not 0 <= chunk < self._plan.num_chunks:
-            raise MalformedError(f"chunk {chunk} of {self._plan.num_chunks}")
-        if not self._payloads.is_length(len(payload), self._plan.elements_of(chunk), mask):
-            raise MalformedError(f"{len(payload)} bytes are no chunk of such members")
-
-    def _checked(self, chunk: int, mask: int, payload: Payload) -> Digest:
-        """The digest of a payload that can be averaged; MalformedError for another."""
-        self._payloads.check(payload, self._plan.elements_of(chunk), mask)
-        return digest_of(payload)
+    def _receiver(self, ring_id: Digest) -> Receiver:
+        dispatcher, payloads = self.dispatcher, self._payloads
+        return RingReceiver(dispatcher, ring_id, self._plan, payloads, self._run_in_thread)
 
     # Effects of the dispatcher
 
@@ -248,23 +256,17 @@ class RoundDriver:
         """See `Effects`."""
         assert self._nursery is not None
         peer, ring_id = target.peer, target.ring.ring_id
-        num_chunks = self._plan.num_chunks
         link = RingLink(
             self._transport,
-            peer,
-            target.envelope,
-            num_chunks=num_chunks,
-            num_members=len(target.ring.members),
-            outbox_max=SENDS_PER_CHUNK_MAX * num_chunks,
-            waits_for_inventory=target.waits_for_inventory,
+            target,
+            self._plan.num_chunks,
             on_transfer=self._node.transferred,
-            on_measured=lambda *measured: self.dispatcher.link_measured(
-                trio.current_time(), ring_id, peer, *measured
+            on_measured=lambda measure: self.dispatcher.link_measured(
+                trio.current_time(), ring_id, peer, *measure
             ),
         )
-        outgoing = ScopedLink(link)
-        self._nursery.start_soon(self._run_link, ring_id, peer, outgoing)
-        return outgoing
+        self._nursery.start_soon(self._run_link, ring_id, peer, link)
+        return link
 
     def contribute(self, ring_id: Digest, action: Contribute) -> None:
         """See `Effects`."""
@@ -302,13 +304,16 @@ class RoundDriver:
 
     def notify_changed(self) -> None:
         """See `Effects`."""
+        if self.machine.gathering_reason != self._gathering_reason:
+            self._gathering_reason = self.machine.gathering_reason
+            log.debug("gathering", round=self.machine.number, reason=self._gathering_reason)
         self._changed.set()
         self._changed = trio.Event()
         self._node.changed()
 
     # Tasks
 
-    async def _run_link(self, ring_id: Digest, peer: PeerId, link: ScopedLink) -> None:
+    async def _run_link(self, ring_id: Digest, peer: PeerId, link: RingLink) -> None:
         failure: str | None = None
         with link.scope:
             try:
@@ -390,26 +395,3 @@ class RoundDriver:
     def _node(self) -> RoundHost:
         assert self._host is not None, "the round has ended here"
         return self._host
-
-
-class _RingReceiver:
-    """What a predecessor in one ring sends to."""
-
-    def __init__(self, driver: RoundDriver, ring_id: Digest) -> None:
-        assert driver.machine.ring is not None
-        self._driver = driver
-        self._ring_id = ring_id
-        self.num_members = len(driver.machine.ring.members)
-
-    def inventory(self) -> Inventory:
-        """See `Receiver`."""
-        answer = self._driver.dispatcher.greeting(self._ring_id)
-        if not isinstance(answer, Inventory):
-            raise StreamClosed("this ring is not followed here any more")
-        return answer
-
-    async def take(
-        self, sender: PeerId, chunk: int, mask: int, finisher: int | None, payload: Payload
-    ) -> None:
-        """See `Receiver`."""
-        await self._driver.take(self._ring_id, sender, chunk, mask, finisher, payload)

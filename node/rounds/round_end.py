@@ -1,16 +1,27 @@
-"""What follows a round at this node: install its result, settle, save, evaluate, report."""
+"""What follows a round at this node: install its result, settle, save, evaluate, report.
+
+`WorkSaver` writes carried work and the trainer's own state to disk, and `HeldoutLoss` evaluates the
+committed parameters on held-out text. Both happen between rounds, in a small share of the time.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
 
 import structlog
 import trio
 
+from gossamer.node.base.disk_health import DiskError, DiskHealth
+from gossamer.node.base.threads import RunInThread
+from gossamer.node.machine.trainer_client import Trainer
+from gossamer.node.modes.sync_mode import SyncMode
 from gossamer.node.network.transport import Transport
 from gossamer.node.rounds.heads import Heads
-from gossamer.node.rounds.heldout import HeldoutLoss
 from gossamer.node.rounds.opening import OpenRound
-from gossamer.node.rounds.saving import WorkSaver
 from gossamer.node.rounds.settlement import Settlement
+from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.telemetry.status import LastRound, LossPoint, Outcome
@@ -18,7 +29,114 @@ from gossamer.protocol.ids import short
 from gossamer.protocol.rounds.attempt import Committed
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 
+EVALUATION_SHARE = 0.02
+"""Upper bound on the part of the wall time that evaluating may take."""
+
+EVALUATION_ROUND_SHARE = 0.05
+"""Upper bound on one evaluation, as a part of a round: the other peers wait for its end."""
+
+EVALUATION_TOKENS_MAX = 16_384
+"""Enough for a curve. The exact loss is the exported model's on all held-out text."""
+
+SAVE_SECONDS = 30.0
+"""Carried rounding errors, and the trainer's own state (the inner optimiser, or the momentum of
+shared steps), are written at most this often."""
+
+SAVE_SHARE = 0.02
+"""Upper bound on the part of the wall time in which the trainer writes and does not train. It
+writes one or two vectors of the model's size, perhaps to a slow disk."""
+
 log = structlog.get_logger("node")
+
+
+class HeldoutLoss:
+    """The loss on held-out text, as often as its share of the time allows."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        heldout_paths: Callable[[], list[str]],
+        progress: Progress,
+        metrics: Metrics,
+    ) -> None:
+        """`heldout_paths`: files of the held-out shards; empty until all of them are here."""
+        self._trainer = trainer
+        self._heldout_paths = heldout_paths
+        self._progress = progress
+        self._metrics = metrics
+        self._due_seconds = -math.inf
+        self._fresh_loss: float | None = None
+
+    async def evaluate(self, round_seconds: float) -> None:
+        """Evaluates if it is due.
+
+        Args:
+            round_seconds: how long a round lasts; the evaluation takes a small part of it.
+        """
+        started = trio.current_time()
+        paths = self._heldout_paths()
+        if started < self._due_seconds or not paths:
+            return
+        evaluated = await self._trainer.evaluate(
+            paths, EVALUATION_TOKENS_MAX, EVALUATION_ROUND_SHARE * round_seconds
+        )
+        now = trio.current_time()
+        self._due_seconds = now + (now - started) / EVALUATION_SHARE
+        if evaluated is not None and math.isfinite(evaluated.loss):
+            self._progress.heldout_loss = self._fresh_loss = evaluated.loss
+            self._metrics.heldout_loss.set(evaluated.loss)
+
+    def take_fresh(self) -> float | None:
+        """The loss of an evaluation since the last call, for the curve; None without one."""
+        loss, self._fresh_loss = self._fresh_loss, None
+        return loss
+
+
+class WorkSaver:
+    """Saves the work that a kill would lose."""
+
+    def __init__(
+        self,
+        committed: CommittedState,
+        work: Work,
+        trainer: Trainer,
+        mode: SyncMode,
+        health: DiskHealth,
+        run_in_thread: RunInThread,
+    ) -> None:
+        self._committed = committed
+        self._work = work
+        self._trainer = trainer
+        self._mode = mode
+        self._health = health
+        self._run_in_thread = run_in_thread
+        self._due_seconds = -math.inf
+        """Local time of the next regular save."""
+
+    async def save(self, *, now: bool = False) -> None:
+        """Saves what is due; with `now` everything, and waits until the trainer has written."""
+        if not self._committed.is_loaded:
+            return  # nothing is carried yet, and the disk may hold what has not been read
+        is_due = now or trio.current_time() > self._due_seconds
+        if not (is_due or self._work.must_save):
+            return
+        try:
+            await self._run_in_thread(self._work.save)
+            if is_due:
+                await self._save_trainer(wait=now)
+                pause_seconds = max(SAVE_SECONDS, self._trainer.save_seconds / SAVE_SHARE)
+                self._due_seconds = trio.current_time() + pause_seconds
+        except DiskError as error:
+            self._health.failed("residual", error)
+        else:
+            self._health.wrote("residual")
+
+    async def _save_trainer(self, *, wait: bool) -> None:
+        if wait:
+            await self._trainer.is_saved()  # an earlier save may be under way
+        await self._trainer.save(await self._mode.place())
+        if wait:
+            await self._trainer.is_saved()
 
 
 class RoundEnd:

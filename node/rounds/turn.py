@@ -13,10 +13,10 @@ import trio
 
 from gossamer.node.base.orders import Orders
 from gossamer.node.modes.sync_mode import Spawn
+from gossamer.node.rounds.context import Phases
 from gossamer.node.rounds.decisions import DecisionLog, gives_up_round, stops_training
 from gossamer.node.rounds.heads import Heads
 from gossamer.node.rounds.opening import OpenRound
-from gossamer.node.rounds.phases import Phases
 from gossamer.node.rounds.round_end import RoundEnd
 from gossamer.protocol.rounds.attempt import Committed
 

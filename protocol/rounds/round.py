@@ -200,7 +200,8 @@ class Round(RoundView):
     # The rules: gathering
 
     def _organise(self, now: float) -> list[Action]:
-        attempt = self._gatherer.decision(now).attempt
+        decision = self._gatherer.decision(now)
+        attempt, self.gathering_reason = decision.attempt, decision.reason
         if attempt is None:
             return []
         roster = make_roster(

@@ -68,6 +68,8 @@ class RoundView:
         self._hints = hints
         self.number = parent.round + 1
         self._gatherer = Gatherer(me, parent.head, now, rules, hints.replay_seconds)
+        self.gathering_reason = "not ready"
+        """Why this peer does, or does not, publish a roster: the newest decision's reason."""
         self._attempt: Attempt | None = None
         """The ring that this peer follows, or followed last."""
         self._phase: RoundPhase = ROUND.initial

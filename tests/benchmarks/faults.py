@@ -41,7 +41,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.node.rounds.round_host import first_word
+from gossamer.node.rounds.opening import first_word
 from gossamer.protocol.codecs.tensor_codecs import codec_names
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.roster import ring_order

@@ -30,7 +30,9 @@ from gossamer.node.peers.run_exchange import (
     request_manifest,
     serve_manifest,
 )
-from gossamer.node.rounds.ring_link import CommittedRing, LinkFailed, Receiver, RingLink, serve_ring
+from gossamer.node.rounds.effects import LinkTarget
+from gossamer.node.rounds.ring_link import LinkFailed, RingLink
+from gossamer.node.rounds.ring_service import CommittedRing, Receiver, serve_ring
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
@@ -292,15 +294,10 @@ def test_the_rings_sender(data: st.DataObject) -> None:
     transport = ScriptedTransport(data.draw(conversations(answers)))
 
     async def send() -> None:
-        link = RingLink(
-            transport,
-            ROGUE.peer_id,
-            ROSTER,
-            num_chunks=2,
-            num_members=3,
-            outbox_max=4,
-            waits_for_inventory=data.draw(st.booleans()),
+        target = LinkTarget(
+            ROGUE.peer_id, ring_of(peers(3)), ROSTER, waits_for_inventory=data.draw(st.booleans())
         )
+        link = RingLink(transport, target, num_chunks=2)
         link.send(Send(ROGUE.peer_id, 0, 1, None, bytes(16)))
         link.finish()
         try:

@@ -16,7 +16,7 @@ import trio.testing
 
 from gossamer.node.modes.carried_momentum import RINGS_MAX, CarriedMomentum
 from gossamer.node.modes.shared_steps import RingParts, RingSteps, SharedStepRunner, StepTiming
-from gossamer.node.rounds.saving import WorkSaver
+from gossamer.node.rounds.round_end import WorkSaver
 from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.protocol.codecs.contributions import add_record

@@ -13,13 +13,13 @@ from gossamer.node.rounds.effects import (
     LinkTarget,
     OuterStepOrder,
 )
-from gossamer.node.rounds.silence import SILENT_SECONDS, Silence
 from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
+from gossamer.protocol.policy.silence import SILENT_SECONDS, Silence
 from gossamer.protocol.rounds.attempt import Committed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import trio
 import trio.testing
+from structlog.testing import capture_logs
 
 from gossamer.node.modes.contribution import Contribution
 from gossamer.node.network.identity import Identity, verify
@@ -177,6 +178,17 @@ def test_the_driver_commits_alone() -> None:
         assert alone.has_voted
 
     story(tell)
+
+
+def test_the_reason_for_gathering_is_logged_when_it_changes() -> None:
+    async def tell(alone: Alone, _nursery: trio.Nursery) -> None:
+        await alone.driver.finished.wait()
+
+    with capture_logs() as lines:
+        story(tell)
+    reasons = [line["reason"] for line in lines if line["event"] == "gathering"]
+    assert reasons[-1] == "organiser of attempt 0"
+    assert len(reasons) == len(set(reasons))
 
 
 def test_the_outer_step_of_a_round_that_was_left_is_neither_taken_nor_voted_for() -> None:

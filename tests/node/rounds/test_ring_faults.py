@@ -19,14 +19,14 @@ from gossamer.node.modes.contribution import Contribution
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.gossip import Gossip
-from gossamer.node.rounds.ring_link import Receiver, serve_ring
+from gossamer.node.rounds.ring_service import Receiver, serve_ring
 from gossamer.node.rounds.round_driver import RoundDriver
-from gossamer.node.rounds.silence import SILENT_SECONDS
 from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
+from gossamer.protocol.policy.silence import SILENT_SECONDS
 from gossamer.protocol.rounds.attempt import Committed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Payload

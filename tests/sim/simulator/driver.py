@@ -10,7 +10,8 @@ from gossamer.node.modes.contribution import Contribution
 from gossamer.node.network.transport import PING_SECONDS
 from gossamer.node.rounds.dispatcher import TICK_SECONDS, RoundDispatcher
 from gossamer.node.rounds.effects import LinkTarget, OuterStepOrder
-from gossamer.node.rounds.ring_link import WATCH_SECONDS, CommittedRing
+from gossamer.node.rounds.ring_link import WATCH_SECONDS
+from gossamer.node.rounds.ring_service import CommittedRing
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import Awaited

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gossamer.node.network.transport import PING_SECONDS
 from gossamer.node.rounds.dispatcher import HELLO_SECONDS
-from gossamer.node.rounds.joining import FIRST_CONTACT_SECONDS
+from gossamer.node.rounds.following import FIRST_CONTACT_SECONDS
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS, Awaited, Membership, awaited
 from gossamer.protocol.policy.statement_store import StatementStore

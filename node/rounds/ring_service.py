@@ -1,0 +1,191 @@
+"""The receiving side of the ring's streams.
+
+`protocol.wire.ring_messages` has the messages. A receipt is acknowledged when it is read, never
+when it is passed on, so a slow member shows as itself and not as its predecessor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import trio
+
+from gossamer.node.base.threads import RunInThread
+from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.transport import Stream, StreamClosed
+from gossamer.node.rounds.dispatcher import RoundDispatcher
+from gossamer.protocol.codecs.payloads import Payloads
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of
+from gossamer.protocol.rounds.inventory import (
+    Held,
+    Inventory,
+    encode_inventory,
+)
+from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.wire.ring_messages import (
+    RING_MESSAGE_BYTES_MAX,
+    Ack,
+    ChunkMessage,
+    HeldChunks,
+    Hello,
+    decode_to_receiver,
+    encode_ring_message,
+)
+from gossamer.protocol.wire.statements import Signed
+
+ACK_SECONDS = 0.25
+"""A chunk that takes longer is acknowledged in pieces, so that a slow line is not a silent one."""
+
+FIRST_FRAME_SECONDS = 10.0
+"""Longest wait for the first message of a stream, which names its ring."""
+
+
+class Receiver(Protocol):
+    """Takes what one predecessor in one ring sends."""
+
+    num_members: int
+
+    def inventory(self) -> Inventory:
+        """What this member holds of every chunk."""
+
+    async def take(
+        self, sender: PeerId, chunk: int, mask: int, finisher: int | None, payload: Payload
+    ) -> None:
+        """Takes a partial sum, or with the position of its finisher an average."""
+
+
+class CommittedRing:
+    """Takes what comes late for a ring that is committed here: it has no use for anything."""
+
+    def __init__(self, num_chunks: int, num_members: int) -> None:
+        best = ((1 << num_members) - 1, Digest(bytes(DIGEST_BYTES)))
+        self.num_members = num_members
+        self._inventory = Inventory((Held(average=best),) * num_chunks)
+
+    def inventory(self) -> Inventory:
+        """See `Receiver`."""
+        return self._inventory
+
+    async def take(
+        self, sender: PeerId, chunk: int, mask: int, finisher: int | None, payload: Payload
+    ) -> None:
+        """Drops it."""
+
+
+class RingReceiver:
+    """Takes what a predecessor sends in one ring that is followed here (a `Receiver`)."""
+
+    def __init__(
+        self,
+        dispatcher: RoundDispatcher,
+        ring_id: Digest,
+        plan: ChunkPlan,
+        payloads: Payloads,
+        run_in_thread: RunInThread,
+    ) -> None:
+        assert dispatcher.machine.ring is not None
+        self.num_members = len(dispatcher.machine.ring.members)
+        self._dispatcher = dispatcher
+        self._ring_id = ring_id
+        self._plan = plan
+        self._payloads = payloads
+        self._run_in_thread = run_in_thread
+
+    def inventory(self) -> Inventory:
+        """See `Receiver`."""
+        answer = self._dispatcher.greeting(self._ring_id)
+        if not isinstance(answer, Inventory):
+            raise StreamClosed("this ring is not followed here any more")
+        return answer
+
+    async def take(
+        self, sender: PeerId, chunk: int, mask: int, finisher: int | None, payload: Payload
+    ) -> None:
+        """See `Receiver`."""
+        dispatcher, ring_id = self._dispatcher, self._ring_id
+        if not self._is_of_use():
+            return
+        self._check_length(chunk, mask, payload)
+        digest = None
+        if dispatcher.has_to_check(mask, finisher):
+            digest = await self._run_in_thread(lambda: self._checked(chunk, mask, payload))
+        if not self._is_of_use():  # much may have happened meanwhile
+            return
+        now = trio.current_time()
+        if finisher is None or digest is None:
+            dispatcher.partial_sum_received(now, ring_id, sender, chunk, mask, payload)
+        else:
+            dispatcher.average_received(
+                now, ring_id, sender, chunk, mask, finisher, payload, digest
+            )
+
+    def _is_of_use(self) -> bool:
+        use = self._dispatcher.use_of(self._ring_id)
+        if use == "refused":
+            raise StreamClosed("another ring is followed here")
+        return use == "wanted"
+
+    def _check_length(self, chunk: int, mask: int, payload: Payload) -> None:
+        if not 0 <= chunk < self._plan.num_chunks:
+            raise MalformedError(f"chunk {chunk} of {self._plan.num_chunks}")
+        if not self._payloads.is_length(len(payload), self._plan.elements_of(chunk), mask):
+            raise MalformedError(f"{len(payload)} bytes are no chunk of such members")
+
+    def _checked(self, chunk: int, mask: int, payload: Payload) -> Digest:
+        """The digest of a payload that can be averaged; MalformedError for another."""
+        self._payloads.check(payload, self._plan.elements_of(chunk), mask)
+        return digest_of(payload)
+
+
+HelloHandler = Callable[[PeerId, Signed], Awaitable[Receiver | None]]
+"""Called with the roster; answers with the receiver of the chunks, or None to refuse."""
+
+
+async def serve_ring(stream: Stream, on_hello: HelloHandler) -> None:
+    """Receives one predecessor's chunks until the stream ends.
+
+    Raises:
+        RemoteProtocolError: the predecessor sent what the protocol does not allow.
+        StreamClosed: the stream ended.
+    """
+    message: bytearray | None = None
+    with trio.move_on_after(FIRST_FRAME_SECONDS):
+        message, _ = await receive_frame(stream, payload_bytes_max=0)
+    if message is None:
+        await stream.reset()
+        return
+    hello = decode_to_receiver(message)
+    if not isinstance(hello, Hello):
+        raise MalformedError("ring stream that does not begin with hello")
+    receiver = await on_hello(stream.peer_id, hello.roster)
+    if receiver is None:
+        await stream.reset()
+        return
+    inventory = encode_inventory(receiver.inventory(), receiver.num_members)
+    await send_frame(stream, encode_ring_message(HeldChunks()), inventory)
+    received = 0
+    acked_seconds = 0.0
+
+    async def acknowledge_part(num_bytes: int) -> None:
+        nonlocal acked_seconds
+        if trio.current_time() - acked_seconds >= ACK_SECONDS:
+            acked_seconds = trio.current_time()
+            await send_frame(stream, encode_ring_message(Ack(received, num_bytes)))
+
+    while True:
+        message, payload = await receive_frame(
+            stream, message_bytes_max=RING_MESSAGE_BYTES_MAX, on_progress=acknowledge_part
+        )
+        chunk_message = decode_to_receiver(message)
+        if not isinstance(chunk_message, ChunkMessage):
+            raise MalformedError("ring stream with a second hello")
+        received += 1
+        acked_seconds = trio.current_time()
+        await send_frame(stream, encode_ring_message(Ack(received)))
+        mask = int.from_bytes(chunk_message.contributors, "big")
+        await receiver.take(
+            stream.peer_id, chunk_message.chunk, mask, chunk_message.finisher, payload
+        )
