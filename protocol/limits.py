@@ -11,6 +11,12 @@ PROTOCOL_VERSION = 2
 # Ready (some 400 bytes) a member in one gossip message: 256 members stay far below 1 MiB.
 RING_MEMBERS_MAX = 256
 
+# By so many bytes of a digest a `Ready` names a peer that its author is connected to. By accident
+# two of 256 peers share them in one of 100,000 swarms; a pair that is not linked then counts as
+# linked. Links beyond those to a full ring change no order.
+LINK_BYTES = 4
+LINKS_BYTES_MAX = LINK_BYTES * RING_MEMBERS_MAX
+
 # Gossipsub drops messages over 1 MiB without an error; this leaves room for its own envelope.
 GOSSIP_BYTES_MAX = 512 * KIB
 

@@ -16,6 +16,7 @@ from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.storage.work import Work
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import Awaited
+from gossamer.protocol.rounds.ring_order import encode_links
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import RoundHints, RoundRules
@@ -65,6 +66,7 @@ class OpenRound:
                 loss=loss if loss is not None else 0.0,
                 norm=promise.norm,
                 spans=promise.spans,
+                links=encode_links(self._swarm.sources()),
             )
         )
 

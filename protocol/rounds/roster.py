@@ -11,22 +11,30 @@ Rules
 - Of several rosters for a head that name this peer it follows the preferred one (`preference`):
   lowest attempt, then most members, then the organiser's rank. So two peers that saw different
   rosters agree as soon as they have seen the same ones.
-- The members of a roster must be in the rank order of its attempt, so an organiser cannot choose
-  its neighbours.
+- The members of a roster must be in the ring order of its attempt (`ring_order`), so an organiser
+  cannot choose its neighbours.
 
 `decide` is a pure function from what a peer knows to what it does, with the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.wire.statements import Ready, Roster, Signed, Verify, open_signed
+from gossamer.protocol.rounds.ring_order import linked_members, rank, rank_order, ring_order
+from gossamer.protocol.wire.statements import (
+    Ready,
+    Roster,
+    Signed,
+    Verify,
+    decode_statement,
+    open_signed,
+)
 
 ROSTER_BYTES_MAX = limits.GOSSIP_BYTES_MAX // 2 - limits.KIB
 """Bytes of the members of one roster: it has to fit a gossip message and a
@@ -34,14 +42,6 @@ reply of the statement store."""
 
 _MEMBER_OVERHEAD_BYTES = 136
 """Author and signature of a member's `Ready`, and msgpack's lengths."""
-
-
-def rank(head: bytes, attempt: int, peer_id: PeerId | str) -> Digest:
-    return digest_of(b"gossamer rank:", head, attempt.to_bytes(4, "big"), peer_id.encode())
-
-
-def ring_order(head: bytes, attempt: int, peers: Iterable[PeerId]) -> list[PeerId]:
-    return sorted(peers, key=lambda peer: rank(head, attempt, peer))
 
 
 class Gathering(NamedTuple):
@@ -98,7 +98,7 @@ def decide(
     if due + (num_past + 1) * attempt_seconds <= now:
         num_past += 1
     attempt = min(gathering.first_attempt + num_past, limits.ATTEMPTS_MAX)
-    organiser = ring_order(gathering.head, attempt, gathering.ready)[0]
+    organiser = rank_order(gathering.head, attempt, gathering.ready)[0]
     if organiser != gathering.me:
         return Decision(
             None, f"attempt {attempt} is {organiser}'s", due + (num_past + 1) * attempt_seconds
@@ -117,18 +117,27 @@ def make_roster(
 ) -> Roster:
     """The ring of all ready peers, at most `members_max` of them by rank.
 
-    Fewer fit into one message if they consumed data in very many pieces.
+    Fewer fit into one message if they consumed data in very many pieces. A peer that has no
+    neighbour to whom it is linked, or to whom another member can relay, is left out.
     """
-    order = ring_order(head, attempt, ready)[:members_max]
+    chosen = rank_order(head, attempt, ready)[:members_max]
     num_bytes = 0
-    for place, peer in enumerate(order):
+    for place, peer in enumerate(chosen):
         num_bytes += len(ready[peer].payload) + _MEMBER_OVERHEAD_BYTES
         if num_bytes > ROSTER_BYTES_MAX:
-            order = order[:place]
+            chosen = chosen[:place]
             break
+    links = {peer: _links_of(ready[peer]) for peer in chosen}
+    order = ring_order(head, attempt, linked_members(head, attempt, links))
     return Roster(
         round_number, head, attempt, tuple(ready[peer] for peer in order), codec, chunk_elements
     )
+
+
+def _links_of(signed: Signed) -> bytes:
+    statement = decode_statement(signed.payload)
+    assert isinstance(statement, Ready), "only a Ready is noted as one"
+    return statement.links
 
 
 @dataclass(frozen=True)
@@ -178,8 +187,9 @@ def open_roster(
             raise MalformedError("roster with a member of another round")
         members.append(PeerId(envelope.author))
         readies.append(statement)
-    if members != ring_order(roster.head, roster.attempt, members):
-        raise MalformedError("roster that is not in rank order")
+    links = {peer: ready.links for peer, ready in zip(members, readies, strict=True)}
+    if members != ring_order(roster.head, roster.attempt, links):
+        raise MalformedError("roster that is not in ring order")
     if signed.author not in members:
         raise MalformedError("roster of an organiser that is not in it")
     if sum(ready.tokens for ready in readies) == 0:

@@ -213,6 +213,9 @@ class Round(RoundView):
             self._rules.chunk_elements,
             self._rules.members_max,
         )
+        if self._me not in {member.author for member in roster.members}:
+            self.gathering_reason = "this peer has no neighbours that it can reach in a ring"
+            return []
         publish = self._self.seal(roster)
         return [publish, *self._roster(now, publish.signed, roster)]
 

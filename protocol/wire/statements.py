@@ -94,6 +94,9 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """Euclidean norm of the pseudo-gradient, residual included; 0 in a run without `displacement`,
     where nothing depends on it and the ring need not wait for it."""
     spans: tuple[Span, ...]
+    links: bytes = b""
+    """The peers that the author is connected to, `limits.LINK_BYTES` of the digest of each, sorted
+    (`ring_order.encode_links`). Empty: the author says nothing about its connections."""
 
 
 class Roster(
@@ -210,6 +213,11 @@ def open_signed(signed: Signed, run_id: Digest, verify: Verify) -> Statement:
     return statement
 
 
+def decode_statement(payload: bytes) -> Statement:
+    """The statement of an envelope that `open_signed` has checked before."""
+    return _statement_decoder.decode(payload)
+
+
 def key_of(author: str, statement: Statement) -> tuple[str, ...]:
     """Statements with the same key replace each other; `version_of` says which is newer."""
     match statement:
@@ -296,6 +304,11 @@ def _check(statement: Statement) -> None:
             _require(-1e9 < statement.loss < 1e9, "loss out of range")  # NaN fails both
             check_norm(statement.norm)
             check_spans(statement.spans)
+            _require(
+                len(statement.links) % limits.LINK_BYTES == 0
+                and len(statement.links) <= limits.LINKS_BYTES_MAX,
+                f"links of {len(statement.links)} bytes",
+            )
         case Roster():
             _check_count(statement.round, limits.ROUNDS_MAX, "round")
             _check_digest(statement.head, "head")

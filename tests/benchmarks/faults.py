@@ -44,7 +44,7 @@ from rich.table import Table
 from gossamer.node.rounds.opening import first_word
 from gossamer.protocol.codecs.tensor_codecs import codec_names
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.roster import ring_order
+from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from tests.benchmarks._member import Assignment
 from tests.benchmarks._members import Members
@@ -167,7 +167,7 @@ class Experiment:
     def _victims(self) -> list[int]:
         """Ranks, never the first: that one compares the result with the mean."""
         peers = [PeerId(address.rsplit("/", 1)[1]) for address in self._members.addresses]
-        order = [peers.index(peer) for peer in ring_order(head_of(BROKEN), 0, peers)]
+        order = [peers.index(peer) for peer in rank_order(head_of(BROKEN), 0, peers)]
         after_first = order[order.index(0) + 1 :] + order[: order.index(0)]
         return after_first[: 2 if self._fault == "neighbours" else 1]
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from gossamer.node.telemetry.status import LastRound, Status
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.rounds.roster import ring_order
+from gossamer.protocol.rounds.ring_order import rank_order
 from tests.support.lab import Lab, Machine
 
 PATIENCE_SECONDS = 90.0
@@ -268,7 +268,7 @@ class Watch:
             return None
         ((number, head),) = standing
         by_id = {machine.peer_id: machine for machine in machines}
-        order = ring_order(bytes.fromhex(head), 0, by_id)
+        order = rank_order(bytes.fromhex(head), 0, by_id)
         return NextRing(number + 1, [by_id[peer] for peer in order], ready, sent_bytes)
 
     def _is_in_ring(self, status: Status) -> bool:

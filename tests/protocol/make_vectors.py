@@ -27,7 +27,8 @@ from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key
 from gossamer.protocol.manifest import encode_manifest
 from gossamer.protocol.manifest import signing_bytes as manifest_signing_bytes
 from gossamer.protocol.rounds.inventory import Held, Inventory, encode_inventory
-from gossamer.protocol.rounds.roster import make_roster, rank, ring_id_of, ring_order
+from gossamer.protocol.rounds.ring_order import rank, rank_order
+from gossamer.protocol.rounds.roster import make_roster, ring_id_of
 from gossamer.protocol.state.chain import (
     ChunkAverage,
     Commit,
@@ -124,7 +125,7 @@ def vectors() -> dict[str, Any]:
         "roster": {
             "attempt": 0,
             "ranks": {peer: rank(HEAD, 0, peer).hex() for peer in PEERS},
-            "order": ring_order(HEAD, 0, PEERS),
+            "order": rank_order(HEAD, 0, PEERS),
             "envelope": encode_signed(envelope).hex(),
             "ring_id": ring_id_of(envelope).hex(),
         },

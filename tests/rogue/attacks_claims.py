@@ -13,7 +13,8 @@ from gossamer.node.network.transport import Stream, TransportError
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.plausible_work import WorkBounds
-from gossamer.protocol.rounds.roster import ring_id_of, ring_order
+from gossamer.protocol.rounds.ring_order import rank_order
+from gossamer.protocol.rounds.roster import ring_id_of
 from gossamer.protocol.state.chain import Commit, encode_commit, encode_header
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, decode_request, encode_reply
@@ -145,7 +146,7 @@ def _roster(rogue: Rogue, head: Announce, members: list[Signed]) -> Roster:
     assert rogue.manifest is not None
     outer = rogue.manifest.outer
     envelopes = {PeerId(one.author): one for one in members}
-    order = [envelopes[peer] for peer in ring_order(head.head, 0, envelopes)]
+    order = [envelopes[peer] for peer in rank_order(head.head, 0, envelopes)]
     return Roster(head.round + 1, head.head, 0, tuple(order), outer.codec, outer.chunk_elements)
 
 

@@ -10,7 +10,7 @@ from gossamer.node.network.transport import Stream
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
 from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId, digest_of
-from gossamer.protocol.rounds.roster import ring_order
+from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_commit, encode_header
 from gossamer.protocol.wire.statements import (
     Roster,
@@ -163,7 +163,7 @@ async def wrong_rosters(rogue: Rogue, victims: list[PeerId]) -> None:
 
     mine = rogue.sealed(rogue.ready(head))
     authors = {PeerId(one.author): one for one in [mine, *strangers]}
-    order = [authors[peer] for peer in ring_order(head.head, 0, authors)]
+    order = [authors[peer] for peer in rank_order(head.head, 0, authors)]
     unsigned = [Signed(one.author, one.payload, bytes(64)) for one in order]
     for wrong in (
         roster([mine]),  # one that only keeps the others waiting

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from gossamer.protocol.rounds.roster import ring_order
+from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.trainer.ipc import messages
 from tests.support.node_world import (
     MODEL,
@@ -91,7 +91,7 @@ def test_an_organiser_that_restarts_does_not_begin_another_ring(tmp_path: Path) 
             before = world.round("a")
             await world.reach(before + 1, *"abc")
             head = world.path("a")[-1]
-            organiser = names[ring_order(head, 0, names)[0]]
+            organiser = names[rank_order(head, 0, names)[0]]
             await trio.sleep(steps * STEP_SECONDS / 4)
             world.crash(organiser)
             await trio.sleep(0.1)

@@ -12,6 +12,7 @@ from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import ForgedError, MalformedError
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.rounds.gathering import GATHER_SECONDS_MIN, Gatherer
+from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.rounds.roster import (
     Decision,
     Gathering,
@@ -22,7 +23,6 @@ from gossamer.protocol.rounds.roster import (
     open_roster,
     preference,
     ring_id_of,
-    ring_order,
 )
 from gossamer.protocol.rounds.round_rules import RoundRules
 from gossamer.protocol.wire.statements import Roster, Signed
@@ -41,7 +41,7 @@ from tests.support.builders import (
 GATHER, ATTEMPT = 20.0, 5.0
 SUMS = SumPayloads(codec("fp32"))
 MEMBERS = peers(3)
-FIRST = ring_order(HEAD, 0, MEMBERS)[0]
+FIRST = rank_order(HEAD, 0, MEMBERS)[0]
 OTHERS = [member for member in MEMBERS if member != FIRST]
 
 
@@ -77,7 +77,7 @@ def test_it_waits_for_the_missing_until_the_deadline() -> None:
     assert not is_complete(state)
     waiting = decision(119.9, state)
     assert waiting == Decision(None, "waiting for 1 peers", 120.0)
-    organiser = ring_order(HEAD, 0, present)[0]
+    organiser = rank_order(HEAD, 0, present)[0]
     assert (decision(120.0, state).attempt == 0) == (organiser == FIRST)
 
 
@@ -105,7 +105,7 @@ def test_a_peer_that_asks_again_when_told_is_never_told_the_same_instant(
     state = Gathering(me, HEAD, MEMBERS, MEMBERS, due, due, first_attempt)
     for attempt in range(first_attempt, first_attempt + 200):
         found = decide(now, state, 1e9, attempt_seconds)
-        if ring_order(HEAD, attempt, MEMBERS)[0] == me:
+        if rank_order(HEAD, attempt, MEMBERS)[0] == me:
             organised = found.attempt
             assert organised == attempt
             break
@@ -116,7 +116,7 @@ def test_a_peer_that_asks_again_when_told_is_never_told_the_same_instant(
 
 
 def test_every_attempt_has_one_organiser_and_not_always_the_same() -> None:
-    organisers = [ring_order(HEAD, attempt, MEMBERS)[0] for attempt in range(50)]
+    organisers = [rank_order(HEAD, attempt, MEMBERS)[0] for attempt in range(50)]
     assert set(organisers) == set(MEMBERS)
 
 
@@ -141,14 +141,14 @@ def reopened(roster: Roster, organiser: PeerId | None = None, codec: str = "fp32
 def test_a_roster_becomes_a_ring_in_rank_order() -> None:
     roster = make_roster(HEAD, 5, 2, envelopes(MEMBERS), "fp32", 1024)
     ring = reopened(roster)
-    assert list(ring.members) == ring_order(HEAD, 2, MEMBERS)
+    assert list(ring.members) == rank_order(HEAD, 2, MEMBERS)
     assert ring.weights == dict.fromkeys(MEMBERS, 8192)
     assert ring.ring_id == ring_id_of(sealed(ring.organiser, roster))
 
 
 def test_only_the_best_ranked_fit_a_ring() -> None:
     roster = make_roster(HEAD, 5, 0, envelopes(MEMBERS), "fp32", 1024, members_max=2)
-    assert [member.author for member in roster.members] == ring_order(HEAD, 0, MEMBERS)[:2]
+    assert [member.author for member in roster.members] == rank_order(HEAD, 0, MEMBERS)[:2]
     sealed_roster = sealed(PeerId(roster.members[0].author), roster)
     open_roster(sealed_roster, roster, RUN_ID, verify, "fp32", 1024, 2)
     with pytest.raises(MalformedError, match="at most 1"):

@@ -26,7 +26,8 @@ from gossamer.protocol.rounds.attempt import (
 from gossamer.protocol.rounds.commit import VOTE_SECONDS
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send
-from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster, ring_order
+from gossamer.protocol.rounds.ring_order import rank_order
+from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import NO_HINTS, RoundHints, RoundRules
 from gossamer.protocol.rounds.round_view import LATER_FACTOR
@@ -35,7 +36,7 @@ from gossamer.protocol.wire.statements import Accusation, Ready, Roster, Signed,
 from tests.support.builders import HEAD, RUN_ID, peers, ready, sealed, sign_as, verify
 
 GATHER, ATTEMPT = 20.0, 5.0
-MEMBERS = ring_order(HEAD, 0, peers(3))
+MEMBERS = rank_order(HEAD, 0, peers(3))
 ME, NEXT, LAST = MEMBERS
 SUMS = SumPayloads(codec("fp32"))
 
@@ -324,7 +325,7 @@ def test_when_nobody_is_left_in_the_ring_it_is_gathered_again() -> None:
 
 
 def test_an_accusation_is_repeated_when_its_author_falls() -> None:
-    members = ring_order(HEAD, 0, peers(4))
+    members = rank_order(HEAD, 0, peers(4))
     round_, ring_id = in_ring(members[0], members)
     round_.statement(1.0, *accusation_of(ring_id, members[2])(members[1]))
     actions = round_.statement(2.0, *accusation_of(ring_id, members[1])(members[3]))

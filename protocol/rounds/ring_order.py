@@ -1,0 +1,197 @@
+"""The order of a ring: the first one by rank in which all neighbours are linked.
+
+In a ring each member sends to its successor. Two members behind routers may have no connection with
+each other, although both have one with a third member. So each peer lists in its `Ready` the peers
+that it is connected to, and the members of a roster are ordered by a rule that everybody can check:
+
+1. The *rank order* of a head and an attempt is sorted by ``blake3(head, attempt, peer id)``. If all
+   its neighbours (the last and the first included) are linked, it is the order.
+2. Otherwise a depth-first search begins at the first member by rank and goes on to the linked
+   member that has the fewest links to members not yet placed, then to the first by rank. It ends
+   with the first order whose neighbours are all linked.
+3. If there is none within `SEARCH_STEPS_MAX` steps, the order is improved by reversals from the
+   search's greedy order until no reversal lowers its cost: `RELAY_COST` for a pair that has a
+   linked member in common, which can relay, and `UNREACHABLE_COST` for another.
+
+Two members are linked if neither says otherwise: a member that lists no links says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from gossamer.protocol import limits
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+
+SEARCH_STEPS_MAX = 4096
+"""Members that the search places, dead ends included: some 10 ms. With a third of the members
+behind routers the search needs hardly more steps than there are members."""
+
+RELAY_COST = 1
+UNREACHABLE_COST = limits.RING_MEMBERS_MAX + 1
+"""More than all other pairs of a ring can cost together."""
+
+
+def rank(head: bytes, attempt: int, peer_id: PeerId | str) -> Digest:
+    """The place of a peer among others for one attempt of the round after `head`."""
+    return digest_of(b"gossamer rank:", head, attempt.to_bytes(4, "big"), peer_id.encode())
+
+
+def rank_order(head: bytes, attempt: int, peers: Iterable[PeerId]) -> list[PeerId]:
+    """Peers by rank, the organiser of the attempt first."""
+    return sorted(peers, key=lambda peer: rank(head, attempt, peer))
+
+
+def encode_links(peers: Iterable[PeerId]) -> bytes:
+    """What a `Ready` says of its author's connections: `limits.LINK_BYTES` of each peer, sorted.
+
+    At most `limits.RING_MEMBERS_MAX` peers are named, the first ones by those bytes.
+    """
+    return b"".join(sorted({_short(peer) for peer in peers})[: limits.RING_MEMBERS_MAX])
+
+
+def _short(peer: PeerId) -> bytes:
+    return digest_of(b"gossamer link:", peer.encode())[: limits.LINK_BYTES]
+
+
+class Links:
+    """Which of some peers are linked, by what their `Ready` say. Peers have numbers here."""
+
+    def __init__(self, peers: Sequence[PeerId], said: Mapping[PeerId, bytes]) -> None:
+        """
+        Args:
+            peers: whose position is the number of a peer.
+            said: `Ready.links` of each.
+        """
+        names = [_short(peer) for peer in peers]
+        self.num_peers = len(peers)
+        everybody = (1 << self.num_peers) - 1
+        masks = []
+        for place, peer in enumerate(peers):
+            links = said[peer]
+            listed = {
+                links[i : i + limits.LINK_BYTES] for i in range(0, len(links), limits.LINK_BYTES)
+            }
+            mask = everybody
+            if listed:
+                mask = sum(1 << number for number, name in enumerate(names) if name in listed)
+            masks.append(mask & ~(1 << place))
+        self.of = [
+            mask & sum(1 << other for other in range(len(peers)) if masks[other] >> place & 1)
+            for place, mask in enumerate(masks)
+        ]
+        """Bit mask of the peers that each peer is linked to."""
+
+    def cost(self, one: int, other: int) -> int:
+        """What a pair of neighbours costs; 0 if they are linked."""
+        if self.of[one] >> other & 1 or one == other:
+            return 0
+        return RELAY_COST if self.of[one] & self.of[other] else UNREACHABLE_COST
+
+    def total(self, order: Sequence[int]) -> int:
+        """What the pairs of a ring cost together."""
+        return sum(self.cost(order[place - 1], order[place]) for place in range(len(order)))
+
+
+def ring_order(head: bytes, attempt: int, said: Mapping[PeerId, bytes]) -> list[PeerId]:
+    """The members of a roster in ring order.
+
+    Args:
+        said: `Ready.links` of each member.
+    """
+    peers = rank_order(head, attempt, said)
+    links = Links(peers, said)
+    order = list(range(len(peers)))
+    if links.total(order):
+        order = _search(links)
+    return [peers[number] for number in order]
+
+
+def linked_members(head: bytes, attempt: int, said: Mapping[PeerId, bytes]) -> dict[PeerId, bytes]:
+    """The ready peers that can be in one ring.
+
+    A peer is left out if no order gives it neighbours that it is linked to, or to which a member
+    can relay. Of several such peers the one with the fewest links goes first, then the last one by
+    rank, so that it is another one's turn in the next round.
+
+    Args:
+        said: `Ready.links` of each.
+    """
+    kept = dict(said)
+    while len(kept) > 1:
+        order = ring_order(head, attempt, kept)
+        links = Links(order, kept)
+        size = len(order)
+        apart = {
+            number
+            for place in range(size)
+            for number in (place, (place - 1) % size)
+            if links.cost((place - 1) % size, place) == UNREACHABLE_COST
+        }
+        if not apart:
+            break
+        fewest = min(links.of[number].bit_count() for number in apart)
+        lonely = [order[number] for number in apart if links.of[number].bit_count() == fewest]
+        del kept[rank_order(head, attempt, lonely)[-1]]
+    return kept
+
+
+def _search(links: Links) -> list[int]:
+    """The order of the depth-first search, or of the reversals if it finds none."""
+    path = [0]
+    everybody = (1 << links.num_peers) - 1
+    choices = [_choices(links, 0, everybody & ~1)]
+    free = everybody & ~1
+    longest = path.copy()
+    may_be_ring = all(mask.bit_count() >= 2 for mask in links.of)
+    for _ in range(SEARCH_STEPS_MAX):
+        if not free and links.of[path[-1]] & 1:
+            return path
+        if choices[-1] and free:
+            number = choices[-1].pop()
+            path.append(number)
+            free &= ~(1 << number)
+            choices.append(_choices(links, number, free))
+            if len(path) > len(longest):
+                longest = path.copy()
+            continue
+        if not may_be_ring or len(path) == 1:
+            break
+        choices.pop()
+        free |= 1 << path.pop()
+    return _improved(links, longest)
+
+
+def _choices(links: Links, number: int, free: int) -> list[int]:
+    """Linked members that are not placed; the best choice is the last one."""
+    return sorted(
+        _numbers(links.of[number] & free),
+        key=lambda other: ((links.of[other] & free).bit_count(), other),
+    )[::-1]
+
+
+def _numbers(mask: int) -> Iterable[int]:
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+def _improved(links: Links, placed: Collection[int]) -> list[int]:
+    """An order that begins with the placed members, after all reversals that lower its cost."""
+    order = [*placed, *(number for number in range(links.num_peers) if number not in placed)]
+    size = len(order)
+    has_improved = True
+    while has_improved:
+        has_improved = False
+        for start in range(size - 1):
+            for stop in range(start + 1, size):
+                before, first = order[start - 1], order[start]
+                last, after = order[stop], order[(stop + 1) % size]
+                if first == after or before == last:
+                    continue  # the whole ring reversed is the same ring
+                old = links.cost(before, first) + links.cost(last, after)
+                if old and links.cost(before, last) + links.cost(first, after) < old:
+                    order[start : stop + 1] = order[start : stop + 1][::-1]
+                    has_improved = True
+    return order

@@ -1,0 +1,133 @@
+"""The ring's order knows who is linked to whom."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol import limits
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.rounds.ring_order import (
+    RELAY_COST,
+    UNREACHABLE_COST,
+    Links,
+    encode_links,
+    linked_members,
+    rank_order,
+    ring_order,
+)
+from tests.support.builders import HEAD, peers
+
+NO_LINK = bytes(limits.LINK_BYTES)
+"""The links of a peer that says that it is connected, and to no peer of the ring."""
+
+Pairs = set[tuple[int, int]]
+
+
+def said_by(num_peers: int, pairs: Pairs) -> dict[PeerId, bytes]:
+    """What each peer lists, if these pairs are connected."""
+    names = peers(num_peers)
+    said: dict[PeerId, bytes] = {}
+    for place, name in enumerate(names):
+        others = [
+            names[other] for other in range(num_peers) if tuple(sorted((place, other))) in pairs
+        ]
+        said[name] = encode_links(others) or NO_LINK
+    return said
+
+
+def with_public(num_public: int, num_private: int) -> dict[PeerId, bytes]:
+    """Everybody is connected to the public peers, and no two private ones to each other."""
+    size = num_public + num_private
+    pairs = {(one, other) for one in range(num_public) for other in range(one + 1, size)}
+    return said_by(size, pairs)
+
+
+def cost_of(said: dict[PeerId, bytes], attempt: int = 0) -> int:
+    order = ring_order(HEAD, attempt, said)
+    assert sorted(order) == sorted(said)
+    return Links(order, said).total(range(len(order)))
+
+
+def test_where_all_are_linked_or_say_nothing_the_order_is_by_rank() -> None:
+    pairs = {(one, other) for one in range(5) for other in range(one + 1, 5)}
+    for said in (said_by(5, pairs), dict.fromkeys(peers(5), b"")):
+        assert ring_order(HEAD, 3, said) == rank_order(HEAD, 3, said)
+
+
+@pytest.mark.parametrize("num_pairs", [1, 2, 3, 8, 20])
+def test_as_many_public_as_private_peers_alternate(num_pairs: int) -> None:
+    for attempt in range(5):
+        assert cost_of(with_public(num_pairs, num_pairs), attempt) == 0
+
+
+@pytest.mark.parametrize(("num_public", "num_private"), [(1, 2), (1, 3), (2, 3), (4, 7)])
+def test_without_such_an_order_the_fewest_links_are_relayed(
+    num_public: int, num_private: int
+) -> None:
+    assert cost_of(with_public(num_public, num_private)) == num_private - num_public
+
+
+def test_one_sided_claims_make_no_link() -> None:
+    """A peer cannot bring itself next to another one by listing it."""
+    said = with_public(2, 2)
+    liar, victim = peers(4)[2:]
+    said[liar] = encode_links([*peers(2), victim])
+    order = ring_order(HEAD, 0, said)
+    place = order.index(liar)
+    assert victim not in (order[place - 1], order[(place + 1) % 4])
+
+
+def _least(said: dict[PeerId, bytes]) -> int:
+    names = rank_order(HEAD, 0, said)
+    links = Links(names, said)
+    orders = itertools.permutations(range(1, len(names)))
+    return min(links.total((0, *order)) for order in orders)
+
+
+@given(st.integers(4, 7), st.floats(0, 1), st.randoms(use_true_random=False))
+def test_a_linked_order_is_found_if_there_is_one(
+    num_peers: int, density: float, randomness: random.Random
+) -> None:
+    pairs = {
+        (one, other)
+        for one in range(num_peers)
+        for other in range(one + 1, num_peers)
+        if randomness.random() < density
+    }
+    said = said_by(num_peers, pairs)
+    least = _least(said)
+    assert (cost_of(said) == 0) == (least == 0)
+
+
+def test_a_peer_that_is_linked_to_no_member_is_left_out() -> None:
+    pairs: Pairs = {(0, 1), (0, 2), (1, 2)}
+    said = said_by(4, pairs)
+    assert sorted(linked_members(HEAD, 0, said)) == sorted(peers(3))
+
+
+def test_of_two_halves_that_are_not_linked_one_goes_on() -> None:
+    pairs: Pairs = {(0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5)}
+    kept = linked_members(HEAD, 0, said_by(6, pairs))
+    assert cost_of(kept) < UNREACHABLE_COST
+    assert kept.keys() <= set(peers(3)) or kept.keys() <= set(peers(6)[3:])
+
+
+def test_the_first_links_of_very_many_are_listed() -> None:
+    listed = encode_links(peers(limits.RING_MEMBERS_MAX + 5))
+    assert len(listed) == limits.LINKS_BYTES_MAX
+    assert listed == encode_links(reversed(peers(limits.RING_MEMBERS_MAX + 5)))
+
+
+def test_a_pair_costs_more_if_no_member_can_relay() -> None:
+    said = said_by(4, {(0, 1), (0, 2)})
+    links = Links(peers(4), said)
+    assert [links.cost(1, 0), links.cost(1, 2), links.cost(1, 3)] == [
+        0,
+        RELAY_COST,
+        UNREACHABLE_COST,
+    ]
