@@ -10,36 +10,34 @@ that fails without it, so that a guard can go when upstream has mended the defec
 from __future__ import annotations
 
 import logging
-import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import trio
 from libp2p.abc import (
-    IListener,
     IMuxedConn,
     INetStream,
-    IRawConnection,
     ISecureConn,
 )
 from libp2p.custom_types import TMuxerOptions, TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.io.abc import ReadWriteCloser
-from libp2p.io.trio import TrioTCPStream
 from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStore
 from libp2p.stream_muxer.muxer_multistream import MuxerMultistream
-from libp2p.transport.tcp.tcp import TCP
+from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 from gossamer.node.base.awake_clock import AwakeClock
-from gossamer.node.network.libp2p_noise import NoiseSession, socket_of
+from gossamer.node.network.libp2p_noise import NoiseSession
+from gossamer.node.network.libp2p_tcp import PortReusingTcp
 from gossamer.node.network.libp2p_yamux import YamuxConnection
 from gossamer.node.network.libp2p_yamux_stream import YamuxStream
 from gossamer.node.network.transport import ListenError
@@ -48,126 +46,16 @@ from gossamer.protocol.ids import PeerId, public_key_of
 
 logger = logging.getLogger(__name__)
 
-# Silently dead links fail readers and writers after this, as Linux counts it (RFC 5482).
-DEAD_LINK_SECONDS = 9
-KEEPALIVE_IDLE_SECONDS = 4
-KEEPALIVE_INTERVAL_SECONDS = 2
-KEEPALIVE_PROBES = 3
-
 # A handshake is four round trips; a newcomer that needs longer can dial again.
 HANDSHAKE_SECONDS_MAX = 10.0
 # Connections that have not proven who they are: with this many, the oldest of the address that
 # has the most must go, so that silent ones never keep an honest newcomer out.
 HANDSHAKES_MAX = 64
-# The backlog of the kernel, for bursts of newcomers.
-LISTEN_BACKLOG = 128
 # Inbound connections of one address: a household behind one router, or a machine full of daemons,
 # and a third of all that there may be. Identities cost nothing, addresses do.
 CONNECTIONS_PER_HOST_MAX = 128
 # Bans that are kept; beyond that those that have ended go.
 BANS_KEPT = 1024
-
-
-def detect_dead_links(connection: object) -> None:
-    """Let the kernel fail a connection whose other side has gone silent.
-
-    Symptom: after a link went down neither reader nor writer noticed for more than 45 s;
-    py-libp2p's health monitor hangs itself when a writer is blocked.
-    """
-    raw_socket = socket_of(connection)
-    if raw_socket is None:
-        return
-    raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
-        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
-        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
-        ("TCP_USER_TIMEOUT", DEAD_LINK_SECONDS * 1000),  # absent outside Linux
-    ):
-        if hasattr(socket, option):
-            raw_socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-class GuardedListener(IListener):
-    """A TCP listener that does not share its port.
-
-    Symptom: py-libp2p listens with SO_REUSEPORT, so a second daemon on the same port starts
-    without an error and the kernel deals newcomers out between the two at random.
-    """
-
-    def __init__(self, handler: Callable[[ReadWriteCloser], Awaitable[None]]) -> None:
-        self._handler = handler
-        self._listeners: list[trio.SocketListener] = []
-        self._scope = trio.CancelScope()
-        self._stopped = trio.Event()
-        self.background_nursery: trio.Nursery | None = None  # set by the swarm
-
-    async def listen(self, maddr: Multiaddr) -> None:
-        """Bind and begin to accept.
-
-        Raises:
-            OSError: the address is taken or not ours.
-        """
-        host = maddr.value_for_protocol(maddr.protocols()[0].code)
-        port = int(maddr.value_for_protocol("tcp") or 0)
-        assert self.background_nursery is not None
-        self._listeners = list(
-            await trio.open_tcp_listeners(port, host=host, backlog=LISTEN_BACKLOG)
-        )
-        self.background_nursery.start_soon(self._serve)
-
-    async def _serve(self) -> None:
-        try:
-            with self._scope:
-                await trio.serve_listeners(self._accept, self._listeners)
-        finally:
-            self._stopped.set()
-
-    async def _accept(self, stream: trio.SocketStream) -> None:
-        connection = TrioTCPStream(stream)
-        try:
-            connection.get_remote_address()  # remembered: the socket may be gone when asked later
-            detect_dead_links(connection)
-            await self._handler(connection)
-        except Exception as error:  # whatever one newcomer does must not end the listener
-            logger.debug("inbound connection failed: %r", error)
-
-    def get_addrs(self) -> tuple[Multiaddr, ...]:
-        """The bound addresses, with the port that the kernel chose for port 0."""
-        addresses = []
-        for listener in self._listeners:
-            host, port = listener.socket.getsockname()[:2]
-            kind = "ip6" if listener.socket.family == socket.AF_INET6 else "ip4"
-            addresses.append(Multiaddr(f"/{kind}/{host}/tcp/{port}"))
-        return tuple(addresses)
-
-    async def close(self) -> None:
-        """Stop accepting; connections live on."""
-        self._scope.cancel()
-        if self._listeners:
-            await self._stopped.wait()
-
-
-class GuardedTcp(TCP):
-    """TCP with dead-link detection from the first byte, both ways, and `GuardedListener`."""
-
-    async def dial(self, maddr: Multiaddr) -> IRawConnection:
-        """Connect; see `detect_dead_links`.
-
-        Raises:
-            OSError: the kernel's or the resolver's reason, which py-libp2p hides.
-        """
-        host = maddr.value_for_protocol(maddr.protocols()[0].code)
-        port = int(maddr.value_for_protocol("tcp") or 0)
-        connection = TrioTCPStream(await trio.open_tcp_stream(str(host), port))
-        detect_dead_links(connection)
-        return RawConnection(connection, True)
-
-    def create_listener(
-        self, handler_function: Callable[[ReadWriteCloser], Awaitable[None]]
-    ) -> Any:
-        """A listener for one address."""
-        return GuardedListener(handler_function)
 
 
 class GuardedMuxer(MuxerMultistream):
@@ -214,8 +102,17 @@ class GuardedSwarm(Swarm):
 
     on_violation: Callable[[ID, RemoteProtocolError], None] | None = None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        tcp: PortReusingTcp,
+        peer_id: ID,
+        peerstore: PeerStore,
+        upgrader: TransportUpgrader,
+        **kwargs: Any,
+    ) -> None:
+        """`tcp`: listens and dials. The rest: see `Swarm`."""
+        super().__init__(peer_id, peerstore, upgrader, transports=[tcp], **kwargs)
+        self.tcp = tcp
         self.auto_connector = _NoAutoConnector(self)
         self._banned: dict[ID, float] = {}  # until when, by trio's clock
         self._handshakes: dict[trio.CancelScope, str] = {}  # oldest first, and the other's host
@@ -269,10 +166,7 @@ class GuardedSwarm(Swarm):
         """
         if len(self.get_connections()) >= self.connection_config.max_connections:
             raise SwarmException("we have as many connections as we allow")
-        transport = self.transport_manager.transport_for_dialing(maddr)
-        if transport is None:
-            raise SwarmException("not a TCP address")
-        raw_conn = await transport.dial(maddr)
+        raw_conn = await self.tcp.dial(maddr)
         muxed_conn: IMuxedConn | None = None
         try:
             secured = await self.upgrader.security_multistream.secure_outbound(
@@ -346,7 +240,7 @@ class GuardedSwarm(Swarm):
         async def handler(read_write_closer: ReadWriteCloser) -> None:
             await self._handle_inbound_connection(read_write_closer, maddr)
 
-        listener = GuardedListener(handler)
+        listener = self.tcp.create_listener(handler)
         listener.background_nursery = self.background_nursery
         try:
             await listener.listen(maddr)

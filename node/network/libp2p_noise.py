@@ -22,9 +22,12 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from libp2p.abc import IRawConnection, ISecureConn
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.peer.id import ID
+from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from libp2p.security.noise.io import NoiseTransportReadWriter
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.security.secure_session import SecureSession
+
+from gossamer.node.network.libp2p_simultaneous import FirstAnswer, Replayed, SimultaneousOpen
 
 _TAG_BYTES = 16
 _LENGTH_BYTES = 2
@@ -277,6 +280,18 @@ class FastNoiseTransport(NoiseTransport):
         return NoiseSession(await super().secure_inbound(conn))  # type: ignore[arg-type]
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID | None) -> ISecureConn:
-        """The initiator's side; with `peer_id` None any answering peer is accepted."""
-        session = await super().secure_outbound(conn, peer_id)  # type: ignore[arg-type]
+        """The initiator's side; with `peer_id` None any answering peer is accepted.
+
+        Where the other end dialled at the same time, one of both becomes the responder.
+
+        Raises:
+            PeerIDMismatchesPubkey: another peer answered.
+        """
+        looking = FirstAnswer(conn)
+        try:
+            session = await super().secure_outbound(looking, peer_id)  # type: ignore[arg-type]
+        except SimultaneousOpen as both:
+            session = await super().secure_inbound(Replayed(conn, both.message))  # type: ignore[arg-type]
+            if peer_id is not None and session.get_remote_peer() != peer_id:
+                raise PeerIDMismatchesPubkey("another peer dialled from that address") from None
         return NoiseSession(session)  # type: ignore[arg-type]

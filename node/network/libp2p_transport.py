@@ -43,11 +43,11 @@ from gossamer.node.network.libp2p_guards import (
     GuardedHost,
     GuardedMuxer,
     GuardedSwarm,
-    GuardedTcp,
 )
 from gossamer.node.network.libp2p_negotiation import bound_host, bound_selector
 from gossamer.node.network.libp2p_noise import FastNoiseTransport
 from gossamer.node.network.libp2p_stream import Libp2pStream
+from gossamer.node.network.libp2p_tcp import PortReusingTcp
 from gossamer.node.network.libp2p_yamux import YamuxConnection
 from gossamer.node.network.libp2p_yamux_stream import YamuxStream
 from gossamer.node.network.stream_slots import StreamSlots
@@ -375,10 +375,10 @@ async def open_libp2p_transport(
     bound_selector(upgrader.security_multistream._selector)
     bound_selector(upgrader.muxer_multistream._selector)
     swarm = GuardedSwarm(
+        PortReusingTcp(),
         peer,
         peerstore,
         upgrader,
-        transports=[GuardedTcp()],
         retry_config=RetryConfig(max_retries=0),
         connection_config=ConnectionConfig(
             max_connections=connections_max,

@@ -26,7 +26,7 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import Yamux as StockYamux
 from multiaddr import Multiaddr
 
-from gossamer.node.network import libp2p_guards, libp2p_yamux, libp2p_yamux_stream
+from gossamer.node.network import libp2p_guards, libp2p_tcp, libp2p_yamux, libp2p_yamux_stream
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.libp2p_noise import FastNoiseTransport, NoiseSession, socket_of
 from gossamer.node.network.libp2p_transport import Libp2pTransport, open_libp2p_transport
@@ -425,9 +425,9 @@ def test_both_ends_detect_dead_links() -> None:
                 assert raw is not None
                 assert raw.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
                 milliseconds = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-                assert milliseconds == libp2p_guards.DEAD_LINK_SECONDS * 1000
+                assert milliseconds == libp2p_tcp.DEAD_LINK_SECONDS * 1000
                 idle = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
-                assert idle == libp2p_guards.KEEPALIVE_IDLE_SECONDS
+                assert idle == libp2p_tcp.KEEPALIVE_IDLE_SECONDS
 
     run(case)
 

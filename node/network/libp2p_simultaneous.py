@@ -1,0 +1,113 @@
+"""The noise handshake of two ends that have both dialled.
+
+When two peers dial each other from their listening ports at the same time, TCP makes one connection
+of the two dials (simultaneous open, RFC 9293, section 3.5), and both ends begin the handshake as
+its initiator. That is how two peers behind routers reach each other, and it also happens by chance
+between neighbours. Each end notices: where the answer of a responder has some 200 bytes, the first
+message of an initiator is a bare key of 32 bytes. The end with the smaller key becomes the
+responder of the other one's message; the other end goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from libp2p.abc import IRawConnection
+
+_LENGTH_BYTES = 2
+KEY_BYTES = 32
+"""The first message of the XX pattern: an ephemeral X25519 key (Noise specification, 7.5)."""
+
+ANSWER_BYTES_MAX = 8192
+"""The longest second message: two keys, a signature, and extensions of a few names."""
+
+
+class SimultaneousOpen(Exception):
+    """Both ends began the handshake, and this one has to be the responder."""
+
+    def __init__(self, message: bytes) -> None:
+        super().__init__("both ends began the handshake")
+        self.message = message
+        """The other end's first message, with its length."""
+
+
+class FirstAnswer:
+    """A raw connection that looks at the first message that comes in answer to this end's first.
+
+    It ends with the handshake: what follows reads from the socket.
+    """
+
+    def __init__(self, conn: IRawConnection) -> None:
+        self.conn = conn
+        self.is_initiator = True
+        self._mine: bytes | None = None
+        self._answer = bytearray()
+        self._has_looked = False
+
+    async def write(self, data: bytes) -> None:
+        """See `IRawConnection`; the first message is remembered."""
+        if self._mine is None:
+            self._mine = data[-KEY_BYTES:]
+        await self.conn.write(data)
+
+    async def read(self, n: int | None = None) -> bytes:
+        """See `IRawConnection`.
+
+        Raises:
+            SimultaneousOpen: the other end began as well, and this one is the responder.
+        """
+        if not self._has_looked:
+            self._has_looked = True
+            answer = await self._message()
+            if len(answer) == _LENGTH_BYTES + KEY_BYTES:
+                if self._mine is None or self._mine < answer[_LENGTH_BYTES:]:
+                    raise SimultaneousOpen(answer)
+                answer = await self._message()
+            self._answer += answer
+        if not self._answer:
+            return await self.conn.read(n)
+        taken = bytes(self._answer[:n])
+        del self._answer[: len(taken)]
+        return taken
+
+    async def _message(self) -> bytes:
+        length = await self._exactly(_LENGTH_BYTES)
+        size = int.from_bytes(length, "big")
+        if size > ANSWER_BYTES_MAX:
+            raise ValueError(f"a handshake message of {size} bytes")
+        return length + await self._exactly(size)
+
+    async def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            more = await self.conn.read(size - len(data))
+            if not more:
+                raise ConnectionError("the other end hung up in the handshake")
+            data += more
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.conn, name)
+
+
+class Replayed:
+    """A raw connection on which a message that was read already is read first."""
+
+    def __init__(self, conn: IRawConnection, message: bytes) -> None:
+        self.conn = conn
+        self.is_initiator = False
+        self._rest = message
+
+    async def read(self, n: int | None = None) -> bytes:
+        """See `IRawConnection`."""
+        if not self._rest:
+            return await self.conn.read(n)
+        taken, self._rest = self._rest[:n], self._rest[n:] if n is not None else b""
+        return taken
+
+    async def write(self, data: bytes) -> None:
+        """See `IRawConnection`."""
+        await self.conn.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.conn, name)

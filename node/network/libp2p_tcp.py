@@ -1,0 +1,306 @@
+"""TCP under py-libp2p: listeners, and dials that leave from the port of a listener.
+
+A router shows a home's connections under one outer port for each inner port. So a node that dials
+from its listening port learns, from what others see, an address under which others may reach it
+(RFC 5128, section 3.4; libp2p calls this port reuse).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+from libp2p.abc import IListener, IRawConnection
+from libp2p.io.abc import ReadWriteCloser
+from libp2p.io.trio import TrioTCPStream
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.transport.tcp.tcp import TCP
+from multiaddr import Multiaddr
+
+from gossamer.node.network.libp2p_noise import socket_of
+
+logger = logging.getLogger(__name__)
+
+# Silently dead links fail readers and writers after this, as Linux counts it (RFC 5482).
+DEAD_LINK_SECONDS = 9
+KEEPALIVE_IDLE_SECONDS = 4
+KEEPALIVE_INTERVAL_SECONDS = 2
+KEEPALIVE_PROBES = 3
+
+# The backlog of the kernel, for bursts of newcomers.
+LISTEN_BACKLOG = 128
+
+# Ports that are tried for a listener without a port of its own: each was free a moment before.
+FREE_PORT_ATTEMPTS = 8
+
+# One address of a name is tried so long before the next one is tried beside it (RFC 8305, 5).
+NAME_STAGGER_SECONDS = 0.25
+
+# Addresses of one name that are tried; a name with more is no home's.
+NAME_ADDRESSES_MAX = 8
+
+_FAMILIES = {
+    "ip4": socket.AF_INET,
+    "ip6": socket.AF_INET6,
+    "dns4": socket.AF_INET,
+    "dns6": socket.AF_INET6,
+    "dns": socket.AF_UNSPEC,
+}
+
+# Windows gives the word another meaning: two programs would get each other's connections.
+CAN_SHARE_PORTS = hasattr(socket, "SO_REUSEPORT") and not hasattr(socket, "SO_EXCLUSIVEADDRUSE")
+
+
+def detect_dead_links(connection: object) -> None:
+    """Let the kernel fail a connection whose other side has gone silent.
+
+    Symptom: after a link went down neither reader nor writer noticed for more than 45 s;
+    py-libp2p's health monitor hangs itself when a writer is blocked.
+    """
+    raw_socket = socket_of(connection)
+    if raw_socket is None:
+        return
+    raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+        ("TCP_USER_TIMEOUT", DEAD_LINK_SECONDS * 1000),  # absent outside Linux
+    ):
+        if hasattr(socket, option):
+            raw_socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def host_and_port(maddr: Multiaddr) -> tuple[socket.AddressFamily, str, int]:
+    """Family (``AF_UNSPEC`` for a name of either), host and TCP port of an address."""
+    kind = maddr.protocols()[0]
+    port = int(maddr.value_for_protocol("tcp") or 0)
+    return (
+        socket.AddressFamily(_FAMILIES[kind.name]),
+        str(maddr.value_for_protocol(kind.code)),
+        port,
+    )
+
+
+def _bound(family: socket.AddressFamily, host: str, port: int, *, shares: bool) -> socket.socket:
+    """A TCP socket bound to an address. With `shares` another socket of this user may be too."""
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setblocking(False)
+        if not hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shares:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind((host, port))
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def _listening(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+    """A socket that listens, and whose port this process may dial from.
+
+    Symptom: py-libp2p listens with SO_REUSEPORT, so a second daemon on the same port starts
+    without an error and the kernel deals newcomers out between the two at random. Here the port is
+    bound once without that option first, which fails while another program listens on it.
+    """
+    for attempt in range(FREE_PORT_ATTEMPTS):
+        exclusive = _bound(family, host, port, shares=False)
+        if not CAN_SHARE_PORTS:
+            exclusive.listen(LISTEN_BACKLOG)
+            return exclusive
+        chosen = exclusive.getsockname()[1]
+        exclusive.close()
+        try:
+            shared = _bound(family, host, chosen, shares=True)
+            shared.listen(LISTEN_BACKLOG)
+        except OSError:
+            if port or attempt == FREE_PORT_ATTEMPTS - 1:
+                raise
+        else:
+            return shared
+    raise AssertionError
+
+
+class PortSharingListener(IListener):
+    """A TCP listener that no other program can share, see `_listening`."""
+
+    def __init__(self, handler: Callable[[ReadWriteCloser], Awaitable[None]]) -> None:
+        self._handler = handler
+        self._listener: trio.SocketListener | None = None
+        self._scope = trio.CancelScope()
+        self._stopped = trio.Event()
+        self.background_nursery: trio.Nursery | None = None  # set by the swarm
+
+    async def listen(self, maddr: Multiaddr) -> None:
+        """Bind and begin to accept.
+
+        Raises:
+            OSError: the address is taken or not ours.
+        """
+        assert self.background_nursery is not None
+        listening = _listening(*host_and_port(maddr))
+        self._listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+        self.background_nursery.start_soon(self._serve, self._listener)
+
+    async def _serve(self, listener: trio.SocketListener) -> None:
+        try:
+            with self._scope:
+                await trio.serve_listeners(self._accept, [listener])
+        finally:
+            self._stopped.set()
+
+    async def _accept(self, stream: trio.SocketStream) -> None:
+        connection = TrioTCPStream(stream)
+        try:
+            connection.get_remote_address()  # remembered: the socket may be gone when asked later
+            detect_dead_links(connection)
+            await self._handler(connection)
+        except Exception as error:  # whatever one newcomer does must not end the listener
+            logger.debug("inbound connection failed: %r", error)
+
+    @property
+    def bound(self) -> tuple[socket.AddressFamily, str, int] | None:
+        """Family, host and port, with the port that the kernel chose for port 0."""
+        if self._listener is None:
+            return None
+        host, port = self._listener.socket.getsockname()[:2]
+        return socket.AddressFamily(self._listener.socket.family), host, port
+
+    def get_addrs(self) -> tuple[Multiaddr, ...]:
+        """The bound address."""
+        if self.bound is None:
+            return ()
+        family, host, port = self.bound
+        kind = "ip6" if family == socket.AF_INET6 else "ip4"
+        return (Multiaddr(f"/{kind}/{host}/tcp/{port}"),)
+
+    async def close(self) -> None:
+        """Stop accepting; connections live on."""
+        self._scope.cancel()
+        if self._listener is not None:
+            await self._stopped.wait()
+
+
+class PortReusingTcp(TCP):
+    """TCP with dead-link detection from the first byte, both ways, and `PortSharingListener`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._listeners: list[PortSharingListener] = []
+
+    async def dial(self, maddr: Multiaddr) -> IRawConnection:
+        """Connect from the port of a listener where that is possible; see `detect_dead_links`.
+
+        Raises:
+            OSError: the kernel's or the resolver's reason, which py-libp2p hides.
+        """
+        family, host, port = host_and_port(maddr)
+        found = await trio.socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+        targets = list(dict.fromkeys((each[0], each[4][0], each[4][1]) for each in found))
+        stream = await _first(self._connect, targets[:NAME_ADDRESSES_MAX])
+        connection = TrioTCPStream(stream)
+        connection.get_remote_address()  # remembered: the socket may be gone when asked later
+        detect_dead_links(connection)
+        return RawConnection(connection, True)
+
+    async def _connect(
+        self, family: socket.AddressFamily, host: str, port: int
+    ) -> trio.SocketStream:
+        source = self._source(family, host, port)
+        if source is not None:
+            try:
+                return await _connected(_bound(family, *source, shares=True), host, port)
+            except OSError as error:
+                # The pair of addresses is in use, for example by a connection that ended a moment
+                # ago: any other port does.
+                if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+                    raise
+        plain = socket.socket(family, socket.SOCK_STREAM)
+        plain.setblocking(False)
+        return await _connected(plain, host, port)
+
+    def _source(self, family: socket.AddressFamily, host: str, port: int) -> tuple[str, int] | None:
+        """Host and port of a listener to dial from; None: any port does.
+
+        A socket that connects to its own address would be connected to itself.
+        """
+        if not CAN_SHARE_PORTS or host in ("127.0.0.1", "::1"):
+            return None
+        for listener in self._listeners:
+            bound = listener.bound
+            if bound is None or bound[0] != family or bound[1] in ("127.0.0.1", "::1"):
+                continue
+            if bound[2] != port or not _is_mine(family, host):
+                return bound[1], bound[2]
+        return None
+
+    def create_listener(
+        self, handler_function: Callable[[ReadWriteCloser], Awaitable[None]]
+    ) -> Any:
+        """A listener for one address."""
+        listener = PortSharingListener(handler_function)
+        self._listeners.append(listener)
+        return listener
+
+
+def _is_mine(family: socket.AddressFamily, host: str) -> bool:
+    """Whether an address belongs to this machine."""
+    try:
+        _bound(family, host, 0, shares=False).close()
+    except OSError:
+        return False
+    return True
+
+
+async def _connected(unconnected: socket.socket, host: str, port: int) -> trio.SocketStream:
+    connecting = trio.socket.from_stdlib_socket(unconnected)
+    try:
+        await connecting.connect((host, port))
+    except BaseException:
+        connecting.close()
+        raise
+    return trio.SocketStream(connecting)
+
+
+async def _first(
+    connect: Callable[[socket.AddressFamily, str, int], Awaitable[trio.SocketStream]],
+    targets: list[tuple[socket.AddressFamily, str, int]],
+) -> trio.SocketStream:
+    """The connection to the first target that answers; each has a head start over the next.
+
+    Raises:
+        OSError: the reason of the first target, if none answers.
+    """
+    winners: list[trio.SocketStream] = []
+    failures: dict[int, OSError] = {}
+
+    async def attempt(number: int, failed: trio.Event, scope: trio.CancelScope) -> None:
+        try:
+            stream = await connect(*targets[number])
+        except OSError as error:
+            failures[number] = error
+            failed.set()
+            return
+        if winners:
+            await trio.aclose_forcefully(stream)
+            return
+        winners.append(stream)
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(len(targets)):
+            failed = trio.Event()
+            nursery.start_soon(attempt, number, failed, nursery.cancel_scope)
+            with trio.move_on_after(NAME_STAGGER_SECONDS):
+                await failed.wait()
+    if not winners:
+        raise failures[min(failures)]
+    return winners[0]
