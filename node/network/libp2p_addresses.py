@@ -12,6 +12,7 @@ from libp2p.peer.id import ID
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from multiaddr import Multiaddr
 
+from gossamer.node.network.reachability import IPNetwork, is_private
 from gossamer.node.network.transport import ConnectError, ListenError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.limits import ADDRESS_CHARACTERS_MAX
@@ -57,20 +58,52 @@ def parse_listen_address(address: str) -> Multiaddr:
     return maddr
 
 
+_BRIDGES = ("docker", "br-", "veth", "virbr", "cni", "flannel", "podman", "lxc", "lxd", "vmnet")
+"""Names of interfaces that lead to this machine's own containers, where no other peer is."""
+
+
 def dialable(bound: Multiaddr) -> list[str]:
-    """`bound`, or for a wildcard the machine's addresses, loopback only when there is no other."""
+    """`bound`, or for a wildcard the machine's addresses, global ones first.
+
+    Bridges of containers are left out. Loopback stands only where there is no other address.
+    """
     kind, port = bound.protocols()[0].name, bound.value_for_protocol("tcp")
     host = ipaddress.ip_address(str(bound.value_for_protocol(kind)))
     if not host.is_unspecified:
         return [str(bound)]
-    family = socket.AF_INET if kind == "ip4" else socket.AF_INET6
-    hosts = []
-    for _, entries in sorted(psutil.net_if_addrs().items()):
+    hosts = interface_hosts(socket.AF_INET if kind == "ip4" else socket.AF_INET6)
+    return [f"/{kind}/{host}/tcp/{port}" for host in hosts]
+
+
+def interface_hosts(family: socket.AddressFamily) -> list[str]:
+    """This machine's own addresses of a family, see `dialable`."""
+    hosts: list[str] = []
+    for name, entries in sorted(psutil.net_if_addrs().items()):
+        if not name.startswith(_BRIDGES):
+            # Without a link-local IPv6 address: it means nothing without the name of an interface.
+            hosts += [e.address for e in entries if e.family == family and "%" not in e.address]
+    outside = [host for host in hosts if not ipaddress.ip_address(host).is_loopback]
+    return sorted(outside or hosts, key=is_private)
+
+
+def interface_networks() -> tuple[IPNetwork, ...]:
+    """The networks of this machine's interfaces, without its own containers'."""
+    networks: list[IPNetwork] = []
+    for name, entries in psutil.net_if_addrs().items():
+        if name.startswith(_BRIDGES):
+            continue
         for entry in entries:
-            if entry.family == family and "%" not in entry.address:  # not link-local IPv6
-                hosts.append(ipaddress.ip_address(entry.address))
-    outside = [host for host in hosts if not host.is_loopback]
-    return [f"/{kind}/{host}/tcp/{port}" for host in outside or hosts]
+            if entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask:
+                host, mask = entry.address.partition("%")[0], entry.netmask
+                if entry.family == socket.AF_INET6:
+                    mask = str(int(ipaddress.IPv6Address(mask)).bit_count())
+                networks.append(ipaddress.ip_network(f"{host}/{mask}", strict=False))
+    return tuple(networks)
+
+
+def host_of(maddr: Multiaddr) -> str:
+    """The IP address or the name that a TCP address begins with."""
+    return str(maddr.value_for_protocol(maddr.protocols()[0].code))
 
 
 def why(error: BaseException) -> str:

@@ -101,6 +101,7 @@ class GuardedSwarm(Swarm):
     """Connections: slots that are given back, newcomers that cannot be kept out, bans."""
 
     on_violation: Callable[[ID, RemoteProtocolError], None] | None = None
+    on_connected: Callable[[SwarmConn], None] | None = None
 
     def __init__(
         self,
@@ -190,7 +191,11 @@ class GuardedSwarm(Swarm):
             raise SwarmException(reason)
         if isinstance(muxed_conn, YamuxConnection):
             muxed_conn.on_violation = partial(self._note_violation, muxed_conn.peer_id)
-        return await super().add_conn(muxed_conn, direction)
+            muxed_conn.was_dialled = direction == "outbound"
+        connection = await super().add_conn(muxed_conn, direction)
+        if self.on_connected is not None:
+            self.on_connected(connection)
+        return connection
 
     def _why_not(self, muxed_conn: IMuxedConn, direction: str) -> str | None:
         """Why a connection is refused; None if it is not."""
@@ -203,7 +208,7 @@ class GuardedSwarm(Swarm):
         if direction == "inbound" and isinstance(muxed_conn, YamuxConnection):
             host = _host_of(muxed_conn)
             others = [connection.muxed_conn for connection in self.get_connections()]
-            inbound = [m for m in others if isinstance(m, YamuxConnection) and not m.is_initiator]
+            inbound = [m for m in others if isinstance(m, YamuxConnection) and not m.was_dialled]
             if sum(_host_of(other) == host for other in inbound) >= CONNECTIONS_PER_HOST_MAX:
                 return f"there are {CONNECTIONS_PER_HOST_MAX} connections from {host} already"
         return None

@@ -22,6 +22,8 @@ from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
 from gossamer.node.network.libp2p_noise import socket_of
+from gossamer.node.network.racing import RaceLost, race
+from gossamer.node.network.transport import RACE_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +38,6 @@ LISTEN_BACKLOG = 128
 
 # Ports that are tried for a listener without a port of its own: each was free a moment before.
 FREE_PORT_ATTEMPTS = 8
-
-# One address of a name is tried so long before the next one is tried beside it (RFC 8305, 5).
-NAME_STAGGER_SECONDS = 0.25
 
 # Addresses of one name that are tried; a name with more is no home's.
 NAME_ADDRESSES_MAX = 8
@@ -205,15 +204,18 @@ class PortReusingTcp(TCP):
         family, host, port = host_and_port(maddr)
         found = await trio.socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
         targets = list(dict.fromkeys((each[0], each[4][0], each[4][1]) for each in found))
-        stream = await _first(self._connect, targets[:NAME_ADDRESSES_MAX])
+        ways = targets[:NAME_ADDRESSES_MAX]
+        try:
+            _, stream = await race(self._connect, ways, RACE_SECONDS, OSError)
+        except RaceLost as lost:
+            raise lost.failures[0] from None
         connection = TrioTCPStream(stream)
         connection.get_remote_address()  # remembered: the socket may be gone when asked later
         detect_dead_links(connection)
         return RawConnection(connection, True)
 
-    async def _connect(
-        self, family: socket.AddressFamily, host: str, port: int
-    ) -> trio.SocketStream:
+    async def _connect(self, target: tuple[socket.AddressFamily, str, int]) -> trio.SocketStream:
+        family, host, port = target
         source = self._source(family, host, port)
         if source is not None:
             try:
@@ -268,39 +270,3 @@ async def _connected(unconnected: socket.socket, host: str, port: int) -> trio.S
         connecting.close()
         raise
     return trio.SocketStream(connecting)
-
-
-async def _first(
-    connect: Callable[[socket.AddressFamily, str, int], Awaitable[trio.SocketStream]],
-    targets: list[tuple[socket.AddressFamily, str, int]],
-) -> trio.SocketStream:
-    """The connection to the first target that answers; each has a head start over the next.
-
-    Raises:
-        OSError: the reason of the first target, if none answers.
-    """
-    winners: list[trio.SocketStream] = []
-    failures: dict[int, OSError] = {}
-
-    async def attempt(number: int, failed: trio.Event, scope: trio.CancelScope) -> None:
-        try:
-            stream = await connect(*targets[number])
-        except OSError as error:
-            failures[number] = error
-            failed.set()
-            return
-        if winners:
-            await trio.aclose_forcefully(stream)
-            return
-        winners.append(stream)
-        scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for number in range(len(targets)):
-            failed = trio.Event()
-            nursery.start_soon(attempt, number, failed, nursery.cancel_scope)
-            with trio.move_on_after(NAME_STAGGER_SECONDS):
-                await failed.wait()
-    if not winners:
-        raise failures[min(failures)]
-    return winners[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import trio
 from libp2p.abc import INetConn
@@ -31,7 +32,7 @@ from libp2p.transport.upgrader import TransportUpgrader
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.libp2p_addresses import (
-    dialable,
+    host_of,
     libp2p_id,
     parse_address,
     parse_listen_address,
@@ -46,12 +47,16 @@ from gossamer.node.network.libp2p_guards import (
 )
 from gossamer.node.network.libp2p_negotiation import bound_host, bound_selector
 from gossamer.node.network.libp2p_noise import FastNoiseTransport
+from gossamer.node.network.libp2p_own_addresses import OwnAddresses
 from gossamer.node.network.libp2p_stream import Libp2pStream
 from gossamer.node.network.libp2p_tcp import PortReusingTcp
 from gossamer.node.network.libp2p_yamux import YamuxConnection
 from gossamer.node.network.libp2p_yamux_stream import YamuxStream
+from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.stream_slots import StreamSlots
 from gossamer.node.network.transport import (
+    ADDRESSES_TRIED_MAX,
+    RACE_SECONDS,
     STREAMS_PER_PEER_MAX,
     ConnectError,
     GossipHandler,
@@ -65,6 +70,7 @@ from gossamer.node.network.transport import (
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.limits import GOSSIP_BYTES_MAX
+from gossamer.protocol.wire.statements import Reach
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +92,14 @@ class Libp2pTransport:
     """`gossamer.node.network.transport.Transport` over the real network."""
 
     def __init__(
-        self, host: GuardedHost, swarm: GuardedSwarm, pubsub: GuardedPubsub, nursery: trio.Nursery
+        self,
+        host: GuardedHost,
+        swarm: GuardedSwarm,
+        pubsub: GuardedPubsub,
+        nursery: trio.Nursery,
+        own: OwnAddresses,
     ) -> None:
+        self.own = own
         self._host = host
         self._swarm = swarm
         self._pubsub = pubsub
@@ -98,6 +110,7 @@ class Libp2pTransport:
         self._offence_handler: OffenceHandler | None = None
         host.count_stream = self._count
         swarm.on_violation = self._on_offence
+        swarm.on_connected = self._on_connected
         pubsub.on_message = self._on_gossip
         pubsub.on_offence = self._on_offence
         pubsub.is_banned = swarm.is_banned
@@ -108,12 +121,19 @@ class Libp2pTransport:
         return self._peer_id
 
     def addresses(self) -> list[str]:
-        """See `Transport.addresses`; a wildcard listener is spelled out per interface."""
-        found: list[str] = []
-        for bound in self._host.get_transport_addrs():
-            for address in dialable(bound):
-                found.append(f"{address}/p2p/{self._peer_id}")
-        return list(dict.fromkeys(found))
+        """See `Transport.addresses`."""
+        return [f"{address}/p2p/{self._peer_id}" for address in self.own.all()]
+
+    def reach(self) -> Reach:
+        """See `Transport.reach`."""
+        return self.own.reachability.reach
+
+    def _on_connected(self, connection: INetConn) -> None:
+        """Learns from a new connection, in a task of its own."""
+        muxed = connection.muxed_conn
+        if isinstance(muxed, YamuxConnection):
+            open_on = partial(self._open_on, connection, peer_id_of(muxed.peer_id))
+            self._nursery.start_soon(self.own.learn, muxed, open_on)
 
     # -- connections
 
@@ -137,22 +157,35 @@ class Libp2pTransport:
             raise ConnectError(f"{address} is this node's own address; give another peer's")
         return peer_id_of(remote)
 
-    async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> None:
+    async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> str:
         """See `Transport.connect_any`."""
-        problems = []
+
+        async def attempt(address: str) -> None:
+            _, expected = parse_address(address)
+            if expected is not None and peer_id_of(expected) != peer_id:
+                raise ConnectError(f"{address} belongs to another peer")
+            await self.connect(address if expected is not None else f"{address}/p2p/{peer_id}")
+
+        ways = self._worth_dialling(addresses)[:ADDRESSES_TRIED_MAX]
+        try:
+            address, _ = await race(attempt, ways, RACE_SECONDS, ConnectError)
+        except RaceLost as lost:
+            listed = str(lost) or (
+                "all its addresses are in other networks" if addresses else "no address is known"
+            )
+            raise ConnectError(f"cannot reach peer {peer_id}: {listed}") from None
+        return address
+
+    def _worth_dialling(self, addresses: Sequence[str]) -> list[str]:
+        """Addresses of one peer without those of networks that this machine is not in."""
+        hosts = []
         for address in addresses:
             try:
-                _, expected = parse_address(address)
-                if expected is not None and peer_id_of(expected) != peer_id:
-                    problems.append(f"{address} belongs to another peer")
-                    continue
-                await self.connect(address if expected is not None else f"{address}/p2p/{peer_id}")
-            except ConnectError as error:
-                problems.append(str(error))
-            else:
-                return
-        listed = "; ".join(problems) or "no address is known"
-        raise ConnectError(f"cannot reach peer {peer_id}: {listed}")
+                hosts.append(host_of(parse_address(address)[0]))
+            except ConnectError:
+                hosts.append("")  # a name like any other: the dial says what is wrong with it
+        worth = self.own.neighbourhood().worth_dialling(hosts)
+        return [address for address, is_worth in zip(addresses, worth, strict=True) if is_worth]
 
     async def _keep_or_drop(self, peer: ID) -> bool:
         """Whether a connection to `peer` lives; if none does, the dead ones are dropped.
@@ -221,11 +254,14 @@ class Libp2pTransport:
         ]
         if not candidates:
             raise ConnectError(f"not connected to {peer_id}")
+        return await self._open_on(candidates[-1], peer_id, protocol)
+
+    async def _open_on(self, connection: INetConn, peer_id: PeerId, protocol: str) -> Stream:
         what = f"stream {protocol} to {peer_id}"
         stream: NetStream | None = None
         try:
             with trio.fail_after(OPEN_STREAM_SECONDS_MAX):
-                stream = await candidates[-1].new_stream()  # type: ignore[assignment]
+                stream = await connection.new_stream()  # type: ignore[assignment]
                 assert stream is not None
                 await self._host.multiselect_client.select_one_of(
                     [TProtocol(protocol)],
@@ -344,6 +380,7 @@ async def open_libp2p_transport(
     identity: Identity,
     listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
     *,
+    announced: Sequence[str] = (),
     awake: AwakeClock | None = None,
     connections_max: int = CONNECTIONS_MAX,
 ) -> AsyncIterator[Libp2pTransport]:
@@ -352,6 +389,7 @@ async def open_libp2p_transport(
     Args:
         identity: our key.
         listen: multiaddrs; port 0 lets the kernel choose.
+        announced: addresses, without a peer id, that others are told first.
         awake: a clock that runs. Without it a stop of this process counts as the peers' silence.
         connections_max: to all peers together, both directions.
 
@@ -404,7 +442,9 @@ async def open_libp2p_transport(
             ):
                 await pubsub.wait_until_ready()
                 try:
-                    yield Libp2pTransport(host, swarm, pubsub, nursery)
+                    yield Libp2pTransport(
+                        host, swarm, pubsub, nursery, OwnAddresses(host, announced)
+                    )
                 except Exception as error:
                     failure = error
                 nursery.cancel_scope.cancel()

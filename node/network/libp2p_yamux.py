@@ -105,6 +105,8 @@ class YamuxConnection(IMuxedConn):
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
         self.event_shutting_down = trio.Event()
+        self.was_dialled = secured_conn.is_initiator
+        """Whether this node dialled. After a simultaneous open both ends did."""
         self._initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
         self._next_stream_id = 1 if self._initiator else 2
         self._accepted_out, self._accepted_in = trio.open_memory_channel[YamuxStream](

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.wire.statements import Reach
 
 Bytes = bytes | bytearray | memoryview
 
@@ -25,6 +26,13 @@ CPU), and short against every time after which a peer is held to be dead."""
 STREAMS_PER_PEER_MAX = 4
 """Streams of one protocol that a peer may have open to us, where the protocol does not say more:
 one in use, and some that are ending."""
+
+
+RACE_SECONDS = 0.25
+"""Head start of an address over the next one of a peer (Happy Eyeballs, RFC 8305, section 5)."""
+
+ADDRESSES_TRIED_MAX = 8
+"""Addresses of one peer that are dialled: global, outer and local ones in two families."""
 
 
 class TransportError(Exception):
@@ -110,6 +118,9 @@ class Transport(Protocol):
     def addresses(self) -> list[str]:
         """Our multiaddrs that others can dial, each ending in ``/p2p/<our id>``."""
 
+    def reach(self) -> Reach:
+        """The class of the router that this node is behind, as far as others have shown it."""
+
     async def connect(self, address: str) -> PeerId:
         """Connect to a full multiaddr, with or without ``/p2p/<peer id>``; returns who answered.
 
@@ -121,8 +132,11 @@ class Transport(Protocol):
         Cancellation: the attempt is dropped, nothing is left behind.
         """
 
-    async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> None:
-        """Connect to one peer by whichever of its addresses answers first, tried in order.
+    async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> str:
+        """Connect to one peer by the first of its addresses that answers, and return that address.
+
+        They are tried in order, each `RACE_SECONDS` after the one before, or as soon as that one
+        has failed. At most `ADDRESSES_TRIED_MAX` are tried.
 
         Raises:
             ConnectError: none of them led to that peer; the text names each and its failure.

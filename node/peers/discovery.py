@@ -28,7 +28,7 @@ from gossamer.protocol.wire.statements import Announce
 LOOK_SECONDS = 1.0
 
 DIALS_AT_ONCE_MAX = 16
-"""A dial into a dead line holds its place for 10 s for each address."""
+"""A dial into a dead line holds its place for some 12 s."""
 
 CONNECTIONS_MAX = 192
 """Every ring member may have to reach every other; a ring has at most 256 members, and the
@@ -78,8 +78,6 @@ class Discovery:
         """Local time up to which stalls of this process were noticed."""
         self._redial = Redial(randomness)
         self._dialling: set[str] = set()
-        self._worked: dict[PeerId, str] = {}
-        """The address by which a peer was reached last."""
         self._was_alone = True
 
     async def run(self) -> None:
@@ -113,7 +111,6 @@ class Discovery:
         members = self._membership.known()
         targets = self._targets(now, members, connected)
         self._redial.keep(targets, members)
-        self._worked = {peer: address for peer, address in self._worked.items() if peer in members}
         for key in self._redial.due(now, alone=not connected):
             if len(self._dialling) >= DIALS_AT_ONCE_MAX:
                 break
@@ -130,7 +127,7 @@ class Discovery:
         for peer, announce in members.items():
             self._redial.heard(now, peer, (announce.incarnation, announce.sequence))
             if peer not in connected and peer != me and announce.phase != "leaving":
-                targets[peer] = _Target(peer, announce.addresses)
+                targets[peer] = _Target(peer, self._known.in_order(peer, announce.addresses))
                 # Of two peers that know each other the lower id dials at once. The other waits.
                 self._redial.want(now, peer, 0.0 if me < peer else BACK_OFF_SECONDS_MIN)
         if not connected:
@@ -146,9 +143,11 @@ class Discovery:
     async def _connect(self, key: str, target: _Target) -> None:
         try:
             if target.peer is None:
-                await self._transport.connect(target.addresses[0])
+                peer, address = await self._transport.connect(target.addresses[0]), key
             else:
-                await self._connect_to(target.peer, target.addresses)
+                peer = target.peer
+                address = await self._transport.connect_any(peer, target.addresses)
+            self._known.reached(peer, address)
             self._metrics.dials.add("connected")
             log.info("connected", peer=short(target.peer) if target.peer else key)
         except ConnectError as error:
@@ -157,16 +156,3 @@ class Discovery:
             log.debug("could not connect", error=str(error))
         finally:
             self._dialling.discard(key)
-
-    async def _connect_to(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
-        """Tries the addresses, first the one that worked before: each bad one may cost 10 s."""
-        problems: list[str] = []
-        for address in sorted(addresses, key=lambda address: address != self._worked.get(peer)):
-            try:
-                await self._transport.connect_any(peer, (address,))
-            except ConnectError as error:
-                problems.append(str(error))
-            else:
-                self._worked[peer] = address
-                return
-        raise ConnectError("; ".join(problems))

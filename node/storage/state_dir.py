@@ -258,6 +258,19 @@ class KnownPeers:
 
     def saw(self, peer_id: PeerId, addresses: tuple[str, ...]) -> None:
         """Puts a peer first; the one that was seen longest ago makes room for it."""
+        self._put(peer_id, self.in_order(peer_id, addresses))
+
+    def reached(self, peer_id: PeerId, address: str) -> None:
+        """Puts a peer first, and the address that led to it first among its addresses."""
+        others = self._addresses.get(peer_id, ())
+        self._put(peer_id, (address, *(other for other in others if other != address)))
+
+    def in_order(self, peer_id: PeerId, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        """Addresses of a peer, and before them the one that led to it before."""
+        first = self._addresses.get(peer_id, ())[:1]
+        return first + tuple(address for address in addresses if address not in first)
+
+    def _put(self, peer_id: PeerId, addresses: tuple[str, ...]) -> None:
         kept = {peer_id: addresses[: limits.ADDRESSES_MAX]}
         kept.update((peer, known) for peer, known in self._addresses.items() if peer != peer_id)
         while len(kept) > limits.MEMBERS_MAX:

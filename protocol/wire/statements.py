@@ -53,6 +53,11 @@ class Capacity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     bandwidth_bytes_per_second: float
 
 
+Reach: TypeAlias = Literal["open", "crossable", "strict", "unknown"]
+"""The class of a peer's router: the peer can be dialled; it can be reached if both sides dial at
+once; it cannot be dialled; or too few peers have seen its address."""
+
+
 class Announce(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="announce"
 ):
@@ -73,6 +78,9 @@ class Announce(
     """Partitions of the data that this peer is training on or about to."""
     addresses: tuple[str, ...]
     capacity: Capacity
+    reach: Reach = "unknown"
+    """Which peers can connect to this one: all of them, those that dial at the same time, or none.
+    """
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ready"):

@@ -17,6 +17,7 @@ from gossamer.node.network.transport import (
 )
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.wire.statements import Reach
 
 ME = Identity.from_seed(bytes(32))
 ROGUE = Identity.from_seed(b"\x01" * 32)
@@ -67,8 +68,11 @@ class ScriptedTransport:
     async def connect(self, address: str) -> PeerId:
         return ROGUE.peer_id
 
-    async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> None:
-        pass
+    async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> str:
+        return addresses[0]
+
+    def reach(self) -> Reach:
+        return "open"
 
     async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
         return ScriptedStream(self.answer, protocol)

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.stream_slots import StreamSlots
 from gossamer.node.network.transport import (
+    ADDRESSES_TRIED_MAX,
+    RACE_SECONDS,
     STREAMS_PER_PEER_MAX,
     ConnectError,
     GossipHandler,
@@ -24,6 +27,7 @@ from gossamer.node.network.transport import (
 )
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.limits import GOSSIP_BYTES_MAX
+from gossamer.protocol.wire.statements import Reach
 from tests.support.memory_stream import MemoryConnection, MemoryStream
 
 if TYPE_CHECKING:
@@ -133,22 +137,26 @@ class MemoryPeer:
             MemoryConnection(self, other)
         return other.peer_id
 
-    async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> None:
+    async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> str:
         """See `Transport.connect_any`."""
-        problems = []
-        for address in addresses:
+
+        async def attempt(address: str) -> None:
             whole = address if "/p2p/" in address else f"{address}/p2p/{peer_id}"
             if not whole.endswith(f"/p2p/{peer_id}"):
-                problems.append(f"{address} belongs to another peer")
-                continue
-            try:
-                await self.connect(whole)
-            except ConnectError as error:
-                problems.append(str(error))
-            else:
-                return
-        listed = "; ".join(problems) or "no address is known"
-        raise ConnectError(f"cannot reach peer {peer_id}: {listed}")
+                raise ConnectError(f"{address} belongs to another peer")
+            await self.connect(whole)
+
+        ways = addresses[:ADDRESSES_TRIED_MAX]
+        try:
+            address, _ = await race(attempt, ways, RACE_SECONDS, ConnectError)
+        except RaceLost as lost:
+            listed = str(lost) or "no address is known"
+            raise ConnectError(f"cannot reach peer {peer_id}: {listed}") from None
+        return address
+
+    def reach(self) -> Reach:
+        """See `Transport.reach`."""
+        return "open"
 
     def peers(self) -> list[PeerId]:
         """See `Transport.peers`."""

@@ -1,0 +1,93 @@
+"""The addresses of this node: those of its interfaces, and those that others see."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+from libp2p.host.basic_host import BasicHost
+from multiaddr import Multiaddr
+
+from gossamer.node.network.libp2p_addresses import (
+    dialable,
+    host_of,
+    interface_networks,
+    peer_id_of,
+)
+from gossamer.node.network.libp2p_identify import PROTOCOL, ask_observed
+from gossamer.node.network.libp2p_noise import socket_of
+from gossamer.node.network.libp2p_yamux import YamuxConnection
+from gossamer.node.network.reachability import Neighbourhood, Reachability, is_ip, is_private
+from gossamer.node.network.transport import Stream, TransportError
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import PeerId
+
+logger = logging.getLogger(__name__)
+
+OpenStream = Callable[[str], Awaitable[Stream]]
+"""Opens a stream of a protocol on one connection."""
+
+
+class OwnAddresses:
+    """What this node can tell others of where it is."""
+
+    def __init__(self, host: BasicHost, announced: Sequence[str]) -> None:
+        """`announced`: addresses that the operator names, without a peer id. They come first."""
+        self._host = host
+        self._announced = tuple(announced)
+        self.mapped: tuple[str, ...] = ()
+        """Addresses at which a router forwards a port to this node."""
+        self.reachability = Reachability()
+        self.crossing: set[PeerId] = set()
+        """Peers that dial this node because it dials them: that shows no open port."""
+
+    def all(self) -> list[str]:
+        """Addresses to be dialled, the most promising first: named by the operator, mapped at the
+        router, global, seen by others, and those of this network."""
+        bound = [a for each in self._host.get_transport_addrs() for a in dialable(each)]
+        seen = [each.address for each in self.reachability.addresses()]
+        private = [address for address in bound if is_private(host_of(Multiaddr(address)))]
+        public = [address for address in bound if address not in private]
+        return list(dict.fromkeys((*self._announced, *self.mapped, *public, *seen, *private)))
+
+    def neighbourhood(self) -> Neighbourhood:
+        """The networks that this machine is in."""
+        hosts = [host_of(Multiaddr(address)) for address in self.all()]
+        outer = {host for host in hosts if is_ip(host) and not is_private(host)}
+        return Neighbourhood(frozenset(outer | self.reachability.hosts), interface_networks())
+
+    async def learn(self, connection: YamuxConnection, open_stream: OpenStream) -> None:
+        """Learns from a new connection whether this node can be dialled, and where others see it.
+
+        A connection that this node dialled from another port than its listeners' shows nothing.
+        """
+        peer, remote = peer_id_of(connection.peer_id), connection.get_remote_address()
+        raw_socket = socket_of(connection)
+        if remote is None or raw_socket is None:
+            return
+        try:
+            local_port = raw_socket.getsockname()[1]
+        except OSError:
+            return  # the connection has ended
+        if local_port not in self._listening_ports():
+            return
+        if not connection.was_dialled:
+            if peer not in self.crossing:
+                self.reachability.dialled_in(peer, remote[0])
+            return
+        try:
+            stream = await open_stream(PROTOCOL)
+            try:
+                seen = await ask_observed(stream)
+            finally:
+                await stream.reset()
+        except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:
+            logger.debug("peer %s does not say where it sees this node: %s", peer, error)
+            return
+        if seen is not None:
+            self.reachability.saw(peer, remote[0], seen)
+
+    def _listening_ports(self) -> set[int]:
+        bound = self._host.get_transport_addrs()
+        return {int(address.value_for_protocol("tcp") or 0) for address in bound}

@@ -1,0 +1,203 @@
+"""What others see of this node: its address outside, and whether they can reach it there.
+
+A node behind a router does not know its own address. Each peer that it is connected to says from
+which address it sees the connection come (libp2p identify, `observedAddr`). Connections leave from
+the listening port, so what is seen may be an address that others can dial. From what several peers
+see follows the class of the router (RFC 4787, section 4.1):
+
+    open       a peer of another network has dialled this node
+    crossable  peers of two networks see one address and port: both sides have to dial at once
+    strict     peers of two networks see different ports: no port is known before the dial
+    unknown    fewer than two observers
+
+One observer alone is not believed: it could make this node announce a stranger's address.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.wire.statements import Reach
+
+IPNetwork: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+OBSERVERS_MIN = 2
+"""Networks that have to see an address before it is announced."""
+
+OBSERVERS_MAX = 256
+"""Observers that are remembered: as many as a ring has members. The oldest ones are forgotten."""
+
+_PRIVATE = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.168.0.0/16",
+        "::1/128",
+        "fc00::/7",
+        "fe80::/10",
+    )
+)
+"""Networks whose addresses mean something in one home or data centre only (RFC 1918, 4193, 6598).
+"""
+
+
+def is_private(host: str) -> bool:
+    """Whether an IP address has a meaning in its own network only."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return any(address in network for network in _PRIVATE if network.version == address.version)
+
+
+@dataclass(frozen=True)
+class Neighbourhood:
+    """The networks that this machine is in."""
+
+    outer_hosts: frozenset[str]
+    """Global addresses of this machine, or of the router that it is behind."""
+    networks: tuple[IPNetwork, ...]
+    """Networks of its interfaces."""
+
+    def worth_dialling(self, hosts: Sequence[str]) -> list[bool]:
+        """Which of one peer's hosts are worth a dial from here.
+
+        An address of another home's network belongs to a stranger here, or to no machine. So a
+        private address is dialled only behind the same outer address, or, if one of both sides has
+        no outer address, in a network of this machine's interfaces. Loopback leads to the peer only
+        if the peer has nothing else.
+
+        Args:
+            hosts: IP addresses or names; an empty one is not known.
+        """
+        outer = {host for host in hosts if host and not (is_ip(host) and is_private(host))}
+        is_home = bool(outer & self.outer_hosts)
+        may_be_home = not outer or not self.outer_hosts
+        worth = []
+        is_elsewhere = any(host and not _is_loopback(host) for host in hosts)
+        for host in hosts:
+            if host in outer or not host:
+                worth.append(True)
+                continue
+            if _is_loopback(host):
+                worth.append(not is_elsewhere)
+            else:
+                address = ipaddress.ip_address(host)
+                is_near = any(address in network for network in self.networks)
+                worth.append(is_home or (may_be_home and is_near))
+        return worth
+
+
+def is_ip(host: str) -> bool:
+    """Whether a host is an IP address and not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    return is_ip(host) and ipaddress.ip_address(host).is_loopback
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An IP address and a TCP port."""
+
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """The multiaddr."""
+        kind = "ip6" if ":" in self.host else "ip4"
+        return f"/{kind}/{self.host}/tcp/{self.port}"
+
+
+class Reachability:
+    """What this node knows of its own reach. It does no I/O and has no clock."""
+
+    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
+        """`on_change` is called when the class or the believed addresses change."""
+        self._on_change = on_change
+        self._seen: dict[PeerId, tuple[str, Endpoint]] = {}
+        """Of each observer: its own host, and what it saw."""
+        self._dialled_in: dict[PeerId, str] = {}
+        """Peers that have dialled this node, and their hosts."""
+
+    def saw(self, observer: PeerId, observer_host: str, seen: Endpoint) -> None:
+        """A peer sees a connection that this node made from its listening port."""
+        if is_private(seen.host) or is_private(observer_host):
+            return  # in one home there is no router in between
+        before = self.reach, self.addresses()
+        self._seen.pop(observer, None)
+        self._seen[observer] = observer_host, seen
+        while len(self._seen) > OBSERVERS_MAX:
+            del self._seen[next(iter(self._seen))]
+        self._tell(before)
+
+    def dialled_in(self, peer: PeerId, host: str) -> None:
+        """A peer has dialled this node's listener, from this host."""
+        if is_private(host) or host in self.hosts:
+            return
+        before = self.reach, self.addresses()
+        self._dialled_in[peer] = host
+        while len(self._dialled_in) > OBSERVERS_MAX:
+            del self._dialled_in[next(iter(self._dialled_in))]
+        self._tell(before)
+
+    def moved(self) -> None:
+        """This machine has other addresses than before: what was seen says nothing any more."""
+        before = self.reach, self.addresses()
+        self._seen.clear()
+        self._dialled_in.clear()
+        self._tell(before)
+
+    def _tell(self, before: tuple[Reach, list[Endpoint]]) -> None:
+        if (self.reach, self.addresses()) != before:
+            self._on_change()
+
+    @property
+    def hosts(self) -> set[str]:
+        """Outer addresses under which this node was seen."""
+        return {seen.host for _, seen in self._seen.values()}
+
+    @property
+    def num_confirmed(self) -> int:
+        """Peers of other networks that have dialled this node."""
+        return len(self._dialled_in)
+
+    @property
+    def reach(self) -> Reach:
+        """The class of this node's router."""
+        if self._dialled_in:
+            return "open"
+        if self.addresses():
+            return "crossable"
+        ports: dict[str, set[int]] = {}
+        for _, seen in self._newest_of_each_host():
+            ports.setdefault(seen.host, set()).add(seen.port)
+        return "strict" if any(len(each) > 1 for each in ports.values()) else "unknown"
+
+    def addresses(self) -> list[Endpoint]:
+        """What at least `OBSERVERS_MIN` networks see alike, the most seen first."""
+        counts = Counter(seen for _, seen in self._newest_of_each_host())
+        believed = [seen for seen, count in counts.most_common() if count >= OBSERVERS_MIN]
+        return sorted(believed, key=lambda seen: (-counts[seen], seen.host, seen.port))
+
+    def candidates(self) -> list[Endpoint]:
+        """What any observer sees, the newest first: enough for an attempt to cross a router."""
+        return list(dict.fromkeys(seen for _, seen in reversed(self._seen.values())))
+
+    def _newest_of_each_host(self) -> list[tuple[str, Endpoint]]:
+        """Peers of one network count once."""
+        by_host = {host: (host, seen) for host, seen in self._seen.values()}
+        return list(by_host.values())
