@@ -93,27 +93,22 @@ class Network:
 
         So that one can call what listens on the machine's loopback, whatever its line does.
         """
-        there_path = _NAMESPACES / self._name(machine)
-        with open("/proc/thread-self/ns/net") as home, open(there_path) as there:
-            _enter(there.fileno())
-            try:
-                yield
-            finally:
-                _enter(home.fileno())
+        with enter_namespace(self._name(machine)):
+            yield
 
     def pids(self, machine: int) -> list[int]:
         """Processes on a machine."""
-        return _pids(self._name(machine))
+        return processes_of(self._name(machine))
 
     # Faults
 
     def cut(self, machine: int) -> None:
         """Makes the machine's line silent in both directions."""
-        _run("ip", "link", "set", self._port(machine), "down")
+        run_tool("ip", "link", "set", self._port(machine), "down")
 
     def mend(self, machine: int) -> None:
         """The end of `cut`."""
-        _run("ip", "link", "set", self._port(machine), "up")
+        run_tool("ip", "link", "set", self._port(machine), "up")
 
     def set_rate(self, machine: int, mbit: float) -> None:
         """Sets the rate of the machine's line in each direction."""
@@ -126,7 +121,7 @@ class Network:
             self._add_bridge(f"{self._tag}b{len(self._bridges)}")
         for bridge, group in zip(self._bridges, groups, strict=False):
             for machine in group:
-                _run("ip", "link", "set", self._port(machine), "master", bridge)
+                run_tool("ip", "link", "set", self._port(machine), "master", bridge)
 
     def unite(self) -> None:
         """The end of `split`."""
@@ -140,7 +135,7 @@ class Network:
         if missing := [program for program in ("ip", "tc") if shutil.which(program) is None]:
             raise NamespacesUnavailable(f"no {' and no '.join(missing)} here: install iproute2")
         try:
-            _remove_leftovers()
+            remove_leftovers()
             self._bridges = []
             self._add_bridge(f"{self._tag}b0")
             for machine in range(self.num_machines):
@@ -178,36 +173,47 @@ class Network:
         shape = ["tbf", "rate", f"{self._rates_mbit[machine]:g}mbit"]
         shape += ["burst", _BURST, "latency", _QUEUE]
         for prefix, end in ((self.prefix(machine), LINE), ([], self._port(machine))):
-            _run(*prefix, "tc", "qdisc", verb, "dev", end, "root", *shape)
+            run_tool(*prefix, "tc", "qdisc", verb, "dev", end, "root", *shape)
 
     def _add_bridge(self, name: str) -> None:
-        _run("ip", "link", "add", name, "type", "bridge")
+        run_tool("ip", "link", "add", name, "type", "bridge")
         self._bridges.append(name)
-        _run("ip", "link", "set", name, "up")
+        run_tool("ip", "link", "set", name, "up")
 
     def _add(self, machine: int) -> None:
         name, port, inside = self._name(machine), self._port(machine), self.prefix(machine)
-        _run("ip", "netns", "add", name)
+        run_tool("ip", "netns", "add", name)
         end = ("peer", "name", LINE, "address", _link_address(machine), "netns", name)
-        _run("ip", "link", "add", port, "type", "veth", *end)
-        _run("ip", "link", "set", port, "master", self._bridges[0], "up")
-        _run(*inside, "ip", "link", "set", "lo", "up")
-        _run(*inside, "ip", "addr", "add", f"{self.host(machine)}/16", "dev", LINE)
-        _run(*inside, "ip", "link", "set", LINE, "up")
-        _run(*inside, "ip", "route", "change", _SUBNET, "dev", LINE, "congctl", "cubic")
+        run_tool("ip", "link", "add", port, "type", "veth", *end)
+        run_tool("ip", "link", "set", port, "master", self._bridges[0], "up")
+        run_tool(*inside, "ip", "link", "set", "lo", "up")
+        run_tool(*inside, "ip", "addr", "add", f"{self.host(machine)}/16", "dev", LINE)
+        run_tool(*inside, "ip", "link", "set", LINE, "up")
+        run_tool(*inside, "ip", "route", "change", _SUBNET, "dev", LINE, "congctl", "cubic")
         neighbours = [
             f"neigh add {self.host(one)} lladdr {_link_address(one)} dev {LINE} nud permanent\n"
             for one in range(self.num_machines)
             if one != machine
         ]
-        _run(*inside, "ip", "-batch", "-", text="".join(neighbours))
+        run_tool(*inside, "ip", "-batch", "-", text="".join(neighbours))
         self._shape(machine, "add")
 
     def _remove(self) -> None:
         for machine in range(self.num_machines):
-            _remove_namespace(self._name(machine))
+            remove_namespace(self._name(machine))
         for bridge in self._bridges:
             _remove_link(bridge)
+
+
+@contextlib.contextmanager
+def enter_namespace(name: str) -> Iterator[None]:
+    """Sockets that this thread opens within the block belong to a namespace."""
+    with open("/proc/thread-self/ns/net") as home, open(_NAMESPACES / name) as there:
+        _enter(there.fileno())
+        try:
+            yield
+        finally:
+            _enter(home.fileno())
 
 
 def _enter(namespace: int) -> None:
@@ -222,21 +228,22 @@ def _link_address(machine: int) -> str:
     return f"02:00:00:00:00:{machine + 1:02x}"
 
 
-def _run(*command: str, text: str = "") -> None:
-    """`text` is its standard input."""
+def run_tool(*command: str, text: str = "") -> None:
+    """Runs a program that must succeed. `text` is its standard input."""
     subprocess.run(command, check=True, capture_output=True, text=True, input=text)
 
 
-def _pids(namespace: str) -> list[int]:
+def processes_of(namespace: str) -> list[int]:
+    """Processes in a namespace."""
     listed = subprocess.run(
         ["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False
     )
     return [int(pid) for pid in listed.stdout.split()]
 
 
-def _remove_namespace(name: str) -> None:
+def remove_namespace(name: str) -> None:
     """Removes a namespace with its processes and both ends of its line."""
-    for pid in _pids(name):
+    for pid in processes_of(name):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
@@ -248,14 +255,14 @@ def _remove_link(name: str) -> None:
     subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
 
 
-def _remove_leftovers() -> None:
+def remove_leftovers() -> None:
     """Removes the namespaces of processes that were killed before they could tidy up."""
     dead = set()
-    for path in sorted(_NAMESPACES.glob("gr*n*")):
-        found = re.fullmatch(r"(gr(\d+)[a-z])n\d+", path.name)
+    for path in sorted(_NAMESPACES.glob("g[ir]*")):
+        found = re.fullmatch(r"(g[ir](\d+)[a-z])[nr]\d+", path.name)
         if found and not Path(f"/proc/{found[2]}").exists():
             dead.add(found[1])
-            _remove_namespace(path.name)
+            remove_namespace(path.name)
     for tag in sorted(dead):
         for link in sorted(Path("/sys/class/net").glob(f"{tag}b*")):
             _remove_link(link.name)

@@ -1,0 +1,121 @@
+"""Real daemons in the homes of `internet`, and what becomes of their rounds."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from gossamer.node.demo.local_swarm import LocalNode
+from gossamer.node.network.identity import Identity
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.status import Status
+from tests.internet.internet import Internet, Machine
+from tests.support.daemons import chain_of, head_of
+
+PORT = 4610
+
+
+@dataclass(kw_only=True)
+class Home(LocalNode):
+    """A machine and the daemon on it."""
+
+    internet: Internet
+    number: int
+
+    def status(self) -> Status | None:
+        """What the daemon says of itself; None while it does not answer."""
+        with self.internet.inside(self.number):
+            return super().status()
+
+    @property
+    def peer_id(self) -> str:
+        """The daemon's peer id, which exists before the daemon runs."""
+        return Identity.load_or_create(StateDir(self.root).identity_path).peer_id
+
+    @property
+    def public_address(self) -> str:
+        """The address that leads to this home, if a connection gets through its router."""
+        return f"/ip4/{self.internet.public_host(self.number)}/tcp/{PORT}/p2p/{self.peer_id}"
+
+
+@dataclass
+class Rounds:
+    """Rounds of one chain between two moments."""
+
+    num_members: list[int] = field(default_factory=list)
+    """Members with work in each round."""
+    seconds: float = 0.0
+
+    def share_of(self, everybody: int) -> float:
+        """Part of the rounds that have the work of so many peers."""
+        full = sum(number >= everybody for number in self.num_members)
+        return full / len(self.num_members) if self.num_members else 0.0
+
+    @property
+    def round_seconds(self) -> float:
+        """Mean time of a round; inf if there was none."""
+        return self.seconds / len(self.num_members) if self.num_members else float("inf")
+
+
+class Homes:
+    """The daemons of one small internet. Use as a context: at its end no daemon is left."""
+
+    def __init__(
+        self, folder: Path, machines: Sequence[Machine], options: Sequence[str] = ()
+    ) -> None:
+        self.internet = Internet(machines)
+        self.homes = [
+            Home(
+                root=folder / f"home{number}",
+                prefix=tuple(self.internet.prefix(number)),
+                options=("--threads", "1", "--log-level", "debug", *options),
+                listen=f"/ip4/0.0.0.0/tcp/{PORT}",
+                internet=self.internet,
+                number=number,
+            )
+            for number in range(len(machines))
+        ]
+
+    def __enter__(self) -> Homes:
+        self.internet.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for home in self.homes:
+            with contextlib.suppress(OSError):
+                home.kill()
+        self.internet.__exit__(kind, error, traceback)
+
+    def watch(self, home: Home, seconds: float) -> Rounds:
+        """The rounds that the chain of one daemon gains in this time."""
+        started = time.monotonic()
+        first = len(_members(home))
+        time.sleep(seconds)
+        return Rounds(_members(home)[first:], time.monotonic() - started)
+
+
+def _members(home: Home) -> list[int]:
+    """Number of members with work in each round of the chain on a daemon's disk."""
+    try:
+        head, chain = head_of(home), chain_of(home)
+    except FileNotFoundError:
+        return []
+    path = chain.path_between(chain.genesis, head)
+    assert path is not None, "the chain on disk has a hole"
+    headers = [chain.header(each) for each in path]
+    return [sum(member.tokens > 0 for member in header.members) for header in headers]
+
+
+def median(values: Sequence[float]) -> float:
+    """The median; nan of none."""
+    return statistics.median(values) if values else float("nan")

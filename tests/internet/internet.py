@@ -1,0 +1,263 @@
+"""A small internet on this machine: homes behind routers, made of network namespaces.
+
+Needs root, iproute2 and nftables. A bridge is the internet. A public machine is attached to it with
+an address of its own (198.18.0.0/15, RFC 2544). A home is a router, attached likewise, and a
+machine behind it with a private address: the same one in every home. What a machine sends is shaped to the
+home's uplink, and what it receives where it leaves the bridge. Routers translate and filter with
+nftables, as most home routers do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import string
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal
+
+from tests.support.netns import (
+    NamespacesUnavailable,
+    enter_namespace,
+    processes_of,
+    remove_leftovers,
+    remove_namespace,
+    run_tool,
+)
+
+LINE = "eth0"
+"""The interface inside every namespace that leads to the internet."""
+
+PRIVATE_HOST = "192.168.1.10"
+"""The address of the machine in every home."""
+
+NUMBER_OF_MACHINES_MAX = 120
+"""One byte of the address, for a router and its machine each."""
+
+_BURST = "128kb"
+_QUEUE = "50ms"
+"""See `tests.support.netns`."""
+
+_networks = itertools.count()
+
+
+@dataclass(frozen=True)
+class Router:
+    """What a home's router does."""
+
+    ports: Literal["kept", "random"] = "kept"
+    """The outer port of a connection: the inner one where it is free (endpoint-independent mapping,
+    RFC 4787, section 4.1), or another one for each connection (address- and port-dependent)."""
+    uninvited: Literal["drop", "reset"] = "drop"
+    """What becomes of a connection from outside."""
+    forwards: int | None = None
+    """A port that the owner has opened by hand."""
+    is_cloud: bool = False
+    """All ports are forwarded to the machine (1:1 NAT)."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine with a daemon."""
+
+    router: Router | None = None
+    """None: the machine has a public address."""
+    up_mbit: float = 20.0
+    down_mbit: float = 100.0
+
+
+class Internet:
+    """All machines of a test. Use as a context; at its end their processes are killed.
+
+    Raises:
+        NamespacesUnavailable: on entering: no root, no ``ip``, ``tc`` and ``nft``, or a kernel or
+            container that does not let us.
+    """
+
+    def __init__(self, machines: Sequence[Machine]) -> None:
+        assert 0 < len(machines) <= NUMBER_OF_MACHINES_MAX
+        self.machines = list(machines)
+        # An interface's name has at most 15 characters; process ids have up to seven.
+        self._tag = f"gi{os.getpid()}{string.ascii_lowercase[next(_networks) % 26]}"
+        self._bridge = f"{self._tag}b"
+        self._moves = [0] * len(machines)
+        """How often each home got another public address."""
+
+    def prefix(self, machine: int) -> list[str]:
+        """What to put before a command to run it on a machine; it keeps its process id."""
+        return ["ip", "netns", "exec", self._machine(machine)]
+
+    def public_host(self, machine: int) -> str:
+        """The address that others see."""
+        return f"198.18.{self._moves[machine]}.{machine + 1}"
+
+    def own_host(self, machine: int) -> str:
+        """The address that the machine itself has."""
+        return PRIVATE_HOST if self.machines[machine].router else self.public_host(machine)
+
+    @contextmanager
+    def inside(self, machine: int) -> Iterator[None]:
+        """Sockets that this thread opens within the block belong to the machine."""
+        with enter_namespace(self._machine(machine)):
+            yield
+
+    def pids(self, machine: int) -> list[int]:
+        """Processes on a machine."""
+        return processes_of(self._machine(machine))
+
+    # What happens
+
+    def move(self, machine: int) -> None:
+        """The home gets another public address, as after a night: its connections break."""
+        where, old = self._gate(machine), self.public_host(machine)
+        self._moves[machine] += 1
+        for verb, host in (("del", old), ("add", self.public_host(machine))):
+            run_tool(*_in(where), "ip", "addr", verb, f"{host}/15", "dev", LINE)
+        if self.machines[machine].router is not None:
+            self._translate(machine)
+
+    def cut(self, machine: int) -> None:
+        """Makes the machine's line silent in both directions."""
+        run_tool("ip", "link", "set", self._port(machine), "down")
+
+    def mend(self, machine: int) -> None:
+        """The end of `cut`."""
+        run_tool("ip", "link", "set", self._port(machine), "up")
+
+    # Life
+
+    def __enter__(self) -> Internet:
+        if os.geteuid() != 0:
+            raise NamespacesUnavailable("network namespaces need root: run this as root")
+        tools = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables"}
+        missing = sorted({package for tool, package in tools.items() if shutil.which(tool) is None})
+        if missing:
+            raise NamespacesUnavailable(f"install {' and '.join(missing)}")
+        try:
+            remove_leftovers()
+            run_tool("ip", "link", "add", self._bridge, "type", "bridge")
+            run_tool("ip", "link", "set", self._bridge, "up")
+            for machine in range(len(self.machines)):
+                self._add(machine)
+        except subprocess.CalledProcessError as error:
+            self._remove()
+            said = f"`{' '.join(error.cmd)}` said: {error.stderr.strip()}"
+            raise NamespacesUnavailable(f"homes cannot be made here: {said}") from error
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._remove()
+
+    def _machine(self, machine: int) -> str:
+        return f"{self._tag}n{machine}"
+
+    def _router(self, machine: int) -> str:
+        return f"{self._tag}r{machine}"
+
+    def _gate(self, machine: int) -> str:
+        """The namespace that has the public address."""
+        has_router = self.machines[machine].router is not None
+        return self._router(machine) if has_router else self._machine(machine)
+
+    def _port(self, machine: int) -> str:
+        """The bridge's end of a home's line."""
+        return f"{self._tag}p{machine}"
+
+    def _add(self, machine: int) -> None:
+        what, gate, inner = self.machines[machine], self._gate(machine), self._machine(machine)
+        port = self._port(machine)
+        run_tool("ip", "netns", "add", inner)
+        if what.router is not None:
+            run_tool("ip", "netns", "add", gate)
+        run_tool("ip", "link", "add", port, "type", "veth", "peer", "name", LINE, "netns", gate)
+        run_tool("ip", "link", "set", port, "master", self._bridge, "up")
+        for name in {gate, inner}:
+            run_tool(*_in(name), "ip", "link", "set", "lo", "up")
+        address = f"{self.public_host(machine)}/15"
+        run_tool(*_in(gate), "ip", "addr", "add", address, "dev", LINE)
+        run_tool(*_in(gate), "ip", "link", "set", LINE, "up")
+        if what.router is not None:
+            self._add_home(machine)
+        for prefix, end, mbit in (
+            (_in(gate), LINE, what.up_mbit),
+            ([], port, what.down_mbit),
+        ):
+            shape = ["tbf", "rate", f"{mbit:g}mbit", "burst", _BURST, "latency", _QUEUE]
+            run_tool(*prefix, "tc", "qdisc", "add", "dev", end, "root", *shape)
+
+    def _add_home(self, machine: int) -> None:
+        gate, inner = self._gate(machine), self._machine(machine)
+        run_tool(
+            *_in(gate), "ip", "link", "add", "lan", "type", "veth",
+            "peer", "name", LINE, "netns", inner,
+        )  # fmt: skip
+        run_tool(*_in(gate), "ip", "addr", "add", "192.168.1.1/24", "dev", "lan")
+        run_tool(*_in(gate), "ip", "link", "set", "lan", "up")
+        run_tool(*_in(inner), "ip", "addr", "add", f"{PRIVATE_HOST}/24", "dev", LINE)
+        run_tool(*_in(inner), "ip", "link", "set", LINE, "up")
+        run_tool(*_in(inner), "ip", "route", "add", "default", "via", "192.168.1.1")
+        run_tool(*_in(gate), "sysctl", "-q", "-w", "net.ipv4.ip_forward=1")
+        self._translate(machine)
+
+    def _translate(self, machine: int) -> None:
+        """Gives the router its rules."""
+        router = self.machines[machine].router
+        assert router is not None
+        public = self.public_host(machine)
+        mapping = "masquerade fully-random" if router.ports == "random" else "masquerade"
+        inward = ""
+        if router.is_cloud:
+            inward = f"ip daddr {public} dnat to {PRIVATE_HOST}"
+        elif router.forwards is not None:
+            inward = (
+                f"ip daddr {public} tcp dport {router.forwards} "
+                f"dnat to {PRIVATE_HOST}:{router.forwards}"
+            )
+        refuse = "reject with tcp reset" if router.uninvited == "reset" else "drop"
+        rules = f"""
+            table ip gate {{
+                chain inward {{ type nat hook prerouting priority -100; {inward} }}
+                chain outward {{
+                    type nat hook postrouting priority 100;
+                    oifname "{LINE}" {mapping}
+                }}
+                chain through {{
+                    type filter hook forward priority 0; policy accept;
+                    ct state established,related accept
+                    iifname "{LINE}" ct status dnat accept
+                    iifname "{LINE}" drop
+                }}
+                chain to_router {{
+                    type filter hook input priority 0; policy accept;
+                    ct state established,related accept
+                    iifname "{LINE}" meta l4proto tcp {refuse}
+                }}
+            }}
+        """
+        deleted = "table ip gate {}\ndelete table ip gate\n"
+        run_tool(*_in(self._gate(machine)), "nft", "-f", "-", text=deleted + rules)
+
+    def _remove(self) -> None:
+        for machine in range(len(self.machines)):
+            remove_namespace(self._machine(machine))
+            remove_namespace(self._router(machine))
+            subprocess.run(
+                ["ip", "link", "del", self._port(machine)], capture_output=True, check=False
+            )
+        subprocess.run(["ip", "link", "del", self._bridge], capture_output=True, check=False)
+
+
+def _in(namespace: str) -> list[str]:
+    return ["ip", "netns", "exec", namespace]

@@ -1,0 +1,115 @@
+"""Rounds of real daemons in homes behind routers: one topology, or all of them as a table.
+
+python -m tests.internet.run                  all topologies
+python -m tests.internet.run "1 + 3 crossable" --seconds 60
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.internet.homes import Homes
+from tests.internet.internet import Machine, Router
+from tests.support.daemons import MANIFEST
+from tests.support.netns import NamespacesUnavailable
+
+PATIENCE_SECONDS = 60.0
+"""Time until the first round with everybody is given up."""
+
+PUBLIC = Machine()
+CROSSABLE = Machine(Router())
+STRICT = Machine(Router(ports="random"))
+
+TOPOLOGIES: dict[str, list[Machine]] = {
+    "4 public": [PUBLIC] * 4,
+    "1 public, 2 crossable": [PUBLIC, CROSSABLE, CROSSABLE],
+    "1 public, 3 crossable": [PUBLIC, CROSSABLE, CROSSABLE, CROSSABLE],
+    "2 public, 2 strict": [PUBLIC, PUBLIC, STRICT, STRICT],
+    "1 public, 3 strict": [PUBLIC, STRICT, STRICT, STRICT],
+}
+
+
+@dataclass
+class Row:
+    """What was measured in one topology."""
+
+    name: str
+    first_seconds: float
+    """Time from the start of the last daemon to the first round with everybody's work."""
+    num_rounds: int
+    share: float
+    round_seconds: float
+    num_removed: int
+    """Members that were put out of a ring."""
+
+    def __str__(self) -> str:
+        return (
+            f"| {self.name} | {self.first_seconds:.1f} | {self.num_rounds} | {self.share:.2f} "
+            f"| {self.round_seconds:.2f} | {self.num_removed} |"
+        )
+
+
+def measure(name: str, seconds: float, folder: Path) -> Row:
+    """Runs one topology."""
+    machines = TOPOLOGIES[name]
+    manifest = folder / "manifest.toml"
+    manifest.write_text(MANIFEST)
+    corpus = folder / "corpus.txt"
+    corpus.write_text("The quick brown fox jumps over the lazy dog. " * 20_000)
+    with Homes(folder, machines) as homes:
+        founder = homes.homes[0]
+        founder.start("start", "--manifest", str(manifest), "--corpus", str(corpus))
+        founder.wait_for(lambda status: status.round >= 1, PATIENCE_SECONDS, "the first round")
+        for home in homes.homes[1:]:
+            home.start("join", founder.public_address)
+        started = time.monotonic()
+        while time.monotonic() < started + PATIENCE_SECONDS:
+            if homes.watch(founder, 1.0).share_of(len(machines)):
+                break
+        first_seconds = time.monotonic() - started
+        rounds = homes.watch(founder, seconds)
+        logs = [home.log_path.read_text(errors="replace") for home in homes.homes]
+        for home in homes.homes:
+            status = home.status()
+            if status is not None:
+                print(
+                    home.number, status.phase, status.round, [p.peer_id[-6:] for p in status.peers]
+                )
+    removed = sum(log.count("a member is out of the ring") for log in logs)
+    return Row(
+        name,
+        first_seconds,
+        len(rounds.num_members),
+        rounds.share_of(len(machines)),
+        rounds.round_seconds,
+        removed,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", default=list(TOPOLOGIES), help="topologies")
+    parser.add_argument("--seconds", type=float, default=40.0, help="measured time of each")
+    parser.add_argument("--keep", type=Path, help="folder for logs and states")
+    options = parser.parse_args()
+    print("| topology | first full round, s | rounds | with everybody | round, s | put out |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for number, name in enumerate(options.names):
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = (options.keep or Path(temporary)) / str(number)
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                print(measure(name, options.seconds, folder), flush=True)
+            except NamespacesUnavailable as reason:
+                sys.exit(str(reason))
+
+
+if __name__ == "__main__":
+    main()
