@@ -16,11 +16,7 @@ from functools import partial
 from typing import Any
 
 import trio
-from libp2p.abc import (
-    IMuxedConn,
-    INetStream,
-    ISecureConn,
-)
+from libp2p.abc import IMuxedConn, INetStream, IRawConnection, ISecureConn
 from libp2p.custom_types import TMuxerOptions, TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.io.abc import ReadWriteCloser
@@ -36,11 +32,11 @@ from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 from gossamer.node.base.awake_clock import AwakeClock
-from gossamer.node.network.libp2p_noise import NoiseSession
-from gossamer.node.network.libp2p_tcp import PortReusingTcp
+from gossamer.node.network.libp2p_noise import NoiseSession, layer_of
+from gossamer.node.network.libp2p_tcp import CircuitEnd, PortReusingTcp
 from gossamer.node.network.libp2p_yamux import YamuxConnection
 from gossamer.node.network.libp2p_yamux_stream import YamuxStream
-from gossamer.node.network.transport import ListenError
+from gossamer.node.network.transport import ListenError, Path
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, public_key_of
 
@@ -167,7 +163,12 @@ class GuardedSwarm(Swarm):
         """
         if len(self.get_connections()) >= self.connection_config.max_connections:
             raise SwarmException("we have as many connections as we allow")
-        raw_conn = await self.tcp.dial(maddr)
+        return await self.connect_over(await self.tcp.dial(maddr), peer_id, Path("direct"))
+
+    async def connect_over(
+        self, raw_conn: IRawConnection, peer_id: ID | None, path: Path
+    ) -> SwarmConn:
+        """Run the initiator's handshakes on a connection, see `dial_once`."""
         muxed_conn: IMuxedConn | None = None
         try:
             secured = await self.upgrader.security_multistream.secure_outbound(
@@ -175,6 +176,8 @@ class GuardedSwarm(Swarm):
                 peer_id,  # type: ignore[arg-type]  # None: `FastNoiseTransport` accepts anybody
             )
             muxed_conn = await self.upgrader.upgrade_connection(secured, secured.get_remote_peer())
+            if isinstance(muxed_conn, YamuxConnection):
+                muxed_conn.path = path
             return await self.add_conn(muxed_conn, direction="outbound")
         except BaseException:
             with trio.CancelScope(shield=True):
@@ -182,6 +185,10 @@ class GuardedSwarm(Swarm):
                     await muxed_conn.close()
                 await raw_conn.close()
             raise
+
+    async def serve_circuit(self, end: CircuitEnd) -> None:
+        """Run one connection that a peer has opened through a relay, from handshake to end."""
+        await self._handle_inbound_connection(end, Multiaddr("/ip4/0.0.0.0/tcp/0"))
 
     async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
         """Take a connection in, unless its peer or its address may not have it."""
@@ -192,6 +199,9 @@ class GuardedSwarm(Swarm):
         if isinstance(muxed_conn, YamuxConnection):
             muxed_conn.on_violation = partial(self._note_violation, muxed_conn.peer_id)
             muxed_conn.was_dialled = direction == "outbound"
+            circuit = layer_of(muxed_conn, CircuitEnd)
+            if circuit is not None:
+                muxed_conn.path = Path("relayed", circuit.relay)
         connection = await super().add_conn(muxed_conn, direction)
         if self.on_connected is not None:
             self.on_connected(connection)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import TypeVar
 
 import trio
 from cryptography.exceptions import InvalidTag
@@ -66,12 +67,15 @@ def _shared_buffers() -> _Buffers:
         return buffers
 
 
-def socket_of(connection: object) -> socket.socket | None:
-    """The operating system's socket under any layer of a py-libp2p TCP connection."""
+_Layer = TypeVar("_Layer")
+
+
+def layer_of(connection: object, kind: type[_Layer]) -> _Layer | None:
+    """The object of a class among the layers of a py-libp2p connection; None if there is none."""
     layer: object | None = connection
     for _ in range(12):  # deeper than any stack of py-libp2p 0.8.1
-        if isinstance(layer, trio.SocketStream):
-            return layer.socket  # type: ignore[return-value]  # trio's has the same methods
+        if isinstance(layer, kind):
+            return layer
         for name in ("secured_conn", "conn", "raw_conn", "read_write_closer", "stream"):
             below = getattr(layer, name, None)
             if below is not None and below is not layer:
@@ -80,6 +84,12 @@ def socket_of(connection: object) -> socket.socket | None:
         else:
             return None
     return None
+
+
+def socket_of(connection: object) -> socket.socket | None:
+    """The operating system's socket under any layer of a py-libp2p connection."""
+    stream = layer_of(connection, trio.SocketStream)
+    return None if stream is None else stream.socket  # type: ignore[return-value]  # same methods
 
 
 class NoiseSession(SecureSession):

@@ -18,7 +18,13 @@ from gossamer.node.network.libp2p_addresses import (
 from gossamer.node.network.libp2p_identify import PROTOCOL, ask_observed
 from gossamer.node.network.libp2p_noise import socket_of
 from gossamer.node.network.libp2p_yamux import YamuxConnection
-from gossamer.node.network.reachability import Neighbourhood, Reachability, is_ip, is_private
+from gossamer.node.network.reachability import (
+    Endpoint,
+    Neighbourhood,
+    Reachability,
+    is_ip,
+    is_private,
+)
 from gossamer.node.network.transport import Stream, TransportError
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
@@ -50,6 +56,15 @@ class OwnAddresses:
         private = [address for address in bound if is_private(host_of(Multiaddr(address)))]
         public = [address for address in bound if address not in private]
         return list(dict.fromkeys((*self._announced, *self.mapped, *public, *seen, *private)))
+
+    def outer(self) -> list[Endpoint]:
+        """Addresses for a crossing: what any observer sees, and what is global by itself."""
+        seen = self.reachability.candidates()
+        for bound in self._host.get_transport_addrs():
+            port = int(bound.value_for_protocol("tcp") or 0)
+            hosts = (host_of(Multiaddr(address)) for address in dialable(bound))
+            seen += [Endpoint(host, port) for host in hosts if not is_private(host)]
+        return list(dict.fromkeys(seen))
 
     def neighbourhood(self) -> Neighbourhood:
         """The networks that this machine is in."""

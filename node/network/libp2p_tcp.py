@@ -24,6 +24,7 @@ from multiaddr import Multiaddr
 from gossamer.node.network.libp2p_noise import socket_of
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.transport import RACE_SECONDS
+from gossamer.protocol.ids import PeerId
 
 logger = logging.getLogger(__name__)
 
@@ -209,10 +210,19 @@ class PortReusingTcp(TCP):
             _, stream = await race(self._connect, ways, RACE_SECONDS, OSError)
         except RaceLost as lost:
             raise lost.failures[0] from None
-        connection = TrioTCPStream(stream)
-        connection.get_remote_address()  # remembered: the socket may be gone when asked later
-        detect_dead_links(connection)
-        return RawConnection(connection, True)
+        return _raw(stream)
+
+    async def dial_from_listener(self, host: str, port: int) -> IRawConnection:
+        """Connect to an IP address from the port of a listener, and from no other one.
+
+        Raises:
+            OSError: the kernel's reason, or that no listener's port can be used.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        source = self._source(family, host, port)
+        if source is None:
+            raise OSError(errno.EADDRNOTAVAIL, "no listener's port to dial from")
+        return _raw(await _connected(_bound(family, *source, shares=True), host, port))
 
     async def _connect(self, target: tuple[socket.AddressFamily, str, int]) -> trio.SocketStream:
         family, host, port = target
@@ -251,6 +261,25 @@ class PortReusingTcp(TCP):
         listener = PortSharingListener(handler_function)
         self._listeners.append(listener)
         return listener
+
+
+def _raw(stream: trio.SocketStream) -> RawConnection:
+    connection = TrioTCPStream(stream)
+    connection.get_remote_address()  # remembered: the socket may be gone when asked later
+    detect_dead_links(connection)
+    return RawConnection(connection, True)
+
+
+class CircuitEnd(TrioTCPStream):
+    """This process's end of a circuit, in the place of a TCP connection."""
+
+    def __init__(self, stream: trio.SocketStream, relay: PeerId) -> None:
+        super().__init__(stream)
+        self.relay = relay
+
+    def get_remote_address(self) -> tuple[str, int] | None:
+        """None: the other end's address is not known."""
+        return None
 
 
 def _is_mine(family: socket.AddressFamily, host: str) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 
 import trio
 from libp2p.abc import INetConn
@@ -48,6 +47,7 @@ from gossamer.node.network.libp2p_guards import (
 from gossamer.node.network.libp2p_negotiation import bound_host, bound_selector
 from gossamer.node.network.libp2p_noise import FastNoiseTransport
 from gossamer.node.network.libp2p_own_addresses import OwnAddresses
+from gossamer.node.network.libp2p_paths import Paths
 from gossamer.node.network.libp2p_stream import Libp2pStream
 from gossamer.node.network.libp2p_tcp import PortReusingTcp
 from gossamer.node.network.libp2p_yamux import YamuxConnection
@@ -61,7 +61,9 @@ from gossamer.node.network.transport import (
     ConnectError,
     GossipHandler,
     ListenError,
+    MayRelay,
     OffenceHandler,
+    Path,
     ProtocolRefused,
     Stream,
     StreamClosed,
@@ -110,7 +112,8 @@ class Libp2pTransport:
         self._offence_handler: OffenceHandler | None = None
         host.count_stream = self._count
         swarm.on_violation = self._on_offence
-        swarm.on_connected = self._on_connected
+        self.paths = Paths(self, swarm, own, nursery, self._open_on)
+        swarm.on_connected = self.paths.connected
         pubsub.on_message = self._on_gossip
         pubsub.on_offence = self._on_offence
         pubsub.is_banned = swarm.is_banned
@@ -127,13 +130,6 @@ class Libp2pTransport:
     def reach(self) -> Reach:
         """See `Transport.reach`."""
         return self.own.reachability.reach
-
-    def _on_connected(self, connection: INetConn) -> None:
-        """Learns from a new connection, in a task of its own."""
-        muxed = connection.muxed_conn
-        if isinstance(muxed, YamuxConnection):
-            open_on = partial(self._open_on, connection, peer_id_of(muxed.peer_id))
-            self._nursery.start_soon(self.own.learn, muxed, open_on)
 
     # -- connections
 
@@ -242,19 +238,26 @@ class Libp2pTransport:
         heard = [m.heard_seconds for m in multiplexers if isinstance(m, YamuxConnection)]
         return max(heard, default=None)
 
+    async def connect_through(self, relay: PeerId, peer_id: PeerId) -> None:
+        """See `Transport.connect_through`."""
+        await self.paths.connect_through(relay, peer_id)
+
+    def relay_for(self, may_relay: MayRelay) -> None:
+        """See `Transport.relay_for`."""
+        self.paths.circuits.may_relay = may_relay
+
+    def path(self, peer_id: PeerId) -> Path | None:
+        """See `Transport.path`."""
+        return self.paths.path(peer_id)
+
     # -- streams
 
     async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
         """See `Transport.open_stream`."""
-        candidates = [
-            connection
-            for connection in self._swarm.get_connections(libp2p_id(peer_id))
-            if isinstance(connection.muxed_conn, YamuxConnection)
-            and connection.muxed_conn.is_established
-        ]
-        if not candidates:
+        connections = self.paths.connections(libp2p_id(peer_id))
+        if not connections:
             raise ConnectError(f"not connected to {peer_id}")
-        return await self._open_on(candidates[-1], peer_id, protocol)
+        return await self._open_on(connections[-1][0], peer_id, protocol)
 
     async def _open_on(self, connection: INetConn, peer_id: PeerId, protocol: str) -> Stream:
         what = f"stream {protocol} to {peer_id}"

@@ -49,7 +49,7 @@ from gossamer.node.network.libp2p_yamux_stream import (
     YamuxStream,
 )
 from gossamer.node.network.pings import Ping, Pings
-from gossamer.node.network.transport import PING_SECONDS
+from gossamer.node.network.transport import PING_SECONDS, Path
 from gossamer.protocol.policy.throttle import Rate, Throttle
 
 logger = logging.getLogger(__name__)
@@ -107,6 +107,7 @@ class YamuxConnection(IMuxedConn):
         self.event_shutting_down = trio.Event()
         self.was_dialled = secured_conn.is_initiator
         """Whether this node dialled. After a simultaneous open both ends did."""
+        self.path = Path("direct")
         self._initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
         self._next_stream_id = 1 if self._initiator else 2
         self._accepted_out, self._accepted_in = trio.open_memory_channel[YamuxStream](

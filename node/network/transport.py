@@ -11,7 +11,8 @@ Errors a caller has to expect are all `TransportError`; their text is fit to be 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
@@ -53,6 +54,16 @@ class ProtocolRefused(ConnectError):
 
 class StreamClosed(TransportError):
     """The other side closed or reset the stream, or the connection under it died."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """How this node and a peer are connected."""
+
+    kind: Literal["direct", "crossed", "relayed"]
+    """Crossed: both dialled at once, from behind their routers."""
+    relay: PeerId | None = None
+    """The peer that carries the connection."""
 
 
 class Stream(Protocol):
@@ -108,6 +119,10 @@ GossipHandler = Callable[[PeerId, bytes], bool | None]
 OffenceHandler = Callable[[PeerId, RemoteProtocolError], None]
 
 
+MayRelay = Callable[[PeerId, PeerId], str]
+"""(caller, target); the reason why this node does not carry their circuit, or an empty text."""
+
+
 class Transport(Protocol):
     """Connections, streams and gossip of one node."""
 
@@ -141,6 +156,21 @@ class Transport(Protocol):
         Raises:
             ConnectError: none of them led to that peer; the text names each and its failure.
         """
+
+    async def connect_through(self, relay: PeerId, peer_id: PeerId) -> None:
+        """Connect to a peer by a circuit through a connected one.
+
+        Both ends then try to get a direct connection by themselves.
+
+        Raises:
+            ConnectError: the relay refuses or cannot reach the peer.
+        """
+
+    def relay_for(self, may_relay: MayRelay) -> None:
+        """Carry circuits between connected peers for which `may_relay` has no objection."""
+
+    def path(self, peer_id: PeerId) -> Path | None:
+        """How a peer is connected, the best way if there are several; None: it is not."""
 
     async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
         """A new stream to a connected peer.

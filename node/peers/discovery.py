@@ -17,10 +17,11 @@ import structlog
 import trio
 
 from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.transport import ConnectError, Transport
 from gossamer.node.storage.state_dir import KnownPeers
 from gossamer.node.telemetry.metrics import Metrics
-from gossamer.protocol.ids import PeerId, short
+from gossamer.protocol.ids import PeerId, digest_of, short
 from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.policy.redial import BACK_OFF_SECONDS_MIN, Redial
 from gossamer.protocol.wire.statements import Announce
@@ -33,6 +34,14 @@ DIALS_AT_ONCE_MAX = 16
 CONNECTIONS_MAX = 192
 """Every ring member may have to reach every other; a ring has at most 256 members, and the
 transport refuses inbound connections above its own limit."""
+
+DIRECT_SECONDS = 1.5
+"""Head start of a peer's own addresses over a circuit through another peer: a dial takes four round
+trips, and one lost packet costs a second."""
+
+RELAYS_TRIED_MAX = 3
+"""Peers that are asked for a circuit. One that is connected to both ends is nearly always among
+the first: peers that can be reached are connected to everybody."""
 
 REUNION_SECONDS = 20.0
 """Limit of the time after which peers that were cut off from each other for minutes are connected
@@ -146,8 +155,9 @@ class Discovery:
                 peer, address = await self._transport.connect(target.addresses[0]), key
             else:
                 peer = target.peer
-                address = await self._transport.connect_any(peer, target.addresses)
-            self._known.reached(peer, address)
+                address = await self._reach(peer, target.addresses)
+            if address:
+                self._known.reached(peer, address)
             self._metrics.dials.add("connected")
             log.info("connected", peer=short(target.peer) if target.peer else key)
         except ConnectError as error:
@@ -156,3 +166,45 @@ class Discovery:
             log.debug("could not connect", error=str(error))
         finally:
             self._dialling.discard(key)
+
+    async def _reach(self, peer: PeerId, addresses: tuple[str, ...]) -> str:
+        """Connects to a peer by its addresses, or through another peer if that takes long.
+
+        A circuit lets both ends cross their routers, so it costs nothing to have one early.
+
+        Returns:
+            The address that led to the peer; empty if another peer did.
+
+        Raises:
+            ConnectError: neither does.
+        """
+
+        async def attempt(relay: PeerId | None) -> str:
+            if relay is None:
+                return await self._transport.connect_any(peer, addresses)
+            await self._transport.connect_through(relay, peer)
+            return ""
+
+        ways = [None, *self._relays(peer)]
+        try:
+            _, address = await race(attempt, ways, DIRECT_SECONDS, ConnectError)
+        except RaceLost as lost:
+            raise ConnectError(str(lost)) from None
+        return address
+
+    def _relays(self, peer: PeerId) -> list[PeerId]:
+        """Connected peers that may reach a peer: those that everybody can reach first."""
+        members = self._membership.known()
+
+        def preference(relay: PeerId) -> tuple[bool, bytes]:
+            announce = members.get(relay)
+            is_open = announce is not None and announce.reach == "open"
+            pair = min(peer, self._transport.peer_id), max(peer, self._transport.peer_id)
+            return not is_open, digest_of(b"gossamer relay:", *map(str.encode, (*pair, relay)))
+
+        direct = []
+        for relay in self._transport.peers():
+            path = self._transport.path(relay)
+            if path is not None and path.kind != "relayed" and relay in members:
+                direct.append(relay)
+        return sorted(direct, key=preference)[:RELAYS_TRIED_MAX]

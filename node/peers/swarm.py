@@ -84,6 +84,7 @@ class Swarm:
         self._listener: SwarmListener | None = None
         self._connected: set[PeerId] = set()
         self._greeted_seconds = float("-inf")
+        transport.relay_for(self._may_relay)
         self.gossip = Gossip(transport, identity, admission.run_id, self, randomness)
         self._announcer = Announcer(transport, self.gossip, incarnation)
 
@@ -166,6 +167,12 @@ class Swarm:
             return
         announce = self.membership.known().get(peer)
         await self._transport.connect_any(peer, announce.addresses if announce else ())
+
+    def _may_relay(self, *ends: PeerId) -> str:
+        """Says why this node does not carry a circuit; empty for members of the run."""
+        known = self.membership.known()
+        strangers = [peer for peer in ends if peer not in known]
+        return f"{short(strangers[0])} is not known as a member of the run" if strangers else ""
 
     @property
     def num_banned(self) -> int:

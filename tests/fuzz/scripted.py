@@ -10,7 +10,9 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import (
     Bytes,
     GossipHandler,
+    MayRelay,
     OffenceHandler,
+    Path,
     Stream,
     StreamClosed,
     StreamHandler,
@@ -70,6 +72,15 @@ class ScriptedTransport:
 
     async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> str:
         return addresses[0]
+
+    async def connect_through(self, relay: PeerId, peer_id: PeerId) -> None:
+        pass
+
+    def relay_for(self, may_relay: MayRelay) -> None:
+        """See `Transport.relay_for`."""
+
+    def path(self, peer_id: PeerId) -> Path | None:
+        return Path("direct")
 
     def reach(self) -> Reach:
         return "open"

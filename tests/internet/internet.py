@@ -2,9 +2,9 @@
 
 Needs root, iproute2 and nftables. A bridge is the internet. A public machine is attached to it with
 an address of its own (198.18.0.0/15, RFC 2544). A home is a router, attached likewise, and a
-machine behind it with a private address: the same one in every home. What a machine sends is shaped to the
-home's uplink, and what it receives where it leaves the bridge. Routers translate and filter with
-nftables, as most home routers do.
+machine behind it with a private address: the same one in every home. What a machine sends is shaped
+to the home's uplink, and what it receives where it leaves the bridge. Routers translate and filter
+with nftables, as most home routers do.
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ from gossamer.node.network.transport import (
     STREAMS_PER_PEER_MAX,
     ConnectError,
     GossipHandler,
+    MayRelay,
     OffenceHandler,
+    Path,
     ProtocolRefused,
     Stream,
     StreamClosed,
@@ -153,6 +155,17 @@ class MemoryPeer:
             listed = str(lost) or "no address is known"
             raise ConnectError(f"cannot reach peer {peer_id}: {listed}") from None
         return address
+
+    async def connect_through(self, relay: PeerId, peer_id: PeerId) -> None:
+        """See `Transport.connect_through`."""
+        raise ConnectError(f"{relay} does not relay")
+
+    def relay_for(self, may_relay: MayRelay) -> None:
+        """See `Transport.relay_for`."""
+
+    def path(self, peer_id: PeerId) -> Path | None:
+        """See `Transport.path`."""
+        return Path("direct") if peer_id in self.connections else None
 
     def reach(self) -> Reach:
         """See `Transport.reach`."""

@@ -1,0 +1,161 @@
+"""Ways to peers that no dial reaches: circuits through a third peer, and crossings."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import trio
+from libp2p.abc import INetConn
+from libp2p.network.connection.raw_connection import RawConnection
+from libp2p.peer.id import ID
+
+from gossamer.node.network import libp2p_crossing
+from gossamer.node.network.libp2p_addresses import libp2p_id, peer_id_of, why
+from gossamer.node.network.libp2p_crossing import Crossing
+from gossamer.node.network.libp2p_guards import GuardedSwarm
+from gossamer.node.network.libp2p_own_addresses import OwnAddresses
+from gossamer.node.network.libp2p_tcp import CircuitEnd
+from gossamer.node.network.libp2p_yamux import YamuxConnection
+from gossamer.node.network.racing import RaceLost, race
+from gossamer.node.network.reachability import Endpoint
+from gossamer.node.network.relay import Circuits, Doors, carry, ends
+from gossamer.node.network.transport import RACE_SECONDS, ConnectError, Path, Stream
+from gossamer.protocol.ids import PeerId
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_SECONDS_MAX = 10.0
+"""Over a circuit: six round trips of two legs each."""
+
+LOOK_SECONDS = 0.05
+"""How late a crossing notices the connection that the other end's dial made."""
+
+REDIAL_SECONDS = 0.1
+"""Between two dials of a crossing, if the first one failed at once."""
+
+OpenOn = Callable[[INetConn, PeerId, str], Awaitable[Stream]]
+"""Opens a stream of a protocol on one connection to a peer."""
+
+
+class Paths:
+    """Makes connections that need a third peer, and knows which path each connection takes."""
+
+    def __init__(
+        self,
+        doors: Doors,
+        swarm: GuardedSwarm,
+        own: OwnAddresses,
+        nursery: trio.Nursery,
+        open_on: OpenOn,
+    ) -> None:
+        self._swarm = swarm
+        self._own = own
+        self._nursery = nursery
+        self._open_on = open_on
+        self.circuits = Circuits(doors, self._serve_end)
+        self._crossing = Crossing(self._dial, own.outer)
+        doors.handle(libp2p_crossing.PROTOCOL, self._crossing.answer)
+
+    def connections(self, peer: ID) -> list[tuple[INetConn, YamuxConnection]]:
+        """Connections to a peer that can be used: relayed ones first, and the newest last."""
+        found = [
+            (connection, connection.muxed_conn)
+            for connection in self._swarm.get_connections(peer)
+            if isinstance(connection.muxed_conn, YamuxConnection)
+            and connection.muxed_conn.is_established
+        ]
+        return sorted(found, key=lambda each: each[1].path.kind != "relayed")
+
+    def path(self, peer: PeerId) -> Path | None:
+        """See `Transport.path`."""
+        connections = self.connections(libp2p_id(peer))
+        return connections[-1][1].path if connections else None
+
+    def connected(self, connection: INetConn) -> None:
+        """A connection has come about: what it shows, and what has to follow."""
+        muxed = connection.muxed_conn
+        if not isinstance(muxed, YamuxConnection):
+            return
+        peer = peer_id_of(muxed.peer_id)
+        if muxed.path.kind == "direct" and peer in self._own.crossing:
+            muxed.path = Path("crossed")
+        if muxed.path.kind != "relayed":
+
+            async def open_stream(protocol: str) -> Stream:
+                return await self._open_on(connection, peer, protocol)
+
+            self._nursery.start_soon(self._own.learn, muxed, open_stream)
+        elif not muxed.was_dialled:
+            # The specification lets the end that was called begin.
+            self._nursery.start_soon(self._cross, connection, peer)
+
+    # Circuits
+
+    async def connect_through(self, relay: PeerId, peer: PeerId) -> None:
+        """See `Transport.connect_through`."""
+        stream = await self.circuits.open(relay, peer)
+        near, far = ends()
+        self._nursery.start_soon(carry, stream, far)
+        raw_conn, path = RawConnection(CircuitEnd(near, relay), True), Path("relayed", relay)
+        try:
+            with trio.fail_after(HANDSHAKE_SECONDS_MAX):
+                await self._swarm.connect_over(raw_conn, libp2p_id(peer), path)
+        except Exception as error:
+            raise ConnectError(f"no connection to {peer} through {relay}: {why(error)}") from error
+
+    async def _serve_end(self, relay: PeerId, end: trio.SocketStream) -> None:
+        try:
+            await self._swarm.serve_circuit(CircuitEnd(end, relay))
+        except Exception as error:
+            logger.debug("a circuit through %s failed: %s", relay, why(error))
+
+    async def _drop_circuits(self, peer: PeerId) -> None:
+        """Ends the relayed connections to a peer that has a direct one."""
+        for connection, muxed in self.connections(libp2p_id(peer)):
+            if muxed.path.kind == "relayed":
+                await connection.close()
+
+    # Crossings
+
+    def _is_direct(self, peer: PeerId) -> bool:
+        path = self.path(peer)
+        return path is not None and path.kind != "relayed"
+
+    async def _cross(self, connection: INetConn, peer: PeerId) -> None:
+        async def open_stream() -> Stream:
+            return await self._open_on(connection, peer, libp2p_crossing.PROTOCOL)
+
+        if await self._crossing.begin(peer, open_stream):
+            logger.info("crossed the routers between here and %s", peer)
+            await self._drop_circuits(peer)
+
+    async def _dial(self, peer: PeerId, endpoints: list[Endpoint], seconds: float) -> bool:
+        """Dials a peer's outer addresses from the listening port, until one side's dial succeeds;
+        says whether it did."""
+        worth = self._own.neighbourhood().worth_dialling([each.host for each in endpoints])
+        ways = [each for each, is_worth in zip(endpoints, worth, strict=True) if is_worth]
+
+        async def attempt(endpoint: Endpoint) -> None:
+            raw_conn = await self._swarm.tcp.dial_from_listener(endpoint.host, endpoint.port)
+            await self._swarm.connect_over(raw_conn, libp2p_id(peer), Path("crossed"))
+
+        async def keep_dialling() -> None:
+            while True:
+                try:
+                    await race(attempt, ways, RACE_SECONDS, Exception)
+                except RaceLost as lost:
+                    logger.debug("crossing to %s: %s", peer, lost)
+                await trio.sleep(REDIAL_SECONDS)
+
+        self._own.crossing.add(peer)
+        try:
+            with trio.move_on_after(seconds):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(keep_dialling)
+                    while not self._is_direct(peer):  # noqa: ASYNC110 - connections set no event
+                        await trio.sleep(LOOK_SECONDS)
+                    nursery.cancel_scope.cancel()
+        finally:
+            self._own.crossing.discard(peer)
+        return self._is_direct(peer)

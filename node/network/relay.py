@@ -1,0 +1,245 @@
+"""Circuits: a connection of two peers through a third one, which cannot read it.
+
+Two peers that no dial brings together use it to agree on a crossing (`libp2p_crossing`), and, where
+that does not succeed, for everything. `protocol.wire.relay_messages` has the messages.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import trio
+
+from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.transport import (
+    ConnectError,
+    MayRelay,
+    Path,
+    Stream,
+    StreamClosed,
+    StreamHandler,
+    TransportError,
+)
+from gossamer.protocol import limits
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.wire.relay_messages import (
+    PIECE_BYTES_MAX,
+    RELAY_MESSAGE_BYTES_MAX,
+    RELAY_PROTOCOL,
+    RELAYED_PROTOCOL,
+    RelayAnswer,
+    Relayed,
+    RelayMessage,
+    RelayRequest,
+    decode_relay_message,
+    encode_relay_message,
+)
+
+ANSWER_SECONDS_MAX = 10.0
+"""The relay asks the target, which answers at once: three round trips."""
+
+CIRCUITS_MAX = 32
+"""Circuits that this node carries at a time: two for each of 16 members without another way."""
+
+CIRCUITS_PER_PEER_MAX = 8
+"""Circuits that one peer may ask for: to the members that it cannot reach."""
+
+SOCKET_BYTES = 64 * limits.KIB
+"""Bytes that wait in the kernel in each direction of a circuit's end: more would only add delay."""
+
+
+class Doors(Protocol):
+    """What circuits need of a transport."""
+
+    async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream: ...
+
+    def handle(
+        self, protocol: str, handler: StreamHandler, *, streams_per_peer_max: int = ...
+    ) -> None: ...
+
+    def path(self, peer_id: PeerId) -> Path | None: ...
+
+
+class Circuits:
+    """Carries circuits for others, and makes and accepts this node's own."""
+
+    def __init__(
+        self, doors: Doors, accept: Callable[[PeerId, trio.SocketStream], Awaitable[None]]
+    ) -> None:
+        """`accept` gets the relay and the end of a circuit that a peer has opened to this node. It
+        returns when the connection over it has ended."""
+        self._doors = doors
+        self._accept_end = accept
+        self.may_relay: MayRelay = lambda _caller, _target: "this peer does not relay"
+        self.num_carried = 0
+        """Circuits of others that this node carries now."""
+        self.carried_bytes = 0
+        """Payload bytes that this node has carried for others."""
+        doors.handle(RELAY_PROTOCOL, self._serve, streams_per_peer_max=CIRCUITS_PER_PEER_MAX)
+        doors.handle(RELAYED_PROTOCOL, self._accept, streams_per_peer_max=CIRCUITS_MAX)
+
+    # The caller
+
+    async def open(self, relay: PeerId, target: PeerId) -> Stream:
+        """A circuit's stream to a target; run `carry` on it.
+
+        Raises:
+            ConnectError: the relay is not connected, refuses, or cannot reach the target.
+        """
+        stream = await self._doors.open_stream(relay, RELAY_PROTOCOL)
+        try:
+            with trio.fail_after(ANSWER_SECONDS_MAX):
+                await _say(stream, RelayRequest(target))
+                answer = await _hear(stream)
+        except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:
+            await stream.reset()
+            reason = str(error) or "no answer in time"
+            raise ConnectError(f"no circuit through {relay}: {reason}") from None
+        except BaseException:
+            await stream.reset()
+            raise
+        if not isinstance(answer, RelayAnswer) or answer.problem:
+            await stream.reset()
+            said = answer.problem if isinstance(answer, RelayAnswer) else "a wrong message"
+            raise ConnectError(f"no circuit through {relay}: it says: {said}")
+        return stream
+
+    # The target
+
+    async def _accept(self, stream: Stream) -> None:
+        with trio.fail_after(ANSWER_SECONDS_MAX):
+            message = await _hear(stream)
+            if not isinstance(message, Relayed):
+                raise MalformedError("a circuit that does not name its caller")
+            await _say(stream, RelayAnswer())
+        near, far = ends()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(carry, stream, far)
+            await self._accept_end(stream.peer_id, near)
+            nursery.cancel_scope.cancel()
+
+    # The relay
+
+    async def _serve(self, stream: Stream) -> None:
+        with trio.fail_after(ANSWER_SECONDS_MAX):
+            request = await _hear(stream)
+            if not isinstance(request, RelayRequest):
+                raise MalformedError("a circuit that does not name its target")
+            caller, target = stream.peer_id, PeerId(request.target)
+            onward, problem = await self._onward(caller, target)
+            if onward is None:
+                await _say(stream, RelayAnswer(problem[: limits.TEXT_CHARACTERS_MAX]))
+                return
+        self.num_carried += 1
+        try:
+            await _say(stream, RelayAnswer())
+            async with trio.open_nursery() as nursery:
+                for one, other in ((stream, onward), (onward, stream)):
+                    nursery.start_soon(self._pass_on, one, other, nursery.cancel_scope)
+        finally:
+            self.num_carried -= 1
+            with trio.CancelScope(shield=True):
+                await onward.reset()
+                await stream.reset()
+
+    async def _onward(self, caller: PeerId, target: PeerId) -> tuple[Stream | None, str]:
+        """The stream to the target, or the reason why there is none."""
+        problem = self.may_relay(caller, target)
+        if problem:
+            return None, problem
+        if self.num_carried >= CIRCUITS_MAX:
+            return None, f"this peer carries {CIRCUITS_MAX} circuits already"
+        for peer in (caller, target):
+            path = self._doors.path(peer)
+            if path is None or path.kind == "relayed":
+                return None, "this peer has no direct connection with both ends"
+        try:
+            onward = await self._doors.open_stream(target, RELAYED_PROTOCOL)
+        except TransportError as error:
+            return None, str(error)
+        try:
+            await _say(onward, Relayed(caller))
+            answer = await _hear(onward)
+        except (TransportError, RemoteProtocolError) as error:
+            await onward.reset()
+            return None, f"the target does not answer: {error}"
+        except BaseException:
+            await onward.reset()
+            raise
+        if not isinstance(answer, RelayAnswer) or answer.problem:
+            await onward.reset()
+            return None, "the target refuses"
+        return onward, ""
+
+    async def _pass_on(self, source: Stream, sink: Stream, scope: trio.CancelScope) -> None:
+        try:
+            while True:
+                piece = await _receive_piece(source)
+                self.carried_bytes += len(piece)
+                await send_frame(sink, b"", piece)
+        except (StreamClosed, RemoteProtocolError):
+            scope.cancel()
+
+
+def ends() -> tuple[trio.SocketStream, trio.SocketStream]:
+    """Two ends of a connection inside this process: one for the handshake, one for `carry`."""
+    pair = socket.socketpair()
+    for end in pair:
+        end.setblocking(False)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
+    near, far = (_stream_of(end) for end in pair)
+    return near, far
+
+
+def _stream_of(end: socket.socket) -> trio.SocketStream:
+    return trio.SocketStream(trio.socket.from_stdlib_socket(end))
+
+
+async def carry(stream: Stream, end: trio.SocketStream) -> None:
+    """Carries bytes between a circuit's stream and this process's end, until either is closed."""
+    async with trio.open_nursery() as nursery:
+
+        async def outward() -> None:
+            try:
+                while piece := await end.receive_some(PIECE_BYTES_MAX):
+                    await send_frame(stream, b"", piece)
+            except (StreamClosed, trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+            nursery.cancel_scope.cancel()
+
+        async def inward() -> None:
+            try:
+                while True:
+                    await end.send_all(memoryview(await _receive_piece(stream)))
+            except (
+                StreamClosed,
+                RemoteProtocolError,
+                trio.BrokenResourceError,
+                trio.ClosedResourceError,
+            ):
+                nursery.cancel_scope.cancel()
+
+        nursery.start_soon(outward)
+        nursery.start_soon(inward)
+    with trio.CancelScope(shield=True):
+        await stream.reset()
+        await end.aclose()
+
+
+async def _receive_piece(stream: Stream) -> bytearray:
+    _, piece = await receive_frame(stream, message_bytes_max=0, payload_bytes_max=PIECE_BYTES_MAX)
+    return piece
+
+
+async def _say(stream: Stream, message: RelayMessage) -> None:
+    await send_frame(stream, encode_relay_message(message))
+
+
+async def _hear(stream: Stream) -> RelayMessage:
+    data, _ = await receive_frame(
+        stream, message_bytes_max=RELAY_MESSAGE_BYTES_MAX, payload_bytes_max=0
+    )
+    return decode_relay_message(data)

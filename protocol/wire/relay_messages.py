@@ -1,0 +1,85 @@
+"""The messages of a circuit: two peers without a connection talk through a third one.
+
+    caller -> relay    ["relay", target]      on ``/gossamer/relay/1``
+    relay  -> target   ["relayed", caller]    on ``/gossamer/relayed/1``
+    target -> relay    ["answer", problem]    an empty problem accepts
+    relay  -> caller   ["answer", problem]
+
+From then on both streams carry frames without a message. Their payloads together are one byte
+stream, in which caller and target run the same handshake as on a connection of their own. So the
+relay sees sizes and times, and neither content nor keys.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.ids import PeerId, public_key_of
+
+RELAY_PROTOCOL = "/gossamer/relay/1"
+RELAYED_PROTOCOL = "/gossamer/relayed/1"
+
+RELAY_MESSAGE_BYTES_MAX = 512
+"""A peer id, or a problem of `limits.TEXT_CHARACTERS_MAX` characters."""
+
+PIECE_BYTES_MAX = 64 * limits.KIB
+"""Payload of one frame: a relay holds one piece of each direction of a circuit in memory."""
+
+
+class RelayRequest(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="relay"
+):
+    """Connect me with this peer."""
+
+    target: str
+
+
+class Relayed(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="relayed"
+):
+    """This peer wants to be connected with you. The relay says so: the handshake proves it."""
+
+    caller: str
+
+
+class RelayAnswer(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="answer"
+):
+    """Whether the circuit stands."""
+
+    problem: str = ""
+    """For people; empty if there is none."""
+
+
+RelayMessage = RelayRequest | Relayed | RelayAnswer
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[RelayMessage] = msgspec.msgpack.Decoder(RelayMessage)
+
+
+def encode_relay_message(message: RelayMessage) -> bytes:
+    """The msgpack of one message."""
+    return _encoder.encode(message)
+
+
+def decode_relay_message(data: bytes | bytearray) -> RelayMessage:
+    """One message, after its values were checked.
+
+    Raises:
+        MalformedError: anything else.
+    """
+    try:
+        message = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedError(f"not a relay message: {error}") from error
+    match message:
+        case RelayRequest():
+            public_key_of(PeerId(message.target))
+        case Relayed():
+            public_key_of(PeerId(message.caller))
+        case RelayAnswer():
+            if len(message.problem) > limits.TEXT_CHARACTERS_MAX:
+                raise MalformedError("a relay's answer that is too long")
+    return message
