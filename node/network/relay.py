@@ -200,33 +200,35 @@ def _stream_of(end: socket.socket) -> trio.SocketStream:
 
 async def carry(stream: Stream, end: trio.SocketStream) -> None:
     """Carries bytes between a circuit's stream and this process's end, until either is closed."""
-    async with trio.open_nursery() as nursery:
 
-        async def outward() -> None:
-            try:
-                while piece := await end.receive_some(PIECE_BYTES_MAX):
-                    await send_frame(stream, b"", piece)
-            except (StreamClosed, trio.BrokenResourceError, trio.ClosedResourceError):
-                pass
-            nursery.cancel_scope.cancel()
+    async def outward(scope: trio.CancelScope) -> None:
+        try:
+            while piece := await end.receive_some(PIECE_BYTES_MAX):
+                await send_frame(stream, b"", piece)
+        except (StreamClosed, trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        scope.cancel()
 
-        async def inward() -> None:
-            try:
-                while True:
-                    await end.send_all(memoryview(await _receive_piece(stream)))
-            except (
-                StreamClosed,
-                RemoteProtocolError,
-                trio.BrokenResourceError,
-                trio.ClosedResourceError,
-            ):
-                nursery.cancel_scope.cancel()
+    async def inward(scope: trio.CancelScope) -> None:
+        try:
+            while True:
+                await end.send_all(memoryview(await _receive_piece(stream)))
+        except (
+            StreamClosed,
+            RemoteProtocolError,
+            trio.BrokenResourceError,
+            trio.ClosedResourceError,
+        ):
+            scope.cancel()
 
-        nursery.start_soon(outward)
-        nursery.start_soon(inward)
-    with trio.CancelScope(shield=True):
-        await stream.reset()
-        await end.aclose()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(outward, nursery.cancel_scope)
+            nursery.start_soon(inward, nursery.cancel_scope)
+    finally:
+        with trio.CancelScope(shield=True):
+            await stream.reset()
+            await trio.aclose_forcefully(end)
 
 
 async def _receive_piece(stream: Stream) -> bytearray:

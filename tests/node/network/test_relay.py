@@ -1,0 +1,208 @@
+"""Circuits over the real network: two peers talk through a third one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+import trio
+
+from gossamer.node.network import relay
+from gossamer.node.network.frames import send_frame
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.libp2p_addresses import parse_address
+from gossamer.node.network.libp2p_transport import Libp2pTransport, open_libp2p_transport
+from gossamer.node.network.transport import ConnectError, Path, Stream, StreamClosed
+from gossamer.protocol.wire.relay_messages import (
+    RELAY_PROTOCOL,
+    RELAYED_PROTOCOL,
+    RelayAnswer,
+    Relayed,
+    RelayRequest,
+    encode_relay_message,
+)
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+ECHO = "/test/echo/1"
+ECHO_BYTES = 1_000_000
+"""More than all buffers on the way hold."""
+
+
+@dataclass
+class Three:
+    """A caller and a target that are connected to a relay, and not to each other."""
+
+    caller: Libp2pTransport
+    relay: Libp2pTransport
+    target: Libp2pTransport
+
+
+async def _echo(stream: Stream) -> None:
+    while True:
+        size = int.from_bytes(await stream.receive_exactly(4), "big")
+        await stream.send(await stream.receive_exactly(size))
+
+
+async def _sends_back(transport: Libp2pTransport, peer: Libp2pTransport, data: bytes) -> bool:
+    stream = await transport.open_stream(peer.peer_id, ECHO)
+    answer = bytearray()
+
+    async def receive() -> None:
+        answer.extend(await stream.receive_exactly(len(data)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receive)
+        await stream.send(len(data).to_bytes(4, "big"), data)
+    await stream.close()
+    return bytes(answer) == data
+
+
+@asynccontextmanager
+async def _three() -> AsyncIterator[Three]:
+    async with (
+        open_libp2p_transport(Identity.generate(), LOOPBACK) as caller,
+        open_libp2p_transport(Identity.generate(), LOOPBACK) as middle,
+        open_libp2p_transport(Identity.generate(), LOOPBACK) as target,
+    ):
+        for end in (caller, target):
+            end.handle(ECHO, _echo)
+            await end.connect(middle.addresses()[0])
+        middle.relay_for(lambda _caller, _target: "")
+        yield Three(caller, middle, target)
+
+
+def _run(story: Callable[[Three], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with trio.fail_after(30):
+            async with _three() as three:
+                await story(three)
+
+    trio.run(main)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - it happens at another peer
+        await trio.sleep(0.01)
+
+
+def test_two_peers_talk_through_a_third_one_that_counts_what_it_carries() -> None:
+    async def story(three: Three) -> None:
+        caller, middle, target = three.caller, three.relay, three.target
+        await caller.connect_through(middle.peer_id, target.peer_id)
+        assert caller.path(target.peer_id) == Path("relayed", middle.peer_id)
+        await _until(lambda: caller.peer_id in target.peers())
+        assert target.path(caller.peer_id) == Path("relayed", middle.peer_id)
+        data = bytes(range(256)) * (ECHO_BYTES // 256)
+        assert await _sends_back(caller, target, data)
+        assert await _sends_back(target, caller, data)
+        assert middle.paths.circuits.num_carried == 1
+        assert middle.paths.circuits.carried_bytes > 4 * len(data)
+
+    _run(story)
+
+
+def test_what_a_relay_carries_is_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    carried = bytearray()
+
+    async def overhear(stream: Stream, message: bytes, *payload: bytes) -> None:
+        for part in payload:
+            carried.extend(part)
+        await send_frame(stream, message, *payload)
+
+    monkeypatch.setattr(relay, "send_frame", overhear)
+
+    async def story(three: Three) -> None:
+        await three.caller.connect_through(three.relay.peer_id, three.target.peer_id)
+        assert await _sends_back(three.caller, three.target, b"nothing to see here " * 50)
+
+    _run(story)
+    assert len(carried) > 1000
+    assert b"nothing to see" not in carried
+
+
+def test_a_direct_connection_is_used_when_there_is_one() -> None:
+    async def story(three: Three) -> None:
+        caller, target = three.caller, three.target
+        await caller.connect_through(three.relay.peer_id, target.peer_id)
+        address = target.addresses()[0].partition("/p2p/")[0]
+        await caller._swarm.dial_once(*parse_address(f"{address}/p2p/{target.peer_id}"))
+        assert caller.path(target.peer_id) == Path("direct")
+        before = three.relay.paths.circuits.carried_bytes
+        assert await _sends_back(caller, target, bytes(ECHO_BYTES))
+        assert three.relay.paths.circuits.carried_bytes - before < ECHO_BYTES / 2
+
+    _run(story)
+
+
+def test_the_end_of_the_relay_is_the_end_of_its_circuits() -> None:
+    async def story(three: Three) -> None:
+        await three.caller.connect_through(three.relay.peer_id, three.target.peer_id)
+        stream = await three.caller.open_stream(three.target.peer_id, ECHO)
+        for end in (three.caller, three.target):
+            await three.relay.disconnect(end.peer_id)
+        with pytest.raises(StreamClosed):
+            await stream.receive_exactly(1)
+        await _until(lambda: three.target.peer_id not in three.caller.peers())
+        await _until(lambda: three.relay.paths.circuits.num_carried == 0)
+
+    _run(story)
+
+
+def test_a_circuit_ends_with_its_connection() -> None:
+    async def story(three: Three) -> None:
+        await three.caller.connect_through(three.relay.peer_id, three.target.peer_id)
+        await three.caller.disconnect(three.target.peer_id)
+        await _until(lambda: three.caller.peer_id not in three.target.peers())
+        await _until(lambda: three.relay.paths.circuits.num_carried == 0)
+
+    _run(story)
+
+
+def test_a_relay_carries_only_what_it_wants_to() -> None:
+    async def story(three: Three) -> None:
+        caller, middle, target = three.caller, three.relay, three.target
+        middle.relay_for(lambda _caller, _target: "it is not known")
+        with pytest.raises(ConnectError, match="it is not known"):
+            await caller.connect_through(middle.peer_id, target.peer_id)
+        middle.relay_for(lambda _caller, _target: "")
+        stranger = Identity.generate().peer_id
+        with pytest.raises(ConnectError, match="no direct connection"):
+            await caller.connect_through(middle.peer_id, stranger)
+        with pytest.raises(ConnectError, match="not connected"):
+            await caller.connect_through(stranger, target.peer_id)
+
+    _run(story)
+
+
+def test_a_relay_carries_a_bounded_number_of_circuits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "CIRCUITS_MAX", 0)
+
+    async def story(three: Three) -> None:
+        with pytest.raises(ConnectError, match="carries 0 circuits already"):
+            await three.caller.connect_through(three.relay.peer_id, three.target.peer_id)
+
+    _run(story)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "message"),
+    [
+        (RELAY_PROTOCOL, encode_relay_message(RelayAnswer())),
+        (RELAY_PROTOCOL, encode_relay_message(RelayRequest("no peer id"))),
+        (RELAY_PROTOCOL, b"\xff" * 100),
+        (RELAYED_PROTOCOL, encode_relay_message(RelayAnswer("no"))),
+        (RELAYED_PROTOCOL, encode_relay_message(Relayed("x"))),
+    ],
+)
+def test_nonsense_costs_one_stream(protocol: str, message: bytes) -> None:
+    async def story(three: Three) -> None:
+        stream = await three.caller.open_stream(three.relay.peer_id, protocol)
+        await send_frame(stream, message)
+        with pytest.raises(StreamClosed):
+            await stream.receive_exactly(1)
+        await three.caller.connect_through(three.relay.peer_id, three.target.peer_id)
+        assert await _sends_back(three.caller, three.target, b"still here")
+
+    _run(story)
