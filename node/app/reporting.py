@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import trio
 
 from gossamer.node.base.disk_health import DiskHealth
+from gossamer.node.network.transport import Path
 from gossamer.node.peers.block_exchange import BlockService
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.telemetry.metrics import package_version
+from gossamer.node.telemetry.metrics import PEER_PATHS, package_version
+from gossamer.node.telemetry.reach_text import reach_text
 from gossamer.node.telemetry.status import CapacityStatus, DataStatus, OuterStep, PeerStatus, Status
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.wire.statements import Announce, Capacity
@@ -38,6 +41,7 @@ class Reporter:
         self._capacity = capacity
         self._started_seconds = trio.current_time()
         self._verify_failures = 0
+        self._carried_bytes = 0
         self._newest_checkpoint: Digest | None = None
 
     def status(self) -> Status:
@@ -46,12 +50,21 @@ class Reporter:
         entry = node.committed.entry
         capacity = self._capacity()
         traffic = self._transport.traffic().values()
+        addresses, reach, peers = (
+            self._transport.addresses(),
+            self._transport.reach(),
+            self._peers(),
+        )
         return Status(
             peer_id=self._transport.peer_id,
             run_id=node.manifest.run_id.hex(),
             run_name=node.manifest.name,
             version=package_version("gossamer"),
-            addresses=tuple(self._transport.addresses()),
+            addresses=tuple(addresses),
+            reach=reach.reach,
+            reach_text=reach_text(
+                reach.reach, reach.num_confirmed, addresses[0] if addresses else "", peers
+            ),
             phase=progress.phase,
             problem=progress.problem or self._health.problem or node.feed.problem,
             paused_reason=progress.paused_reason,
@@ -73,8 +86,9 @@ class Reporter:
             uptime_seconds=trio.current_time() - self._started_seconds,
             bytes_sent_total=sum(sent for sent, _ in traffic),
             bytes_received_total=sum(received for _, received in traffic),
+            relayed_bytes_total=reach.carried_bytes,
             disk_used_bytes=self._store.used_bytes(),
-            peers=self._peers(),
+            peers=peers,
             peers_banned=node.swarm.num_banned,
             ring=self._participant.rounds.ring,
             last_round=progress.last_round,
@@ -103,10 +117,10 @@ class Reporter:
         return None if tuned is None else OuterStep(learning_rate=tuned[0], momentum=tuned[1])
 
     def _peers(self) -> tuple[PeerStatus, ...]:
-        connected = set(self._transport.peers())
         living = self._participant.context.swarm.living_anywhere()
         return tuple(
-            _peer_status(peer, announce, peer in connected) for peer, announce in living.items()
+            _peer_status(peer, announce, self._transport.path(peer))
+            for peer, announce in living.items()
         )
 
     def _note_checkpoint(self) -> None:
@@ -124,7 +138,16 @@ class Reporter:
             metrics.set_paused(self._participant.progress.paused_reason)
             self._note_checkpoint()
             metrics.set_traffic(self._transport.traffic())
-            metrics.peers.set("direct", len(self._transport.peers()))
+            paths: Counter[str] = Counter(
+                path.kind
+                for peer in self._transport.peers()
+                if (path := self._transport.path(peer)) is not None
+            )
+            for kind in PEER_PATHS:
+                metrics.peers.set(kind, paths[kind])
+            carried = self._transport.reach().carried_bytes
+            metrics.relayed_bytes.inc(carried - self._carried_bytes)
+            self._carried_bytes = carried
             metrics.peers_banned.set(self._participant.context.swarm.num_banned)
             metrics.blocks.set("stored", store.num_blocks())
             metrics.blocks.set("pinned", store.num_pinned())
@@ -143,7 +166,7 @@ class Reporter:
             await trio.sleep(GAUGE_SECONDS)
 
 
-def _peer_status(peer: str, announce: Announce, connected: bool) -> PeerStatus:
+def _peer_status(peer: str, announce: Announce, path: Path | None) -> PeerStatus:
     capacity = announce.capacity
     return PeerStatus(
         peer_id=peer,
@@ -158,5 +181,8 @@ def _peer_status(peer: str, announce: Announce, connected: bool) -> PeerStatus:
         cores=capacity.cores,
         bandwidth_bytes_per_second=capacity.bandwidth_bytes_per_second or None,
         addresses=announce.addresses,
-        connected=connected,
+        connected=path is not None,
+        reach=announce.reach,
+        path=None if path is None else path.kind,
+        relay=None if path is None else path.relay,
     )

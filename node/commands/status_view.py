@@ -67,6 +67,8 @@ def _render_node(status: Status) -> Table:
     row("peer", status.peer_id)
     for index, address in enumerate(status.addresses):
         row("" if index else "addresses", address)
+    if status.reach_text:
+        row("reach", status.reach_text)
     behind = f", {status.rounds_behind} behind the swarm" if status.rounds_behind else ""
     row("round", f"{status.round}{behind}")
     row("head", _digest(status.head), "   state ", _digest(status.state_digest))
@@ -119,7 +121,7 @@ def _render_peers(status: Status) -> Table:
         ("tokens/s", True),
         ("device", False),
         ("memory", True),
-        ("link", False),
+        ("path", False),
     ):
         table.add_column(name, justify="right" if right else "left")
     for peer in sorted(status.peers, key=lambda peer: peer.peer_id):
@@ -137,8 +139,15 @@ def _peer_cells(peer: PeerStatus) -> list[Text]:
         Text(speed),
         Text(printable(peer.device or _DASH)),
         Text(memory),
-        Text("connected" if peer.connected else "through others"),
+        Text(_path(peer)),
     ]
+
+
+def _path(peer: PeerStatus) -> str:
+    """The way to a peer, for people."""
+    if peer.path == "relayed":
+        return f"through {printable((peer.relay or _DASH)[-6:])}"
+    return peer.path or "none"
 
 
 def _work(work: WorkStatus) -> str:

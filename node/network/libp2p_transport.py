@@ -65,6 +65,7 @@ from gossamer.node.network.transport import (
     OffenceHandler,
     Path,
     ProtocolRefused,
+    ReachReport,
     Stream,
     StreamClosed,
     StreamHandler,
@@ -72,7 +73,6 @@ from gossamer.node.network.transport import (
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.limits import GOSSIP_BYTES_MAX
-from gossamer.protocol.wire.statements import Reach
 
 logger = logging.getLogger(__name__)
 
@@ -127,9 +127,10 @@ class Libp2pTransport:
         """See `Transport.addresses`."""
         return [f"{address}/p2p/{self._peer_id}" for address in self.own.all()]
 
-    def reach(self) -> Reach:
+    def reach(self) -> ReachReport:
         """See `Transport.reach`."""
-        return self.own.reachability.reach
+        known = self.own.reachability
+        return ReachReport(known.reach, known.num_confirmed, self.paths.circuits.carried_bytes)
 
     # -- connections
 

@@ -66,6 +66,18 @@ class Path:
     """The peer that carries the connection."""
 
 
+@dataclass(frozen=True)
+class ReachReport:
+    """What this node knows of the way to it, and what it does for others."""
+
+    reach: Reach
+    """The class of the router that this node is behind."""
+    num_confirmed: int = 0
+    """Peers of other networks that have dialled this node."""
+    carried_bytes: int = 0
+    """Payload bytes that this node has carried between other peers."""
+
+
 class Stream(Protocol):
     """A reliable, ordered, two-way byte stream to one authenticated peer.
 
@@ -133,8 +145,8 @@ class Transport(Protocol):
     def addresses(self) -> list[str]:
         """Our multiaddrs that others can dial, each ending in ``/p2p/<our id>``."""
 
-    def reach(self) -> Reach:
-        """The class of the router that this node is behind, as far as others have shown it."""
+    def reach(self) -> ReachReport:
+        """How well this node can be reached, as far as others have shown it."""
 
     async def connect(self, address: str) -> PeerId:
         """Connect to a full multiaddr, with or without ``/p2p/<peer id>``; returns who answered.

@@ -90,7 +90,7 @@ class Announcer:
                 claims=standing.claims,
                 addresses=tuple(self._transport.addresses()[:ADDRESSES_MAX]),
                 capacity=standing.capacity,
-                reach=self._transport.reach(),
+                reach=self._transport.reach().reach,
             )
         )
 

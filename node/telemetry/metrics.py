@@ -29,7 +29,7 @@ from gossamer.protocol.wire.statements import Phase
 OTHER = "other"
 PAUSE_REASONS = ("user", "disk")
 RESTART_REASONS = ("failed", "killed", "hung")
-PEER_PATHS = ("direct", "relayed")
+PEER_PATHS = ("direct", "crossed", "relayed")
 DIAL_OUTCOMES = ("connected", "unreachable", "timeout", "wrong_peer")
 PURPOSES = ("gossip", "ring", "blocks", "chain", "manifest", "peers")
 COMMIT_TIMINGS = ("on_time", "late")
@@ -164,6 +164,9 @@ class Metrics:
         )
 
     def _add_network(self, add: _Registrar, registry: CollectorRegistry) -> None:
+        self.relayed_bytes = add.counter(
+            "relayed_bytes_total", "Payload bytes carried between other peers."
+        )
         self.peers = add.gauges("peers", "Connected peers.", "path", PEER_PATHS)
         self._network_bytes = Counter(
             "network_bytes_total",

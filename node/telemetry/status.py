@@ -62,6 +62,12 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_bytes_per_second: float | None = None
     addresses: tuple[str, ...] = ()
     connected: bool = False
+    reach: str = "unknown"
+    """The class of its router: `open`, `crossable`, `strict` or `unknown`."""
+    path: str | None = None
+    """The way to it: `direct`, `crossed` or `relayed`; None: not connected."""
+    relay: str | None = None
+    """Peer id of the relay, if the connection is relayed."""
 
 
 class LastRound(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +142,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     addresses: tuple[str, ...] = ()
     """Addresses that other peers can dial, with `/p2p/`."""
+    reach: str = "unknown"
+    """The class of this node's router: `open`, `crossable`, `strict` or `unknown`."""
+    reach_text: str = ""
+    """How well this node can be reached, for people."""
     phase: Phase
     problem: str | None = None
     """The reason why the phase is `failed`, for people."""
@@ -166,6 +176,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     uptime_seconds: float = 0.0
     bytes_sent_total: int = 0
     bytes_received_total: int = 0
+    relayed_bytes_total: int = 0
+    """Payload bytes that this node has carried between other peers."""
     disk_used_bytes: int = 0
     peers: tuple[PeerStatus, ...] = ()
     peers_banned: int = 0

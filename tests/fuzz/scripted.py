@@ -13,13 +13,13 @@ from gossamer.node.network.transport import (
     MayRelay,
     OffenceHandler,
     Path,
+    ReachReport,
     Stream,
     StreamClosed,
     StreamHandler,
 )
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.wire.statements import Reach
 
 ME = Identity.from_seed(bytes(32))
 ROGUE = Identity.from_seed(b"\x01" * 32)
@@ -82,8 +82,8 @@ class ScriptedTransport:
     def path(self, peer_id: PeerId) -> Path | None:
         return Path("direct")
 
-    def reach(self) -> Reach:
-        return "open"
+    def reach(self) -> ReachReport:
+        return ReachReport("open")
 
     async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
         return ScriptedStream(self.answer, protocol)

@@ -23,13 +23,13 @@ from gossamer.node.network.transport import (
     OffenceHandler,
     Path,
     ProtocolRefused,
+    ReachReport,
     Stream,
     StreamClosed,
     StreamHandler,
 )
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.limits import GOSSIP_BYTES_MAX
-from gossamer.protocol.wire.statements import Reach
 from tests.support.memory_stream import MemoryConnection, MemoryStream
 
 if TYPE_CHECKING:
@@ -167,9 +167,9 @@ class MemoryPeer:
         """See `Transport.path`."""
         return Path("direct") if peer_id in self.connections else None
 
-    def reach(self) -> Reach:
+    def reach(self) -> ReachReport:
         """See `Transport.reach`."""
-        return "open"
+        return ReachReport("open")
 
     def peers(self) -> list[PeerId]:
         """See `Transport.peers`."""
