@@ -18,7 +18,7 @@ from gossamer.node.app.assembly import Node, Runtime
 from gossamer.node.app.http import require_free
 from gossamer.node.base.settings import Found, Join, Role, Settings
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.libp2p_transport import open_libp2p_transport
+from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.peers.run_exchange import (
     JoinError,
     open_signed_manifest,

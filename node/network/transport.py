@@ -1,7 +1,7 @@
 """The node's only door to the network, as an interface.
 
 Everything in `gossamer.node` that talks to peers is written against `Transport` and `Stream`.
-There are two implementations: `libp2p_transport` (the real network) and `memory_transport` (a
+There are two implementations: `over_libp2p.transport` (the real network) and `memory_transport` (a
 network inside one process with trio's clock, for tests).
 `tests/node/network/test_transport_contract.py` runs the same tests over both.
 

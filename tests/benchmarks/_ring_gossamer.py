@@ -18,7 +18,7 @@ import trio
 from gossamer.node.app.daemon import limit_malloc_arenas
 from gossamer.node.modes.contribution import Contribution
 from gossamer.node.network.identity import Identity, verify
-from gossamer.node.network.libp2p_transport import open_libp2p_transport
+from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.rounds.ring_service import Receiver, serve_ring

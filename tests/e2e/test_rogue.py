@@ -19,7 +19,7 @@ import trio
 
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.libp2p_transport import open_libp2p_transport
+from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.transport import TransportError
 from gossamer.protocol.ids import PeerId
 from tests.rogue import attacks_connections

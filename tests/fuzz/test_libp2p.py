@@ -15,8 +15,8 @@ from libp2p.peer.id import ID
 from libp2p.pubsub.pb import rpc_pb2
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.libp2p_transport import open_libp2p_transport
-from gossamer.node.network.libp2p_yamux import YamuxConnection
+from gossamer.node.network.over_libp2p.host import open_libp2p_transport
+from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 from gossamer.node.network.transport import StreamClosed
 from gossamer.protocol.errors import RemoteProtocolError
 from tests.fuzz.scripted import ROGUE, ScriptedStream

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.node.network.frames import receive_frame
-from gossamer.node.network.libp2p_addresses import parse_address
+from gossamer.node.network.over_libp2p.addresses import parse_address
 from gossamer.node.network.transport import ConnectError, StreamClosed
 from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.peers.chain_sync import BehindError, ChainSync

@@ -26,12 +26,13 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import Yamux as StockYamux
 from multiaddr import Multiaddr
 
-from gossamer.node.network import libp2p_guards, libp2p_tcp, libp2p_yamux, libp2p_yamux_stream
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.libp2p_noise import FastNoiseTransport, NoiseSession, socket_of
-from gossamer.node.network.libp2p_transport import Libp2pTransport, open_libp2p_transport
-from gossamer.node.network.libp2p_yamux import YamuxConnection
-from gossamer.node.network.libp2p_yamux_stream import YamuxStream
+from gossamer.node.network.over_libp2p import guards, tcp, yamux, yamux_stream
+from gossamer.node.network.over_libp2p.host import open_libp2p_transport
+from gossamer.node.network.over_libp2p.noise import FastNoiseTransport, NoiseSession, socket_of
+from gossamer.node.network.over_libp2p.transport import Libp2pTransport
+from gossamer.node.network.over_libp2p.yamux import YamuxConnection
+from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
 from gossamer.node.network.transport import ConnectError, ListenError, Stream
 from gossamer.protocol.ids import PeerId
 
@@ -323,9 +324,9 @@ def test_silent_connections_keep_no_peer_out() -> None:
             port = int(server.addresses()[0].split("/")[4])
             silent = [
                 await trio.open_tcp_stream("127.0.0.1", port)
-                for _ in range(libp2p_guards.HANDSHAKES_MAX + 20)
+                for _ in range(guards.HANDSHAKES_MAX + 20)
             ]
-            with trio.fail_after(libp2p_guards.HANDSHAKE_SECONDS_MAX / 2):
+            with trio.fail_after(guards.HANDSHAKE_SECONDS_MAX / 2):
                 await assert_serves(server)
             for stream in silent:
                 await stream.aclose()
@@ -334,7 +335,7 @@ def test_silent_connections_keep_no_peer_out() -> None:
 
 
 def test_silent_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_guards, "HANDSHAKE_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(guards, "HANDSHAKE_SECONDS_MAX", 0.2)
 
     async def case() -> None:
         async with open_libp2p_transport(Identity.generate(), LOOPBACK) as server:
@@ -425,16 +426,16 @@ def test_both_ends_detect_dead_links() -> None:
                 assert raw is not None
                 assert raw.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
                 milliseconds = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-                assert milliseconds == libp2p_tcp.DEAD_LINK_SECONDS * 1000
+                assert milliseconds == tcp.DEAD_LINK_SECONDS * 1000
                 idle = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
-                assert idle == libp2p_tcp.KEEPALIVE_IDLE_SECONDS
+                assert idle == tcp.KEEPALIVE_IDLE_SECONDS
 
     run(case)
 
 
 def test_stopped_process_behind_a_live_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libp2p_yamux, "PING_SECONDS", 0.1)
-    monkeypatch.setattr(libp2p_yamux, "SILENCE_SECONDS_MAX", 0.3)
+    monkeypatch.setattr(yamux, "PING_SECONDS", 0.1)
+    monkeypatch.setattr(yamux, "SILENCE_SECONDS_MAX", 0.3)
 
     async def case() -> None:
         async with muxed_pair() as (ours, theirs), running(ours):  # theirs never answers
@@ -480,7 +481,7 @@ def test_peer_that_ignores_the_window_is_cut_off() -> None:
         frames = [_syn(2), *[_data(2, body)] * 100]  # 6 MB into a window of 1 MiB
         connection, held = await _attack(frames)
         assert connection.is_closed
-        assert held <= libp2p_yamux_stream.FIRST_WINDOW_BYTES
+        assert held <= yamux_stream.FIRST_WINDOW_BYTES
 
     run(case)
 
@@ -527,7 +528,7 @@ def test_peer_opens_no_more_streams_than_allowed() -> None:
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(accept, theirs)
-            limit = libp2p_yamux.INBOUND_STREAMS_MAX
+            limit = yamux.INBOUND_STREAMS_MAX
             streams = [await ours.open_stream() for _ in range(limit + 10)]
             for stream in streams[limit:]:
                 with pytest.raises(MuxedStreamError):

@@ -14,10 +14,10 @@ import psutil
 import pytest
 import trio
 
-from gossamer.node.network import libp2p_transport
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.libp2p_addresses import parse_address
-from gossamer.node.network.libp2p_transport import open_libp2p_transport
+from gossamer.node.network.over_libp2p import transport as libp2p_transport
+from gossamer.node.network.over_libp2p.addresses import parse_address
+from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.transport import ConnectError, ListenError, StreamClosed
 
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
@@ -28,7 +28,7 @@ MIB = 1024 * 1024
 PEER = f"""
 import trio
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.libp2p_transport import open_libp2p_transport
+from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 async def sink(stream):
     while True:
         await stream.receive_exactly({MIB})

@@ -12,9 +12,9 @@ import trio.testing
 from libp2p.peer.id import ID
 
 from gossamer.node.base.awake_clock import TICK_SECONDS, AwakeClock
-from gossamer.node.network.libp2p_noise import NoiseSession
-from gossamer.node.network.libp2p_yamux import SILENCE_SECONDS_MAX, YamuxConnection
-from gossamer.node.network.libp2p_yamux_stream import ACK, HEADER, PING, SYN
+from gossamer.node.network.over_libp2p.noise import NoiseSession
+from gossamer.node.network.over_libp2p.yamux import SILENCE_SECONDS_MAX, YamuxConnection
+from gossamer.node.network.over_libp2p.yamux_stream import ACK, HEADER, PING, SYN
 from gossamer.node.network.pings import PINGS_MAX
 from gossamer.node.network.transport import PING_SECONDS
 

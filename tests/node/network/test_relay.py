@@ -12,8 +12,9 @@ import trio
 from gossamer.node.network import relay
 from gossamer.node.network.frames import send_frame
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.libp2p_addresses import parse_address
-from gossamer.node.network.libp2p_transport import Libp2pTransport, open_libp2p_transport
+from gossamer.node.network.over_libp2p.addresses import parse_address
+from gossamer.node.network.over_libp2p.host import open_libp2p_transport
+from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.transport import ConnectError, Path, Stream, StreamClosed
 from gossamer.protocol.wire.relay_messages import (
     RELAY_PROTOCOL,

@@ -14,8 +14,8 @@ from libp2p.peer.id import ID
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.libp2p_addresses import libp2p_id
-from gossamer.node.network.libp2p_noise import FastNoiseTransport
+from gossamer.node.network.over_libp2p.addresses import libp2p_id
+from gossamer.node.network.over_libp2p.noise import FastNoiseTransport
 
 NUM_TRIES = 12
 """Which end answers depends on two random keys: it is always the same one in one of 2,000 runs."""

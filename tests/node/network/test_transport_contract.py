@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.libp2p_transport import open_libp2p_transport
+from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.transport import (
     ConnectError,
     ProtocolRefused,

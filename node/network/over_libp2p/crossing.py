@@ -3,7 +3,7 @@
 The messages are libp2p's (DCUtR, "direct connection upgrade through relay"): over a circuit both
 ends name the addresses under which others see them. One end measures the round trip and says when,
 and each dials the other's address from its own listening port. Both routers take the other's dial
-for an answer to their own machine's. TCP makes one connection of it (`libp2p_simultaneous`).
+for an answer to their own machine's. TCP makes one connection of it (`over_libp2p.simultaneous`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from libp2p.relay.circuit_v2.dcutr import PROTOCOL_ID
 from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 from multiaddr import Multiaddr
 
-from gossamer.node.network.libp2p_identify import endpoint_of
+from gossamer.node.network.over_libp2p.identify import endpoint_of
 from gossamer.node.network.reachability import Endpoint
 from gossamer.node.network.transport import Stream, TransportError
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError

@@ -28,7 +28,7 @@ from libp2p.security.noise.io import NoiseTransportReadWriter
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.security.secure_session import SecureSession
 
-from gossamer.node.network.libp2p_simultaneous import FirstAnswer, Replayed, SimultaneousOpen
+from gossamer.node.network.over_libp2p.simultaneous import FirstAnswer, Replayed, SimultaneousOpen
 
 _TAG_BYTES = 16
 _LENGTH_BYTES = 2

@@ -1,7 +1,7 @@
 """What py-libp2p 0.8.1 reads while two sides agree on a protocol, bounded.
 
 Agreement happens three times: on the secure channel over bare TCP, on the muxer, and on the
-protocol of every stream. See `libp2p_guards` for how guards are put in and tested."""
+protocol of every stream. See `over_libp2p.guards` for how guards are put in and tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One stream of `gossamer.node.network.libp2p_yamux`: buffers, windows, ends.
+"""One stream of `gossamer.node.network.over_libp2p.yamux`: buffers, windows, ends.
 
 A stream does no I/O. Its connection's reader calls `feed` and `on_...`, its connection's writer
 calls `next_frame`, and the tasks that use it wait for events that those set.
@@ -16,10 +16,10 @@ from libp2p.abc import IMuxedStream
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 
-from gossamer.node.network.libp2p_noise import PLAINTEXT_BYTES_MAX
+from gossamer.node.network.over_libp2p.noise import PLAINTEXT_BYTES_MAX
 
 if TYPE_CHECKING:
-    from gossamer.node.network.libp2p_yamux import YamuxConnection
+    from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 
 HEADER = struct.Struct("!BBHII")  # version, type, flags, stream id, length
 DATA, WINDOW_UPDATE, PING, GO_AWAY = range(4)

@@ -6,8 +6,8 @@ import trio
 from libp2p.network.stream.net_stream import NetStream
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
-from gossamer.node.network.libp2p_addresses import peer_id_of
-from gossamer.node.network.libp2p_yamux_stream import YamuxStream
+from gossamer.node.network.over_libp2p.addresses import peer_id_of
+from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
 from gossamer.node.network.transport import Bytes, StreamClosed
 from gossamer.protocol.ids import PeerId
 

@@ -10,13 +10,13 @@ from libp2p.abc import INetConn
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 
-from gossamer.node.network import libp2p_crossing
-from gossamer.node.network.libp2p_addresses import libp2p_id, peer_id_of, why
-from gossamer.node.network.libp2p_crossing import Crossing
-from gossamer.node.network.libp2p_guards import GuardedSwarm
-from gossamer.node.network.libp2p_own_addresses import OwnAddresses
-from gossamer.node.network.libp2p_tcp import CircuitEnd
-from gossamer.node.network.libp2p_yamux import YamuxConnection
+from gossamer.node.network.over_libp2p import crossing
+from gossamer.node.network.over_libp2p.addresses import libp2p_id, peer_id_of, why
+from gossamer.node.network.over_libp2p.crossing import Crossing
+from gossamer.node.network.over_libp2p.guards import GuardedSwarm
+from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
+from gossamer.node.network.over_libp2p.tcp import CircuitEnd
+from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.reachability import Endpoint
 from gossamer.node.network.relay import Circuits, Doors, carry, ends
@@ -55,7 +55,7 @@ class Paths:
         self._open_on = open_on
         self.circuits = Circuits(doors, self._serve_end)
         self._crossing = Crossing(self._dial, own.outer)
-        doors.handle(libp2p_crossing.PROTOCOL, self._crossing.answer)
+        doors.handle(crossing.PROTOCOL, self._crossing.answer)
 
     def connections(self, peer: ID) -> list[tuple[INetConn, YamuxConnection]]:
         """Connections to a peer that can be used: relayed ones first, and the newest last."""
@@ -124,7 +124,7 @@ class Paths:
 
     async def _cross(self, connection: INetConn, peer: PeerId) -> None:
         async def open_stream() -> Stream:
-            return await self._open_on(connection, peer, libp2p_crossing.PROTOCOL)
+            return await self._open_on(connection, peer, crossing.PROTOCOL)
 
         if await self._crossing.begin(peer, open_stream):
             logger.info("crossed the routers between here and %s", peer)

@@ -2,7 +2,7 @@
 
 py-libp2p's own yamux loses data and wedges connections when a call is cancelled, polls for window
 space, lets a peer push past its receive window, copies every byte five times and switches tasks
-for every 64 KiB (see `libp2p_guards` for the symptoms). This one speaks the same
+for every 64 KiB (see `over_libp2p.guards` for the symptoms). This one speaks the same
 protocol (https://github.com/hashicorp/yamux/blob/master/spec.md) and differs in its shape:
 
 - Two tasks own the socket. The reader hands frames to their streams; it never waits for a stream,
@@ -33,8 +33,8 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamErro
 from multiaddr import Multiaddr
 
 from gossamer.node.base.awake_clock import AwakeClock
-from gossamer.node.network.libp2p_noise import PLAINTEXT_BYTES_MAX, NoiseSession
-from gossamer.node.network.libp2p_yamux_stream import (
+from gossamer.node.network.over_libp2p.noise import PLAINTEXT_BYTES_MAX, NoiseSession
+from gossamer.node.network.over_libp2p.yamux_stream import (
     ACK,
     FIN,
     FIRST_WINDOW_BYTES,

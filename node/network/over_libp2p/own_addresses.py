@@ -9,15 +9,15 @@ import trio
 from libp2p.host.basic_host import BasicHost
 from multiaddr import Multiaddr
 
-from gossamer.node.network.libp2p_addresses import (
+from gossamer.node.network.over_libp2p.addresses import (
     dialable,
     host_of,
     interface_networks,
     peer_id_of,
 )
-from gossamer.node.network.libp2p_identify import PROTOCOL, ask_observed
-from gossamer.node.network.libp2p_noise import socket_of
-from gossamer.node.network.libp2p_yamux import YamuxConnection
+from gossamer.node.network.over_libp2p.identify import PROTOCOL, ask_observed
+from gossamer.node.network.over_libp2p.noise import socket_of
+from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 from gossamer.node.network.reachability import (
     Endpoint,
     Neighbourhood,

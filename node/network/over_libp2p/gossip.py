@@ -1,4 +1,4 @@
-"""Gossipsub of py-libp2p 0.8.1: its guards (see `libp2p_guards`) and our settings."""
+"""Gossipsub of py-libp2p 0.8.1: its guards (see `over_libp2p.guards`) and our settings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from libp2p.pubsub.pubsub import Pubsub
 from libp2p.pubsub.validators import signature_validator
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
-from gossamer.node.network.libp2p_addresses import peer_id_of
-from gossamer.node.network.libp2p_guards import GuardedHost
-from gossamer.node.network.libp2p_yamux_stream import YamuxStream
+from gossamer.node.network.over_libp2p.addresses import peer_id_of
+from gossamer.node.network.over_libp2p.guards import GuardedHost
+from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
 from gossamer.protocol.errors import (
     ForgedError,
     MalformedError,

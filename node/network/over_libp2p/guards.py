@@ -1,9 +1,9 @@
 """py-libp2p 0.8.1 made fit for a daemon: each guard, and the symptom it cures.
 
 Every class here overrides one class of py-libp2p and is passed in where that would be used;
-nothing is patched from outside. The guards of gossip are in `libp2p_gossip`, those of the data
-path in `libp2p_yamux` and `libp2p_noise`, those of reaching agreement on protocols in
-`libp2p_negotiation`. `tests/node/network/test_libp2p_guards.py` has a test for each
+nothing is patched from outside. The guards of gossip are in `over_libp2p.gossip`, those of the data
+path in `over_libp2p.yamux` and `over_libp2p.noise`, those of reaching agreement on protocols in
+`over_libp2p.negotiation`. `tests/node/network/test_libp2p_guards.py` has a test for each
 that fails without it, so that a guard can go when upstream has mended the defect.
 """
 
@@ -32,10 +32,10 @@ from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 from gossamer.node.base.awake_clock import AwakeClock
-from gossamer.node.network.libp2p_noise import NoiseSession, layer_of
-from gossamer.node.network.libp2p_tcp import CircuitEnd, PortReusingTcp
-from gossamer.node.network.libp2p_yamux import YamuxConnection
-from gossamer.node.network.libp2p_yamux_stream import YamuxStream
+from gossamer.node.network.over_libp2p.noise import NoiseSession, layer_of
+from gossamer.node.network.over_libp2p.tcp import CircuitEnd, PortReusingTcp
+from gossamer.node.network.over_libp2p.yamux import YamuxConnection
+from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
 from gossamer.node.network.transport import ListenError, Path
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, public_key_of

@@ -21,7 +21,7 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
-from gossamer.node.network.libp2p_noise import socket_of
+from gossamer.node.network.over_libp2p.noise import socket_of
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.transport import RACE_SECONDS
 from gossamer.protocol.ids import PeerId

@@ -1,0 +1,132 @@
+"""Opens the real network: py-libp2p's host with this project's guards, and its listeners."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import trio
+from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_new_x25519_key_pair
+from libp2p.custom_types import TProtocol
+from libp2p.network.config import ConnectionConfig, RetryConfig
+from libp2p.peer.id import ID
+from libp2p.peer.peerstore import PeerStore
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_PROTOCOL
+from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
+from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.tools.anyio_service.context import background_trio_service
+from libp2p.transport.upgrader import TransportUpgrader
+
+from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.over_libp2p.addresses import (
+    parse_listen_address,
+)
+from gossamer.node.network.over_libp2p.gossip import new_gossip
+from gossamer.node.network.over_libp2p.guards import (
+    GuardedHost,
+    GuardedMuxer,
+    GuardedSwarm,
+)
+from gossamer.node.network.over_libp2p.negotiation import bound_host, bound_selector
+from gossamer.node.network.over_libp2p.noise import FastNoiseTransport
+from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
+from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
+from gossamer.node.network.over_libp2p.transport import Libp2pTransport
+from gossamer.node.network.transport import (
+    ListenError,
+)
+
+# A ring has at most 256 members; the rest is for newcomers and observers.
+CONNECTIONS_MAX = 400
+# Both sides may dial at once; more than two of one peer are leftovers.
+CONNECTIONS_PER_PEER_MAX = 3
+
+
+@asynccontextmanager
+async def open_libp2p_transport(
+    identity: Identity,
+    listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
+    *,
+    announced: Sequence[str] = (),
+    awake: AwakeClock | None = None,
+    connections_max: int = CONNECTIONS_MAX,
+) -> AsyncIterator[Libp2pTransport]:
+    """Run a node's network until the block ends.
+
+    Args:
+        identity: our key.
+        listen: multiaddrs; port 0 lets the kernel choose.
+        announced: addresses, without a peer id, that others are told first.
+        awake: a clock that runs. Without it a stop of this process counts as the peers' silence.
+        connections_max: to all peers together, both directions.
+
+    Raises:
+        ListenError: an address is malformed, not ours or in use; nothing is left open then.
+    """
+    listen_addresses = [parse_listen_address(address) for address in listen]
+    host, swarm = _new_host(identity, awake or AwakeClock(), connections_max)
+    pubsub, router = new_gossip(host)
+    failure: Exception | None = None  # ours or the caller's, raised outside all nurseries
+    async with host.run([]):
+        try:
+            for address in listen_addresses:
+                await swarm.listen_or_raise(address)
+            async with (
+                background_trio_service(pubsub),
+                background_trio_service(router),
+                trio.open_nursery() as nursery,
+            ):
+                await pubsub.wait_until_ready()
+                try:
+                    yield Libp2pTransport(
+                        host, swarm, pubsub, nursery, OwnAddresses(host, announced)
+                    )
+                except Exception as error:
+                    failure = error
+                nursery.cancel_scope.cancel()
+        except ListenError as error:
+            failure = error
+        finally:
+            with trio.CancelScope(shield=True):
+                await host.close()  # leaving run() alone leaves sockets open
+    if failure is not None:
+        raise failure
+
+
+def _new_host(
+    identity: Identity, awake: AwakeClock, connections_max: int
+) -> tuple[GuardedHost, GuardedSwarm]:
+    """py-libp2p's host with this project's guards."""
+    key_pair = create_new_key_pair(identity.private_bytes())
+    noise_key = create_new_x25519_key_pair().private_key
+    peer = ID.from_pubkey(key_pair.public_key)
+    peerstore = PeerStore()
+    peerstore.add_key_pair(peer, key_pair)
+    # Noise only: py-libp2p's default also accepts plaintext, where anybody can claim any peer id.
+    upgrader = TransportUpgrader(
+        {NOISE_PROTOCOL: FastNoiseTransport(key_pair, noise_privkey=noise_key)},
+        {TProtocol(YAMUX_PROTOCOL): Yamux},
+    )
+    upgrader.muxer_multistream = GuardedMuxer({TProtocol(YAMUX_PROTOCOL): Yamux}, awake)
+    bound_selector(upgrader.security_multistream._selector)
+    bound_selector(upgrader.muxer_multistream._selector)
+    swarm = GuardedSwarm(
+        PortReusingTcp(),
+        peer,
+        peerstore,
+        upgrader,
+        retry_config=RetryConfig(max_retries=0),
+        connection_config=ConnectionConfig(
+            max_connections=connections_max,
+            max_connections_per_peer=CONNECTIONS_PER_PEER_MAX,
+            # Whom to connect to is the node's decision: no dialling and no pruning by libp2p.
+            min_connections=0,
+            low_watermark=0,
+            high_watermark=connections_max,
+        ),
+    )
+    host = GuardedHost(swarm, disable_identify_address_discovery=True)
+    bound_host(host)
+    return host, swarm
