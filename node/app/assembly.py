@@ -203,6 +203,8 @@ class Node:
             self._randomness,
             self._runtime.awake,
         )
+        if settings.relay == "on":
+            swarm.relay()
         chain_sync = ChainSync(
             manifest,
             self._transport,

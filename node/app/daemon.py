@@ -119,8 +119,13 @@ class _Daemon:
         identity = Identity.load_or_create(state_dir.identity_path)
         signed = _manifest_here(state_dir)
         async with open_libp2p_transport(
-            identity, settings.listen, awake=runtime.awake
+            identity,
+            settings.listen,
+            announced=settings.announce,
+            port=state_dir.read_port(),
+            awake=runtime.awake,
         ) as transport:
+            state_dir.write_port(transport.port)
             addresses = settings.bootstrap
             if isinstance(self._role, Found):
                 signed = await found_here(self._role, identity, state_dir.blocks_path, settings)

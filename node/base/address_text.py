@@ -73,6 +73,24 @@ def parse_listen(text: str) -> str:
     return text
 
 
+def parse_announced(text: str) -> str:
+    """Checks an address that others are told: `/ip4|ip6|dns|dns4|dns6/HOST/tcp/PORT`; returns it.
+
+    Raises:
+        ValueError: the text is no such address; the message is for people.
+    """
+    parts = text.split("/")
+    if len(parts) != 5 or parts[0] or parts[3] != "tcp":
+        raise ValueError(
+            f"{text!r} is not an address to announce; write it as /ip4/192.0.2.7/tcp/4610 or "
+            "/dns/node.example.org/tcp/4610, without a peer id"
+        )
+    _check_endpoint(text, parts[1], parts[2], parts[4], port_min=1)
+    if parts[2] in ("0.0.0.0", "::"):
+        raise ValueError(f"{text!r}: {parts[2]} means every address of a machine; name one of them")
+    return text
+
+
 def parse_link(text: str) -> Link:
     """Parses the address of a peer, with or without `#<run id>`.
 

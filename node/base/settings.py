@@ -20,6 +20,7 @@ import platformdirs
 from gossamer.node.base.address_text import (
     HOST_NAME,
     Link,
+    parse_announced,
     parse_host_port,
     parse_link,
     parse_listen,
@@ -29,7 +30,7 @@ from gossamer.protocol import limits
 ENVIRONMENT_PREFIX = "GOSSAMER_"
 CONFIG_VARIABLE = "GOSSAMER_CONFIG"
 # Neighbouring ports that IANA lists as unassigned. Many machines use 4001, libp2p's usual port.
-DEFAULT_LISTEN = "/ip4/0.0.0.0/tcp/4610"
+DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/4610", "/ip6/::/tcp/4610")
 DEFAULT_API = "127.0.0.1:4611"
 # The limit of the data cache. The present state and its predecessor are not part of it.
 DEFAULT_CACHE_BYTES = 4 * 1024 * limits.MIB
@@ -38,7 +39,10 @@ CACHE_BYTES_MIN = 16 * limits.BLOCK_BYTES_MAX
 CONFIG_FILE_BYTES_MAX = limits.MIB
 THREADS_MAX = 1024
 LOG_STEPS_MAX = 1_000_000
+# Peers dial at most eight addresses of one peer; half of them are for what the node finds.
+ANNOUNCED_MAX = 4
 
+Switch = Literal["on", "off"]
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -65,8 +69,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How this node runs on this machine. The manifest says what the run itself is."""
 
     state_dir: Path
-    listen: tuple[str, ...] = (DEFAULT_LISTEN,)
-    """Multiaddrs to listen on; port 0 picks a free one."""
+    listen: tuple[str, ...] = DEFAULT_LISTEN
+    """Multiaddrs to listen on. Port 0 picks a free port, and the same one after a restart. A
+    machine without IPv6 leaves out that address."""
+    announce: tuple[str, ...] = ()
+    """Addresses, without a peer id, that other peers are told before those that the node finds."""
+    relay: Switch = "on"
+    """Whether this node carries connections of members that cannot reach each other."""
     api: str = DEFAULT_API
     """HOST:PORT of the local HTTP endpoint; port 0 picks a free one."""
     api_hosts: tuple[str, ...] = ()
@@ -297,6 +306,13 @@ def _listen(value: GivenValue) -> tuple[str, ...]:
     return addresses
 
 
+def _announce(value: GivenValue) -> tuple[str, ...]:
+    addresses = tuple(parse_announced(text) for text in _texts(value))
+    if len(addresses) > ANNOUNCED_MAX:
+        raise ValueError(f"{len(addresses)} addresses; allowed: up to {ANNOUNCED_MAX}")
+    return addresses
+
+
 def _api_hosts(value: GivenValue) -> tuple[str, ...]:
     names = _texts(value)
     for name in names:
@@ -316,6 +332,8 @@ def _bootstrap(value: GivenValue) -> tuple[str, ...]:
 _PARSERS: dict[str, _Parser] = {
     "state_dir": _path,
     "listen": _listen,
+    "announce": _announce,
+    "relay": _choice(get_args(Switch)),
     "api": lambda value: str(parse_host_port(str(value))),
     "api_hosts": _api_hosts,
     "device": _device,

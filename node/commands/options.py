@@ -44,6 +44,10 @@ class NodeOptions(StateOptions):
 
     listen: Annotated[tuple[str, ...], _default(" ".join(_DEFAULTS.listen))] = ()
     """Address to listen on for peers; repeatable. Port 0 picks a free one."""
+    announce: Annotated[tuple[str, ...], _default("what the node finds")] = ()
+    """Address by which others reach this node, without a peer id; repeatable."""
+    relay: Annotated[str | None, _default(_DEFAULTS.relay)] = None
+    """Whether to carry connections of members that cannot reach each other: on or off."""
     api: Annotated[str | None, _default(_DEFAULTS.api)] = None
     """HOST:PORT of the local page, status and metrics. Port 0 picks a free one."""
     device: Annotated[str | None, _default(_DEFAULTS.device)] = None

@@ -84,7 +84,6 @@ class Swarm:
         self._listener: SwarmListener | None = None
         self._connected: set[PeerId] = set()
         self._greeted_seconds = float("-inf")
-        transport.relay_for(self._may_relay)
         self.gossip = Gossip(transport, identity, admission.run_id, self, randomness)
         self._announcer = Announcer(transport, self.gossip, incarnation)
 
@@ -168,7 +167,11 @@ class Swarm:
         announce = self.membership.known().get(peer)
         await self._transport.connect_any(peer, announce.addresses if announce else ())
 
-    def _may_relay(self, *ends: PeerId) -> str:
+    def relay(self) -> None:
+        """Carries connections between members of the run that cannot reach each other."""
+        self._transport.relay_for(self._why_not_relayed)
+
+    def _why_not_relayed(self, *ends: PeerId) -> str:
         """Says why this node does not carry a circuit; empty for members of the run."""
         known = self.membership.known()
         strangers = [peer for peer in ends if peer not in known]

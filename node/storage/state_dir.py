@@ -80,6 +80,7 @@ class StateDir:
         self.identity_path = root / "identity.key"
         self.lock_path = root / "lock"
         self.api_path = root / "api"
+        self.port_path = root / "port"
         self.manifest_path = root / "manifest.msgpack"
         self.known_peers_path = root / "peers.msgpack"
         self.head_path = root / "head"
@@ -219,6 +220,20 @@ class StateDir:
         except (OSError, OversizedError) as error:
             raise StateDirError(f"{self.api_path} cannot be read: {error}") from error
         return None if data is None else data.decode("utf-8", errors="replace").strip()
+
+    def write_port(self, port: int) -> None:
+        """Keeps the port that others reach this node by. DiskError."""
+        if port != self.read_port():
+            write_atomically(self.port_path, f"{port}\n".encode())
+
+    def read_port(self) -> int:
+        """The port of the last start, for addresses that leave it open; 0 if there is none."""
+        try:
+            data = _read_bounded(self.port_path, _SMALL_FILE_BYTES_MAX)
+        except (OSError, OversizedError):
+            return 0  # the kernel chooses again
+        text = (data or b"").strip()
+        return int(text) if text.isdigit() and int(text) < 65_536 else 0
 
     def known_peers(self) -> KnownPeers:
         return KnownPeers(self.known_peers_path)

@@ -106,6 +106,16 @@ def host_of(maddr: Multiaddr) -> str:
     return str(maddr.value_for_protocol(maddr.protocols()[0].code))
 
 
+def port_of(maddr: Multiaddr) -> int:
+    """The TCP port of an address."""
+    return int(maddr.value_for_protocol("tcp") or 0)
+
+
+def with_port(maddr: Multiaddr, port: int) -> Multiaddr:
+    """An address with another TCP port."""
+    return Multiaddr(f"/{maddr.protocols()[0].name}/{host_of(maddr)}/tcp/{port}")
+
+
 def why(error: BaseException) -> str:
     """What went wrong, for people, out of py-libp2p's chain of exceptions."""
     chain: list[BaseException] = []

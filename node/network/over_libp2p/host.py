@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -17,11 +18,15 @@ from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_PROTOCOL
 from libp2p.stream_muxer.yamux.yamux import Yamux
 from libp2p.tools.anyio_service.context import background_trio_service
 from libp2p.transport.upgrader import TransportUpgrader
+from multiaddr import Multiaddr
 
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.addresses import (
+    host_of,
     parse_listen_address,
+    port_of,
+    with_port,
 )
 from gossamer.node.network.over_libp2p.gossip import new_gossip
 from gossamer.node.network.over_libp2p.guards import (
@@ -43,6 +48,9 @@ CONNECTIONS_MAX = 400
 # Both sides may dial at once; more than two of one peer are leftovers.
 CONNECTIONS_PER_PEER_MAX = 3
 
+# A machine without IPv6, or with it switched off, says one of these to a wildcard address.
+_NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+
 
 @asynccontextmanager
 async def open_libp2p_transport(
@@ -50,6 +58,7 @@ async def open_libp2p_transport(
     listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
     *,
     announced: Sequence[str] = (),
+    port: int = 0,
     awake: AwakeClock | None = None,
     connections_max: int = CONNECTIONS_MAX,
 ) -> AsyncIterator[Libp2pTransport]:
@@ -57,7 +66,9 @@ async def open_libp2p_transport(
 
     Args:
         identity: our key.
-        listen: multiaddrs; port 0 lets the kernel choose.
+        listen: multiaddrs; port 0 lets the kernel choose. A family that this machine does not have
+            is left out if there is another address.
+        port: is tried first in the place of port 0.
         announced: addresses, without a peer id, that others are told first.
         awake: a clock that runs. Without it a stop of this process counts as the peers' silence.
         connections_max: to all peers together, both directions.
@@ -71,8 +82,7 @@ async def open_libp2p_transport(
     failure: Exception | None = None  # ours or the caller's, raised outside all nurseries
     async with host.run([]):
         try:
-            for address in listen_addresses:
-                await swarm.listen_or_raise(address)
+            await _listen(swarm, listen_addresses, port)
             async with (
                 background_trio_service(pubsub),
                 background_trio_service(router),
@@ -93,6 +103,31 @@ async def open_libp2p_transport(
                 await host.close()  # leaving run() alone leaves sockets open
     if failure is not None:
         raise failure
+
+
+async def _listen(swarm: GuardedSwarm, addresses: Sequence[Multiaddr], port: int) -> None:
+    """Listens on all addresses. Those that leave the port open get the same one.
+
+    Raises:
+        ListenError: an address cannot be used.
+    """
+    missing: list[ListenError] = []
+    for address in addresses:
+        bound = with_port(address, port) if port and port_of(address) == 0 else address
+        try:
+            await swarm.listen_or_raise(bound)
+        except ListenError as error:
+            cause = error.__cause__
+            is_wildcard = host_of(address) in ("0.0.0.0", "::")
+            if is_wildcard and isinstance(cause, OSError) and cause.errno in _NO_SUCH_FAMILY:
+                missing.append(error)
+                continue
+            if bound == address:
+                raise
+            await swarm.listen_or_raise(address)  # another program has the port by now
+        port = port or swarm.tcp.ports()[0]
+    if missing and len(missing) == len(addresses):
+        raise missing[0]
 
 
 def _new_host(

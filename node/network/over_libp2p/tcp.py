@@ -196,6 +196,10 @@ class PortReusingTcp(TCP):
         super().__init__()
         self._listeners: list[PortSharingListener] = []
 
+    def ports(self) -> list[int]:
+        """Ports of the listeners, the first listener's first."""
+        return [bound[2] for listener in self._listeners if (bound := listener.bound) is not None]
+
     async def dial(self, maddr: Multiaddr) -> IRawConnection:
         """Connect from the port of a listener where that is possible; see `detect_dead_links`.
 

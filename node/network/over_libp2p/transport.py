@@ -101,6 +101,11 @@ class Libp2pTransport:
         """Our own id."""
         return self._peer_id
 
+    @property
+    def port(self) -> int:
+        """The port of the first listener."""
+        return self._swarm.tcp.ports()[0]
+
     def addresses(self) -> list[str]:
         """See `Transport.addresses`."""
         return [f"{address}/p2p/{self._peer_id}" for address in self.own.all()]

@@ -2,7 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.base.address_text import HostPort, parse_host_port, parse_link, parse_listen
+from gossamer.node.base.address_text import (
+    HostPort,
+    parse_announced,
+    parse_host_port,
+    parse_link,
+    parse_listen,
+)
 from gossamer.node.base.settings import (
     ConfigError,
     GivenValue,
@@ -149,3 +155,23 @@ def test_sizes(text: GivenValue, size: int) -> None:
 def test_sizes_that_are_none(text: GivenValue) -> None:
     with pytest.raises(ValueError, match="not a size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["/ip4/203.0.113.7/tcp/4610", "/dns/node.example.org/tcp/1"])
+def test_addresses_to_announce(text: str) -> None:
+    assert parse_announced(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("/ip4/203.0.113.7/tcp/4610/p2p/" + PEER, "without a peer id"),
+        ("/ip4/0.0.0.0/tcp/4610", "every address"),
+        ("/ip4/203.0.113.7/tcp/0", "not a TCP port"),
+        ("/dns/-/tcp/4610", "begin with"),
+        ("203.0.113.7:4610", "not an address to announce"),
+    ],
+)
+def test_addresses_that_no_peer_could_dial_are_not_announced(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_announced(text)

@@ -295,3 +295,14 @@ def test_a_peer_seen_while_known_peers_are_written_is_written_next(
     peers.save()
     peers.save()
     assert [peer for peer, _ in KnownPeers(tmp_path / "peers").newest_first()] == [second, first]
+
+
+def test_the_port_outlives_the_process_and_a_damaged_file_counts_as_none(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    assert state_dir.read_port() == 0
+    state_dir.write_port(4610)
+    assert StateDir(tmp_path).read_port() == 4610
+    state_dir.port_path.write_text("99999\n")
+    assert state_dir.read_port() == 0
+    state_dir.port_path.write_text("x" * 10_000)
+    assert state_dir.read_port() == 0

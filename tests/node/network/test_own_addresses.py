@@ -1,0 +1,115 @@
+"""What a node tells others of where it is, and the port it keeps."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import trio
+
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.over_libp2p import addresses, tcp
+from gossamer.node.network.over_libp2p.host import open_libp2p_transport
+from gossamer.node.network.reachability import Endpoint
+from gossamer.node.network.transport import ListenError
+from gossamer.protocol.ids import PeerId
+
+LOOPBACK = "/ip4/127.0.0.1/tcp/0"
+NAMED = "/dns/node.example.org/tcp/4610"
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def test_what_the_operator_names_comes_first_then_global_seen_and_private_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosts = {socket.AF_INET: ["192.168.1.10", "203.0.113.9"], socket.AF_INET6: []}
+    monkeypatch.setattr(addresses, "interface_hosts", hosts.__getitem__)
+
+    async def main() -> None:
+        async with open_libp2p_transport(
+            Identity.generate(), ["/ip4/0.0.0.0/tcp/0"], announced=[NAMED]
+        ) as transport:
+            for number in (1, 2):
+                seen = Endpoint("198.51.100.7", 4610)
+                observer = PeerId(f"peer {number}")
+                transport.own.reachability.saw(observer, f"198.18.0.{number}", seen)
+            found = [each.partition("/p2p/")[0] for each in transport.addresses()]
+            port = transport.port
+        assert found == [
+            NAMED,
+            f"/ip4/203.0.113.9/tcp/{port}",
+            "/ip4/198.51.100.7/tcp/4610",
+            f"/ip4/192.168.1.10/tcp/{port}",
+        ]
+
+    trio.run(main)
+
+
+def test_bridges_of_containers_are_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def address(host: str) -> SimpleNamespace:
+        return SimpleNamespace(family=socket.AF_INET, address=host, netmask="255.255.0.0")
+
+    interfaces = {
+        "docker0": [address("172.17.0.1")],
+        "eth0": [address("192.168.1.10")],
+        "lo": [address("127.0.0.1")],
+        "veth12ab": [address("169.254.3.4")],
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+    assert addresses.interface_hosts(socket.AF_INET) == ["192.168.1.10"]
+    assert [str(network) for network in addresses.interface_networks()] == [
+        "192.168.0.0/16",
+        "127.0.0.0/16",
+    ]
+
+
+def test_an_open_port_is_the_given_one_if_it_is_free_and_another_one_if_not() -> None:
+    async def main() -> None:
+        port = _free_port()
+        async with open_libp2p_transport(Identity.generate(), [LOOPBACK], port=port) as first:
+            assert first.port == port
+            async with open_libp2p_transport(Identity.generate(), [LOOPBACK], port=port) as second:
+                assert second.port != port
+
+    trio.run(main)
+
+
+def test_a_machine_without_a_family_listens_on_the_other_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listening = tcp._listening
+
+    def without_ipv6(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+        return listening(family, host, port)
+
+    monkeypatch.setattr(tcp, "_listening", without_ipv6)
+
+    async def main() -> None:
+        both = ["/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/0"]
+        async with open_libp2p_transport(Identity.generate(), both) as transport:
+            assert all("/ip4/" in address for address in transport.addresses())
+        with pytest.raises(ListenError, match="not supported"):
+            async with open_libp2p_transport(Identity.generate(), ["/ip6/::/tcp/0"]):
+                pass
+
+    trio.run(main)
+
+
+def test_an_address_that_is_not_this_machines_is_an_error() -> None:
+    async def main() -> None:
+        listen = [LOOPBACK, "/ip4/192.0.2.1/tcp/0"]
+        with pytest.raises(ListenError, match=r"192\.0\.2\.1"):
+            async with open_libp2p_transport(Identity.generate(), listen):
+                pass
+
+    trio.run(main)
