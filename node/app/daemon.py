@@ -16,6 +16,7 @@ import trio
 
 from gossamer.node.app.assembly import Node, Runtime
 from gossamer.node.app.http import require_free
+from gossamer.node.base.rate_limit import Limits, RateLimit, parse_limit
 from gossamer.node.base.settings import Found, Join, Role, Settings
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
@@ -123,6 +124,7 @@ class _Daemon:
             settings.listen,
             announced=settings.announce,
             port=state_dir.read_port(),
+            limits=Limits(_rate_limit(settings.up_limit), _rate_limit(settings.down_limit)),
             awake=runtime.awake,
         ) as transport:
             state_dir.write_port(transport.port)
@@ -150,6 +152,10 @@ class _Daemon:
             node = Node(settings, state_dir, identity, store, transport, signed, runtime)
             self._leave = node.leave
             await node.run()
+
+
+def _rate_limit(periods: tuple[str, ...]) -> RateLimit:
+    return RateLimit([parse_limit(period) for period in periods])
 
 
 def _manifest_here(state_dir: StateDir) -> SignedManifest | None:

@@ -25,6 +25,7 @@ from gossamer.node.base.address_text import (
     parse_link,
     parse_listen,
 )
+from gossamer.node.base.rate_limit import PERIODS_MAX, parse_limit
 from gossamer.protocol import limits
 
 ENVIRONMENT_PREFIX = "GOSSAMER_"
@@ -74,6 +75,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     machine without IPv6 leaves out that address."""
     announce: tuple[str, ...] = ()
     """Addresses, without a peer id, that other peers are told before those that the node finds."""
+    up_limit: tuple[str, ...] = ()
+    """Limits of the upload in Mbit/s, such as `10` or `10@18:00-23:00`; the first that holds is
+    used."""
+    down_limit: tuple[str, ...] = ()
+    """Likewise, of the download."""
     relay: Switch = "on"
     """Whether this node carries connections of members that cannot reach each other."""
     api: str = DEFAULT_API
@@ -313,6 +319,17 @@ def _announce(value: GivenValue) -> tuple[str, ...]:
     return addresses
 
 
+def _limits(value: GivenValue) -> tuple[str, ...]:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = f"{value:g}"
+    periods = _texts(value)
+    if len(periods) > PERIODS_MAX:
+        raise ValueError(f"{len(periods)} limits; allowed: up to {PERIODS_MAX}")
+    for period in periods:
+        parse_limit(period)
+    return periods
+
+
 def _api_hosts(value: GivenValue) -> tuple[str, ...]:
     names = _texts(value)
     for name in names:
@@ -333,6 +350,8 @@ _PARSERS: dict[str, _Parser] = {
     "state_dir": _path,
     "listen": _listen,
     "announce": _announce,
+    "up_limit": _limits,
+    "down_limit": _limits,
     "relay": _choice(get_args(Switch)),
     "api": lambda value: str(parse_host_port(str(value))),
     "api_hosts": _api_hosts,

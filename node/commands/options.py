@@ -46,6 +46,10 @@ class NodeOptions(StateOptions):
     """Address to listen on for peers; repeatable. Port 0 picks a free one."""
     announce: Annotated[tuple[str, ...], _default("what the node finds")] = ()
     """Address by which others reach this node, without a peer id; repeatable."""
+    up_limit: Annotated[tuple[str, ...], _default("none")] = ()
+    """Limit of the upload in Mbit/s, such as 10 or 10@18:00-23:00; repeatable."""
+    down_limit: Annotated[tuple[str, ...], _default("none")] = ()
+    """Limit of the download, likewise."""
     relay: Annotated[str | None, _default(_DEFAULTS.relay)] = None
     """Whether to carry connections of members that cannot reach each other: on or off."""
     api: Annotated[str | None, _default(_DEFAULTS.api)] = None

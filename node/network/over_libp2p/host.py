@@ -21,6 +21,7 @@ from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.base.rate_limit import NO_LIMITS, Limits
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.addresses import (
     host_of,
@@ -59,6 +60,7 @@ async def open_libp2p_transport(
     *,
     announced: Sequence[str] = (),
     port: int = 0,
+    limits: Limits = NO_LIMITS,
     awake: AwakeClock | None = None,
     connections_max: int = CONNECTIONS_MAX,
 ) -> AsyncIterator[Libp2pTransport]:
@@ -70,6 +72,7 @@ async def open_libp2p_transport(
             is left out if there is another address.
         port: is tried first in the place of port 0.
         announced: addresses, without a peer id, that others are told first.
+        limits: of all connections together.
         awake: a clock that runs. Without it a stop of this process counts as the peers' silence.
         connections_max: to all peers together, both directions.
 
@@ -77,7 +80,7 @@ async def open_libp2p_transport(
         ListenError: an address is malformed, not ours or in use; nothing is left open then.
     """
     listen_addresses = [parse_listen_address(address) for address in listen]
-    host, swarm = _new_host(identity, awake or AwakeClock(), connections_max)
+    host, swarm = _new_host(identity, awake or AwakeClock(), connections_max, limits)
     pubsub, router = new_gossip(host)
     failure: Exception | None = None  # ours or the caller's, raised outside all nurseries
     async with host.run([]):
@@ -131,7 +134,7 @@ async def _listen(swarm: GuardedSwarm, addresses: Sequence[Multiaddr], port: int
 
 
 def _new_host(
-    identity: Identity, awake: AwakeClock, connections_max: int
+    identity: Identity, awake: AwakeClock, connections_max: int, limits: Limits
 ) -> tuple[GuardedHost, GuardedSwarm]:
     """py-libp2p's host with this project's guards."""
     key_pair = create_new_key_pair(identity.private_bytes())
@@ -140,8 +143,10 @@ def _new_host(
     peerstore = PeerStore()
     peerstore.add_key_pair(peer, key_pair)
     # Noise only: py-libp2p's default also accepts plaintext, where anybody can claim any peer id.
+    noise = FastNoiseTransport(key_pair, noise_privkey=noise_key)
+    noise.limits = limits
     upgrader = TransportUpgrader(
-        {NOISE_PROTOCOL: FastNoiseTransport(key_pair, noise_privkey=noise_key)},
+        {NOISE_PROTOCOL: noise},
         {TProtocol(YAMUX_PROTOCOL): Yamux},
     )
     upgrader.muxer_multistream = GuardedMuxer({TProtocol(YAMUX_PROTOCOL): Yamux}, awake)

@@ -13,6 +13,7 @@ buffer for all connections, so nothing may be awaited between the first `seal` a
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from typing import TypeVar
@@ -28,6 +29,7 @@ from libp2p.security.noise.io import NoiseTransportReadWriter
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.security.secure_session import SecureSession
 
+from gossamer.node.base.rate_limit import NO_LIMITS, Limits
 from gossamer.node.network.over_libp2p.simultaneous import FirstAnswer, Replayed, SimultaneousOpen
 
 _TAG_BYTES = 16
@@ -41,6 +43,8 @@ PLAINTEXT_BYTES_MAX = MESSAGE_BYTES_MAX - _TAG_BYTES
 _READ_BYTES_MAX = 8 * (MESSAGE_BYTES_MAX + _LENGTH_BYTES)
 # One write: what a newly queued small message waits for at most, 20 ms on a 100 Mbit/s line.
 BATCH_MESSAGES_MAX = 4
+# A line with a limit gets its bytes in pieces of some milliseconds each.
+_LIMITED_BYTES = 16 * 1024
 _BATCH_BYTES_MAX = BATCH_MESSAGES_MAX * (MESSAGE_BYTES_MAX + _LENGTH_BYTES)
 
 
@@ -95,7 +99,7 @@ def socket_of(connection: object) -> socket.socket | None:
 class NoiseSession(SecureSession):
     """An established noise channel over a TCP socket."""
 
-    def __init__(self, session: SecureSession) -> None:
+    def __init__(self, session: SecureSession, limits: Limits = NO_LIMITS) -> None:
         """Take over a session whose handshake py-libp2p has just finished."""
         super().__init__(
             local_peer=session.local_peer,
@@ -119,6 +123,9 @@ class NoiseSession(SecureSession):
         self._opened: list[bytes] = []  # plaintexts that `read` has not handed out
         self._sealed = 0  # bytes in the write buffer
         self._closed = False
+        # Inside a circuit nothing is counted: the connection that carries it is.
+        is_network = raw_socket.family != getattr(socket, "AF_UNIX", None)
+        self._limits = limits if is_network else NO_LIMITS
 
     # -- receiving
 
@@ -134,8 +141,12 @@ class NoiseSession(SecureSession):
             opened, self._opened = self._opened, []
             return opened
         while True:
-            opened = self._open_all(await self._read_ready())
-            if opened:
+            end = await self._read_ready()
+            received = end - len(self._partial)
+            self._opened = self._open_all(end)  # kept here: the wait may be cancelled
+            await self._limits.down.take(received)
+            if self._opened:
+                opened, self._opened = self._opened, []
                 return opened
 
     async def _read_ready(self) -> int:
@@ -187,6 +198,8 @@ class NoiseSession(SecureSession):
     @property
     def has_room(self) -> bool:
         """Whether another full message fits into this batch."""
+        if self._limits.up.bytes_per_second != math.inf:
+            return not self._sealed  # what is small and queued later waits for one message at most
         return self._sealed + MESSAGE_BYTES_MAX + _LENGTH_BYTES <= _BATCH_BYTES_MAX
 
     def seal(self, plaintext: bytes | bytearray | memoryview) -> None:
@@ -211,6 +224,9 @@ class NoiseSession(SecureSession):
         Cancellation: the connection is unusable afterwards, since half a message may be out.
         """
         end, self._sealed = self._sealed, 0
+        if self._limits.up.bytes_per_second != math.inf:
+            await self._flush_limited(bytes(self._buffers.write[:end]))
+            return
         try:
             sent = os.write(self._descriptor(), self._buffers.write[:end])
         except BlockingIOError:
@@ -219,7 +235,17 @@ class NoiseSession(SecureSession):
             raise ConnectionClosedError(f"connection lost: {error.strerror}") from error
         if sent == end:
             return
-        rest = memoryview(bytes(self._buffers.write[sent:end]))  # the shared one is free from here
+        # The shared buffer is free from here.
+        await self._write_rest(memoryview(bytes(self._buffers.write[sent:end])))
+
+    async def _flush_limited(self, batch: bytes) -> None:
+        """Writes a batch in small pieces, each when the limit lets it through."""
+        for start in range(0, len(batch), _LIMITED_BYTES):
+            piece = memoryview(batch)[start : start + _LIMITED_BYTES]
+            await self._limits.up.take(len(piece))
+            await self._write_rest(piece)
+
+    async def _write_rest(self, rest: memoryview) -> None:
         while rest:
             await self.wait_writable()
             try:
@@ -285,9 +311,12 @@ def _nonce(count: int) -> bytes:
 class FastNoiseTransport(NoiseTransport):
     """py-libp2p's noise handshake, then `NoiseSession`."""
 
+    limits = NO_LIMITS
+
     async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
         """The responder's side."""
-        return NoiseSession(await super().secure_inbound(conn))  # type: ignore[arg-type]
+        session = await super().secure_inbound(conn)
+        return NoiseSession(session, self.limits)  # type: ignore[arg-type]
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID | None) -> ISecureConn:
         """The initiator's side; with `peer_id` None any answering peer is accepted.
@@ -304,4 +333,4 @@ class FastNoiseTransport(NoiseTransport):
             session = await super().secure_inbound(Replayed(conn, both.message))  # type: ignore[arg-type]
             if peer_id is not None and session.get_remote_peer() != peer_id:
                 raise PeerIDMismatchesPubkey("another peer dialled from that address") from None
-        return NoiseSession(session)  # type: ignore[arg-type]
+        return NoiseSession(session, self.limits)  # type: ignore[arg-type]
