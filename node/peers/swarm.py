@@ -145,8 +145,20 @@ class Swarm:
         return awaited(living, chain, round_number, tokens_total)
 
     def sources(self) -> list[PeerId]:
-        """Peers that can be asked for blocks: all that are connected."""
-        return self._transport.peers()
+        """Peers that can be asked for blocks: the connected ones, but for those behind a relay. The
+        relay would carry each block twice, and has most blocks itself."""
+        connected = self._transport.peers()
+        paths = {peer: self._transport.path(peer) for peer in connected}
+        direct = [peer for peer, path in paths.items() if path and path.kind != "relayed"]
+        return direct or connected
+
+    def linked(self) -> list[PeerId]:
+        """Peers that this node is connected to, by a path of its own."""
+        return [
+            peer
+            for peer in self._transport.peers()
+            if (path := self._transport.path(peer)) is not None and path.kind != "relayed"
+        ]
 
     def claims(self) -> dict[PeerId, Collection[int]]:
         """The shards that living others hold. A peer whose trainer failed holds none."""

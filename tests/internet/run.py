@@ -10,6 +10,7 @@ import argparse
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,36 @@ from tests.internet.homes import Homes
 from tests.internet.internet import Machine, Router
 from tests.support.daemons import MANIFEST
 from tests.support.netns import NamespacesUnavailable
+
+LARGE_MANIFEST = """\
+preset = "tiny"
+name = "homes"
+[tokenizer]
+kind = "bytes"
+[model]
+num_layers = 4
+width = 192
+num_heads = 4
+num_kv_heads = 4
+hidden_width = 640
+context = 32
+[inner]
+learning_rate = 1e-3
+warmup_steps = 10
+total_steps = 2_000
+sequences_per_step = 2
+[outer]
+inner_steps = 8
+warmup_rounds = 2
+warmup_inner_steps = 4
+codec = "fp16"
+chunk_elements = 65536
+[rounds]
+gather_seconds = 10.0
+attempt_seconds = 5.0
+checkpoint_rounds = 50
+"""
+"""2.1 million parameters, 4.2 MB in fp16: a ring of 4 sends 6.3 MB a member, 2.5 s at 20 Mbit/s."""
 
 PATIENCE_SECONDS = 60.0
 """Time until the first round with everybody is given up."""
@@ -46,25 +77,31 @@ class Row:
     round_seconds: float
     num_removed: int
     """Members that were put out of a ring."""
+    ways: Counter[str]
+    """Paths between all pairs of peers at the end."""
 
     def __str__(self) -> str:
+        ways = ", ".join(f"{count} {way}" for way, count in sorted(self.ways.items()))
         return (
             f"| {self.name} | {self.first_seconds:.1f} | {self.num_rounds} | {self.share:.2f} "
-            f"| {self.round_seconds:.2f} | {self.num_removed} |"
+            f"| {self.round_seconds:.2f} | {self.num_removed} | {ways} |"
         )
 
 
-def measure(name: str, seconds: float, folder: Path) -> Row:
+def measure(name: str, manifest_text: str, seconds: float, folder: Path) -> Row:
     """Runs one topology."""
     machines = TOPOLOGIES[name]
     manifest = folder / "manifest.toml"
-    manifest.write_text(MANIFEST)
+    manifest.write_text(manifest_text)
     corpus = folder / "corpus.txt"
     corpus.write_text("The quick brown fox jumps over the lazy dog. " * 20_000)
     with Homes(folder, machines) as homes:
         founder = homes.homes[0]
-        founder.start("start", "--manifest", str(manifest), "--corpus", str(corpus))
-        founder.wait_for(lambda status: status.round >= 1, PATIENCE_SECONDS, "the first round")
+        wait = ("--wait-for-peers", str(len(machines) - 1))
+        founder.start("start", "--manifest", str(manifest), "--corpus", str(corpus), *wait)
+        founder.wait_for(
+            lambda status: status.phase == "training", PATIENCE_SECONDS, "the founded run"
+        )
         for home in homes.homes[1:]:
             home.start("join", founder.public_address)
         started = time.monotonic()
@@ -74,12 +111,12 @@ def measure(name: str, seconds: float, folder: Path) -> Row:
         first_seconds = time.monotonic() - started
         rounds = homes.watch(founder, seconds)
         logs = [home.log_path.read_text(errors="replace") for home in homes.homes]
-        for home in homes.homes:
-            status = home.status()
-            if status is not None:
-                print(
-                    home.number, status.phase, status.round, [p.peer_id[-6:] for p in status.peers]
-                )
+        ways = Counter(
+            peer.path or "none"
+            for home in homes.homes
+            if (status := home.status()) is not None
+            for peer in status.peers
+        )
     removed = sum(log.count("a member is out of the ring") for log in logs)
     return Row(
         name,
@@ -88,6 +125,7 @@ def measure(name: str, seconds: float, folder: Path) -> Row:
         rounds.share_of(len(machines)),
         rounds.round_seconds,
         removed,
+        ways,
     )
 
 
@@ -97,16 +135,20 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", default=list(TOPOLOGIES), help="topologies")
     parser.add_argument("--seconds", type=float, default=40.0, help="measured time of each")
+    parser.add_argument("--large", action="store_true", help="a ring takes seconds at 20 Mbit/s")
     parser.add_argument("--keep", type=Path, help="folder for logs and states")
     options = parser.parse_args()
-    print("| topology | first full round, s | rounds | with everybody | round, s | put out |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    manifest = LARGE_MANIFEST if options.large else MANIFEST
+    print(
+        "| topology | first full round, s | rounds | with everybody | round, s | put out | paths |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- |")
     for number, name in enumerate(options.names):
         with tempfile.TemporaryDirectory() as temporary:
             folder = (options.keep or Path(temporary)) / str(number)
             folder.mkdir(parents=True, exist_ok=True)
             try:
-                print(measure(name, options.seconds, folder), flush=True)
+                print(measure(name, manifest, options.seconds, folder), flush=True)
             except NamespacesUnavailable as reason:
                 sys.exit(str(reason))
 
