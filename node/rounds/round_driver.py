@@ -23,7 +23,7 @@ from gossamer.node.rounds.effects import (
     OuterStepOrder,
     OutgoingLink,
 )
-from gossamer.node.rounds.ring_link import LinkFailed, RingLink
+from gossamer.node.rounds.ring_link import LinkFailed, LinkMeasure, RingLink
 from gossamer.node.rounds.ring_service import Receiver, RingReceiver
 from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
@@ -261,12 +261,16 @@ class RoundDriver:
             target,
             self._plan.num_chunks,
             on_transfer=self._node.transferred,
-            on_measured=lambda measure: self.dispatcher.link_measured(
-                trio.current_time(), ring_id, peer, *measure
-            ),
+            on_measured=lambda measure: self._measured(ring_id, peer, measure),
         )
         self._nursery.start_soon(self._run_link, ring_id, peer, link)
         return link
+
+    def _measured(self, ring_id: Digest, peer: PeerId, measure: LinkMeasure) -> None:
+        """A slow path through a relay says nothing about the member at its end."""
+        path = self._transport.path(peer)
+        if path is not None and path.kind != "relayed":
+            self.dispatcher.link_measured(trio.current_time(), ring_id, peer, *measure)
 
     def contribute(self, ring_id: Digest, action: Contribute) -> None:
         """See `Effects`."""

@@ -34,6 +34,11 @@ LOOK_SECONDS = 0.05
 REDIAL_SECONDS = 0.1
 """Between two dials of a crossing, if the first one failed at once."""
 
+RETRY_SECONDS_MIN = 20.0
+RETRY_SECONDS_MAX = 600.0
+"""The pause before two peers try again to cross their routers; it doubles each time. A crossing
+fails by chance where a packet is lost, and for good between two strict routers."""
+
 OpenOn = Callable[[INetConn, PeerId, str], Awaitable[Stream]]
 """Opens a stream of a protocol on one connection to a peer."""
 
@@ -126,9 +131,13 @@ class Paths:
         async def open_stream() -> Stream:
             return await self._open_on(connection, peer, crossing.PROTOCOL)
 
-        if await self._crossing.begin(peer, open_stream):
-            logger.info("crossed the routers between here and %s", peer)
-            await self._drop_circuits(peer)
+        pause_seconds = RETRY_SECONDS_MIN
+        while not connection.is_closed:
+            if self._is_direct(peer) or await self._crossing.begin(peer, open_stream):
+                await self._drop_circuits(peer)
+                return
+            await trio.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, RETRY_SECONDS_MAX)
 
     async def _dial(self, peer: PeerId, endpoints: list[Endpoint], seconds: float) -> bool:
         """Dials a peer's outer addresses from the listening port, until one side's dial succeeds;
