@@ -23,6 +23,7 @@ from typing import Literal
 from tests.support.netns import (
     NamespacesUnavailable,
     enter_namespace,
+    is_refusal,
     processes_of,
     remove_leftovers,
     remove_namespace,
@@ -146,6 +147,8 @@ class Internet:
         except subprocess.CalledProcessError as error:
             self._remove()
             said = f"`{' '.join(error.cmd)}` said: {error.stderr.strip()}"
+            if not is_refusal(error.stderr):
+                raise RuntimeError(said) from error
             raise NamespacesUnavailable(f"homes cannot be made here: {said}") from error
         except BaseException:
             self._remove()
@@ -228,7 +231,10 @@ class Internet:
         refuse = "reject with tcp reset" if router.uninvited == "reset" else "drop"
         rules = f"""
             table ip gate {{
-                chain inward {{ type nat hook prerouting priority -100; {inward} }}
+                chain inward {{
+                    type nat hook prerouting priority -100;
+                    {inward}
+                }}
                 chain outward {{
                     type nat hook postrouting priority 100;
                     oifname "{LINE}" {mapping}

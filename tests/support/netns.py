@@ -143,7 +143,7 @@ class Network:
         except subprocess.CalledProcessError as error:
             self._remove()
             said = f"`{' '.join(error.cmd)}` said: {error.stderr.strip()}"
-            if not any(refusal in error.stderr for refusal in _REFUSALS):
+            if not is_refusal(error.stderr):
                 raise RuntimeError(said) from error
             raise NamespacesUnavailable(
                 f"network namespaces cannot be made here: {said}"
@@ -231,6 +231,11 @@ def _link_address(machine: int) -> str:
 def run_tool(*command: str, text: str = "") -> None:
     """Runs a program that must succeed. `text` is its standard input."""
     subprocess.run(command, check=True, capture_output=True, text=True, input=text)
+
+
+def is_refusal(text: str) -> bool:
+    """Whether a tool says that the kernel or the container does not let it."""
+    return any(refusal in text for refusal in _REFUSALS)
 
 
 def processes_of(namespace: str) -> list[int]:

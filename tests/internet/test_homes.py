@@ -1,0 +1,96 @@
+"""Real daemons behind routers: everybody's work is in the rounds, and no ring stalls.
+
+A short set; `python -m tests.internet.run` has all topologies, with a ring that takes seconds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.internet.homes import PORT, Homes
+from tests.internet.internet import Machine, Router
+from tests.support.daemons import MANIFEST, PATIENCE_SECONDS
+from tests.support.netns import NamespacesUnavailable
+
+pytestmark = pytest.mark.e2e
+
+MEASURED_SECONDS = 8.0
+"""Some ten rounds on a busy machine."""
+
+ROUNDS_MIN = 3
+SHARE_MIN = 0.95
+
+PUBLIC, CROSSABLE, STRICT = Machine(), Machine(Router()), Machine(Router(ports="random"))
+RESETS = Machine(Router(uninvited="reset"))
+FORWARDS = Machine(Router(forwards=PORT))
+CLOUD = Machine(Router(is_cloud=True))
+
+
+def _swarm(homes: Homes, folder: Path) -> None:
+    """The first home founds a run, and the others join it."""
+    manifest, corpus = folder / "manifest.toml", folder / "corpus.txt"
+    manifest.write_text(MANIFEST)
+    corpus.write_text("The quick brown fox jumps over the lazy dog. " * 20_000)
+    founder, *others = homes.homes
+    wait = ("--wait-for-peers", str(len(others)))
+    founder.start("start", "--manifest", str(manifest), "--corpus", str(corpus), *wait)
+    founder.wait_for(lambda status: status.phase == "training", PATIENCE_SECONDS, "its run")
+    for other in others:
+        other.start("join", founder.public_address)
+
+
+@pytest.mark.parametrize(
+    ("machines", "paths"),
+    [
+        ([PUBLIC, CROSSABLE, RESETS], {"direct", "crossed"}),
+        ([PUBLIC, STRICT, STRICT, CROSSABLE], {"direct", "relayed"}),
+    ],
+    ids=["crossed", "relayed"],
+)
+def test_members_behind_routers_are_in_every_round(
+    machines: list[Machine], paths: set[str], tmp_path: Path
+) -> None:
+    try:
+        with Homes(tmp_path, machines) as homes:
+            _swarm(homes, tmp_path)
+            for home in homes.homes:
+                home.wait_for(
+                    lambda status: (
+                        status.last_round is not None
+                        and len(status.last_round.contributors) == len(machines)
+                    ),
+                    PATIENCE_SECONDS,
+                    "a round of all",
+                )
+            rounds = homes.watch(homes.homes[0], MEASURED_SECONDS)
+            statuses = [home.status() for home in homes.homes]
+            logs = "".join(home.log_path.read_text(errors="replace") for home in homes.homes)
+    except NamespacesUnavailable as reason:
+        pytest.skip(str(reason))
+    assert len(rounds.num_members) >= ROUNDS_MIN
+    assert rounds.share_of(len(machines)) >= SHARE_MIN, rounds
+    assert "timeout: no receipt" not in logs
+    seen = {peer.path for status in statuses if status is not None for peer in status.peers}
+    assert paths <= seen, seen
+
+
+def test_a_forwarded_port_and_a_cloud_machine_are_announced_by_name(tmp_path: Path) -> None:
+    """The third member finds both by what they announce, though it was given one address only."""
+    machines = [FORWARDS, CLOUD, PUBLIC]
+    try:
+        with Homes(tmp_path, machines) as homes:
+            for home in homes.homes[:2]:
+                host = homes.internet.public_host(home.number)
+                home.options = (*home.options, "--announce", f"/ip4/{host}/tcp/{PORT}")
+            _swarm(homes, tmp_path)
+            last = homes.homes[2]
+            status = last.wait_for(
+                lambda status: sum(peer.path == "direct" for peer in status.peers) == 2,
+                PATIENCE_SECONDS,
+                "two direct connections",
+            )
+    except NamespacesUnavailable as reason:
+        pytest.skip(str(reason))
+    assert {peer.path for peer in status.peers} == {"direct"}
