@@ -20,6 +20,7 @@ from gossamer.node.base.rate_limit import Limits, RateLimit, parse_limit
 from gossamer.node.base.settings import Found, Join, Role, Settings
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
+from gossamer.node.network.port_mapping import PortMapper, UpnpGateway
 from gossamer.node.peers.run_exchange import (
     JoinError,
     open_signed_manifest,
@@ -151,7 +152,12 @@ class _Daemon:
             settings = msgspec.structs.replace(settings, bootstrap=addresses)
             node = Node(settings, state_dir, identity, store, transport, signed, runtime)
             self._leave = node.leave
-            await node.run()
+            async with trio.open_nursery() as nursery:
+                if settings.port_mapping == "on" and transport.own.needs_mapping():
+                    mapper = PortMapper(transport.port, UpnpGateway(), transport.own.note_mapping)
+                    nursery.start_soon(mapper.run)
+                await node.run()
+                nursery.cancel_scope.cancel()
 
 
 def _rate_limit(periods: tuple[str, ...]) -> RateLimit:

@@ -80,6 +80,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     used."""
     down_limit: tuple[str, ...] = ()
     """Likewise, of the download."""
+    port_mapping: Switch = "on"
+    """Whether to ask a home's router to forward the port (UPnP)."""
     relay: Switch = "on"
     """Whether this node carries connections of members that cannot reach each other."""
     api: str = DEFAULT_API
@@ -352,6 +354,7 @@ _PARSERS: dict[str, _Parser] = {
     "announce": _announce,
     "up_limit": _limits,
     "down_limit": _limits,
+    "port_mapping": _choice(get_args(Switch)),
     "relay": _choice(get_args(Switch)),
     "api": lambda value: str(parse_host_port(str(value))),
     "api_hosts": _api_hosts,

@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
+
+import trio
 
 _T = TypeVar("_T")
+
+
+class _RunAbandonable(Protocol):
+    """`trio.to_thread.run_sync`. The stubs that libp2p brings do not know `abandon_on_cancel`."""
+
+    async def __call__(self, function: Callable[[], _T], /, *, abandon_on_cancel: bool) -> _T: ...
+
+
+_run_abandonable = cast(_RunAbandonable, trio.to_thread.run_sync)
+
+
+async def run_abandonable(function: Callable[[], _T]) -> _T:
+    """Runs a blocking call in a thread. A cancelled caller leaves the thread to itself."""
+    return await _run_abandonable(function, abandon_on_cancel=True)
 
 
 class RunInThread(Protocol):

@@ -50,6 +50,8 @@ class NodeOptions(StateOptions):
     """Limit of the upload in Mbit/s, such as 10 or 10@18:00-23:00; repeatable."""
     down_limit: Annotated[tuple[str, ...], _default("none")] = ()
     """Limit of the download, likewise."""
+    port_mapping: Annotated[str | None, _default(_DEFAULTS.port_mapping)] = None
+    """Whether to ask the router to forward the port (UPnP): on or off."""
     relay: Annotated[str | None, _default(_DEFAULTS.relay)] = None
     """Whether to carry connections of members that cannot reach each other: on or off."""
     api: Annotated[str | None, _default(_DEFAULTS.api)] = None

@@ -59,6 +59,8 @@ class Router:
     """A port that the owner has opened by hand."""
     is_cloud: bool = False
     """All ports are forwarded to the machine (1:1 NAT)."""
+    speaks_upnp: bool = False
+    """Machines may ask for ports (miniupnpd)."""
 
 
 @dataclass(frozen=True)

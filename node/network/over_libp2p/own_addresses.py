@@ -18,6 +18,7 @@ from gossamer.node.network.over_libp2p.addresses import (
 from gossamer.node.network.over_libp2p.identify import PROTOCOL, ask_observed
 from gossamer.node.network.over_libp2p.noise import socket_of
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
+from gossamer.node.network.port_mapping import Mapping, needs_mapping
 from gossamer.node.network.reachability import (
     Endpoint,
     Neighbourhood,
@@ -56,6 +57,15 @@ class OwnAddresses:
         private = [address for address in bound if is_private(host_of(Multiaddr(address)))]
         public = [address for address in bound if address not in private]
         return list(dict.fromkeys((*self._announced, *self.mapped, *public, *seen, *private)))
+
+    def note_mapping(self, mapping: Mapping | None) -> None:
+        """A router forwards a port to this node, or does not any more."""
+        self.mapped = () if mapping is None else (mapping.address,)
+
+    def needs_mapping(self) -> bool:
+        """Whether all addresses that this node listens on are behind a router."""
+        bound = self._host.get_transport_addrs()
+        return needs_mapping([host_of(Multiaddr(a)) for each in bound for a in dialable(each)])
 
     def outer(self) -> list[Endpoint]:
         """Addresses for a crossing: what any observer sees, and what is global by itself."""

@@ -1,0 +1,195 @@
+"""Asks the home's router to forward a port to this node (UPnP Internet Gateway Device).
+
+The lease is an hour and is renewed at half of it, so a node that is killed leaves nothing behind
+for long. An orderly end removes the mapping.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import structlog
+import trio
+
+from gossamer.node.base.threads import run_abandonable
+from gossamer.node.network.reachability import is_private
+
+SEARCH_MILLISECONDS = 2000
+"""Time in which routers answer the search: they do within a few hundred milliseconds, or never."""
+
+TALK_SECONDS_MAX = 15.0
+"""For the few requests to a router that was found; a thread that waits longer is left alone."""
+
+LEASE_SECONDS = 3600
+RENEW_SECONDS = LEASE_SECONDS / 2
+
+RETRY_SECONDS = 600.0
+"""Between two searches where there is no router: the machine may have moved to another network."""
+
+PORTS_TRIED = 8
+"""Outer ports that are asked for, from the inner one on: another node of the home may have it."""
+
+_DESCRIPTION = "gossamer"
+
+log = structlog.get_logger("network")
+
+
+class MappingError(Exception):
+    """There is no mapping; the text says why, for people."""
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A port that a router forwards to this node."""
+
+    host: str
+    """The router's outer address."""
+    port: int
+
+    @property
+    def address(self) -> str:
+        """The multiaddr that others dial."""
+        return f"/ip4/{self.host}/tcp/{self.port}"
+
+
+class Gateway(Protocol):
+    """A router that forwards ports. All calls block, for seconds at most."""
+
+    def map(self, port: int) -> Mapping:
+        """Forwards a port for `LEASE_SECONDS`. Raises MappingError."""
+
+    def unmap(self, port: int) -> None:
+        """Ends a forwarding. Raises MappingError."""
+
+
+class UpnpGateway:
+    """A router that speaks UPnP, through miniupnpc."""
+
+    def map(self, port: int) -> Mapping:
+        """See `Gateway`."""
+        import miniupnpc
+
+        upnp = miniupnpc.UPnP()
+        upnp.discoverdelay = SEARCH_MILLISECONDS
+        try:
+            if not upnp.discover():
+                raise MappingError("no router answers UPnP: it has none, or it is switched off")
+            upnp.selectigd()
+            outer = upnp.externalipaddress()
+        except MappingError:
+            raise
+        except Exception as error:
+            raise MappingError(f"the router's UPnP does not work: {error}") from None
+        if not _is_address(outer):
+            raise MappingError("the router has no outer address: is it connected?")
+        if is_private(outer):
+            raise MappingError(f"the router is behind another one (its address is {outer})")
+        problem = ""
+        for outer_port in range(port, min(port + PORTS_TRIED, 65_536)):
+            try:
+                upnp.addportmapping(
+                    outer_port, "TCP", upnp.lanaddr, port, _DESCRIPTION, "", LEASE_SECONDS
+                )
+            except Exception as error:
+                problem = str(error)
+                continue
+            return Mapping(outer, outer_port)
+        raise MappingError(f"the router forwards no port from {port} on: {problem}")
+
+    def unmap(self, port: int) -> None:
+        """See `Gateway`."""
+        import miniupnpc
+
+        upnp = miniupnpc.UPnP()
+        upnp.discoverdelay = SEARCH_MILLISECONDS
+        try:
+            upnp.discover()
+            upnp.selectigd()
+            upnp.deleteportmapping(port, "TCP", "")
+        except Exception as error:
+            raise MappingError(str(error)) from None
+
+
+def _is_address(text: object) -> bool:
+    try:
+        ipaddress.ip_address(str(text))
+    except ValueError:
+        return False
+    return True
+
+
+class PortMapper:
+    """Keeps a port mapped as long as the node runs."""
+
+    def __init__(
+        self,
+        port: int,
+        gateway: Gateway,
+        on_change: Callable[[Mapping | None], None],
+    ) -> None:
+        """
+        Args:
+            port: that this node listens on.
+            on_change: gets the present mapping, or None when there is none any more.
+        """
+        self._port = port
+        self._gateway = gateway
+        self._on_change = on_change
+        self._mapping: Mapping | None = None
+        self._problem: str | None = None
+
+    async def run(self) -> None:
+        """Maps and renews until cancelled; then removes the mapping."""
+        try:
+            while True:
+                await self._map()
+                await trio.sleep(RENEW_SECONDS if self._mapping else RETRY_SECONDS)
+        finally:
+            if self._mapping is not None:
+                with trio.move_on_after(TALK_SECONDS_MAX) as scope:
+                    scope.shield = True
+                    await self._unmap(self._mapping.port)
+
+    async def _map(self) -> None:
+        before = self._mapping
+        try:
+            with trio.fail_after(TALK_SECONDS_MAX):
+                self._mapping = await run_abandonable(partial(self._gateway.map, self._port))
+        except MappingError as error:
+            self._mapping = None
+            self._tell_problem(str(error))
+        except trio.TooSlowError:
+            self._mapping = None
+            self._tell_problem("the router does not answer in time")
+        else:
+            self._problem = None
+        if self._mapping != before:
+            if self._mapping is not None:
+                log.info("the router forwards a port", address=self._mapping.address)
+            self._on_change(self._mapping)
+
+    def _tell_problem(self, problem: str) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            log.info("no port is forwarded by UPnP", reason=problem)
+
+    async def _unmap(self, port: int) -> None:
+        try:
+            await run_abandonable(partial(self._gateway.unmap, port))
+        except MappingError as error:
+            log.debug("the mapping is left to its lease", error=str(error))
+
+
+def needs_mapping(addresses: list[str]) -> bool:
+    """Whether a node with these listening hosts is behind a router, as far as it can see.
+
+    Args:
+        addresses: of this machine's interfaces that the node listens on, IP addresses.
+    """
+    ipv4 = [ipaddress.ip_address(each) for each in addresses if ":" not in each]
+    outside = [each for each in ipv4 if not each.is_loopback]
+    return bool(outside) and all(is_private(str(each)) for each in outside)
