@@ -76,12 +76,14 @@ class UpnpGateway:
         upnp = miniupnpc.UPnP()
         upnp.discoverdelay = SEARCH_MILLISECONDS
         try:
-            if not upnp.discover():
-                raise MappingError("no router answers UPnP: it has none, or it is switched off")
+            upnp.discover()
             upnp.selectigd()
+        except Exception:
+            raise MappingError(
+                "no router answers UPnP: it has none, or it is switched off"
+            ) from None
+        try:
             outer = upnp.externalipaddress()
-        except MappingError:
-            raise
         except Exception as error:
             raise MappingError(f"the router's UPnP does not work: {error}") from None
         if not _is_address(outer):

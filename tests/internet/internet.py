@@ -1,10 +1,11 @@
 """A small internet on this machine: homes behind routers, made of network namespaces.
 
 Needs root, iproute2 and nftables. A bridge is the internet. A public machine is attached to it with
-an address of its own (198.18.0.0/15, RFC 2544). A home is a router, attached likewise, and a
-machine behind it with a private address: the same one in every home. What a machine sends is shaped
-to the home's uplink, and what it receives where it leaves the bridge. Routers translate and filter
-with nftables, as most home routers do.
+an address of its own (of 5.77.0.0/16: miniupnpd refuses the ranges that are kept for
+documentation). A home is a router, attached likewise, and a machine behind it with a private
+address: the same one in every home. What a machine sends is shaped to the home's uplink, and what
+it receives where it leaves the bridge. Routers translate and filter with nftables, as most home
+routers do, and some speak UPnP (miniupnpd).
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import os
 import shutil
 import string
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
@@ -42,6 +45,39 @@ NUMBER_OF_MACHINES_MAX = 120
 _BURST = "128kb"
 _QUEUE = "50ms"
 """See `tests.support.netns`."""
+
+_UPNP_TABLE = """
+    table inet upnp {
+        chain forward { type filter hook forward priority -10; policy accept; jump miniupnpd; }
+        chain miniupnpd { }
+        chain inward {
+            type nat hook prerouting priority -100; policy accept; jump prerouting_miniupnpd;
+        }
+        chain outward {
+            type nat hook postrouting priority 100; policy accept; jump postrouting_miniupnpd;
+        }
+        chain prerouting_miniupnpd { }
+        chain postrouting_miniupnpd { }
+    }
+"""
+
+_UPNP_CONFIGURATION = """\
+ext_ifname={line}
+ext_ip={host}
+listening_ip=lan
+port=0
+enable_upnp=yes
+enable_natpmp=yes
+secure_mode=yes
+lease_file={leases}
+uuid=00000000-0000-0000-0000-000000000000
+upnp_table_name=upnp
+upnp_nat_table_name=upnp
+upnp_forward_chain=miniupnpd
+upnp_nat_chain=prerouting_miniupnpd
+upnp_nat_postrouting_chain=postrouting_miniupnpd
+allow 1024-65535 0.0.0.0/0 1024-65535
+"""
 
 _networks = itertools.count()
 
@@ -87,6 +123,9 @@ class Internet:
         # An interface's name has at most 15 characters; process ids have up to seven.
         self._tag = f"gi{os.getpid()}{string.ascii_lowercase[next(_networks) % 26]}"
         self._bridge = f"{self._tag}b"
+        self._temporary = tempfile.TemporaryDirectory(prefix="internet")
+        self._folder = Path(self._temporary.name)
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._moves = [0] * len(machines)
         """How often each home got another public address."""
 
@@ -96,7 +135,7 @@ class Internet:
 
     def public_host(self, machine: int) -> str:
         """The address that others see."""
-        return f"198.18.{self._moves[machine]}.{machine + 1}"
+        return f"5.77.{self._moves[machine]}.{machine + 1}"
 
     def own_host(self, machine: int) -> str:
         """The address that the machine itself has."""
@@ -119,7 +158,7 @@ class Internet:
         where, old = self._gate(machine), self.public_host(machine)
         self._moves[machine] += 1
         for verb, host in (("del", old), ("add", self.public_host(machine))):
-            run_tool(*_in(where), "ip", "addr", verb, f"{host}/15", "dev", LINE)
+            run_tool(*_in(where), "ip", "addr", verb, f"{host}/16", "dev", LINE)
         if self.machines[machine].router is not None:
             self._translate(machine)
 
@@ -138,6 +177,9 @@ class Internet:
             raise NamespacesUnavailable("network namespaces need root: run this as root")
         tools = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables"}
         missing = sorted({package for tool, package in tools.items() if shutil.which(tool) is None})
+        speaks_upnp = any(each.router and each.router.speaks_upnp for each in self.machines)
+        if speaks_upnp and shutil.which("miniupnpd") is None:
+            missing.append("miniupnpd-nftables")
         if missing:
             raise NamespacesUnavailable(f"install {' and '.join(missing)}")
         try:
@@ -190,7 +232,7 @@ class Internet:
         run_tool("ip", "link", "set", port, "master", self._bridge, "up")
         for name in {gate, inner}:
             run_tool(*_in(name), "ip", "link", "set", "lo", "up")
-        address = f"{self.public_host(machine)}/15"
+        address = f"{self.public_host(machine)}/16"
         run_tool(*_in(gate), "ip", "addr", "add", address, "dev", LINE)
         run_tool(*_in(gate), "ip", "link", "set", LINE, "up")
         if what.router is not None:
@@ -215,6 +257,9 @@ class Internet:
         run_tool(*_in(inner), "ip", "route", "add", "default", "via", "192.168.1.1")
         run_tool(*_in(gate), "sysctl", "-q", "-w", "net.ipv4.ip_forward=1")
         self._translate(machine)
+        router = self.machines[machine].router
+        if router is not None and router.speaks_upnp:
+            self._serve_upnp(machine)
 
     def _translate(self, machine: int) -> None:
         """Gives the router its rules."""
@@ -257,6 +302,25 @@ class Internet:
         deleted = "table ip gate {}\ndelete table ip gate\n"
         run_tool(*_in(self._gate(machine)), "nft", "-f", "-", text=deleted + rules)
 
+    def _serve_upnp(self, machine: int) -> None:
+        """Starts the router's UPnP; it ends with the router's namespace."""
+        gate = self._gate(machine)
+        run_tool(*_in(gate), "nft", "-f", "-", text=_UPNP_TABLE)
+        configuration = self._folder / f"{gate}.conf"
+        configuration.write_text(
+            _UPNP_CONFIGURATION.format(
+                host=self.public_host(machine), leases=self._folder / f"{gate}.leases", line=LINE
+            )
+        )
+        with open(self._folder / f"{gate}.log", "wb") as said:
+            process = subprocess.Popen(
+                [*_in(gate), "miniupnpd", "-d", "-f", str(configuration)],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
+        self._processes.append(process)
+
     def _remove(self) -> None:
         for machine in range(len(self.machines)):
             remove_namespace(self._machine(machine))
@@ -265,6 +329,9 @@ class Internet:
                 ["ip", "link", "del", self._port(machine)], capture_output=True, check=False
             )
         subprocess.run(["ip", "link", "del", self._bridge], capture_output=True, check=False)
+        for process in self._processes:
+            process.wait()
+        self._temporary.cleanup()
 
 
 def _in(namespace: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.internet.homes import PORT, Homes
+from tests.internet.homes import PORT, Home, Homes
 from tests.internet.internet import Machine, Router
 from tests.support.daemons import MANIFEST, PATIENCE_SECONDS
 from tests.support.netns import NamespacesUnavailable
@@ -28,14 +28,18 @@ FORWARDS = Machine(Router(forwards=PORT))
 CLOUD = Machine(Router(is_cloud=True))
 
 
-def _swarm(homes: Homes, folder: Path) -> None:
-    """The first home founds a run, and the others join it."""
+def _found(founder: Home, folder: Path, wait_for_peers: int = 0) -> None:
     manifest, corpus = folder / "manifest.toml", folder / "corpus.txt"
     manifest.write_text(MANIFEST)
     corpus.write_text("The quick brown fox jumps over the lazy dog. " * 20_000)
-    founder, *others = homes.homes
-    wait = ("--wait-for-peers", str(len(others)))
+    wait = ("--wait-for-peers", str(wait_for_peers))
     founder.start("start", "--manifest", str(manifest), "--corpus", str(corpus), *wait)
+
+
+def _swarm(homes: Homes, folder: Path) -> None:
+    """The first home founds a run, and the others join it."""
+    founder, *others = homes.homes
+    _found(founder, folder, len(others))
     founder.wait_for(lambda status: status.phase == "training", PATIENCE_SECONDS, "its run")
     for other in others:
         other.start("join", founder.public_address)
@@ -94,3 +98,30 @@ def test_a_forwarded_port_and_a_cloud_machine_are_announced_by_name(tmp_path: Pa
     except NamespacesUnavailable as reason:
         pytest.skip(str(reason))
     assert {peer.path for peer in status.peers} == {"direct"}
+
+
+def test_a_founder_behind_a_router_that_speaks_upnp_can_be_joined(tmp_path: Path) -> None:
+    """The router forwards the port, the founder announces it, and gives it back when it leaves."""
+    try:
+        with Homes(tmp_path, [Machine(Router(speaks_upnp=True)), PUBLIC]) as homes:
+            founder, other = homes.homes
+            host = homes.internet.public_host(founder.number)
+            outer = f"/ip4/{host}/tcp/{PORT}"
+            _found(founder, tmp_path)
+            founder.wait_for(
+                lambda status: any(outer in address for address in status.addresses),
+                PATIENCE_SECONDS,
+                "the forwarded port",
+            )
+            other.start("join", founder.public_address)
+            status = founder.wait_for(
+                lambda status: status.reach == "open" and bool(status.peers),
+                PATIENCE_SECONDS,
+                "a peer that has dialled in",
+            )
+            assert status.reach_text.startswith(f"Reachable at {outer} (confirmed by 1)")
+            founder.leave()
+            log = founder.log_path.read_text(errors="replace")
+    except NamespacesUnavailable as reason:
+        pytest.skip(str(reason))
+    assert "the router forwards a port" in log
