@@ -43,6 +43,8 @@ class OwnAddresses:
         """`announced`: addresses that the operator names, without a peer id. They come first."""
         self._host = host
         self._announced = tuple(announced)
+        self._bound: list[str] = []
+        """Addresses of the interfaces, when they were last looked at."""
         self.mapped: tuple[str, ...] = ()
         """Addresses at which a router forwards a port to this node."""
         self.reachability = Reachability()
@@ -53,6 +55,10 @@ class OwnAddresses:
         """Addresses to be dialled, the most promising first: named by the operator, mapped at the
         router, global, seen by others, and those of this network."""
         bound = [a for each in self._host.get_transport_addrs() for a in dialable(each)]
+        if bound != self._bound:
+            if self._bound:
+                self.reachability.moved()
+            self._bound = bound
         seen = [each.address for each in self.reachability.addresses()]
         private = [address for address in bound if is_private(host_of(Multiaddr(address)))]
         public = [address for address in bound if address not in private]
