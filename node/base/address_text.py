@@ -126,6 +126,15 @@ def parse_link(text: str) -> Link:
     return Link(address, run_id if hash_sign else None)
 
 
+def is_without_peer(text: str) -> bool:
+    """Whether a text is a dialable address that names no peer, as people pass it on by word."""
+    try:
+        parse_announced(text.strip())
+    except ValueError:
+        return False
+    return True
+
+
 def _check_endpoint(text: str, kind: str, host: str, port: str, port_min: int) -> None:
     if kind in ("ip4", "ip6"):
         version = {"ip4": ipaddress.IPv4Address, "ip6": ipaddress.IPv6Address}[kind]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gossamer.node.base.settings import ConfigError, Join, Resume, parse_links
 from gossamer.node.commands.options import Node, settings_of
 from gossamer.node.commands.running import run_node
+from gossamer.node.commands.unnamed_peers import confirm_on_terminal
 from gossamer.node.storage.state_dir import StateDir
 
 
@@ -15,9 +16,10 @@ def join(*addresses: str, options: Node = None) -> int:
     ----------
     addresses
         Links that `gossamer start` and `gossamer status` show: /ip4/../tcp/../p2p/12D3..#RUN_ID
+        An address without a peer id is dialled first, and the answering peer has to be confirmed.
     """
     settings = settings_of(options)
-    seeds, run_id = parse_links(addresses)
+    seeds, run_id = parse_links(confirm_on_terminal(addresses))
     state_dir = StateDir(settings.state_dir)
     if state_dir.has_run():
         if run_id is not None:

@@ -57,6 +57,9 @@ print(json.dumps({
 }))
 """
 
+_CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+"""What processes without root may choose on Linux."""
+
 
 @dataclass(frozen=True)
 class Check:
@@ -89,6 +92,9 @@ def make_checks(settings: Settings, address: str | None = None) -> Iterator[Chec
     yield check_disk(settings)
     yield from check_ports(settings, running)
     yield check_files()
+    yield check_congestion_control()
+    if running:
+        yield check_reach(state_dir)
     yield check_clock(time.time(), _last_written_unix_seconds(state_dir))
     if address is not None:
         yield check_seed(address)
@@ -244,6 +250,36 @@ def check_files() -> Check:
     if soft != resource.RLIM_INFINITY and soft < _FILES_MIN:
         return Check("files", "warn", f"{soft} open files at most", f"ulimit -n {_FILES_MIN}")
     return Check("files", "ok", "no tight limit of open files")
+
+
+def check_congestion_control(allowed: Path = _CONGESTION_CONTROLS) -> Check:
+    """Checks whether connections may use BBR, which keeps its rate on long lines with losses."""
+    try:
+        names = allowed.read_text().split()
+    except OSError:
+        return Check("congestion", "ok", "this system chooses it")
+    if "bbr" in names or os.geteuid() == 0:
+        return Check("congestion", "ok", "BBR may be used")
+    return Check(
+        "congestion",
+        "warn",
+        f"BBR may not be used ({', '.join(names)} may)",
+        "On long lines with losses it is much faster: as root, modprobe tcp_bbr, and "
+        f"sysctl net.ipv4.tcp_allowed_congestion_control='{' '.join(names)} bbr'",
+    )
+
+
+def check_reach(state_dir: StateDir) -> Check:
+    """Checks how well the running node can be reached, as its peers have shown it."""
+    try:
+        status = fetch_status(state_dir)
+    except ClientError as error:
+        return Check("reach", "warn", str(error))
+    alone = bool(status.peers) and not any(peer.path for peer in status.peers)
+    relayed = any(peer.path == "relayed" for peer in status.peers)
+    text, _, advice = status.reach_text.partition(". ")
+    level: Level = "fail" if alone else "warn" if relayed or status.reach == "strict" else "ok"
+    return Check("reach", level, text, advice)
 
 
 def check_clock(now_unix_seconds: float, last_written_unix_seconds: float = 0.0) -> Check:

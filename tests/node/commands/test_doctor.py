@@ -1,4 +1,5 @@
 import io
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from gossamer.node.base.settings import Settings
 from gossamer.node.commands import machine_checks
 from gossamer.node.commands.doctor import run_doctor
 from gossamer.node.commands.machine_checks import TorchReport
+from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpu
+from gossamer.node.telemetry.status import PeerStatus, Status
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 CPU_ONLY = TorchReport(version="2.9", cuda=0, names=[], hip="", mps=False)
@@ -171,3 +174,48 @@ def test_a_state_directory_that_cannot_be_created(tmp_path: Path) -> None:
     (check,) = machine_checks.check_state_dir(tmp_path / "file" / "new", running=False)
     assert check.level == "fail"
     assert "--state-dir" in check.advice
+
+
+def test_a_user_without_bbr_is_told_how_to_allow_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = tmp_path / "allowed"
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    allowed.write_text("reno cubic\n")
+    check = machine_checks.check_congestion_control(allowed)
+    assert check.level == "warn"
+    assert "reno cubic bbr" in check.advice
+    allowed.write_text("reno cubic bbr\n")
+    assert machine_checks.check_congestion_control(allowed).level == "ok"
+    assert machine_checks.check_congestion_control(tmp_path / "none").level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("peers", "text", "level"),
+    [
+        (("direct",), "Reachable at /ip4/5.77.0.1/tcp/4610 (confirmed by 1)", "ok"),
+        (("relayed",), "Behind a strict router: 1 through a1b2c3. Turn on UPnP", "warn"),
+        ((None,), "No member is connected: this node trains alone. Check the network", "fail"),
+    ],
+)
+def test_the_reach_of_a_running_node(
+    peers: tuple[str | None, ...],
+    text: str,
+    level: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    status = Status(
+        peer_id="me",
+        run_id=None,
+        version="0",
+        phase="training",
+        reach_text=text,
+        peers=tuple(
+            PeerStatus(peer_id=str(n), phase="training", round=1, path=path)
+            for n, path in enumerate(peers)
+        ),
+    )
+    monkeypatch.setattr(machine_checks, "fetch_status", lambda _: status)
+    check = machine_checks.check_reach(StateDir(tmp_path))
+    assert (check.level, check.text) == (level, text.partition(". ")[0])

@@ -1,0 +1,69 @@
+"""Addresses without a peer id: the person confirms which peer answers there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import trio
+
+from gossamer.node.base.address_text import is_without_peer
+from gossamer.node.base.settings import ConfigError
+
+
+def confirmed(
+    addresses: tuple[str, ...],
+    *,
+    is_terminal: bool,
+    ask: Callable[[str], str],
+    answering: Callable[[str], str],
+) -> tuple[str, ...]:
+    """The addresses, each with a peer id.
+
+    Args:
+        is_terminal: whether a person can answer.
+        ask: shows a question and returns the answer.
+        answering: dials an address and returns the peer id of the peer there.
+
+    Raises:
+        ConfigError: no person can confirm the peer, or the person does not.
+        TransportError: no peer answers there.
+    """
+    named: list[str] = []
+    for address in addresses:
+        if not is_without_peer(address):
+            named.append(address)
+            continue
+        if not is_terminal:
+            raise ConfigError(
+                [f"{address} names no peer, and no terminal is here to confirm which one answers; "
+                 "give the whole link that `gossamer start` printed"]
+            )  # fmt: skip
+        peer = answering(address.strip())
+        answer = ask(f"{address} answers as peer {peer}. Is that the one? [y/N] ")
+        if answer.strip().lower() not in ("y", "yes"):
+            raise ConfigError([f"{address}: the peer there was not confirmed"])
+        named.append(f"{address.strip()}/p2p/{peer}")
+    return tuple(named)
+
+
+def answering_peer(address: str) -> str:
+    """Dials an address under an identity of the moment; returns the peer id that answers.
+
+    Raises:
+        TransportError: no peer answers there.
+    """
+    from gossamer.node.network.identity import Identity
+    from gossamer.node.network.over_libp2p.host import open_libp2p_transport
+
+    async def dial() -> str:
+        async with open_libp2p_transport(Identity.generate(), ()) as transport:
+            return await transport.connect(address)
+
+    return trio.run(dial)
+
+
+def confirm_on_terminal(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    """See `confirmed`, with the person at this terminal."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    return confirmed(addresses, is_terminal=is_terminal, ask=input, answering=answering_peer)
