@@ -58,6 +58,9 @@ class MemoryPeer:
         self.network = network
         self.scope = scope
         self.connections: dict[PeerId, MemoryConnection] = {}
+        self.carried: list[MemoryConnection] = []
+        """Connections of others that this peer carries."""
+        self.may_relay: MayRelay = lambda _caller, _target: "this peer does not relay"
         self._peer_id = peer_id
         self._address = address
         self._nursery = nursery
@@ -102,6 +105,8 @@ class MemoryPeer:
         self.ended = True
         for _, connection in sorted(self.connections.items()):
             connection.end("the peer is gone")
+        for connection in self.carried.copy():
+            connection.end("the relay is gone")
 
     # -- connections
 
@@ -121,6 +126,9 @@ class MemoryPeer:
         if other is None:
             await trio.sleep(0.01)
             raise ConnectError(f"cannot connect to {address}: connection refused")
+        if not self.network.can_dial(self._peer_id, other.peer_id):
+            await trio.sleep(CONNECT_SECONDS_MAX)
+            raise ConnectError(f"cannot connect to {address}: no answer through its router")
         to, back = self.network.links(self._peer_id, other.peer_id)
         if to.silent or back.silent or self.network.stopped_at(other.peer_id) is not None:
             await trio.sleep(CONNECT_SECONDS_MAX)
@@ -158,14 +166,38 @@ class MemoryPeer:
 
     async def connect_through(self, relay: PeerId, peer_id: PeerId) -> None:
         """See `Transport.connect_through`."""
-        raise ConnectError(f"{relay} does not relay")
+        middle, other = self.network.get(relay), self.network.get(peer_id)
+        links = [*self.network.links(self._peer_id, relay), *self.network.links(relay, peer_id)]
+        await trio.sleep(2 * sum(link.latency_seconds for link in links))
+        if middle is None or other is None or self.ended:
+            raise ConnectError(f"no circuit through {relay}: it is not connected")
+        if any(link.silent for link in links) or any(
+            self.network.stopped_at(each) is not None for each in (relay, peer_id)
+        ):
+            await trio.sleep(CONNECT_SECONDS_MAX)
+            raise ConnectError(f"no circuit through {relay}: no answer")
+        direct = Path("direct")
+        if middle.path(self._peer_id) != direct or middle.path(peer_id) != direct:
+            raise ConnectError(f"no circuit through {relay}: it is not connected to both ends")
+        if problem := middle.may_relay(self._peer_id, peer_id):
+            raise ConnectError(f"no circuit through {relay}: it says: {problem}")
+        if self.is_banned(peer_id) or other.is_banned(self._peer_id):
+            raise ConnectError(f"no circuit to {peer_id}: banned for a while")
+        if peer_id not in self.connections:
+            MemoryConnection(self, other, middle)
 
     def relay_for(self, may_relay: MayRelay) -> None:
         """See `Transport.relay_for`."""
+        self.may_relay = may_relay
 
     def path(self, peer_id: PeerId) -> Path | None:
         """See `Transport.path`."""
-        return Path("direct") if peer_id in self.connections else None
+        connection = self.connections.get(peer_id)
+        if connection is None:
+            return None
+        if connection.relay is None:
+            return Path("direct")
+        return Path("relayed", connection.relay.peer_id)
 
     def reach(self) -> ReachReport:
         """See `Transport.reach`."""

@@ -21,7 +21,13 @@ PIECE_BYTES = 64 * 1024  # so that small messages get in between, as frames do
 class MemoryConnection:
     """What two peers share while they are connected."""
 
-    def __init__(self, first: MemoryPeer, second: MemoryPeer) -> None:
+    def __init__(
+        self, first: MemoryPeer, second: MemoryPeer, relay: MemoryPeer | None = None
+    ) -> None:
+        """`relay` carries the connection, if no dial brings the two together."""
+        self.relay = relay
+        if relay is not None:
+            relay.carried.append(self)
         self.ends = {first.peer_id: first, second.peer_id: second}
         self.streams: list[MemoryStream] = []
         self.closed = False
@@ -40,6 +46,12 @@ class MemoryConnection:
         for stream in self.streams:
             stream.break_off(reason)
         self.streams.clear()
+        if self.relay is not None:
+            self.relay.carried.remove(self)
+        for relay, gone in ((one, second), (other, first)):
+            for circuit in relay.carried.copy():
+                if gone in circuit.ends:
+                    circuit.end("the relay lost it")
 
 
 class MemoryStream:

@@ -12,6 +12,9 @@ run under trio's MockClock takes no real time and, with `run_simulated`, is the 
   holds its transport is cancelled and the others' connections to it break.
 - `stopped` says of a peer that its process stands still (SIGSTOP): it is not heard, and no new
   connection to it comes about. That its tasks do not run is the caller's affair.
+- `part` keeps two peers from dialling each other. A third one that is connected to both can carry
+  their connection, which ends with either of its own; it has a link of its own, without the relay's
+  rate and silence.
 - Gossip walks from subscriber to subscriber along connections; each hop may be lost, doubled or
   delayed (and so reordered).
 """
@@ -70,6 +73,7 @@ class MemoryNetwork:
         self._addresses: dict[str, PeerId] = {}
         self._numbers = itertools.count()
         self._stopped_at: dict[PeerId, float] = {}
+        self._apart: set[frozenset[PeerId]] = set()
 
     @asynccontextmanager
     async def transport(self, identity: Identity) -> AsyncIterator[MemoryPeer]:
@@ -208,6 +212,14 @@ class MemoryNetwork:
         if transport is not None:
             self._forget(transport)
             transport.scope.cancel()
+
+    def part(self, first: PeerId, second: PeerId) -> None:
+        """Neither of two peers can dial the other from now on: both are behind strict routers."""
+        self._apart.add(frozenset((first, second)))
+
+    def can_dial(self, first: PeerId, second: PeerId) -> bool:
+        """Whether no router keeps two peers from dialling each other."""
+        return frozenset((first, second)) not in self._apart
 
     def stopped(self, peer_id: PeerId) -> None:
         """A peer's process stands still from now on, until `goes_on`."""

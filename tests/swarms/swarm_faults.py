@@ -71,6 +71,8 @@ class SwarmFaults:
     async def found(self) -> None:
         """All that are there from the beginning have begun, and the corpus is not with one only."""
         world, names = self._world, self._story.first_names
+        for pair in combinations(self._story.private_names, 2):
+            world.network.part(*self._ids(*pair))
         for name in names:
             await self._start(name)
         await until(lambda: min(map(world.round, names)) >= 2, FOUND_SECONDS)
@@ -126,7 +128,9 @@ class SwarmFaults:
         self._note(f"{fault.kind} for {fault.for_seconds:.1f} s: {name}, {other}")
         match fault.kind:
             case "crash":
-                if self._num_crashes < CRASHES_MAX and len(living) > 2:
+                public = [each for each in living if each not in self._story.private_names]
+                is_needed = public == [name]  # without it the others could not find each other
+                if self._num_crashes < CRASHES_MAX and len(living) > 2 and not is_needed:
                     self._num_crashes += 1
                     self._kill(name)
             case "restart":

@@ -73,6 +73,13 @@ class SwarmStory:
     gossip_loss: float
     """While there are faults."""
     faults: tuple[Fault, ...]
+    num_private: int
+    """Peers behind strict routers, the last ones of all: no two of them can dial each other."""
+
+    @property
+    def private_names(self) -> str:
+        """The peers behind strict routers."""
+        return self.names[len(self.names) - self.num_private :]
 
     @property
     def names(self) -> str:
@@ -95,6 +102,8 @@ def draw(seed: int, mode: str = "distro") -> SwarmStory:
     faults = [Fault(at, random.choice(kinds), random.uniform(0.3, 10.0)) for at in times]
     if len(faults) > 1 and random.random() < 0.3:  # two at one moment
         faults[1] = Fault(faults[0].at_seconds, faults[1].kind, faults[1].for_seconds)
+    # Drawn on its own, so that a seed's other properties stay as they were.
+    num_private = Random(f"routers {mode} {seed}").choice((0, 0, 2, num_peers - 1))
     return SwarmStory(
         seed=seed,
         mode=mode,
@@ -106,4 +115,5 @@ def draw(seed: int, mode: str = "distro") -> SwarmStory:
         latency_seconds=random.choice((0.002, 0.01, 0.04)),
         gossip_loss=random.choice((0.0, 0.0, 0.2)),
         faults=tuple(faults),
+        num_private=min(num_private, num_peers - 1),
     )
