@@ -29,7 +29,7 @@ import torch
 from gossamer.trainer.device import Device, DeviceError, choose_device, is_out_of_memory
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.gradients import TrainerError
-from gossamer.trainer.ipc import memory, messages
+from gossamer.trainer.ipc import framing, memory, messages
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.text.data import DataError
 
@@ -54,9 +54,7 @@ class Worker:
 
     def __init__(self, output: BinaryIO) -> None:
         self._output = output
-        self._inbox: queue.Queue[messages.ToWorker | messages.MessageError] = queue.Queue(
-            _INBOX_MAX
-        )
+        self._inbox: queue.Queue[messages.ToWorker | framing.MessageError] = queue.Queue(_INBOX_MAX)
         self._trainer: LocalTrainer | None = None
         self._device: Device | None = None
         self._sending = threading.Lock()
@@ -94,18 +92,18 @@ class Worker:
         """Reads messages until the end of `source`, and then ends the process. Runs in a thread of
         its own."""
         while True:
-            prefix = source.read(messages.LENGTH_BYTES)
-            if len(prefix) < messages.LENGTH_BYTES:
+            prefix = source.read(framing.LENGTH_BYTES)
+            if len(prefix) < framing.LENGTH_BYTES:
                 break
             try:
-                body = source.read(messages.decode_length(prefix))
-                self._inbox.put_nowait(messages.decode_to_worker(body))
-            except messages.MessageError as error:
+                body = source.read(framing.decode_length(prefix))
+                self._inbox.put_nowait(framing.decode_to_worker(body))
+            except framing.MessageError as error:
                 self._inbox.put(error)
                 return
             except queue.Full:
                 self._inbox.put(
-                    messages.MessageError(f"more than {_INBOX_MAX} messages are waiting")
+                    framing.MessageError(f"more than {_INBOX_MAX} messages are waiting")
                 )
                 return
         # Not sys.exit: the main thread may be in a long step, whose result nothing needs any more.
@@ -165,7 +163,7 @@ class Worker:
                 message = self._inbox.get(timeout=timeout_seconds)
         finally:
             self._waited_seconds += time.monotonic() - started
-        if isinstance(message, messages.MessageError):
+        if isinstance(message, framing.MessageError):
             raise message
         return message
 
@@ -261,7 +259,7 @@ class Worker:
             self._write(message)
 
     def _write(self, message: messages.FromWorker) -> None:
-        self._output.write(messages.encode(message))
+        self._output.write(framing.encode(message))
         self._output.flush()
 
     def fail(self, reason: str) -> None:
@@ -296,7 +294,7 @@ def main() -> int:
         worker.run()
     except BrokenPipeError:
         return 0  # the daemon is gone, as at the end of stdin
-    except (messages.MessageError, TrainerError, DataError, DeviceError) as error:
+    except (framing.MessageError, TrainerError, DataError, DeviceError) as error:
         worker.fail(str(error))
         return 1
     except Exception as error:

@@ -27,7 +27,8 @@ from gossamer.node.base.settings import Settings
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.hardware import Hardware
 from gossamer.node.machine.speed import SpeedMeter
-from gossamer.node.machine.trainer_client import MakeTrainer, Trainer, TrainerClient
+from gossamer.node.machine.trainer import MakeTrainer, Trainer
+from gossamer.node.machine.trainer_client import TrainerClient
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.admission import Admission

@@ -5,11 +5,11 @@ from __future__ import annotations
 from gossamer.node.app.client import ClientError
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.machine.trainer_client import TrainerFailedError
+from gossamer.node.machine.trainer import TrainerFailedError
 from gossamer.node.network.identity import IdentityError
 from gossamer.node.network.transport import TransportError
 from gossamer.node.peers.run_exchange import JoinError
-from gossamer.node.storage.blocks import BlockError
+from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.state_dir import StateDirError
 from gossamer.protocol.errors import ManifestError
 from gossamer.trainer.export import ExportError

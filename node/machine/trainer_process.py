@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.machine.trainer_exit import TrainerExit, kernel_memory_kills
-from gossamer.trainer.ipc import memory, messages
+from gossamer.trainer.ipc import framing, memory, messages
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -259,18 +259,18 @@ class _Life:
         with inbox:
             async for message in inbox:
                 try:
-                    await process.stdin.send_all(messages.encode(message))
+                    await process.stdin.send_all(framing.encode(message))
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     return
 
     async def read(self, process: trio.Process) -> None:
         """Hands on the worker's messages until its stdout ends or is not understood."""
         assert process.stdout is not None
-        splitter = messages.MessageSplitter()
+        splitter = framing.MessageSplitter()
         while data := await process.stdout.receive_some(_READ_BYTES):
             try:
-                received = [messages.decode_from_worker(body) for body in splitter.feed(data)]
-            except messages.MessageError as error:
+                received = [framing.decode_from_worker(body) for body in splitter.feed(data)]
+            except framing.MessageError as error:
                 self.failure = f"what it sends is of no use: {error}"
                 process.kill()
                 return

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 import structlog
 
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.machine.trainer_client import Trainer
+from gossamer.node.machine.trainer import Trainer
 from gossamer.node.modes.shared_steps import RingParts
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.state_blocks import CannotRebuildError

@@ -39,7 +39,7 @@ import structlog
 import trio
 
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.machine.trainer_client import Trainer
+from gossamer.node.machine.trainer import Trainer
 from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import SignPayloads

@@ -18,12 +18,8 @@ import trio
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import OffenceHandler, Stream, StreamClosed, Transport
 from gossamer.node.peers.fetching import INLINE_BYTES_MAX, Download, FetchLimits
-from gossamer.node.storage.blocks import (
-    BlockError,
-    BlockStore,
-    CorruptBlockError,
-    MissingBlockError,
-)
+from gossamer.node.storage.block_files import BlockError, CorruptBlockError, MissingBlockError
+from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.limits import KIB

@@ -10,7 +10,7 @@ from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.speed import SpeedMeter
-from gossamer.node.machine.trainer_client import Trainer
+from gossamer.node.machine.trainer import Trainer
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.chain_sync import ChainSync

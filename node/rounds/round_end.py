@@ -14,7 +14,7 @@ import trio
 
 from gossamer.node.base.disk_health import DiskError, DiskHealth
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.machine.trainer_client import Trainer
+from gossamer.node.machine.trainer import Trainer
 from gossamer.node.modes.sync_mode import SyncMode
 from gossamer.node.network.transport import Transport
 from gossamer.node.rounds.heads import Heads

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from gossamer.node.base.settings import Settings
 from gossamer.node.peers.run_exchange import open_signed_manifest
-from gossamer.node.storage.blocks import BlockError, BlockStore
+from gossamer.node.storage.block_files import BlockError
+from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.restoring import restore

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from gossamer.node.base.settings import Found, Settings
-from gossamer.node.machine.trainer_client import TrainerFailedError
+from gossamer.node.machine.trainer import TrainerFailedError
 from gossamer.node.machine.trainer_exit import TrainerExit
 from gossamer.node.machine.trainer_process import TrainerProcess
 from gossamer.node.network.identity import Identity

@@ -24,34 +24,24 @@ import errno
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from blake3 import blake3
-
 from gossamer.node.base.disk_health import DiskFullError, disk_error, remove_quietly, sync_directory
+from gossamer.node.storage.block_files import (
+    CorruptBlockError,
+    MissingBlockError,
+    digest_from_name,
+    digest_of_file,
+    pieces_of,
+)
 from gossamer.node.storage.block_index import BlockIndex
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError
-from gossamer.protocol.ids import DIGEST_BYTES, Digest, digest_of, short
+from gossamer.protocol.ids import Digest, digest_of, short
 
 Buffer = bytes | bytearray | memoryview
-
-_READ_BYTES = 256 * limits.KIB
-"""Bytes read from a file at once."""
-
-
-class BlockError(Exception):
-    """Base of the store's errors. The text is for people."""
-
-
-class MissingBlockError(BlockError):
-    """The store does not have that block."""
-
-
-class CorruptBlockError(BlockError):
-    """The file of a block did not hold its content any more. It has been removed."""
 
 
 class BlockStore:
@@ -167,7 +157,7 @@ class BlockStore:
             CorruptBlockError: it was damaged on disk. The file is removed; fetch the block again.
         """
         with self._open(digest) as file:
-            data = b"".join(_pieces(file))
+            data = b"".join(pieces_of(file))
             if digest_of(data) != digest:
                 self._raise_damaged(digest, file)
         self._touch(digest)
@@ -183,7 +173,7 @@ class BlockStore:
         """
         file = self._open(digest)
         try:
-            if _digest_of_file(file) != digest:
+            if digest_of_file(file) != digest:
                 self._raise_damaged(digest, file)
             file.seek(0)
         except BaseException:
@@ -246,7 +236,7 @@ class BlockStore:
             if folder == self._tmp or not folder.is_dir():
                 continue
             for entry in os.scandir(folder):
-                digest = _digest_from_name(entry.name)
+                digest = digest_from_name(entry.name)
                 if digest is None or self.path(digest) != Path(entry.path):
                     continue  # not a block's
                 status = entry.stat()
@@ -371,34 +361,3 @@ class BlockStore:
             f"block {short(digest)} was damaged on disk and has been removed ({path}); "
             "it has to be fetched again, and the disk may need a check"
         )
-
-
-def _digest_from_name(name: str) -> Digest | None:
-    try:
-        raw = bytes.fromhex(name)
-    except ValueError:
-        return None
-    return Digest(raw) if len(raw) == DIGEST_BYTES else None
-
-
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    """Yields the content up to the limit of a block and one piece more, or until the disk fails."""
-    num_bytes = 0
-    while num_bytes <= limits.BLOCK_BYTES_MAX:
-        try:
-            piece = file.read(_READ_BYTES)
-        except OSError as error:
-            if error.errno == errno.EIO:
-                return  # the content so far will not fit the digest
-            raise
-        if not piece:
-            return
-        num_bytes += len(piece)
-        yield piece
-
-
-def _digest_of_file(file: BinaryIO) -> Digest:
-    hasher = blake3()
-    for piece in _pieces(file):
-        hasher.update(piece)
-    return Digest(hasher.digest())

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import structlog
 
-from gossamer.node.storage.blocks import BlockError, BlockStore, CorruptBlockError
+from gossamer.node.storage.block_files import BlockError, CorruptBlockError
+from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore, Entry
 from gossamer.protocol.accounting.ledger import Ledger, decode_ledger, encode_ledger
 from gossamer.protocol.errors import RemoteProtocolError

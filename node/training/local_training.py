@@ -17,7 +17,7 @@ import trio
 
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.machine.trainer_client import Trainer
+from gossamer.node.machine.trainer import Trainer
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.data_feed import DataFeed

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.node.network.identity import Identity, IdentityError
-from gossamer.node.storage.blocks import BlockError, BlockStore
+from gossamer.node.storage.block_files import BlockError
+from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.storage.state_dir import KnownPeers, StateDir, StateDirError

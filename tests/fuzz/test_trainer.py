@@ -16,7 +16,7 @@ from torch import nn
 from gossamer.protocol.errors import MalformedError
 from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
 from gossamer.trainer.ipc import messages
-from gossamer.trainer.ipc.messages import (
+from gossamer.trainer.ipc.framing import (
     MessageError,
     MessageSplitter,
     decode_from_worker,

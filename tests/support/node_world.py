@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gossamer.node.app.assembly import Node, Runtime
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.threads import RunInThread
-from gossamer.node.machine.trainer_client import TrainerListener
+from gossamer.node.machine.trainer import TrainerListener
 from gossamer.node.network.identity import Identity
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore

@@ -17,7 +17,7 @@ from gossamer.trainer import local_trainer
 from gossamer.trainer.device import DeviceError, choose_device
 from gossamer.trainer.evaluate import in_time
 from gossamer.trainer.gradients import TrainerError
-from gossamer.trainer.ipc import messages
+from gossamer.trainer.ipc import framing, messages
 from gossamer.trainer.ipc.messages import Finished, Step
 from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
@@ -400,6 +400,6 @@ def test_spans_of_a_round_fit_their_message() -> None:
         loss_mean=1.0,
         seconds=1.0,
     )
-    assert len(messages.encode(finished)) < messages.MESSAGE_BYTES_MAX
+    assert len(framing.encode(finished)) < framing.MESSAGE_BYTES_MAX
     steps_max = max(preset.inner.sequences_per_step for preset in PRESETS.values())
     assert local_trainer._SPANS_PER_ROUND + 2 * steps_max <= messages.SPANS_PER_ROUND_MAX

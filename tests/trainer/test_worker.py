@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
-from gossamer.trainer.ipc import memory
+from gossamer.trainer.ipc import framing, memory
 from gossamer.trainer.ipc import messages as m
 
 Worker = subprocess.Popen[bytes]
@@ -64,15 +64,15 @@ def started(configure: m.Configure) -> Iterator[Worker]:
 
 def say(worker: Worker, message: m.ToWorker) -> None:
     assert worker.stdin is not None
-    worker.stdin.write(m.encode(message))
+    worker.stdin.write(framing.encode(message))
     worker.stdin.flush()
 
 
 def hear_all(worker: Worker) -> Iterator[m.FromWorker]:
     assert worker.stdout is not None
     while True:
-        length = m.decode_length(worker.stdout.read(m.LENGTH_BYTES))
-        yield m.decode_from_worker(worker.stdout.read(length))
+        length = framing.decode_length(worker.stdout.read(framing.LENGTH_BYTES))
+        yield framing.decode_from_worker(worker.stdout.read(length))
 
 
 def hear(worker: Worker) -> m.FromWorker:

@@ -36,10 +36,10 @@ WORKER = """
 import os, sys, time
 import numpy as np
 from gossamer.trainer.ipc import messages as m
-from gossamer.trainer.ipc import memory
+from gossamer.trainer.ipc import framing, memory
 
 def say(message):
-    sys.stdout.buffer.write(m.encode(message))
+    sys.stdout.buffer.write(framing.encode(message))
     sys.stdout.buffer.flush()
 
 def configured(message):
@@ -59,10 +59,10 @@ def trained(message):
 
 {behaviour}
 
-splitter = m.MessageSplitter()
+splitter = framing.MessageSplitter()
 while data := os.read(0, 65536):
     for body in splitter.feed(data):
-        message = m.decode_to_worker(body)
+        message = framing.decode_to_worker(body)
         if isinstance(message, m.Configure):
             configured(message)
         elif isinstance(message, m.Begin):
@@ -380,12 +380,12 @@ def test_data_for_a_worker_that_was_waited_for_is_not_queued(
         assert (await train(trainer, 1)).tokens
 
     noting = (
-        "decode = m.decode_to_worker\n"
+        "decode = framing.decode_to_worker\n"
         "def noted(body):\n"
         "    message = decode(body)\n"
         f"    with open({str(seen)!r}, 'a') as file: print(message, file=file)\n"
         "    return message\n"
-        "m.decode_to_worker = noted"
+        "framing.decode_to_worker = noted"
     )
     act(story, manifest, monkeypatch, Told(), noting)
     assert "late" in seen.read_text()

@@ -19,6 +19,7 @@ from gossamer.node.machine import trainer_exit, trainer_process
 from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
 from gossamer.node.machine.trainer_process import TrainerEvent, TrainerGoneError, TrainerProcess
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.trainer.ipc import framing
 from gossamer.trainer.ipc import messages as m
 
 MODEL = ModelConfig(
@@ -263,7 +264,7 @@ def test_a_worker_that_does_not_want_to_go_is_killed(monkeypatch: pytest.MonkeyP
     trainer = python(
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        f"sys.stdout.buffer.write({m.encode(m.GenesisDone())!r}); sys.stdout.flush()\n"
+        f"sys.stdout.buffer.write({framing.encode(m.GenesisDone())!r}); sys.stdout.flush()\n"
         "while True: time.sleep(600)"
     )
 
@@ -280,7 +281,7 @@ def test_a_worker_that_does_not_want_to_go_is_killed(monkeypatch: pytest.MonkeyP
 
 def test_a_stopped_worker_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_process, "SILENT_SECONDS_MAX", 1.0)
-    alive = m.encode(m.Alive(busy_seconds=0.0))
+    alive = framing.encode(m.Alive(busy_seconds=0.0))
     exit_ = end_of(
         python(
             "import os, signal, sys\n"
@@ -299,7 +300,7 @@ def test_a_worker_that_does_not_begin_is_killed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_worker_that_is_stuck_is_killed_though_it_shows_life() -> None:
-    alive = m.encode(m.Alive(busy_seconds=trainer_process.STUCK_SECONDS_MAX + 1))
+    alive = framing.encode(m.Alive(busy_seconds=trainer_process.STUCK_SECONDS_MAX + 1))
     exit_ = end_of(
         python(
             "import sys, time\n"
@@ -315,8 +316,8 @@ def test_a_worker_is_not_silent_while_its_messages_are_not_read(
 ) -> None:
     monkeypatch.setattr(trainer_process, "SILENT_SECONDS_MAX", 1.5)
     monkeypatch.setattr(trainer_process, "QUEUE_MESSAGES_MAX", 1)
-    alive = m.encode(m.Alive(busy_seconds=0.0))
-    said = b"".join(m.encode(m.GenesisDone()) for _ in range(3))
+    alive = framing.encode(m.Alive(busy_seconds=0.0))
+    said = b"".join(framing.encode(m.GenesisDone()) for _ in range(3))
     trainer = python(
         "import sys, time\n"
         f"sys.stdout.buffer.write({alive!r}); sys.stdout.flush(); time.sleep(0.1)\n"

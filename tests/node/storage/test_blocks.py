@@ -10,7 +10,8 @@ import pytest
 
 from gossamer.node.base.disk_health import DiskError, DiskFullError
 from gossamer.node.storage import blocks
-from gossamer.node.storage.blocks import BlockStore, CorruptBlockError, MissingBlockError
+from gossamer.node.storage.block_files import CorruptBlockError, MissingBlockError
+from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import Digest, digest_of

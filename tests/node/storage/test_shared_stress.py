@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gossamer.node.storage.blocks import BlockStore, MissingBlockError
+from gossamer.node.storage.block_files import MissingBlockError
+from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import KnownPeers
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.metrics import Metrics

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.trainer.ipc import framing
 from gossamer.trainer.ipc import messages as m
 
 
@@ -60,12 +61,14 @@ def test_every_message_comes_back(model_config: ModelConfig, inner_config: Inner
         m.Finished(round=1, steps=2, tokens=3, spans=((0, 1, 2),), loss_mean=0.5, seconds=1.0),
         m.Failed(reason="because"),
     ]
-    stream = b"".join(m.encode(message) for message in to_worker)
-    assert [m.decode_to_worker(body) for body in m.MessageSplitter().feed(stream)] == to_worker
-    stream = b"".join(m.encode(message) for message in from_worker)
-    splitter = m.MessageSplitter()
+    stream = b"".join(framing.encode(message) for message in to_worker)
+    assert [
+        framing.decode_to_worker(body) for body in framing.MessageSplitter().feed(stream)
+    ] == to_worker
+    stream = b"".join(framing.encode(message) for message in from_worker)
+    splitter = framing.MessageSplitter()
     bodies = [body for byte in stream for body in splitter.feed(bytes([byte]))]
-    assert [m.decode_from_worker(body) for body in bodies] == from_worker
+    assert [framing.decode_from_worker(body) for body in bodies] == from_worker
 
 
 def test_a_loss_that_is_not_a_number_travels() -> None:
@@ -79,29 +82,29 @@ def test_a_loss_that_is_not_a_number_travels() -> None:
         learning_rate=0.1,
         skipped=True,
     )
-    back = m.decode_from_worker(m.encode(step)[m.LENGTH_BYTES :])
+    back = framing.decode_from_worker(framing.encode(step)[framing.LENGTH_BYTES :])
     assert isinstance(back, m.Step)
     assert math.isnan(back.loss)
 
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"\xc1", b"\x81\xa4type\xa4Nope", m.encode(m.Stop())[4:] + b"x", b"\x91" * 5000],
+    [b"", b"\xc1", b"\x81\xa4type\xa4Nope", framing.encode(m.Stop())[4:] + b"x", b"\x91" * 5000],
 )
 def test_what_is_no_message(body: bytes) -> None:
-    with pytest.raises(m.MessageError):
-        m.decode_to_worker(body)
-    with pytest.raises(m.MessageError):
-        m.decode_from_worker(body)
+    with pytest.raises(framing.MessageError):
+        framing.decode_to_worker(body)
+    with pytest.raises(framing.MessageError):
+        framing.decode_from_worker(body)
 
 
 def test_directions_are_kept_apart() -> None:
-    with pytest.raises(m.MessageError):
-        m.decode_from_worker(m.encode(m.Exit())[m.LENGTH_BYTES :])
+    with pytest.raises(framing.MessageError):
+        framing.decode_from_worker(framing.encode(m.Exit())[framing.LENGTH_BYTES :])
 
 
 def test_lengths_are_bounded() -> None:
-    with pytest.raises(m.MessageError, match="limit"):
-        m.MessageSplitter().feed(b"\x7f\xff\xff\xff")
-    with pytest.raises(m.MessageError, match="limit"):
-        m.encode(m.Failed(reason="x" * m.MESSAGE_BYTES_MAX))
+    with pytest.raises(framing.MessageError, match="limit"):
+        framing.MessageSplitter().feed(b"\x7f\xff\xff\xff")
+    with pytest.raises(framing.MessageError, match="limit"):
+        framing.encode(m.Failed(reason="x" * framing.MESSAGE_BYTES_MAX))

@@ -1,0 +1,60 @@
+"""Files of blocks: their names, their digests, and what can be wrong with them."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from blake3 import blake3
+
+from gossamer.protocol import limits
+from gossamer.protocol.ids import DIGEST_BYTES, Digest
+
+_READ_BYTES = 256 * limits.KIB
+"""Bytes read from a file at once."""
+
+
+class BlockError(Exception):
+    """Base of the store's errors. The text is for people."""
+
+
+class MissingBlockError(BlockError):
+    """The store does not have that block."""
+
+
+class CorruptBlockError(BlockError):
+    """The file of a block did not hold its content any more. It has been removed."""
+
+
+def digest_from_name(name: str) -> Digest | None:
+    """The digest that a file's name says; None for another file."""
+    try:
+        raw = bytes.fromhex(name)
+    except ValueError:
+        return None
+    return Digest(raw) if len(raw) == DIGEST_BYTES else None
+
+
+def pieces_of(file: BinaryIO) -> Iterator[bytes]:
+    """Yields the content up to the limit of a block and one piece more, or until the disk fails."""
+    num_bytes = 0
+    while num_bytes <= limits.BLOCK_BYTES_MAX:
+        try:
+            piece = file.read(_READ_BYTES)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                return  # the content so far will not fit the digest
+            raise
+        if not piece:
+            return
+        num_bytes += len(piece)
+        yield piece
+
+
+def digest_of_file(file: BinaryIO) -> Digest:
+    """The digest of a file's content, as far as `pieces_of` reads it."""
+    hasher = blake3()
+    for piece in pieces_of(file):
+        hasher.update(piece)
+    return Digest(hasher.digest())
