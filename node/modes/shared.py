@@ -28,7 +28,7 @@ from gossamer.node.modes.sync_mode import (
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.training.local_training import LocalTraining, LocalTrainings
 from gossamer.protocol import limits
-from gossamer.protocol.accounting.work_account import LATE
+from gossamer.protocol.accounting.work_records import LATE
 from gossamer.protocol.codecs.payloads import SignPayloads
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.roster import Ring

@@ -27,8 +27,8 @@ from gossamer.node.storage.work_files import WorkFiles
 from gossamer.node.storage.work_journal import VERSION, FileHeader, Journal, copy_of
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import WorkStatus
-from gossamer.protocol.accounting.work_account import LATE, STALE, Settlement, WorkAccount
-from gossamer.protocol.accounting.work_records import Offer
+from gossamer.protocol.accounting.work_account import WorkAccount
+from gossamer.protocol.accounting.work_records import LATE, STALE, Offer, Settlement
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector

@@ -21,7 +21,7 @@ from gossamer.node.machine.trainer import Trainer
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.data_feed import DataFeed
-from gossamer.protocol.accounting.work_account import OUT_OF_RANGE
+from gossamer.protocol.accounting.work_records import OUT_OF_RANGE
 from gossamer.protocol.codecs.chunk_values import is_usable
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest

@@ -38,12 +38,16 @@ was when offered. To take a chunk is to subtract that vector's, to reclaim it is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gossamer.protocol.accounting.spans import merged, without
 from gossamer.protocol.accounting.work_records import (
+    ABANDONED,
+    STALE,
     AccountState,
     Offer,
+    Reclaim,
+    Restart,
+    Settlement,
     Share,
     Taking,
     apportioned,
@@ -54,55 +58,6 @@ from gossamer.protocol.wire.statements import Span
 
 OFFERS_MAX = 64
 """Offers that are remembered: so many rounds back a branch may turn out to have taken one."""
-
-STALE = "stale"
-LATE = "late"
-"""Shared steps went on without it; what it was for stays in the momentum."""
-OUT_OF_RANGE = "out_of_range"
-"""A value of it is no number, or far larger than any work can be (`WORK_MAGNITUDE_MAX`)."""
-ABANDONED = "abandoned"
-"""Its round took it, or may have, and nobody can say how much of it."""
-
-
-@dataclass(frozen=True)
-class Settlement:
-    """What a header took.
-
-    In `pending`, subtract the offer's vector in the chunks `taken`, and make the chunks `zeroed`
-    zero.
-    """
-
-    offer: int | None
-    taken: int
-    zeroed: int
-    on_time: int
-    late: int
-
-
-@dataclass(frozen=True)
-class Reclaim:
-    """What a lost header gave back: add the offer's vector in these chunks to `pending`.
-
-    `on_time` and `late` are what it had taken, `carried` is the part that is carried again.
-    """
-
-    offer: int | None
-    chunks: int
-    on_time: int
-    late: int
-    carried: int
-
-
-@dataclass(frozen=True)
-class Restart:
-    """What of the files of an earlier life is true.
-
-    `pending` is what was saved in the chunks `chunks`, and zero in the others. For each offer in
-    `offers` its vector, in the chunks of the mask, is `pending` as restored now.
-    """
-
-    chunks: int
-    offers: dict[int, int]
 
 
 class WorkAccount:
@@ -161,7 +116,7 @@ class WorkAccount:
         What `stepped` counted beyond `tokens` is lost: the trainer died over it.
         """
         state = self.state
-        self._end_local_round(tokens)
+        state.end_local_round(tokens)
         if tokens:
             state.add_lot(head, round_number, tokens)
             state.spans = merged([*state.spans, *spans])
@@ -170,15 +125,8 @@ class WorkAccount:
 
     def spoilt(self, tokens: int, reason: str) -> None:
         """A local round ended, and its work was dropped before it came into `pending`."""
-        self._end_local_round(tokens)
+        self.state.end_local_round(tokens)
         self.state.count_dropped(reason, tokens)
-
-    def _end_local_round(self, tokens: int) -> None:
-        state = self.state
-        died = max(0, state.under_way - tokens)
-        state.under_way = 0
-        state.trained += tokens + died
-        state.lost += died
 
     # Rounds
 
@@ -298,14 +246,8 @@ class WorkAccount:
             next_round: the one to come on the other one.
         """
         num_back = left_round + 1 - next_round
-        if num_back <= 0:
-            return
-        state = self.state
-        for lot in state.lots.values():
-            lot.round = max(1, lot.round - num_back)
-        for offer in state.offers:
-            offer.round -= num_back
-        state.since = [max(1, since - num_back) if since else 0 for since in state.since]
+        if num_back > 0:
+            self.state.count_rounds_back(num_back)
 
     def abandoned(
         self, head: bytes, parent: bytes, tokens: int, next_round: int, *, has_vector: bool = True

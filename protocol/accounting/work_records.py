@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.wire.statements import Span
+
+STALE = "stale"
+LATE = "late"
+"""Shared steps went on without it; what it was for stays in the momentum."""
+OUT_OF_RANGE = "out_of_range"
+"""A value of it is no number, or far larger than any work can be (`WORK_MAGNITUDE_MAX`)."""
+ABANDONED = "abandoned"
+"""Its round took it, or may have, and nobody can say how much of it."""
 
 
 class Lot(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -124,6 +133,21 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     has_grown: bool = False
     """Whether work came into `pending` that is not in the vector on disk."""
 
+    def end_local_round(self, tokens: int) -> None:
+        """A local round ended with so many tokens; what was stepped beyond them is lost."""
+        died = max(0, self.under_way - tokens)
+        self.under_way = 0
+        self.trained += tokens + died
+        self.lost += died
+
+    def count_rounds_back(self, num_back: int) -> None:
+        """The rounds of all that is known have numbers that are lower by so many."""
+        for lot in self.lots.values():
+            lot.round = max(1, lot.round - num_back)
+        for offer in self.offers:
+            offer.round -= num_back
+        self.since = [max(1, since - num_back) if since else 0 for since in self.since]
+
     def add_lot(self, head: bytes, round_number: int, tokens: int) -> None:
         """A new lot. Those that no known offer holds become one: they need no telling apart."""
         held = {number for offer in self.offers for number in offer.lots}
@@ -238,3 +262,44 @@ def apportioned(total: int, weights: Sequence[int]) -> list[int]:
         parts.append(upto - given)
         given = upto
     return parts
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """What a header took.
+
+    In `pending`, subtract the offer's vector in the chunks `taken`, and make the chunks `zeroed`
+    zero.
+    """
+
+    offer: int | None
+    taken: int
+    zeroed: int
+    on_time: int
+    late: int
+
+
+@dataclass(frozen=True)
+class Reclaim:
+    """What a lost header gave back: add the offer's vector in these chunks to `pending`.
+
+    `on_time` and `late` are what it had taken, `carried` is the part that is carried again.
+    """
+
+    offer: int | None
+    chunks: int
+    on_time: int
+    late: int
+    carried: int
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What of the files of an earlier life is true.
+
+    `pending` is what was saved in the chunks `chunks`, and zero in the others. For each offer in
+    `offers` its vector, in the chunks of the mask, is `pending` as restored now.
+    """
+
+    chunks: int
+    offers: dict[int, int]

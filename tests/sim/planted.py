@@ -12,7 +12,8 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from gossamer.node.rounds.dispatcher import RoundDispatcher
-from gossamer.protocol.accounting.work_account import Settlement, WorkAccount
+from gossamer.protocol.accounting.work_account import WorkAccount
+from gossamer.protocol.accounting.work_records import Settlement
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.ring import Action, Average, Payload, RingReduce
 

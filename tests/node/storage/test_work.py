@@ -12,7 +12,7 @@ from gossamer.node.base.disk_health import DiskError
 from gossamer.node.storage.work import VECTORS_MAX, Work
 from gossamer.node.storage.work_journal import JOURNAL_SECONDS
 from gossamer.node.telemetry.metrics import Metrics
-from gossamer.protocol.accounting.work_account import OUT_OF_RANGE
+from gossamer.protocol.accounting.work_records import OUT_OF_RANGE
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector

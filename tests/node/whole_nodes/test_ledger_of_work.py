@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from gossamer.node.storage.state_blocks import CannotRebuildError
-from gossamer.protocol.accounting.work_account import ABANDONED
+from gossamer.protocol.accounting.work_records import ABANDONED
 from gossamer.protocol.state.chain import ChunkAverage, Header
 from tests.support.node_world import (
     SHARD_TOKENS,

@@ -15,7 +15,7 @@ import trio
 from gossamer.node.modes.pending_work import _PendingRound
 from gossamer.node.modes.sync_mode import Promise
 from gossamer.node.peers.offences import Offences
-from gossamer.protocol.accounting.work_account import OUT_OF_RANGE
+from gossamer.protocol.accounting.work_records import OUT_OF_RANGE
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
 from tests.support.node_world import (

@@ -8,8 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol.accounting.spans import merged, without
-from gossamer.protocol.accounting.work_account import LATE, OFFERS_MAX, WorkAccount
-from gossamer.protocol.accounting.work_records import AccountState, Offer, apportioned, mask_of
+from gossamer.protocol.accounting.work_account import OFFERS_MAX, WorkAccount
+from gossamer.protocol.accounting.work_records import (
+    LATE,
+    AccountState,
+    Offer,
+    apportioned,
+    mask_of,
+)
 from gossamer.protocol.errors import LocalProtocolError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.wire.statements import Span
