@@ -178,11 +178,9 @@ class Node:
         run_blocks = RunBlocks(manifest.data, self._store, self._blocks, self._transport)
         run_blocks.pin()
         trainer = self._runtime.make_trainer(manifest, settings, str(state_dir.optimizer_path))
+        genesis_state = Digest(manifest.genesis_digest)
         chain = ChainStore(
-            state_dir.chain_path,
-            self.run_id,
-            Digest(manifest.genesis_digest),
-            health=state_dir.health,
+            state_dir.chain_path, self.run_id, genesis_state, health=state_dir.health
         )
         committed = CommittedState(manifest, trainer.base, self._store, chain, state_dir)
         work = Work(
@@ -196,14 +194,9 @@ class Node:
         membership = Membership(self._identity.peer_id)
         admission = Admission(manifest, self._transport, membership, chain, self._offences)
         swarm = Swarm(
-            self._transport,
-            self._identity,
-            membership,
-            admission,
-            incarnation,
-            self._randomness,
+            self._transport, self._identity, membership, admission, incarnation, self._randomness,
             self._runtime.awake,
-        )
+        )  # fmt: skip
         if settings.relay == "on":
             swarm.relay()
         chain_sync = ChainSync(
@@ -217,26 +210,14 @@ class Node:
         )
         known = state_dir.known_peers()
         discovery = Discovery(
-            self._transport,
-            known,
-            settings.bootstrap,
-            membership,
-            self.metrics,
-            self._randomness,
+            self._transport, known, settings.bootstrap, membership, self.metrics, self._randomness,
             self._runtime.awake,
-        )
+        )  # fmt: skip
         known_peers = KnownPeersFile(
             known, self._transport, membership, state_dir.health, self._runtime.run_in_thread
         )
         return _Core(
-            trainer,
-            committed,
-            work,
-            swarm,
-            chain_sync,
-            discovery,
-            known_peers,
-            run_blocks,
+            trainer, committed, work, swarm, chain_sync, discovery, known_peers, run_blocks
         )
 
     async def _fetch_index(self, run_blocks: RunBlocks) -> ShardIndex | None:

@@ -83,10 +83,7 @@ class RoundHost(Protocol):
 
 
 class RoundDriver:
-    """One peer in one round.
-
-    It implements `Effects`, whose 12 methods come to its own, so it has more than 15 methods.
-    """
+    """One peer in one round. The 12 methods of `Effects` come to its own, so it has more than 15."""
 
     def __init__(
         self,

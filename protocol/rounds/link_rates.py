@@ -14,33 +14,30 @@ Rules
   member sends chunks that it starts itself.
 - A link is slow if it is `SLOW_FACTOR` times slower than the upper median of what the other living
   members said. At least half of them must have said a rate.
-- With shared steps each chunk waits for the one before, so bytes never wait for a link, and a chunk
-  is handed on as a whole. The rate of a link is its own then, and the round waits for the link
-  whenever it is busy. It is judged when it was busy over `PATIENCE_FRACTION` of the other time.
-- A link that moves no bytes is silent and not slow (the driver ends a link that is silent for
-  long). A link is judged when bytes have moved, and by at least the last `STEPS_MIN` moves.
-- Time in which this process did not run shows as a gap between two looks at a link. It counts for
-  no link.
+- With shared steps each chunk waits for the one before, so bytes never wait for a link, and the
+  round waits for a busy link. A link is judged when it was busy over `PATIENCE_FRACTION` of the
+  other time.
+- A link that moves no bytes is silent and not slow: the driver ends it. A link is judged by at least
+  the last `STEPS_MIN` moves of bytes. A gap between two looks is time in which this process did not
+  run, and counts for no link.
 - A link is worth giving up if it is slow and its remaining bytes would take longer, at its rate,
   than both `PATIENCE_SECONDS_MIN` and `PATIENCE_FRACTION` of the round so far.
 - Then the successor is the slow one, unless the predecessor's link to this peer is slow as well:
   then this peer is. When a second successor looks slow, this peer's own line is slow too. A peer
   found slow in the ring before, this one or its successor, is the slow one at once.
 - Before the predecessor's rate is known, the verdict waits `PREDECESSOR_SECONDS` for it. If input
-  has become as slow as output, the verdict waits `WORD_SECONDS` for the next rate of the
-  predecessor.
+  has become as slow as output, it waits `WORD_SECONDS` for the predecessor's next rate.
 - With shared steps this peer is the slow one, unless its successor says within `STEPS_WORD_SECONDS`
   that its own link is slow as well. One slow line keeps all others idle, so the sender on that line
   sees no other slow link (home lines are slower up than down), and would blame a neighbour. If a
   member between this peer and the successor left for the same reason, then two members found this
   successor slow, and the successor goes.
-- A link may carry its first chunk to the end, within that patience. So a slow member has a part in
-  some chunks of each round, in other ones each time. If it were removed at once, it would carry all
-  its work until that is stale.
+- A link may carry its first chunk to the end, within that patience. If a slow member were removed
+  at once, all its work would become stale.
 - In a ring of two there is no third member to compare with.
 
-The slow member is removed from this ring. Its finished parts count, and the rest stays as its
-residual. Times are seconds of the local clock.
+The slow member is removed from this ring. Its finished parts count; the rest is its residual. Times
+are seconds of the local clock.
 """
 
 from __future__ import annotations
@@ -197,8 +194,7 @@ class _Link:
 class RingLinkRates:
     """One member's view of the link rates of one ring.
 
-    It has more than 12 attributes: the sizes of the ring, and what was measured, said and found.
-    """
+    More than 12 attributes: the sizes of the ring, and what was measured, said and found."""
 
     def __init__(
         self,
