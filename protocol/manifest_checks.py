@@ -84,7 +84,7 @@ class _Checks:
         )
         self.require(
             manifest.admission != "allow" or bool(manifest.allowed),
-            'admission is "allow" but allowed is empty: nobody could join',
+            'admission is "allow" but allowed is empty: no peer could join',
         )
         self.within("seed", manifest.seed, 0, 2**63 - 1)
 

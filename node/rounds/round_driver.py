@@ -83,7 +83,7 @@ class RoundHost(Protocol):
 
 
 class RoundDriver:
-    """One peer in one round. The 12 methods of `Effects` come to its own, so it has more than 15."""
+    """One peer in one round. With the 12 methods of `Effects` it has more than 15 public ones."""
 
     def __init__(
         self,

@@ -138,7 +138,7 @@ def choose_partitions(
     """Partitions for `me` to claim next: from the earliest epoch, begun ones first.
 
     If others claim all of them, those that I would keep against all who claim them: who claims
-    more than it can use, or only pretends to train, keeps nobody from training.
+    more than it can use, or only pretends to train, keeps no other peer from training.
 
     Args:
         positions: of the ledger of the newest head.

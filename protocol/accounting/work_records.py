@@ -16,7 +16,7 @@ LATE = "late"
 OUT_OF_RANGE = "out_of_range"
 """A value of it is no number, or far larger than any work can be (`WORK_MAGNITUDE_MAX`)."""
 ABANDONED = "abandoned"
-"""Its round took it, or may have, and nobody can say how much of it."""
+"""Its round took it, or may have; how much of it is not known."""
 
 
 class Lot(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -14,12 +14,10 @@ Rules
   member sends chunks that it starts itself.
 - A link is slow if it is `SLOW_FACTOR` times slower than the upper median of what the other living
   members said. At least half of them must have said a rate.
-- With shared steps each chunk waits for the one before, so bytes never wait for a link, and the
-  round waits for a busy link. A link is judged when it was busy over `PATIENCE_FRACTION` of the
-  other time.
-- A link that moves no bytes is silent and not slow: the driver ends it. A link is judged by at least
-  the last `STEPS_MIN` moves of bytes. A gap between two looks is time in which this process did not
-  run, and counts for no link.
+- With shared steps each chunk waits for the one before, so the round waits for a busy link. A link
+  is judged when it was busy over `PATIENCE_FRACTION` of the other time.
+- A link that moves no bytes is silent, not slow: the driver ends it. A link is judged by at least
+  the last `STEPS_MIN` moves of bytes. In a gap between two looks this process did not run.
 - A link is worth giving up if it is slow and its remaining bytes would take longer, at its rate,
   than both `PATIENCE_SECONDS_MIN` and `PATIENCE_FRACTION` of the round so far.
 - Then the successor is the slow one, unless the predecessor's link to this peer is slow as well:

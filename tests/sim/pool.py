@@ -58,7 +58,7 @@ def run_seed(seed: int, *, bug: str | None = None, verbose: bool = False) -> Out
 
 def run_seeds(seeds: Iterable[int], *, bug: str | None = None) -> Iterator[Outcome]:
     """In parallel; outcomes come in the order of the seeds."""
-    # Started anew, not forked: whoever calls may have threads.
+    # Started anew, not forked: the caller may have threads.
     context = multiprocessing.get_context("spawn")
     with context.Pool(os.cpu_count()) as pool:
         yield from pool.imap(partial(run_seed, bug=bug), seeds, chunksize=SEEDS_AT_ONCE)

@@ -122,19 +122,19 @@ def with_slow_peer(scenario: Scenario, what: str) -> Scenario:
 
 
 @pytest.mark.parametrize("what", ["line", "device"])
-def test_one_slow_peer_sets_nobodys_pace(what: str) -> None:
+def test_one_slow_peer_sets_no_other_peers_rate(what: str) -> None:
     for seed in range(8):
         scenario = with_slow_peer(calm(seed, 5, gather_fraction=0.3), what)
-        # On such a line a round takes longer to fetch than to make: nobody can be on it for long.
+        # On such a line a round takes longer to fetch than to make: no peer can be on it for long.
         world = run(with_faults(scenario, Fault(40.0, "crash", peer=2)))
         seconds = seconds_of_round(world)
         assert seconds < SLOW_FACTOR_MAX * undisturbed_seconds(seed, 5), f"seed {seed}"
 
 
-def test_a_line_that_becomes_slow_in_the_middle_of_a_ring_sets_nobodys_pace() -> None:
+def test_a_line_that_becomes_slow_in_the_middle_of_a_ring_sets_no_other_peers_rate() -> None:
     for seed, moment in enumerate(RING):
         scenario = calm(seed, 5)
-        # Whoever was put out fetches the round when its line is as it was.
+        # A member that was put out fetches the round when its line is as it was.
         world = run(with_faults(scenario, Fault(moment, "slow", peer=2, for_seconds=30.0)))
         others = [peer for peer in world.living() if peer.index != 2]
         seconds = max(world.checks.reached[peer.peer_id, 1] for peer in others)

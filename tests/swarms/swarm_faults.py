@@ -94,7 +94,7 @@ class SwarmFaults:
         place = self._story.names.index(name)
         kind = trainer_of(place, self._story.step_seconds[place])
         self._note(f"{name} starts")
-        # Addresses of those that run: a newcomer knows somebody, and who comes back all of them.
+        # Addresses of those that run: a newcomer knows one, and a peer that comes back knows all.
         await self._nursery.start(self._world.run, name, sorted(self.living), kind)
         self.living.add(name)
 

@@ -13,7 +13,7 @@ FaultKind = Literal[
     "crash",  # a process dies (SIGKILL) and stays away
     "restart",  # a process dies and comes back
     "freeze",  # a process is stopped and goes on later (SIGSTOP)
-    "silence",  # nothing goes over any of a peer's links for a while, and nobody is told
+    "silence",  # nothing goes over any of a peer's links for a while, without a word
     "break",  # the connection of two peers breaks
     "split",  # two groups cannot hear each other for a while
     "slow line",  # a peer's links carry little for a while
@@ -38,7 +38,7 @@ FAULTS: tuple[FaultKind, ...] = (
 )
 
 CRASHES_MAX = 2
-"""That nobody comes back from: each piece of the corpus is with three peers."""
+"""Deaths for good: each piece of the corpus is with three peers."""
 
 FAULT_SECONDS = 10.0
 """From the first fault on; a round takes about a second."""

@@ -3,8 +3,8 @@
 The nodes are those of the daemon, with all that it does but libp2p, HTTP and torch (`node_world`).
 
 At any time
-- Whoever has a head has the same bits of parameters and momentum, those that the header says.
-- Nobody moves to a lighter head while it lives.
+- All peers at one head have the same bits of parameters and momentum, those that the header names.
+- No peer moves to a lighter head while it lives.
 - Nothing is logged as an error, and nothing raises.
 
 In the end, when everything has healed
@@ -42,7 +42,7 @@ from tests.swarms.swarm_story import SwarmStory, draw
 
 LIVENESS_SECONDS = 90.0
 """From the healing to the new rounds of all: the reunion of those who were cut off, at most a
-newcomer's way to the head, and two rounds that nobody may be kept waiting in."""
+newcomer's way to the head, and two rounds for which no peer may have to wait."""
 
 FIRST_NANOSECONDS = 10**18
 """The time of day when a world begins."""

@@ -22,7 +22,7 @@ ALL = (1 << NUM_CHUNKS) - 1
 GENESIS = digest_of(b"genesis")
 
 Vector = list[Counter[int]]
-"""For each chunk how often each local round is in it: 0 or 1, if nobody counts twice."""
+"""How often each local round is in each chunk: 0 or 1, if no work counts twice."""
 
 
 def zeros() -> Vector:

@@ -64,7 +64,7 @@ def test_bytes_are_pinned() -> None:
     assert payload.hex() == "0100000000" + "0300000005" + b"later".hex()
 
 
-def test_nobody_is_in_it_twice() -> None:
+def test_no_member_is_in_it_twice() -> None:
     payload = add_record(None, 3, b"x")
     with pytest.raises(MalformedError, match="second record of member 3"):
         add_record(payload, 3, b"y")

@@ -70,7 +70,7 @@ def test_the_average_is_weighted_with_tokens(positions: list[int]) -> None:
         for p, part in parts.items()
     )
     np.testing.assert_allclose(average, expected, rtol=1e-5, atol=1e-7)
-    # Whoever gets it, in whatever order it came together: the same bits.
+    # Every member gets the same bits, in whatever order the parts came together.
     again = PAYLOADS.average(set_of(positions[::-1]), NUM_ELEMENTS, mask_of(positions), TOKENS)
     assert (average == again).all()
 
@@ -124,7 +124,7 @@ def test_a_step_is_what_its_members_have() -> None:
     assert len(step_of({0: UPDATES[0]})) == SIGNS.part_bytes(1)
 
 
-def test_a_step_that_nobody_has_a_part_in() -> None:
+def test_a_step_without_any_part() -> None:
     payload = step_of({0: None, 1: None})
     SIGNS.check(payload, 1, 0b11)
     assert SIGNS.is_length(len(payload), 1, 0b11)
@@ -157,7 +157,7 @@ def test_a_ring_has_no_more_members_than_a_block_has_room_for() -> None:
     assert (members + 1) * large.part_bytes(2**20) > limits.BLOCK_BYTES_MAX
 
 
-def test_a_contribution_of_nobody_in_the_ring() -> None:
+def test_a_contribution_of_a_stranger_to_the_ring() -> None:
     payload = add_record(None, 7, CODER.encode(VECTORS[0]))
     with pytest.raises(MalformedError, match="not in the ring"):
         PAYLOADS.average(payload, NUM_ELEMENTS, 1 << 7, TOKENS)

@@ -36,7 +36,7 @@ def test_a_peer_lives_while_it_announces_itself() -> None:
     assert membership.is_living(MEMBER_SECONDS + 1, OTHER)
 
 
-def test_nobody_was_silent_while_this_process_was_stopped() -> None:
+def test_no_peer_was_silent_while_this_process_was_stopped() -> None:
     membership = Membership(ME)
     membership.announced(0.0, OTHER, announce())
     pass_time(membership, 0.0, 5.0)
@@ -78,7 +78,7 @@ def test_who_leaves_does_not_live() -> None:
 
 
 @pytest.mark.parametrize("phase", ["paused", "failed"])
-def test_who_does_not_train_lives_and_nobody_waits_for_it(phase: str) -> None:
+def test_a_peer_that_does_not_train_lives_and_no_round_waits_for_it(phase: str) -> None:
     membership = Membership(ME)
     membership.announced(0.0, OTHER, announce(phase=phase))
     assert membership.is_living(0.0, OTHER)
@@ -114,7 +114,7 @@ def test_a_newcomer_replaces_who_has_been_silent_longest(
     assert sorted(membership.known()) == sorted([peer(2), peer(3)])
 
 
-def test_who_is_connected_comes_before_whom_somebody_invented(
+def test_connected_peers_come_before_invented_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "MEMBERS_MAX", 4)

@@ -61,7 +61,7 @@ class MembershipMachine(RuleBasedStateMachine):
     def announced(
         self, author: PeerId, incarnation: int, sequence: int, phase: Phase, head: bytes
     ) -> None:
-        """New, repeated or old; by somebody or by an earlier message of mine."""
+        """A message is new, repeated or old, and of another peer or of this one."""
         version = (incarnation, sequence)
         known = self.model.get(author)
         is_news = author != ME and (known is None or version > known.version)
@@ -108,7 +108,7 @@ class MembershipMachine(RuleBasedStateMachine):
             assert at_work <= set(awaited(self.membership.living(self.now), [head], 0, 0).at_work)
 
     @invariant()
-    def nobody_is_forgotten(self) -> None:
+    def no_peer_is_forgotten(self) -> None:
         known = self.membership.known()
         assert list(known) == sorted(self.model)
         for peer, statement in known.items():

@@ -38,7 +38,7 @@ def test_failures_back_off_but_not_far_in_the_first_minutes(again: Redial) -> No
     assert max(seconds) <= redial.RECENT_BACK_OFF_SECONDS_MAX * JITTER_MAX + 0.125
 
 
-def test_who_is_away_for_long_is_asked_once_a_minute_unless_nobody_is_there(again: Redial) -> None:
+def test_a_peer_away_for_long_is_asked_once_a_minute_unless_none_is_there(again: Redial) -> None:
     again.want(0.0, "a", 0.0)
     for _ in range(2000):  # and the exponent does not overflow
         again.failed(0.0, "a")
@@ -106,4 +106,4 @@ def test_who_is_not_wanted_any_more_begins_anew(again: Redial) -> None:
     again.failed(100.0, "a")
     again.heard(100.0, "a", (1, 2))
     assert again.due(100.0, alone=False) == [], "what was heard of strangers is forgotten"
-    again.failed(100.0, "nobody")
+    again.failed(100.0, "unknown")

@@ -28,8 +28,8 @@ def test_strangers_neither_accuse_nor_are_accused() -> None:
     assert seen.out == frozenset()
 
 
-def test_who_is_out_puts_nobody_out_but_itself() -> None:
-    """A machine that lost its network accuses everybody; when it is back nobody minds."""
+def test_a_member_that_is_out_puts_only_itself_out() -> None:
+    """A machine that lost its network accuses all others; when it is back no member heeds it."""
     seen = Accusations(MEMBERS, A)
     seen.accuse(D, B)
     for accused in (A, C, D):

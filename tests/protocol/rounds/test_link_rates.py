@@ -109,7 +109,7 @@ class Line:
             self.stand_still(LOOK_SECONDS, waiting=0)
 
     def stand_still(self, seconds: float, waiting: int = MUCH) -> None:
-        """Until one look after so many busy seconds in which nobody looked and nothing came."""
+        """Time passes: so many busy seconds without a look and without input, then a look."""
         mine = self._mine
         self.now += seconds
         self._busy_seconds += seconds
@@ -190,7 +190,7 @@ def test_lines_that_differ_as_home_lines_do_are_no_reason() -> None:
     assert mine.too_slow(NOW, RING, SUCCESSOR).member == SUCCESSOR
 
 
-def test_one_fast_machine_among_slow_ones_makes_nobody_slow() -> None:
+def test_one_fast_machine_among_slow_ones_makes_no_other_slow() -> None:
     mine = link_rate()
     measured(mine, SLOW)
     said(mine, {PREDECESSOR: 100 * FAST, SUCCESSOR: SLOW, NEXT: SLOW, LAST: SLOW})
@@ -489,7 +489,7 @@ def test_time_in_which_this_process_was_stopped_is_not_the_links() -> None:
         assert line.verdict is None
 
 
-def test_when_all_become_slow_nobody_is() -> None:
+def test_when_all_become_slow_none_is() -> None:
     mine = link_rate(num_chunks=4000)
     said(mine, ALL_FAST)
     line = Line(mine)

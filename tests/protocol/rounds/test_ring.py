@@ -77,7 +77,7 @@ def test_values_out_of_range_are_malformed(sender: str, chunk: int, mask: int) -
         average(ring, 0, 0, 0b1111, finisher=4)
 
 
-def test_whoever_covers_the_living_finishes_and_sends_the_average_round() -> None:
+def test_the_member_that_covers_the_living_finishes_and_sends_the_average_round() -> None:
     ring = member(3)
     assert take_partial_sum(ring, 2, 0, 0b0111) == [FinishAverage(0, b"sum+", 0b1111)]
     assert ring.average_finished(0, b"f", digest_of(b"f")) == [
@@ -349,7 +349,7 @@ def test_a_better_average_that_comes_while_i_finish_stays() -> None:
     assert ring.averages_for(C) == [passed_on(C, 0, 0b1111, b"f")]
 
 
-def test_events_that_nobody_asked_for_are_our_own_mistake() -> None:
+def test_events_that_were_not_asked_for_are_a_mistake_of_the_caller() -> None:
     ring = member(1)
     with pytest.raises(LocalProtocolError):
         ring.contributed(0, b"sum")

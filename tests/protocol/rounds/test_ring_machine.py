@@ -2,7 +2,7 @@
 
 A link keeps the order of what is sent on it; everything else may overtake everything else. Whatever
 the order: in the end members that hold each other to be in have the same averages, each with all of
-them in it, and nobody is in a sum twice.
+them in it, and no member is in a sum twice.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RingMachine(RuleBasedStateMachine):
         order=st.integers(0, 2**32),
     )
     def begin(self, num_members: int, num_chunks: int, num_faults: int, order: int) -> None:
-        """Few faults: with many nobody is left to get anything wrong."""
+        """There are few faults: with many no member is left to get anything wrong."""
         names = peers(num_members)
         self.num_faults = num_faults
         self.random = Random(order)
@@ -170,7 +170,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.busy())
     @rule(which=choices, task=choices)
-    def somebody_computes(self, which: int, task: int) -> None:
+    def a_member_computes(self, which: int, task: int) -> None:
         busy = self.busy()
         member = busy[which % len(busy)]
         self.compute(member, member.tasks.pop(task % len(member.tasks)))
@@ -183,14 +183,14 @@ class RingMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.deaf())
     @rule(which=choices, statement=choices)
-    def somebody_hears(self, which: int, statement: int) -> None:
+    def a_member_hears(self, which: int, statement: int) -> None:
         deaf = self.deaf()
         member = deaf[which % len(deaf)]
         self.accuse(member, *member.to_hear.pop(statement % len(member.to_hear)))
 
     @precondition(lambda self: self.num_faults)
     @rule(which=choices, loses_frames=st.booleans())
-    def somebody_is_mistaken(self, which: int, loses_frames: bool) -> None:
+    def a_member_is_mistaken(self, which: int, loses_frames: bool) -> None:
         """Gives up its successor although nothing is wrong, with what is on the way or not."""
         suspicious = [m for m in self.members.values() if m.is_in and m.ring.successor is not None]
         if not suspicious:
@@ -205,7 +205,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.num_faults)
     @rule(which=choices, num_sent=choices)
-    def somebody_dies(self, which: int, num_sent: int) -> None:
+    def a_member_dies(self, which: int, num_sent: int) -> None:
         """Of what it had sent on each link some frames still arrive: the first ones."""
         living = [member for member in self.members.values() if member.alive]
         if len(living) == 1:
@@ -224,7 +224,7 @@ class RingMachine(RuleBasedStateMachine):
     # What must hold
 
     def check_sum(self, payload: bytes, mask: int) -> None:
-        assert len(set(payload)) == len(payload), "somebody is in a sum twice"
+        assert len(set(payload)) == len(payload), "a member is in a sum twice"
         assert sum(1 << position for position in payload) == mask
 
     @invariant()

@@ -21,7 +21,7 @@ from gossamer.protocol.state.chunk_plan import ChunkPlan
 PLAN = ChunkPlan(3000, 2048)
 LOSSY = ("fp16", "int8", "int4")
 TOKENS = (300, 400, 700, 200)
-"""Nobody has less than half of the mean."""
+"""Each part has at least half of the mean."""
 MEMBERS = range(4)
 """By ring position."""
 ALL = 0b1111

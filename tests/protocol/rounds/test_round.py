@@ -125,7 +125,7 @@ def test_one_peer_alone_commits_alone() -> None:
 
 
 @pytest.mark.parametrize("abstains", [False, True])
-def test_a_round_in_which_nobody_has_a_part_is_none(abstains: bool) -> None:
+def test_a_round_without_any_part_is_none(abstains: bool) -> None:
     coder = SignCodec([(1, 4)], 1)
     part = coder.encode(SignUpdate(np.array([2]), np.array([True])))
     step = add_record(None, 0, b"" if abstains else part)
@@ -305,7 +305,7 @@ def test_who_is_out_says_so_and_listens() -> None:
     assert states == ["reducing", "reducing", "gathering"]
 
 
-def test_when_nobody_is_left_in_the_ring_it_is_gathered_again() -> None:
+def test_when_no_member_is_left_in_the_ring_it_is_gathered_again() -> None:
     round_, ring_id = in_ring()
     round_.statement(1.0, *accusation_of(ring_id, ME)(NEXT))
     round_.statement(2.0, *accusation_of(ring_id, LAST)(NEXT))

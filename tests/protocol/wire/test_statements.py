@@ -1,4 +1,4 @@
-"""Statements: every value is checked, and nobody can say them for another or for another run."""
+"""Statements: every value is checked, and no peer can make them for another peer or run."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_bytes_that_are_no_envelope_are_refused() -> None:
         decode_signed(b"\x93\x01\x02\x03")
     with pytest.raises(OversizedError):
         decode_signed(bytes(limits.GOSSIP_BYTES_MAX + 1))
-    with pytest.raises(MalformedError):  # fields that nobody knows are no place to hide things
+    with pytest.raises(MalformedError):  # unknown fields are no place to hide things
         decode_signed(b"\x94" + encode_signed(sealed(ME, ready()))[1:] + b"\xc0")
 
 

@@ -67,7 +67,7 @@ class Sum:
 
 
 class WrongSumError(AssertionError):
-    """Somebody is in a sum twice, or not at all although the mask says so."""
+    """A member is in a sum twice, or not at all although the mask says so."""
 
 
 def add(payload: Sum | None, position: int, work: int, encoded: bytes) -> Sum:

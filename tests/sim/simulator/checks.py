@@ -2,13 +2,13 @@
 
 At every step
 - No machine raises: all traffic is honest.
-- Nobody counts twice, and sums hold exactly those that their masks name.
+- No member counts twice, and sums hold exactly those that their masks name.
 - One head, one state: who commits a header has the same finals as everybody else who does, and the
-  state that it votes for is what they lead to for whoever replays the round.
+  state that it votes for is what they lead to for each peer that replays the round.
 - What the bytes of a final decode to is the average of the members that its mask names.
 - A committed header follows its parent, and its votes stand up to `open_commit`.
 - In no chain is a unit of work twice in a chunk.
-- One ring leads to two headers only if somebody living was accused in it, or all died that signed.
+- One ring leads to two headers only if a living member was accused in it, or all died that signed.
 - No peer ever moves to a lighter head, not even over a restart (`heads`).
 - Every account balances, and `pending` holds no unit twice or less than not at all (`work`).
 
@@ -137,7 +137,7 @@ class Checks:
         check_follows(header, old, self.round_of(old), self.tokens_of(old))
         assert header.update_digest == proposal.update.digest
         assert header.ledger_digest == proposal.ledger.digest
-        # As whoever replays the round takes the step: with the tokens that the header says.
+        # A peer that replays the round takes the step so: with the tokens that the header names.
         tokens = [member.tokens for member in header.members]
         state = self.state_after(old, committed.averages, tokens)
         assert header.state_digest == state.digest
@@ -170,10 +170,10 @@ class Checks:
             if other.ring_id == header.ring_id:
                 world.count("two headers of one ring")
                 signers = [PeerId(vote.author) for vote in self.commits[head].votes]
-                # If all who knew of the first one died, nobody could tell the others.
+                # If all that knew of the first one died, no peer could tell the others.
                 assert header.ring_id in self._accused_living or all(
                     world.peers[signer].num_deaths for signer in signers
-                ), "two headers of one ring in which nobody was suspected wrongly"
+                ), "two headers of one ring in which no member was accused wrongly"
         others = self.headers.values()
         world.count("forks", any(other.parent == header.parent for other in others))
 

@@ -125,7 +125,7 @@ class Driver:
         return answer != "later"
 
     def answer_late_greeting(self, link: Link) -> None:
-        """That round is over here: greeted all the same, so that nobody thinks that I fail."""
+        """That round is over here; an answer shows the sender that this peer lives."""
         num_chunks, num_members = self._world.scenario.num_chunks, len(link.ring.members)
         link.accept(CommittedRing(num_chunks, num_members).inventory(), None)
 

@@ -185,7 +185,7 @@ class Faults:
     # Crashes in the middle of what a peer does
 
     def is_fatal(self, point: CrashPoint) -> bool:
-        """Whether whoever comes to this point now is killed there."""
+        """Whether a peer that comes to this point now is killed there."""
         number = self._num_points.get(point, 0)
         self._num_points[point] = number + 1
         return not self.are_over and (point, number) in self._world.scenario.crash_points

@@ -125,7 +125,7 @@ class Heads:
 
         def arrived() -> None:
             self._is_catching_up = False
-            if self._is_held_by_somebody(better):
+            if self._is_held_by_a_peer(better):
                 self._take_over(better)
             else:
                 world.note(f"{peer.name} cannot reach head {better.hex()[:6]}")
@@ -139,7 +139,7 @@ class Heads:
         peer.later(seconds, arrived)
         return True
 
-    def _is_held_by_somebody(self, head: Digest) -> bool:
+    def _is_held_by_a_peer(self, head: Digest) -> bool:
         if head in self.disk.applied:
             return True
         return any(

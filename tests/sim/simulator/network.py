@@ -83,7 +83,7 @@ class Network:
 
         def arrive() -> None:
             if not (one.alive and other.alive and self.reach(one.peer_id, other.peer_id)):
-                return  # whoever comes back dials
+                return  # the peer that comes back dials
             if one.frozen or other.frozen:
                 return  # it dials when it goes on
             if one.connections.get(other.peer_id) != other.connections.get(one.peer_id):

@@ -389,7 +389,7 @@ class Peer:
         return [*newest, *self.delivering]
 
     def _begin(self) -> None:
-        """Others were heard, or nobody for a while."""
+        """Others were heard, or no peer for a while."""
         if not self._has_begun:
             self._has_begun = True
             self.proceed()

@@ -94,7 +94,7 @@ class Scenario:
     """When everything heals. From then on the swarm has to make progress."""
     hold_seconds: float = 0.0
     """No outer step is done before this time, so that the rings have to finish by themselves: a
-    commit record saves whoever it reaches, and would hide what the rules of the ring lack."""
+    commit record saves each peer it reaches, and would hide what the rules of the ring lack."""
     rounds_after: int = 2
     """Rounds that everybody has to commit after everything healed."""
 

@@ -1,4 +1,4 @@
-"""Signatures that cost a microsecond: a keyed digest. Everybody here could forge; nobody does."""
+"""Signatures that cost a microsecond: a keyed digest. Every peer could forge them; none does."""
 
 from __future__ import annotations
 

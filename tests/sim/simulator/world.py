@@ -93,7 +93,7 @@ class World:
         self.checks.at_end()
 
     def news(self) -> None:
-        """Somebody's head or life changed: all may be well now."""
+        """A peer's head or life changed: all may be well now."""
         self._news = True
 
     # Who there is
