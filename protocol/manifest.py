@@ -47,7 +47,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def layer_parameters(self) -> int:
-        """Of one decoder layer."""
+        """Parameters of one decoder layer."""
         head_width = self.width // self.num_heads
         attention = self.width * head_width * (2 * self.num_heads + 2 * self.num_kv_heads)
         return attention + 3 * self.width * self.hidden_width + 2 * self.width

@@ -129,7 +129,7 @@ class Reachability:
         """`on_change` is called when the class or the believed addresses change."""
         self._on_change = on_change
         self._seen: dict[PeerId, tuple[str, Endpoint]] = {}
-        """Of each observer: its own host, and what it saw."""
+        """The host of each observer, and what it saw."""
         self._dialled_in: dict[PeerId, str] = {}
         """Peers that have dialled this node, and their hosts."""
 

@@ -145,7 +145,7 @@ class BlockService:
         *,
         passes: int | None = None,
     ) -> None:
-        """As `fetch`, and what is here already is read: damaged blocks are fetched again.
+        """Fetch like `fetch`, and read what is here already: damaged blocks are fetched again.
 
         For blocks that another process will read from the file, without the store's check.
         """

@@ -55,7 +55,7 @@ class Journal:
         self._writing = threading.Lock()
         self._pending, self._event = 0, 0
         self._state = AccountState()
-        """As of the newest event, a copy of its own, and the inner steps since."""
+        """The account at its newest event, as a copy, and the inner steps since."""
         self._seconds = -math.inf
         """When it was last written for an inner step."""
 

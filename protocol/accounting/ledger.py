@@ -117,7 +117,7 @@ def epoch_progress(ledger: Ledger, partitions: Partitions) -> EpochProgress:
 
 
 def claim_rank(partition: int, peer_id: PeerId | str) -> bytes:
-    """Of several claimants of one partition the lowest rank keeps it."""
+    """The lowest rank of several claimants of one partition keeps it."""
     return digest_of(b"gossamer claim:", partition.to_bytes(8, "big"), peer_id.encode())
 
 
@@ -187,7 +187,7 @@ def lost_claims(
 
 
 def keeper_rank(shard: int, peer_id: PeerId | str) -> bytes:
-    """Of all living peers those with the lowest ranks keep a copy of a shard for everybody."""
+    """The living peers with the lowest ranks keep a copy of a shard for all."""
     return digest_of(b"gossamer keeper:", shard.to_bytes(8, "big"), peer_id.encode())
 
 

@@ -67,7 +67,7 @@ class Partitions:
         self.num_shards = len(shard_tokens)
         starts = range(0, self.num_shards, shards_each)
         self.tokens = tuple(sum(shard_tokens[at : at + shards_each]) for at in starts)
-        """Of each partition, in one epoch."""
+        """Each partition's tokens in one epoch."""
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -27,7 +27,7 @@ class Lot(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     round: int
     carried: int
     saved: int = 0
-    """Of the carried ones: those whose work is also on disk."""
+    """The carried tokens whose work is also on disk."""
     dropped: int = 0
     lost: int = 0
 
@@ -91,7 +91,7 @@ class Offer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Tokens of each lot, by the lot's number."""
     spans: tuple[Span, ...]
     taking: Taking | None = None
-    """By the header in my chain that took it."""
+    """What the header in this peer's chain took of it; None while none did."""
     void: bytes = b""
     """Mask of the chunks in which its work is not in `pending` any more, as it was given up."""
 
@@ -114,16 +114,16 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     committed_on_time: int = 0
     committed_late: int = 0
     dropped: dict[str, int] = msgspec.field(default_factory=dict)
-    """By reason."""
+    """Dropped tokens by reason."""
     lost: int = 0
     under_way: int = 0
     """Tokens of the local round that runs: not yet `trained`."""
     lots: dict[int, Lot] = msgspec.field(default_factory=dict)
-    """By number, oldest first."""
+    """Lots by number, oldest first."""
     offers: list[Offer] = msgspec.field(default_factory=list)
     """Oldest first."""
     next_number: int = 1
-    """Of the next lot or offer."""
+    """The number of the next lot or offer."""
     spans: list[Span] = msgspec.field(default_factory=list)
     """Data behind the carried work that no committed round has counted."""
     since: list[int] = msgspec.field(default_factory=list)

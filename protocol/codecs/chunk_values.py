@@ -19,9 +19,9 @@ Buffer = bytes | bytearray | memoryview
 MAGNITUDE_MAX = 2.0**100
 
 WORK_MAGNITUDE_MAX = 2.0**64
-"""Of a value of a peer's own work. No healthy trainer comes near it. It is less than half a unit in
-the last place of `MAGNITUDE_MAX` (2**75), so such a part takes no sum out of range that could be
-decoded: a sum that cannot be encoded was spoilt before."""
+"""Bound of a value of a peer's own work. No healthy trainer comes near it. It is less than half a
+unit in the last place of `MAGNITUDE_MAX` (2**75), so such a part takes no sum out of range that
+could be decoded: a sum that cannot be encoded was spoilt before."""
 
 
 def magnitude_of(values: Float32Array) -> float:

@@ -42,7 +42,7 @@ class Record:
     """What one member contributes to a chunk."""
 
     position: int
-    """In the ring."""
+    """Its position in the ring."""
     block: memoryview
     """Encoded; empty if it abstains."""
 
@@ -122,8 +122,8 @@ class Reduced:
     average: Float32Array
     """(num_elements,)"""
     clips: Mapping[int, float]
-    """By ring position of who is in the average: what its contribution was multiplied with to have
-    at most the median norm, 1 if nothing."""
+    """Factors by ring position of the members in the average. A factor below 1 brought a contribution
+    down to the median norm."""
 
 
 def reduce(

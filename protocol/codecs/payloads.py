@@ -176,7 +176,7 @@ class SignPayloads:
         return sum(1 << record.position for record in records if len(record.block))
 
     def updates(self, payload: Buffer, mask: int | None = None) -> list[SignUpdate]:
-        """Of the members that have a part in a step, by ring position.
+        """The parts of the members that have one in a step, by ring position.
 
         Raises:
             MalformedError: it is no step of these members (None: of whatever members).

@@ -245,7 +245,7 @@ def key_of(author: str, statement: Statement) -> tuple[str, ...]:
 
 
 def version_of(statement: Statement) -> tuple[int, ...]:
-    """Of two statements with one key the higher version is the newer."""
+    """The version of a statement: the higher one of two with the same key is the newer."""
     match statement:
         case Announce() | Ready():
             return (statement.incarnation, statement.sequence)

@@ -41,7 +41,7 @@ ADDRESSES_MAX = 4
 """Addresses of one peer that are dialled: what a few observers saw, in two families."""
 
 MESSAGE_BYTES_MAX = 4096
-"""Of the specification."""
+"""The specification's bound of a message."""
 
 _LENGTH_BYTES_MAX = 2
 

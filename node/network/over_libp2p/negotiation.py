@@ -50,14 +50,14 @@ def _bound(communicator: object) -> None:
 
 class _BoundedMultiselect(Multiselect):
     async def negotiate(self, communicator: Any, *args: Any, **kwargs: Any) -> Any:
-        """As py-libp2p's, with bounded reads."""
+        """Do what py-libp2p's does, with bounded reads."""
         _bound(communicator)
         return await super().negotiate(communicator, *args, **kwargs)
 
 
 class _BoundedMultiselectClient(MultiselectClient):
     async def select_one_of(self, protocols: Any, communicator: Any, *args: Any) -> Any:
-        """As py-libp2p's, with bounded reads."""
+        """Do what py-libp2p's does, with bounded reads."""
         _bound(communicator)
         return await super().select_one_of(protocols, communicator, *args)
 
