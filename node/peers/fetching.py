@@ -162,7 +162,7 @@ class Download:
             nursery.cancel_scope.cancel()
 
     def _start_workers(self, nursery: trio.Nursery) -> None:
-        """Start workers as far as there is use. A stalled one does not count: another takes over."""
+        """Start workers while there is use. A stalled one does not count: another takes over."""
         now = trio.current_time()
         late = now - self._limits.hedge_seconds
         num_active = sum(

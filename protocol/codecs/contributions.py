@@ -122,8 +122,8 @@ class Reduced:
     average: Float32Array
     """(num_elements,)"""
     clips: Mapping[int, float]
-    """Factors by ring position of the members in the average. A factor below 1 brought a contribution
-    down to the median norm."""
+    """Factors by ring position of the members in the average. A factor below 1 brought a
+    contribution down to the median norm."""
 
 
 def reduce(
