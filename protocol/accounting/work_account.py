@@ -57,16 +57,18 @@ OFFERS_MAX = 64
 
 STALE = "stale"
 LATE = "late"
-"""Shared steps went on without it; what it was for stays in the momentum."""
+"""Reason of a drop: the shared steps went on without the work. Its gradients stay in the
+momentum."""
 OUT_OF_RANGE = "out_of_range"
-"""A value of it is no number, or far larger than any work can be (`WORK_MAGNITUDE_MAX`)."""
+"""Reason of a drop: a value of the work is no number, or far larger than any work can be
+(`WORK_MAGNITUDE_MAX`)."""
 ABANDONED = "abandoned"
-"""Its round took it, or may have, and nobody can say how much of it."""
+"""Reason of a drop: a round took the work, or may have, and it is not known how much of it."""
 
 
 @dataclass(frozen=True)
 class Settlement:
-    """What a header took.
+    """The effect of a header that took work.
 
     In `pending`, subtract the offer's vector in the chunks `taken`, and make the chunks `zeroed`
     zero.
@@ -81,7 +83,7 @@ class Settlement:
 
 @dataclass(frozen=True)
 class Reclaim:
-    """What a lost header gave back: add the offer's vector in these chunks to `pending`.
+    """The work that a lost header gave back: add the offer's vector in these chunks to `pending`.
 
     `on_time` and `late` are what it had taken, `carried` is the part that is carried again.
     """
@@ -95,7 +97,7 @@ class Reclaim:
 
 @dataclass(frozen=True)
 class Restart:
-    """What of the files of an earlier life is true.
+    """The part of an earlier life's files that is still valid.
 
     `pending` is what was saved in the chunks `chunks`, and zero in the others. For each offer in
     `offers` its vector, in the chunks of the mask, is `pending` as restored now.
@@ -132,7 +134,7 @@ class WorkAccount:
 
     @property
     def has_work(self) -> bool:
-        """Whether a chunk has work in it, be it of no tokens."""
+        """Returns whether a chunk has work in it, also work of no tokens."""
         return any(self.state.since)
 
     @property
@@ -145,18 +147,19 @@ class WorkAccount:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether every token that was trained has exactly one fate."""
+        """Returns whether every token that was trained has exactly one fate."""
         state = self.state
         return state.trained == self.committed + self.dropped + state.lost + self.carried
 
     # Training
 
     def stepped(self, tokens: int) -> None:
-        """An inner step of the local round under way."""
+        """Counts an inner step of the local round that runs."""
         self.state.under_way += tokens
 
     def trained(self, head: bytes, round_number: int, tokens: int, spans: Sequence[Span]) -> None:
-        """A local round on `head`, for the round `round_number`, ended with its work in `pending`.
+        """Notes that a local round on `head`, for the round `round_number`, ended with its work in
+        `pending`.
 
         What `stepped` counted beyond `tokens` is lost: the trainer died over it.
         """
@@ -169,7 +172,8 @@ class WorkAccount:
             state.has_grown = True
 
     def spoilt(self, tokens: int, reason: str) -> None:
-        """A local round ended, and its work was dropped before it came into `pending`."""
+        """Notes that a local round ended, and that its work was dropped before it came into
+        `pending`."""
         self._end_local_round(tokens)
         self.state.count_dropped(reason, tokens)
 
@@ -185,7 +189,7 @@ class WorkAccount:
     def offer(
         self, head: bytes, round_number: int, spans: Sequence[Span] | None = None
     ) -> Offer | None:
-        """All that is carried is offered to the round after `head`. None if nothing is carried.
+        """Offers all carried work to the round after `head`. None if nothing is carried.
 
         Args:
             spans: the data that the `Ready` named; None: all that is not in the ledger.
@@ -206,7 +210,8 @@ class WorkAccount:
         return offer
 
     def withdraw(self, number: int) -> None:
-        """Nothing of this offer can have been taken: no ring with it was followed."""
+        """Removes an offer of which no header can have taken anything: no ring with it was
+        followed."""
         self.state.offers = [offer for offer in self.state.offers if offer.number != number]
 
     def committed_by(
@@ -406,7 +411,7 @@ class WorkAccount:
 
     @property
     def is_saved(self) -> bool:
-        """Whether all work in `pending` is on disk."""
+        """Returns whether all work in `pending` is on disk."""
         with_work = self.state.with_work
         is_there = not with_work & ~int.from_bytes(self.state.saved_chunks)
         return is_there and not (with_work and self.state.has_grown)

@@ -54,7 +54,8 @@ class RingPart(Protocol):
         """The payload that all members get, from one that holds all members of `mask`."""
 
     def error_of(self, chunk: int) -> Float32Array | None:
-        """What this member's part of a chunk left out, in units of its own work; None: nothing."""
+        """Returns the error that this member's part of a chunk left out, in units of its own work.
+        None means no error."""
 
 
 class SumPart:
