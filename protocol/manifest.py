@@ -92,7 +92,7 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     choose."""
     displacement: float = 0.0
     """Length of an outer step, as a multiple of what a peer did by itself: each round has the
-    momentum that leads so far (`protocol.rounds.outer_tuning`). 0: momentum is a constant."""
+    momentum that leads so far (`protocol.state.outer_momentum`). 0: momentum is a constant."""
     warmup_rounds: int
     warmup_inner_steps: int
     codec: Codec
@@ -107,7 +107,7 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     lookahead: bool = False
     """Whether a peer takes its gradients where its own momentum would lead (`distro` only)."""
     fragments: int = 1
-    """Parts of the parameters that are averaged one after the other (`protocol.fragments`), each of
+    """Parts of the parameters that are averaged one after the other (`protocol.state.sync_sets`), each of
     them every `inner_steps`: with more than one, a round after the warm-up has its share of these
     steps and averages one fragment."""
     mixing: float = 0.0

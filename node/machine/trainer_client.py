@@ -36,7 +36,7 @@ FAILURES_MAX = 5
 `failed`."""
 
 GONE_SECONDS = 0.05
-"""After a worker that is gone, until its end has been noticed everywhere."""
+"""Wait after a worker is gone, until its end has been noticed everywhere."""
 
 log = structlog.get_logger("trainer")
 
@@ -65,7 +65,7 @@ class TrainerListener(Protocol):
 
 
 class Trainer(Protocol):
-    """What the node needs of a trainer. Tests have one that trains in virtual time."""
+    """The trainer, as the node uses it. Tests have one that trains in virtual time."""
 
     base: FloatVector
     pending: FloatVector
@@ -78,11 +78,12 @@ class Trainer(Protocol):
     """Place of the momentum that the newest worker found on disk (`sync = "distro"`)."""
 
     failure: str | None
-    """Why there is no trainer any more, and what to do; None while it is up or will be."""
+    """The reason why there is no trainer any more, and the remedy; None while it is up or will
+    be."""
 
     @property
     def is_up(self) -> bool:
-        """Whether a trainer is there to be asked."""
+        """Returns whether a worker is ready to be asked."""
 
     async def run(self, listener: TrainerListener) -> None:
         """Keeps the trainer up and tells the listener what happens, until cancelled."""
@@ -141,18 +142,18 @@ class Trainer(Protocol):
         """Starts it again, after `suspend` or a failure."""
 
     async def keep_momentum(self, *, keep: bool) -> None:
-        """Whether a worker goes on from the momentum that it found on disk. Unless it was told so,
-        its first round begins without it."""
+        """Says whether a worker goes on from the momentum that it found on disk. Without this call
+        its first round begins without the momentum."""
 
     save_seconds: float
-    """What the newest save took."""
+    """Duration of the newest save."""
 
     async def save(self, place: messages.Place) -> None:
         """Has the inner optimiser's state, or the momentum and its place, written to disk after the
         step that the worker is at. Nothing if it has not come to the last one yet."""
 
     async def is_saved(self) -> None:
-        """Waits until that is done, or the worker is gone."""
+        """Waits until the newest save is done, or the worker is gone."""
 
 
 class MakeTrainer(Protocol):
@@ -192,7 +193,7 @@ class TrainerClient:
         )
         self.is_up = False
         self._changed = trio.Event()
-        """Replaced when `is_up` or `failure` changes."""
+        """The event of the next change of `is_up` or `failure`. It is replaced at each change."""
         self._resumed = trio.Event()
         self._resumed.set()
         self._backoff = Backoff()
@@ -201,17 +202,17 @@ class TrainerClient:
         self._answer: messages.FromWorker | TrainerExit | None = None
         self._answered = trio.Event()
         self._save_problem = ""
-        """Why the newest save did not work; said once."""
+        """The reason why the newest save did not work; it is logged once."""
         self._asking = trio.Lock()
         self._round: int | None = None
         self._stop_asked = False
         self._has_work = False
         """Whether a round's work waits in the worker's memory."""
         self._base_read = trio.Event()
-        """Replaced at each `rebase`."""
+        """The event of the newest `rebase`. It is replaced at each one."""
         self._base_read.set()
         self._saved = trio.Event()
-        """Replaced at each `save`."""
+        """The event of the newest `save`. It is replaced at each one."""
         self._saved.set()
 
     @property

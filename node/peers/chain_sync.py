@@ -1,4 +1,4 @@
-"""How a peer that is behind, new or on the lighter side of a split gets to the heavier head.
+"""The way of a peer that is behind, new or on the lighter side of a split to the heavier head.
 
 `protocol.wire.chain_messages` has the messages.
 
@@ -40,7 +40,7 @@ from gossamer.protocol.wire.chain_messages import (
 )
 
 REQUEST_SECONDS = 15.0
-"""For one page of commit records, at most some 256 KiB."""
+"""Longest wait for one page of commit records, at most some 256 KiB."""
 
 PAGES_MAX = 4096
 """Pages in one catching up: a chain of 250,000 rounds."""
@@ -101,7 +101,7 @@ class ChainSync:
         transport.handle(CHAIN_PROTOCOL, self._serve)
 
     def report_to(self, listener: ReplayListener) -> None:
-        """From now on the listener hears of every round that is taken over."""
+        """Sets the listener, which hears of every round that is taken over from now on."""
         self._listener = listener
 
     # Records
@@ -219,7 +219,8 @@ class ChainSync:
         raise BehindError("; ".join(problems) or f"no way to {short(head)} is known")
 
     def _bases(self, head: Digest) -> list[Digest]:
-        """Where to start from, best first: where I am, own checkpoints, others' checkpoints."""
+        """Returns the states to start from, the best first: the present one, own checkpoints,
+        others' checkpoints."""
         committed = self._committed
         chain = committed.chain
         path = chain.path_between(chain.genesis, head)
@@ -263,7 +264,7 @@ class ChainSync:
     async def _replay(
         self, path: Sequence[Digest], sources: Callable[[], Sequence[PeerId]]
     ) -> None:
-        """Round by round; the next one's averages come meanwhile."""
+        """Replays round by round, while the next round's averages are fetched."""
         committed = self._committed
         to_replay, fetched = trio.open_memory_channel[Digest](FETCH_AHEAD_ROUNDS - 1)
         failure: Exception | None = None  # one that may be caught, not in a group
@@ -295,7 +296,8 @@ class ChainSync:
             raise failure
 
     async def fetch_ahead(self, head: Digest, sources: Callable[[], Sequence[PeerId]]) -> None:
-        """Some of what `follow` will want, while this node has something else to end first.
+        """Fetches some of the blocks that `follow` will want, while this node has something else to
+        end first.
 
         Raises nothing: what is missing here `follow` asks for again.
         """

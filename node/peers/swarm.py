@@ -28,7 +28,7 @@ from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.wire.statements import Announce, Signed, Statement
 
 WATCH_SECONDS = 0.1
-"""How late a broken connection is noticed."""
+"""Interval of the looks for broken connections."""
 
 GREET_SECONDS = 0.5
 """New connections are greeted with an announcement at most this often. All peers receive it, and a

@@ -57,7 +57,7 @@ class Momentum:
 
     @property
     def is_usable(self) -> bool:
-        """Whether all values are numbers of at most `WORK_MAGNITUDE_MAX`."""
+        """Returns whether all values are numbers of at most `WORK_MAGNITUDE_MAX`."""
         low, high = torch.aminmax(self.values)
         return max(-float(low), float(high)) <= WORK_MAGNITUDE_MAX  # NaN: both are
 

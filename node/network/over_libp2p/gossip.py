@@ -172,7 +172,7 @@ class GuardedPubsub(Pubsub):
         await trio.sleep(seconds)
 
     def _clean_control(self, control: rpc_pb2.ControlMessage) -> rpc_pb2.RPC:
-        """What of a control message concerns our topics, without peers to dial."""
+        """Returns the part of a control message that concerns our topics, without peers to dial."""
         clean = rpc_pb2.RPC()
         ours = set(self.topic_ids)
         for ihave in control.ihave[:CONTROL_ENTRIES_MAX]:
@@ -283,7 +283,7 @@ class GuardedGossipSub(GossipSub):
         peers[peer] = max(peers.get(peer, 0), until)
 
     def _check_back_off(self, peer: ID, topic: str) -> bool:
-        """Whether a peer has to wait with its next GRAFT."""
+        """Returns whether a peer has to wait with its next GRAFT."""
         peers = self.back_off.get(topic, {})
         if peers.get(peer, 0) > trio.current_time():
             return True

@@ -197,7 +197,7 @@ class NoiseSession(SecureSession):
 
     @property
     def has_room(self) -> bool:
-        """Whether another full message fits into this batch."""
+        """Returns whether another full message fits into this batch."""
         if self._limits.up.bytes_per_second != math.inf:
             return not self._sealed  # what is small and queued later waits for one message at most
         return self._sealed + MESSAGE_BYTES_MAX + _LENGTH_BYTES <= _BATCH_BYTES_MAX

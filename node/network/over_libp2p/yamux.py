@@ -100,7 +100,8 @@ class YamuxConnection(IMuxedConn):
         self.peer_id = peer_id
         self.on_close = on_close
         self.on_violation: Callable[[str], None] | None = None
-        """Told why, when the connection ends because the peer broke the rules."""
+        """Handler that gets the reason when the connection ends because the peer broke the
+        rules."""
         self.streams: dict[int, YamuxStream] = {}
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
@@ -125,7 +126,7 @@ class YamuxConnection(IMuxedConn):
         self._body_stream: YamuxStream | None = None
         self._body_flags = 0
         self.heard_seconds = 0.0
-        """When anything last came (local clock)."""
+        """Time at which anything last came (local clock)."""
         self._pings = Pings()
         self._rtt = 0.0
 
@@ -191,17 +192,17 @@ class YamuxConnection(IMuxedConn):
 
     @property
     def is_initiator(self) -> bool:
-        """Whether we dialled."""
+        """Returns whether this node dialled."""
         return self._initiator
 
     @property
     def is_established(self) -> bool:
-        """Whether streams can be opened."""
+        """Returns whether streams can be opened."""
         return self.event_started.is_set() and not self.event_shutting_down.is_set()
 
     @property
     def is_closed(self) -> bool:
-        """Whether the connection has ended."""
+        """Returns whether the connection has ended."""
         return self.event_closed.is_set()
 
     # -- streams
@@ -230,7 +231,7 @@ class YamuxConnection(IMuxedConn):
             self._granted -= stream.granted
 
     def grant(self, num_bytes: int) -> int:
-        """How much of `num_bytes` more window the connection's sum allows."""
+        """Returns the part of `num_bytes` more window that the connection's sum allows."""
         num_bytes = max(0, min(num_bytes, CONNECTION_WINDOW_BYTES_MAX - self._granted))
         self._granted += num_bytes
         return num_bytes
@@ -397,7 +398,7 @@ class YamuxConnection(IMuxedConn):
         return ping
 
     async def answers_within(self, seconds: float) -> bool:
-        """Whether the peer answers a ping in time: is this connection alive?"""
+        """Returns whether the peer answers a ping in time, so that the connection is alive."""
         ping = self._send_ping()
         with trio.move_on_after(seconds):
             await ping.answered.wait()
