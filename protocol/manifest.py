@@ -4,7 +4,7 @@ A manifest is canonical msgpack: fields in the order in which the classes below 
 no defaults left out. `run_id` is the BLAKE3 digest of exactly these bytes, so two peers with the
 same `run_id` agree on everything here. The founder signs the `run_id`.
 
-What the values may be is in `manifest_checks`.
+`manifest_checks` has the allowed values.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     averaging (learning rate 1, momentum 0); then `inner_steps`, `learning_rate` and `momentum`
     hold for every average of two or more peers.
 
-    What a single peer contributed is adopted as it is (1 and 0 again), so that a peer alone is
-    plain AdamW. An outer step that goes further than the average pays only where averaging took
-    out noise: the best outer learning rate falls with the number of replicas (scaling laws, arXiv
+    The work of a single contributor is adopted as it is (1 and 0 again), so that a peer alone is
+    plain AdamW. An outer step that goes further than the average pays only where averaging took out
+    noise: the best outer learning rate falls with the number of replicas (scaling laws, arXiv
     2503.09799, section 3), and a single one with momentum is worse than without an outer step
     (measured: tests/benchmarks/parity.py).
     """
@@ -107,9 +107,9 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     lookahead: bool = False
     """Whether a peer takes its gradients where its own momentum would lead (`distro` only)."""
     fragments: int = 1
-    """Parts of the parameters that are averaged one after the other (`protocol.state.sync_sets`), each of
-    them every `inner_steps`: with more than one, a round after the warm-up has its share of these
-    steps and averages one fragment."""
+    """Parts of the parameters that are averaged one after the other (`protocol.state.sync_sets`),
+    each of them every `inner_steps`: with more than one, a round after the warm-up has its share of
+    these steps and averages one fragment."""
     mixing: float = 0.0
     """Streaming DiLoCo's alpha (arXiv 2501.18512, section 3.3): with `overlap` or `fragments`, the
     part of the way to a new state that the local parameters stay behind (`trainer.overlap`)."""

@@ -128,7 +128,8 @@ def load_momentum(model: ModelConfig, path: Path) -> SavedMomentum:
 def _reading(
     path: Path, file_format: str, model: ModelConfig, what: str
 ) -> Iterator[tuple[Callable[[str], torch.Tensor], dict[str, str]]]:
-    """Reads tensors by name; and the metadata. What cannot be read within the block is damaged.
+    """Reads tensors by name; and the metadata. A tensor that cannot be read within the block is
+    damaged.
 
     Raises:
         FileNotFoundError: there is none.

@@ -310,7 +310,7 @@ def main() -> int:
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    # What is kept on disk is replaced atomically, so there is nothing to tidy up.
+    # Files on disk are replaced atomically, so there is nothing to tidy up.
     os._exit(0)
 
 

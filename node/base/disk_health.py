@@ -25,7 +25,7 @@ log = structlog.get_logger("disk")
 
 
 class DiskError(Exception):
-    """A write did not succeed. What was there before is untouched; the text says what to do."""
+    """A write did not succeed. The earlier file is untouched; the text says what to do."""
 
 
 class DiskFullError(DiskError):

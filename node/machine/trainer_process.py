@@ -59,7 +59,7 @@ STUCK_SECONDS_MAX = 300.0
 
 _WATCH_SECONDS = 1.0
 
-# What the worker writes on stderr: the last lines explain its death; the rest of a flood is not
+# Bounds on the worker's stderr: the last lines explain its death; the rest of a flood is not
 # logged.
 STDERR_LINES_KEPT = 20
 STDERR_LINE_CHARACTERS_MAX = 500

@@ -155,7 +155,7 @@ class SharedStepRunner:
     def is_closed(self) -> bool:
         return self._scope.cancel_called
 
-    # What arrives
+    # Events
 
     def offered(self, update: bytes) -> None:
         """The trainer has a part for a step."""
@@ -187,7 +187,7 @@ class SharedStepRunner:
         self._scope.cancel()
         self.notify()
 
-    # What is done
+    # Tasks
 
     async def run(self) -> None:
         """Takes each step when its average has come, and tells the trainer."""

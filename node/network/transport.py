@@ -202,9 +202,9 @@ class Transport(Protocol):
     ) -> None:
         """Run `handler` in its own task for each inbound stream of `protocol`.
 
-        A peer that has `streams_per_peer_max` of them open gets no other one: it is reset.
-        When the handler returns the stream is closed; when it raises, the exception is logged and
-        the stream reset. Whatever it does, the transport lives.
+        A peer that has `streams_per_peer_max` of them open gets no other one: it is reset. When the
+        handler returns the stream is closed; when it raises, the exception is logged and the stream
+        reset. The transport survives every failure of a handler.
         """
 
     async def publish(self, topic: str, data: bytes) -> None:

@@ -84,7 +84,7 @@ class Admission:
         """Forgets the accusations, because there is a new head, and with it new rings."""
         self._accusers.clear()
 
-    # What peers say
+    # Statements of peers
 
     def admits(self, author: PeerId, statement: Statement) -> bool:
         """Returns whether this node takes a statement of a welcome author now. The author may

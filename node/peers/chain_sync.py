@@ -4,8 +4,8 @@
 
 First the commit records on the way to the wanted head, each checked with its votes, back to a round
 that is known here. Then the state: from the present one or an own checkpoint by replaying averaged
-chunks, or from the blocks of a newer checkpoint, fetched from several peers at once. What was
-fetched stays in the block store, so a node that is killed meanwhile goes on where it stopped.
+chunks, or from the blocks of a newer checkpoint, fetched from several peers at once. Fetched blocks
+stay in the block store, so a node that is killed meanwhile goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class ChainSync:
         """
         chain = self._committed.chain
         self.unfinished.intersection_update(chain.tips())
-        # What is known of the way need not come again: who joins after many rounds learns them page
-        # by page, and a new one is announced before the last page is there.
+        # Known rounds need not come again: a peer that joins after many rounds learns them page by
+        # page, and a new one is announced before the last page is there.
         after_round = max(chain.entry(tip).round for tip in chain.tips())
         after_round = max(after_round, self._committed.entry.round)
         step = limits.HEADERS_PER_REPLY_MAX

@@ -194,7 +194,7 @@ class Swarm:
         """Number of peers that this node has banned now."""
         return self.admission.offences.num_banned()
 
-    # What gossip calls, see `GossipListener`
+    # Called by gossip, see `GossipListener`
 
     def is_welcome(self, author: PeerId) -> bool:
         return self.admission.is_welcome(author)

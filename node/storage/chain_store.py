@@ -54,8 +54,8 @@ class Entry:
 class ChainStore:
     """All committed headers that this node knows. `genesis` is the run id, round 0.
 
-    What the disk does not take is known in memory, and written with the next record; `problem` is
-    why, or None if all is on disk.
+    A record that the disk does not take is known in memory, and written with the next record;
+    `problem` is why, or None if all is on disk.
 
     Several threads may use it: a worker thread adds the round that was committed here, while the
     event loop adds what others committed; often that is the same one. Only the event loop forgets,
@@ -212,7 +212,7 @@ class ChainStore:
         """Forgets every round that is on the way to none of these heads, on disk too.
 
         Records cost their author nothing: without this one peer could fill memory and disk with
-        rounds of its own. What is forgotten wrongly can be fetched again.
+        rounds of its own. A round that is forgotten wrongly can be fetched again.
         """
         kept = {self.genesis}
         with self._adding:

@@ -69,12 +69,12 @@ class NextState:
         """Takes the outer step from `present` to `vectors`.
 
         Args:
-            finals: of all chunks of the round's exchange.
-            masks: who is in each, bit i for ring position i.
+            averages: of all the round's chunks.
+            masks: contributors of each average, bit i for ring position i.
             members: by ring position, as the round's header has them.
 
         Raises:
-            MalformedError: a final that is not one.
+            MalformedError: an average that is not one.
         """
         self.vectors.index = None  # until they are whole again
         if self.shared_parameters is not None:

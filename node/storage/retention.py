@@ -48,7 +48,7 @@ class Retention:
         self._store.pin(_state_pin(entry), blocks)
 
     def add_checkpoint(self, entry: Entry) -> None:
-        """The newest one is whole. What is too old now goes."""
+        """The newest one is whole. Checkpoints and averages that are too old now are unpinned."""
         kept = [old for old in self.checkpoints if old.head != entry.head]
         self.checkpoints = (*kept, entry)
         now = self._seconds[entry.head] = self._clock()

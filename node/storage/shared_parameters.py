@@ -1,9 +1,9 @@
 """The parameters of a `distro` run between two commits: a shared step at a time.
 
-A round of shared steps leads from the committed state to the next one by its finals, a final a
+A round of shared steps leads from the committed state to the next one by its averages, one a
 step. `SharedParameters` takes each as soon as it is there, so that the peer's next gradient is
-taken where all are. What counts is the sequence of finals at the commit: where it is another than
-was taken (a step of which a better final came later) the steps are taken again, from the beginning.
+taken where all are. The sequence of averages at the commit counts: where it is another than was
+taken (a step of which a better average came later) the steps are taken again, from the beginning.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ Rules
 -----
 - The work of one local round is a *lot*: its tokens, and the head that it was trained on. It is
   *carried*, which means that it lies in `pending`, until a round takes it or it is given up.
-- With a `Ready` a peer *offers* all that it carries. What a committed header says of this peer is
-  about the offer that it made on the header's parent; what was trained since is no part of it. So
-  a ring that commits unheard of takes no more than it was given, however late this becomes known.
+- With a `Ready` a peer *offers* all that it carries. The entry of this peer in a committed header
+  is about the offer that it made on the header's parent; work that was trained since is no part of
+  it. So a ring that commits unheard of takes no more than it was given, however late this becomes
+  known.
 - A header takes tokens of all lots of its offer alike. They are *on time* if they were trained on
   the header's parent, else *late* (they were residual). Chunks of which it did not take this peer's
   part stay in `pending`, and the rest of the tokens stays carried.
@@ -24,9 +25,9 @@ Rules
   other chunks stays in `pending` and goes with whatever round takes these. So work is in every
   chunk at most once in `pending` and the chain together, whichever rounds are missed or left; what
   of it was not on disk when the process died is lost without tokens of its own.
-- What is carried in memory and was not written (`saved`) is lost with the process, and so are steps
-  of a round under way, also where only the trainer died. A header may still turn up that took some
-  of it in time: then it was not lost. The same holds for what was dropped.
+- Work that is carried in memory and was not written (`saved`) is lost with the process, and so are
+  steps of a round under way, also where only the trainer died. A header may still turn up that took
+  some of it in time: then it was not lost. The same holds for what was dropped.
 - Tokens that a header says it took from me and that I know nothing of were trained by an earlier
   life whose records are gone: they count as trained and committed.
 
@@ -126,7 +127,7 @@ class WorkAccount:
         if len(self.state.since) != num_chunks:
             self.state.since = [0] * num_chunks
 
-    # What it says
+    # The account's sums
 
     @property
     def carried(self) -> int:
@@ -161,7 +162,7 @@ class WorkAccount:
         """Notes that a local round on `head`, for the round `round_number`, ended with its work in
         `pending`.
 
-        What `stepped` counted beyond `tokens` is lost: the trainer died over it.
+        Tokens that `stepped` counted beyond `tokens` are lost: the trainer died over them.
         """
         state = self.state
         self._end_local_round(tokens)

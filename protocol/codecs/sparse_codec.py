@@ -12,7 +12,7 @@ may be shorter; of m values it keeps k * m / 4096, rounded up. At k = 64 a whole
 bits, 0.2266 a value.
 
 A magnitude is 0 or from 2**-50 to 2**100: so whatever a share of at least 2**-50 makes of it in
-`contributions.reduce` is far from subnormal. What is smaller is written as 0.
+`contributions.reduce` is far from subnormal. A smaller magnitude is written as 0.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class Attempt:
     def _go(self, event: AttemptEvent) -> None:
         self.state = ATTEMPT.after(self.state, event)
 
-    # What is known
+    # Questions
 
     @property
     def removed(self) -> frozenset[PeerId]:

@@ -2,8 +2,8 @@
 predecessor.
 
 A member whose successor died would have to send a whole model's bytes to the next one, which has
-already seen most of them. With the inventory it sends only what is of use. What a member holds only
-grows in worth, so an old inventory never keeps back what is needed.
+already seen most of them. With the inventory it sends only what is of use. A member's chunks only
+grow in worth, so an old inventory never keeps back what is needed.
 
 The wire format has three fields for every chunk. First comes the mask of the kept copy, then the
 mask of the average. Each mask is as long as the ring needs, big-endian, and 0 means that the member

@@ -113,7 +113,7 @@ class RingReduce:
         self.successor = self._next_living()
         """The next living member; None: no other member is living."""
 
-    # What is known
+    # Questions
 
     @property
     def is_complete(self) -> bool:

@@ -126,8 +126,8 @@ class SetPart:
     """A member's part of a sparse ring: a block that no other member changes (SparseLoCo, arXiv
     2508.15706).
 
-    What was not sent is the error feedback, e = decay * (e - d): the decay is applied when a round
-    has taken d, and the next pseudo-gradient is added to it later.
+    The part that was not sent is the error feedback, e = decay * (e - d): the decay is applied when
+    a round has taken d, and the next pseudo-gradient is added to it later.
     """
 
     def __init__(

@@ -19,10 +19,10 @@ ignored. The end of stdin ends the worker at once.
 In a round of shared steps (`sync = "distro"`) a Step is followed by Shared, what this peer has for
 the others, and the next one waits for Share, with which the daemon says what became of it. `base`
 is then the newest state that all share. The worker reads it with each Share, and the daemon does
-not wait for that: a gradient taken between two of its states is as good as one of either. What the
-others did not take stays in the momentum, which is the worker's own and is saved with its place in
-the chain. The place of a loaded one is in Configured; without KeepMomentum the first round begins
-without it.
+not wait for that: a gradient taken between two of its states is as good as one of either. A part
+that the others did not take stays in the momentum, which is the worker's own and is saved with its
+place in the chain. The place of a loaded one is in Configured; without KeepMomentum the first round
+begins without it.
 
 From its start the worker sends Alive every `ALIVE_SECONDS`, from a thread of its own.
 """

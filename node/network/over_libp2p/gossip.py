@@ -51,7 +51,7 @@ TOPIC_CHARACTERS_MAX = 256
 MESSAGE_ID_BYTES_MAX = 128
 AUTHOR_BYTES_MAX = 64
 SEQUENCE_BYTES_MAX = 16
-# What a heartbeat announces of messages that were missed, in a mesh that hardly misses any.
+# Bounds on a heartbeat's announcements of missed messages, in a mesh that hardly misses any.
 CONTROL_ENTRIES_MAX = 16
 MESSAGE_IDS_MAX = 1024
 # Of a message that is known already, or of an entry that is no message, beside a new one.
@@ -267,7 +267,7 @@ def _ids(ids: Iterable[bytes]) -> list[bytes]:
 
 
 class GuardedGossipSub(GossipSub):
-    """The mesh's upkeep goes on after an exception, and whatever is done to the wall clock.
+    """Keeps the maintenance of the mesh going after an exception, and after jumps of the wall clock.
 
     Symptoms: an exception in one heartbeat (peers come and go while it iterates) ends the program.
     When the wall clock is set back by a day, a peer that was pruned a minute ago is kept out of the

@@ -12,7 +12,7 @@ protocol (https://github.com/hashicorp/yamux/blob/master/spec.md) and differs in
   sender touches no half-written frame: its stream is reset and the connection lives on.
 - A peer that sends more than its window is cut off. The windows of a connection grow with use
   (doubling when one is emptied within four round trips) up to a sum.
-- Whatever ends the connection ends every stream at once, for readers and writers.
+- The end of the connection, for any reason, ends every stream at once, for readers and writers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ from gossamer.protocol.policy.throttle import Rate, Throttle
 
 logger = logging.getLogger(__name__)
 
-# What one peer can make us hold: its streams' windows stop growing at this sum.
+# Upper bound on the bytes that one peer can make us hold: its streams' windows stop growing at this
+# sum.
 CONNECTION_WINDOW_BYTES_MAX = 32 * 1024 * 1024
 # A node uses some ten streams with a peer, and its protocols allow it some forty in all.
 INBOUND_STREAMS_MAX = 64
