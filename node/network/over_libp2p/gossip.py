@@ -267,7 +267,7 @@ def _ids(ids: Iterable[bytes]) -> list[bytes]:
 
 
 class GuardedGossipSub(GossipSub):
-    """Keeps the maintenance of the mesh going after an exception, and after jumps of the wall clock.
+    """Keeps up the maintenance of the mesh after an exception, and after jumps of the wall clock.
 
     Symptoms: an exception in one heartbeat (peers come and go while it iterates) ends the program.
     When the wall clock is set back by a day, a peer that was pruned a minute ago is kept out of the

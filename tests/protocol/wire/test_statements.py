@@ -1,4 +1,5 @@
-"""Statements: every value is checked, and nobody can say them for another or for another run."""
+"""Statements: every value is checked, and no peer can make them for another author or for another
+run."""
 
 from __future__ import annotations
 
