@@ -141,8 +141,9 @@ def choose_partitions(
 ) -> list[int]:
     """Partitions for `me` to claim next: from the earliest epoch, begun ones first.
 
-    If others claim all of them, those that I would keep against all who claim them: who claims
-    more than it can use, or only pretends to train, keeps nobody from training.
+    If others claim all of them, the partitions are those that `me` would keep against all their
+    claimants. So a peer that claims more than it can use, or only pretends to train, keeps no peer
+    from training.
 
     Args:
         positions: of the ledger of the newest head.

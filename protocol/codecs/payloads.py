@@ -137,7 +137,7 @@ class SetPayloads:
         """See `SumPayloads`."""
         records = split(payload, mask, self.coder.encoded_bytes(num_elements))
         if records and records[-1].position >= len(tokens):
-            raise MalformedError("a contribution of somebody who is not in the ring")
+            raise MalformedError("a contribution of a peer that is not in the ring")
         # A member whose header has no tokens for it is in too few chunks to count for one.
         weights = {record.position: max(1, tokens[record.position]) for record in records}
         return reduce(records, weights, num_elements, self.coder.decode).average

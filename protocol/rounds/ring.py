@@ -351,7 +351,7 @@ class RingReduce:
         if state.copy_receiver is not None and state.copy_receiver in self.living:
             return []
         successor = self.successor
-        assert successor is not None, "somebody living is not in the mask"
+        assert successor is not None, "a living member is not in the mask"
         state.pass_on(successor)
         return [Send(successor, chunk, state.copy_mask, None, state.copy)]
 

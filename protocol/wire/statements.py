@@ -2,9 +2,9 @@
 
 A statement is one of the classes of `Statement`, in msgpack arrays that begin with the statement's
 name. It travels in a `Signed` envelope with its author and an Ed25519 signature over the run and
-the statement's bytes, so anybody may pass it on and nobody can alter it or use it in another run.
-Every statement may be repeated and arrive in any order: `key_of` says which earlier statement of
-the same author a newer one replaces.
+the statement's bytes, so any peer may pass it on, and no peer can alter it or use it in another
+run. Every statement may be repeated and arrive in any order: `key_of` says which earlier statement
+of the same author a newer one replaces.
 
 Signature checking is passed in as a function (`Verify`), because this package does no cryptography
 beyond hashing.

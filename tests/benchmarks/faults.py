@@ -57,8 +57,8 @@ FAULTS = ("kill", "neighbours", "freeze", "silent", "slow")
 
 PATIENCE_SECONDS = 90.0
 """Longest wait for an all-reduce: longer than any of the others' time-outs. A member that was put
-out of the ring by mistake gets the average from nobody here, while a node would fetch it: then this
-is what is waited for."""
+out of the ring by mistake gets the average from no peer here, while a node would fetch it: then
+this is what is waited for."""
 
 SLOW_PART = 1 / 20
 

@@ -71,7 +71,7 @@ def test_the_average_is_weighted_with_tokens(positions: list[int]) -> None:
         for p, part in parts.items()
     )
     np.testing.assert_allclose(average, expected, rtol=1e-5, atol=1e-7)
-    # Whoever gets it, in whatever order it came together: the same bits.
+    # Every peer gets the same bits, in whatever order the records came together.
     again = PAYLOADS.average(set_of(positions[::-1]), NUM_ELEMENTS, mask_of(positions), TOKENS)
     assert (average == again).all()
 

@@ -108,4 +108,4 @@ def test_a_peer_that_is_not_wanted_any_more_begins_anew(again: Redial) -> None:
     again.failed(100.0, "a")
     again.heard(100.0, "a", (1, 2))
     assert again.due(100.0, alone=False) == [], "what was heard of strangers is forgotten"
-    again.failed(100.0, "nobody")
+    again.failed(100.0, "unknown")

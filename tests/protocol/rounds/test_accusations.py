@@ -29,7 +29,7 @@ def test_strangers_neither_accuse_nor_are_accused() -> None:
 
 
 def test_a_member_that_is_out_puts_no_member_out_but_itself() -> None:
-    """A machine that lost its network accuses everybody; when it is back nobody minds."""
+    """A machine that lost its network accuses everybody; when it is back, no member minds."""
     seen = Accusations(MEMBERS, A)
     seen.accuse(D, B)
     for accused in (A, C, D):

@@ -1,8 +1,8 @@
 """Chunks, averages and accusations in every order that links and gossip allow.
 
-A link keeps the order of what is sent on it; everything else may overtake everything else. Whatever
-the order: in the end members that hold each other to be in have the same averages, each with all of
-them in it, and nobody is in a sum twice.
+A link keeps the order of what is sent on it; everything else may overtake everything else. For any
+order, members that hold each other to be in have the same averages in the end, each with all of
+them in it, and no member is in a sum twice.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class RingMachine(RuleBasedStateMachine):
     # What must hold
 
     def check_sum(self, payload: bytes, mask: int) -> None:
-        assert len(set(payload)) == len(payload), "somebody is in a sum twice"
+        assert len(set(payload)) == len(payload), "a member is in a sum twice"
         assert sum(1 << position for position in payload) == mask
 
     @invariant()

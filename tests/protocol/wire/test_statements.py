@@ -74,7 +74,7 @@ def test_an_envelope_is_worth_nothing_under_another_name_or_in_another_run() -> 
     with pytest.raises(ForgedError):
         open_signed(Signed(ME, signed.payload, signed.signature[:63]), RUN_ID, verify)
     with pytest.raises(MalformedError):
-        open_signed(Signed("nobody", signed.payload, signed.signature), RUN_ID, verify)
+        open_signed(Signed("not-a-peer", signed.payload, signed.signature), RUN_ID, verify)
 
 
 SHORT = bytes(31)
@@ -119,7 +119,7 @@ NAN = float("nan")
         vote(SHORT),
         vote(HEAD, sequence=-1),
         vote(HEAD, removed=[peer(1), peer(1)]),
-        vote(HEAD, removed=["nobody"]),
+        vote(HEAD, removed=["not-a-peer"]),
         vote(HEAD, removed=peers(limits.RING_MEMBERS_MAX + 1)),
         LinkRate(SHORT, 1, 1e6),
         LinkRate(HEAD, -1, 1e6),
@@ -155,7 +155,7 @@ def test_bytes_that_are_no_envelope_are_refused() -> None:
         decode_signed(b"\x93\x01\x02\x03")
     with pytest.raises(OversizedError):
         decode_signed(bytes(limits.GOSSIP_BYTES_MAX + 1))
-    with pytest.raises(MalformedError):  # fields that nobody knows are no place to hide things
+    with pytest.raises(MalformedError):  # unknown fields are no place to hide things
         decode_signed(b"\x94" + encode_signed(sealed(ME, ready()))[1:] + b"\xc0")
 
 
