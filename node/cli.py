@@ -34,7 +34,7 @@ line in `gossamer --help`, which imports none of these modules. Help keeps this 
 def _build_app() -> App:
     app = App(
         name="gossamer",
-        help="Train one model together on machines that have no common administrator.",
+        help="Train one model together on machines without a common administrator.",
         version=lambda: f"gossamer {version('gossamer')}",
         default_parameter=Parameter(negative=()),
         print_error=False,

@@ -4,7 +4,7 @@ A manifest is canonical msgpack: fields in the order in which the classes below 
 no defaults left out. `run_id` is the BLAKE3 digest of exactly these bytes, so two peers with the
 same `run_id` agree on everything here. The founder signs the `run_id`.
 
-What the values may be is in `manifest_checks`.
+`manifest_checks` has the allowed values.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one decoder layer."""
+        """Number of parameters of one decoder layer."""
         head_width = self.width // self.num_heads
         attention = self.width * head_width * (2 * self.num_heads + 2 * self.num_kv_heads)
         return attention + 3 * self.width * self.hidden_width + 2 * self.width
@@ -78,9 +78,9 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     averaging (learning rate 1, momentum 0); then `inner_steps`, `learning_rate` and `momentum`
     hold for every average of two or more peers.
 
-    What a single peer contributed is adopted as it is (1 and 0 again), so that a peer alone is
-    plain AdamW. An outer step that goes further than the average pays only where averaging took
-    out noise: the best outer learning rate falls with the number of replicas (scaling laws, arXiv
+    The work of a single contributor is adopted as it is (1 and 0 again), so that a peer alone is
+    plain AdamW. An outer step that goes further than the average pays only where averaging took out
+    noise: the best outer learning rate falls with the number of replicas (scaling laws, arXiv
     2503.09799, section 3), and a single one with momentum is worse than without an outer step
     (measured: tests/benchmarks/parity.py).
     """
@@ -88,10 +88,11 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     inner_steps: int
     learning_rate: float
     momentum: float
-    """With `displacement` the most that it may be."""
+    """Momentum of the outer step; with `displacement` the largest momentum that a round may
+    choose."""
     displacement: float = 0.0
     """Length of an outer step, as a multiple of what a peer did by itself: each round has the
-    momentum that leads so far (`protocol.rounds.outer_tuning`). 0: momentum is a constant."""
+    momentum that leads so far (`protocol.state.outer_momentum`). 0: momentum is a constant."""
     warmup_rounds: int
     warmup_inner_steps: int
     codec: Codec
@@ -102,19 +103,19 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Values that are sent: of `sparse` of each 4,096 (SparseLoCo, arXiv 2508.15706), of `distro`
     of each chunk of up to 64 x 64 coefficients (DeMo, arXiv 2411.19870)."""
     error_decay: float = 0.95
-    """Of `sparse`: the part of what was not sent that is carried into the next round."""
+    """Part of the unsent work that is carried into the next round (`sparse` only)."""
     lookahead: bool = False
-    """Of `distro`: whether a peer takes its gradients where its own momentum would lead."""
+    """Whether a peer takes its gradients where its own momentum would lead (`distro` only)."""
     fragments: int = 1
-    """Parts of the parameters that are averaged one after the other (`protocol.fragments`), each of
-    them every `inner_steps`: with more than one, a round after the warm-up has its share of these
-    steps and averages one fragment."""
+    """Parts of the parameters that are averaged one after the other (`protocol.state.sync_sets`),
+    each of them every `inner_steps`: with more than one, a round after the warm-up has its share of
+    these steps and averages one fragment."""
     mixing: float = 0.0
     """Streaming DiLoCo's alpha (arXiv 2501.18512, section 3.3): with `overlap` or `fragments`, the
     part of the way to a new state that the local parameters stay behind (`trainer.overlap`)."""
 
     def is_warmup(self, round_number: int) -> bool:
-        """Whether round `round_number` (the first is 1) belongs to the warm-up."""
+        """Returns whether round `round_number` (the first is 1) belongs to the warm-up."""
         return round_number <= self.warmup_rounds
 
     def inner_steps_of(self, round_number: int) -> int:
@@ -157,19 +158,19 @@ class RoundConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     round_seconds: float
     """A peer stops its inner steps after this long, whatever their number."""
     gather_seconds: float
-    """After the first peer is ready, the others have this long at most to be ready too."""
+    """Longest time that the others have to be ready after the first peer is ready."""
     attempt_seconds: float
-    """Without a roster after this long, the next organiser is asked."""
+    """Time without a roster after which the next organiser is asked."""
     stale_rounds: int
     """Work that missed this many rounds is dropped instead of carried."""
     checkpoint_rounds: int = 5
     """Every peer keeps the whole state of the rounds that this divides, for newcomers."""
     gather_fraction: float = 0.3
-    """The others are waited for no longer than this part of the time that the first one took."""
+    """Longest wait for the others, as a part of the time that the first peer took."""
 
 
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is trained on: an index of token shards, by digest."""
+    """The data of a run: an index of token shards, by digest."""
 
     tokenizer: Literal["bytes", "bpe"]
     tokenizer_digest: bytes
@@ -220,7 +221,7 @@ class SignedManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 class _Versioned(msgspec.Struct):
-    """What a manifest of any version has."""
+    """The fields that a manifest of any version has."""
 
     version: int
 
@@ -265,5 +266,5 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def signing_bytes(run_id: Digest) -> bytes:
-    """What the founder signs."""
+    """Returns the bytes that the founder signs."""
     return _SIGNATURE_CONTEXT + run_id

@@ -1,4 +1,5 @@
-"""What a manifest may say: every mistake at once, each with its key and what is allowed."""
+"""The rules for the values of a manifest. A check reports every mistake at once, each with its key
+and the allowed values."""
 
 from __future__ import annotations
 

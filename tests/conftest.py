@@ -20,10 +20,11 @@ import psutil
 from hypothesis import HealthCheck, settings
 
 MEMORY = Path("/dev/shm")
-"""Linux has a file system in memory there; in containers often a very small one."""
+"""File system in memory on Linux; in containers it is often a very small one."""
 
 MEMORY_BYTES_MIN = 4 * 2**30
-"""What has to be free there: the folders of three runs, nothing removed, were 1.5 GB on a disk."""
+"""Free memory that is required: the folders of three runs, nothing removed, were 1.5 GB on a
+disk."""
 
 
 def use_memory_for_temporary_files() -> None:

@@ -1,4 +1,4 @@
-"""What a trainer keeps over restarts: one safetensors file, replaced atomically.
+"""The part of a trainer's state that survives restarts: one safetensors file, replaced atomically.
 
 AdamW's moments (8 bytes a parameter), or the momentum of shared steps (4 bytes a parameter) with
 its place in the chain and a digest over all of it.
@@ -27,7 +27,8 @@ FORMAT = "gossamer-adamw-1"
 MOMENTUM_FORMAT = "gossamer-demo-1"
 
 STEPS_MAX = 2**53
-"""More steps than any training has, and few enough for every number format that is used here."""
+"""Upper bound on the steps in a checkpoint: more than any training has, and few enough for every
+number format that is used here."""
 
 
 class CheckpointError(ValueError):
@@ -127,7 +128,8 @@ def load_momentum(model: ModelConfig, path: Path) -> SavedMomentum:
 def _reading(
     path: Path, file_format: str, model: ModelConfig, what: str
 ) -> Iterator[tuple[Callable[[str], torch.Tensor], dict[str, str]]]:
-    """Reads tensors by name; and the metadata. What cannot be read within the block is damaged.
+    """Reads tensors by name; and the metadata. A tensor that cannot be read within the block is
+    damaged.
 
     Raises:
         FileNotFoundError: there is none.

@@ -1,4 +1,4 @@
-"""Which processor trains, and in which precision."""
+"""The choice of the processor that trains, and of the precision."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Device:
 
     @property
     def memory_advice(self) -> str:
-        """What to do where the memory does not suffice, for people."""
+        """Returns the remedies for too little memory, for people."""
         if self.torch_device.type == "cpu":
             return "stop what else uses this machine's memory, or train on one with more"
         return "stop what else uses the device, take one with more memory, or use --device cpu"

@@ -6,7 +6,7 @@ one fragment (`protocol.fragments`). The local progress since that snapshot is k
     local_parameters' = new_parameters + (local_parameters - snapshot_parameters)
 
 This is the delayed application of the outer step in Eager updates (arXiv 2502.12996, section 3)
-with the peer's own newer steps on top. What is handed over next is
+with the peer's own newer steps on top. The work that is handed over next is
 `new_parameters - local_parameters'` at the end of the round: the steps since the snapshot, none
 twice.
 

@@ -59,7 +59,7 @@ class Worker:
         self._device: Device | None = None
         self._sending = threading.Lock()
         self._busy_since: float | None = time.monotonic()
-        """When the piece of work began that the main thread is at; None while it waits."""
+        """Time at which the main thread began its present piece of work; None while it waits."""
         self._waited_seconds = 0.0
         """Time spent waiting for messages since the newest step."""
 
@@ -308,7 +308,7 @@ def main() -> int:
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    # What is kept on disk is replaced atomically, so there is nothing to tidy up.
+    # Files on disk are replaced atomically, so there is nothing to tidy up.
     os._exit(0)
 
 

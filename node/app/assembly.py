@@ -74,7 +74,8 @@ class Runtime:
     run_in_thread: RunInThread = trio.to_thread.run_sync
     serves_http: bool = True
     awake: AwakeClock = field(default_factory=AwakeClock)
-    """It has to run as long as the node."""
+    """The clock without the time in which this process was stopped. It has to run as long as the
+    node."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Node:
         self._hardware = Hardware(settings.device, gpus, self._speed, runtime.run_in_thread)
         self._leaving = trio.Event()
         self.participant: Participant | None = None
-        """None until the run's data index is here."""
+        """The participant of the run; None until the run's data index is here."""
         self._offences = Offences(transport, self.metrics)
         self._blocks = BlockService(transport, store, self._offences.note)
         serve_manifest(transport, signed)

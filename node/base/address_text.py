@@ -127,7 +127,8 @@ def parse_link(text: str) -> Link:
 
 
 def is_without_peer(text: str) -> bool:
-    """Whether a text is a dialable address that names no peer, as people pass it on by word."""
+    """Returns whether a text is a dialable address that names no peer, as people pass it on by
+    word."""
     try:
         parse_announced(text.strip())
     except ValueError:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from trio_typing import TaskStatus
 
 TICK_SECONDS = 0.25
-"""Four wake-ups a second are few beside the ten with which connections are watched."""
+"""Interval of the wake-ups of the clock: four a second are few beside the ten with which
+connections are watched."""
 
 STALL_SECONDS_MIN = 1.0
 """The event loop of a crowded machine is late by tenths of a second every minute. All limits of

@@ -25,11 +25,11 @@ log = structlog.get_logger("disk")
 
 
 class DiskError(Exception):
-    """A write did not succeed. What was there before is untouched; the text says what to do."""
+    """A write did not succeed. The earlier file is untouched; the text says what to do."""
 
 
 class DiskFullError(DiskError):
-    """No room for a write: on the disk, or in the user's quota."""
+    """There is no room for a write: on the disk, or in the user's quota."""
 
     def __init__(self, path: Path, num_bytes: int) -> None:
         try:
@@ -43,7 +43,7 @@ class DiskFullError(DiskError):
 
 
 def disk_error(path: Path, num_bytes: int, error: OSError) -> DiskError:
-    """What kept `num_bytes` from being written to `path`, in words."""
+    """Returns the error that says in words why `num_bytes` could not be written to `path`."""
     if error.errno in _FULL:
         return DiskFullError(path, num_bytes)
     if error.errno == errno.EROFS:
@@ -112,7 +112,7 @@ def remove_quietly(path: Path) -> None:
 
 
 class DiskHealth:
-    """What could not be written last, by kind of file. The first trouble is logged, and its end.
+    """The newest failure to write, by kind of file. The first trouble is logged, and its end.
 
     Thread-safe.
     """
@@ -123,7 +123,7 @@ class DiskHealth:
 
     @property
     def problem(self) -> str | None:
-        """For people; None if all is well."""
+        """The reason for people why files are not written; None if all is well."""
         return next(iter(self._problems.copy().values()), None)
 
     def failed(self, what: str, error: DiskError) -> None:

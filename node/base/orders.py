@@ -1,4 +1,4 @@
-"""What the operator asked the node to do, and how a task that waits learns of news."""
+"""The operator's orders to the node, and the signal by which a waiting task learns of news."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Orders:
 
     @property
     def wants_device(self) -> bool:
-        """Whether the operator wants this node's training to stop."""
+        """Returns whether the operator wants this node's training to stop."""
         return self.pause or self.leave
 
     def notify(self) -> None:

@@ -14,8 +14,8 @@ BITS = 8
 MBIT = 1_000_000
 
 BURST_SECONDS = 0.05
-"""What an idle line may move at once, as time at the limit: 60 KB at 10 Mbit/s, so that a video
-call beside it waits no longer than for one picture."""
+"""Data that an idle line may move at once, as time at the limit: 60 KB at 10 Mbit/s, so that a
+video call beside it waits no longer than for one picture."""
 
 PACKET_BYTES = 1448
 """Payload of one TCP segment on Ethernet with timestamps (RFC 7323)."""
@@ -44,7 +44,7 @@ class Period:
     """Minutes after midnight, local time; the same one as `start_minute` means the whole day."""
 
     def holds(self, minute: int) -> bool:
-        """Whether the limit holds at a minute of the day."""
+        """Returns whether the limit holds at a minute of the day."""
         if self.start_minute == self.stop_minute:
             return True
         if self.start_minute < self.stop_minute:

@@ -67,7 +67,7 @@ class ConfigError(ValueError):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How this node runs on this machine. The manifest says what the run itself is."""
+    """The settings of this node on this machine. The manifest says what the run itself is."""
 
     state_dir: Path
     listen: tuple[str, ...] = DEFAULT_LISTEN
@@ -79,7 +79,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Limits of the upload in Mbit/s, such as `10` or `10@18:00-23:00`; the first that holds is
     used."""
     down_limit: tuple[str, ...] = ()
-    """Likewise, of the download."""
+    """Limits of the download, in the form of `up_limit`."""
     port_mapping: Switch = "on"
     """Whether to ask a home's router to forward the port (UPnP)."""
     relay: Switch = "on"

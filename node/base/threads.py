@@ -1,4 +1,4 @@
-"""How blocking work leaves the event loop."""
+"""Runs blocking work in threads, outside the event loop."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ print(json.dumps({
 """
 
 _CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
-"""What processes without root may choose on Linux."""
+"""File with the congestion controls that processes without root may choose on Linux."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What `gossamer start` and `gossamer join` have in common: they become the daemon."""
+"""The common part of `gossamer start` and `gossamer join`, which become the daemon."""
 
 from __future__ import annotations
 

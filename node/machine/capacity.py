@@ -1,4 +1,4 @@
-"""What this machine can give: device, memory, cores; and the per-GPU metrics. Without torch.
+"""The capacity of this machine: device, memory, cores; and the per-GPU metrics. Without torch.
 
 Speeds (`tokens_per_second`, `bandwidth_bytes_per_second`) are 0 here: they are measured at work.
 
@@ -28,7 +28,8 @@ DEVICE_KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 
 
 def measure_capacity(device: str, gpus: list[Gpu]) -> Capacity:
-    """What the settings' `device` (`auto`, `cpu`, `cuda`, `cuda:N`, `mps`) will most likely be."""
+    """Returns the capacity that the settings' `device` (`auto`, `cpu`, `cuda`, `cuda:N`, `mps`)
+    will most likely have."""
     host_memory = host_memory_bytes()
     cores = num_cores()
     if device == "auto":

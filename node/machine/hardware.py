@@ -31,9 +31,9 @@ class Hardware:
         self._run_in_thread = run_in_thread
         self._measured: Capacity | None = None
         self._configured: messages.Configured | None = None
-        """What the newest trainer said."""
+        """The newest trainer's report of its device."""
         self._is_configured = trio.Event()
-        """Replaced when `run` takes that over."""
+        """The event of the next report. It is replaced when `run` takes a report over."""
 
     async def measure(self) -> None:
         """Measures the machine. Call once, before `capacity` and `run`."""

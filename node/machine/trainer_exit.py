@@ -1,4 +1,4 @@
-"""How a trainer's life ended, in words, and how long to wait before the next one."""
+"""The end of a trainer's life in words, and the wait before the next life."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def kernel_memory_kills() -> int | None:
 
 @dataclass(frozen=True)
 class TrainerExit:
-    """How a worker's life ended."""
+    """The end of a worker's life."""
 
     code: int | None
     """Exit code, or None if a signal ended it."""
     signal: int | None
     """Number of the signal that ended it, or None."""
     wanted: bool
-    """Whether `close` or a cancellation asked for it."""
+    """Whether `close` or a cancellation ended the worker."""
     failure: str
     """The reason of its Failed message, or why it was ended or could not be started; or empty."""
     stderr: tuple[str, ...]
@@ -45,7 +45,7 @@ class TrainerExit:
 
     @property
     def reason(self) -> str:
-        """What the metrics count it under."""
+        """The label of this end in the metrics."""
         if self.hung:
             return "hung"
         return "killed" if self.signal is not None and not self.failure else "failed"
@@ -79,7 +79,7 @@ class TrainerExit:
 
 @dataclass(frozen=True)
 class Backoff:
-    """How long to wait before the worker is started again. Pure: `after` gives the next state."""
+    """The wait before the worker is started again. Pure: `after` gives the next state."""
 
     first_seconds: float = 0.5
     factor: float = 2.0

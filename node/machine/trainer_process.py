@@ -59,7 +59,7 @@ STUCK_SECONDS_MAX = 300.0
 
 _WATCH_SECONDS = 1.0
 
-# What the worker writes on stderr: the last lines explain its death; the rest of a flood is not
+# Bounds on the worker's stderr: the last lines explain its death; the rest of a flood is not
 # logged.
 STDERR_LINES_KEPT = 20
 STDERR_LINE_CHARACTERS_MAX = 500
@@ -244,9 +244,9 @@ class _Life:
         self.hung = False
         self._stalls = AwakeClock()
         self._heard_seconds = -math.inf
-        """When it gave the last sign of life; -inf before the first."""
+        """Time at which the worker gave the last sign of life; -inf before the first."""
         self._delivering = False
-        """Whether what it sent still waits for the daemon, and more is not read."""
+        """Whether events of the worker still wait for the daemon, so that no more is read."""
         self.stderr: deque[str] = deque(maxlen=STDERR_LINES_KEPT)
         self.errors_read = trio.Event()
 
@@ -346,6 +346,6 @@ async def _end(process: trio.Process, exit_seconds: float = EXIT_SECONDS) -> Non
 
 
 def _more_kills_than(before: int | None) -> bool | None:
-    """Whether the kernel has killed for lack of memory since; None if it does not say."""
+    """Returns whether the kernel has killed for lack of memory since; None if it does not say."""
     now = kernel_memory_kills()
     return None if before is None or now is None else now > before

@@ -115,7 +115,8 @@ class CarriedMomentum:
         return Place(head, (*(self._loaded.rings if self._loaded else ()), *self._rings))
 
     def _is_counted_twice(self, head: Digest) -> bool:
-        """Whether a round since the last head took more than was removed from the momentum."""
+        """Returns whether a round since the last head took more than was removed from the
+        momentum."""
         before = self._head
         assert before is not None, "a ring before the first settle"
         for one in self._committed.chain.path_between(before, head) or ():

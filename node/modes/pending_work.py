@@ -38,7 +38,8 @@ from gossamer.trainer.ipc.messages import Place, Ranges, Shared, Start
 
 
 class MakeContribution(Protocol):
-    """How a mode takes finished work into a ring. Dense and sparse steps differ in this only."""
+    """Makes the contribution that takes finished work into a ring. Dense and sparse steps differ in
+    this only."""
 
     def __call__(
         self, pending: FloatVector, plan: ChunkPlan, ring: Ring, me: PeerId, /

@@ -81,7 +81,7 @@ class RingParts:
 
 
 class StepTiming:
-    """How long a step takes the other members. It lives as long as the node."""
+    """The time that a step takes the other members. It lives as long as the node."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=STEPS_KEPT)
@@ -97,7 +97,7 @@ class StepTiming:
 
     @property
     def partial_sum_patience(self) -> float:
-        """How long a partial sum is kept for this peer's part, in seconds."""
+        """Time for which a partial sum is kept for this peer's part, in seconds."""
         if not self._seconds:
             return PATIENCE_SECONDS_MAX
         wanted = PATIENCE_PART * statistics.median(self._seconds) + PATIENCE_SECONDS_MIN
@@ -105,7 +105,7 @@ class StepTiming:
 
     @property
     def step_patience(self) -> float:
-        """How long this peer waits for its own part before it begins a step, in seconds."""
+        """Time for which this peer waits for its own part before it begins a step, in seconds."""
         if not self._seconds:
             return STEP_SECONDS_MAX
         return min(statistics.median(self._seconds) + self.partial_sum_patience, STEP_SECONDS_MAX)
@@ -155,7 +155,7 @@ class SharedStepRunner:
     def is_closed(self) -> bool:
         return self._scope.cancel_called
 
-    # What arrives
+    # Events
 
     def offered(self, update: bytes) -> None:
         """The trainer has a part for a step."""
@@ -187,7 +187,7 @@ class SharedStepRunner:
         self._scope.cancel()
         self.notify()
 
-    # What is done
+    # Tasks
 
     async def run(self) -> None:
         """Takes each step when its average has come, and tells the trainer."""
@@ -323,7 +323,7 @@ class RingSteps:
 
     @property
     def has_given(self) -> bool:
-        """Whether this peer gave a part that is not empty to any step."""
+        """Returns whether this peer gave a part that is not empty to any step."""
         return any(self._given.values())
 
     @property
@@ -336,11 +336,11 @@ class RingSteps:
         return RingParts(self.ring_id, tokens, has_left_out=num_out < num_given)
 
     def has_part_in(self, step: int) -> bool:
-        """Whether this peer gave a part that is not empty to a step."""
+        """Returns whether this peer gave a part that is not empty to a step."""
         return bool(self._given.get(step))
 
     def is_in(self, average: Payload) -> bool:
-        """Whether an average contains this peer's part."""
+        """Returns whether an average contains this peer's part."""
         return bool(self._payloads.contributors(average, None) >> self._position & 1)
 
     async def due(self, chunk: int, *, is_first: bool) -> None:

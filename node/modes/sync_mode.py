@@ -1,4 +1,4 @@
-"""What a sync mode is to a node: one strategy object, and one more for each round.
+"""The interface of a sync mode to a node: one strategy object, and one more for each round.
 
     SyncMode    lives as long as the node: what it keeps from one round to the next
     RoundWork   lives as long as a round: trains, hands work to the ring, and settles what is left
@@ -30,16 +30,17 @@ Spawn: TypeAlias = Callable[[Callable[[], Awaitable[None]]], None]
 
 @dataclass(frozen=True)
 class RingDuration:
-    """How long members train inside a ring, in seconds. Both are 0 where they train before it."""
+    """Time for which members train inside a ring, in seconds. Both are 0 where they train before
+    it."""
 
     by_manifest: float = 0.0
     as_measured: float = 0.0
-    """What this node saw in the rounds before."""
+    """Time that this node saw in the rounds before."""
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What a node offers to a round, for its `Ready`."""
+    """The work that a node offers to a round, for its `Ready`."""
 
     tokens: int
     steps: int
@@ -50,11 +51,11 @@ class Promise:
 
 
 class RoundOutcome(Protocol):
-    """How a round ends at this node."""
+    """The end of a round at this node."""
 
     @property
     def committed(self) -> Committed | None:
-        """None while the round has no commit at this node."""
+        """The commit of the round; None while the round has no commit at this node."""
 
 
 class StopSignal(Protocol):
@@ -84,14 +85,16 @@ class RoundWork(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Whether there is work to hand to a ring."""
+        """Returns whether there is work to hand to a ring."""
 
     async def promise(self) -> Promise:
-        """What this node offers to the round. It is called once, if there is work."""
+        """Returns the work that this node offers to the round. It is called once, if there is
+        work."""
 
     @property
     def may_train_ahead(self) -> bool:
-        """Whether the next round's training may begin while this round's ring is at work."""
+        """Returns whether the next round's training may begin while this round's ring is at
+        work."""
 
     def train_ahead(self) -> None:
         """Begins the next round's training."""
@@ -119,7 +122,7 @@ class RoundWork(Protocol):
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the next round's training is under way."""
+        """Returns whether the next round's training is under way."""
 
     def settled(self) -> None:
         """The account of work knows what the committed round took."""
@@ -133,7 +136,7 @@ class SyncMode(Protocol):
 
     @property
     def ring_duration(self) -> RingDuration:
-        """How long members train inside the next ring."""
+        """The time for which members train inside the next ring."""
 
     @property
     def training_since_seconds(self) -> float | None:
@@ -151,7 +154,7 @@ class SyncMode(Protocol):
         ends, and its work is carried on `head`, for round `number`."""
 
     async def place(self) -> Place:
-        """Where in the chain the trainer's own state stands. Only between rounds."""
+        """The place in the chain of the trainer's own state. It has one between rounds only."""
 
 
 class MakeMode(Protocol):

@@ -123,7 +123,8 @@ class Identity:
 
 
 def verify(peer_id: PeerId, data: bytes, signature: bytes) -> bool:
-    """Whether `signature` is `peer_id`'s signature of `data`. False for a malformed id as well."""
+    """Returns whether `signature` is `peer_id`'s signature of `data`. False for a malformed id as
+    well."""
     if len(signature) != SIGNATURE_BYTES:
         return False
     try:

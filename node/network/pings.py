@@ -30,10 +30,10 @@ class Pings:
         self._waiting: deque[Ping] = deque()  # oldest first
         self._number = 0
         self.sent_at = 0.0
-        """When the newest one was made (local clock in seconds)."""
+        """Time at which the newest ping was made (local clock in seconds)."""
 
     def new(self, now: float) -> tuple[Ping, bool]:
-        """(the ping whose answer is waited for, whether it has to be sent)."""
+        """Returns (the ping whose answer is waited for, whether it has to be sent)."""
         if len(self._waiting) >= PINGS_MAX:
             return self._waiting[-1], False
         self._number = (self._number + 1) & 0xFFFFFFFF

@@ -22,13 +22,15 @@ SEARCH_MILLISECONDS = 2000
 """Time in which routers answer the search: they do within a few hundred milliseconds, or never."""
 
 TALK_SECONDS_MAX = 15.0
-"""For the few requests to a router that was found; a thread that waits longer is left alone."""
+"""Longest wait for the few requests to a router that was found; a thread that waits longer is left
+alone."""
 
 LEASE_SECONDS = 3600
 RENEW_SECONDS = LEASE_SECONDS / 2
 
 RETRY_SECONDS = 600.0
-"""Between two searches where there is no router: the machine may have moved to another network."""
+"""Pause between two searches where there is no router: the machine may have moved to another
+network."""
 
 PORTS_TRIED = 8
 """Outer ports that are asked for, from the inner one on: another node of the home may have it."""
@@ -187,7 +189,7 @@ class PortMapper:
 
 
 def needs_mapping(addresses: list[str]) -> bool:
-    """Whether a node with these listening hosts is behind a router, as far as it can see.
+    """Returns whether a node with these listening hosts is behind a router, as far as it can see.
 
     Args:
         addresses: of this machine's interfaces that the node listens on, IP addresses.

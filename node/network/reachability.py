@@ -1,4 +1,4 @@
-"""What others see of this node: its address outside, and whether they can reach it there.
+"""This node as others see it: its address outside, and whether they can reach it there.
 
 A node behind a router does not know its own address. Each peer that it is connected to says from
 which address it sees the connection come (libp2p identify, `observedAddr`). Connections leave from
@@ -52,7 +52,7 @@ _PRIVATE = tuple(
 
 
 def is_private(host: str) -> bool:
-    """Whether an IP address has a meaning in its own network only."""
+    """Returns whether an IP address has a meaning in its own network only."""
     address = ipaddress.ip_address(host.partition("%")[0])
     return any(address in network for network in _PRIVATE if network.version == address.version)
 
@@ -67,7 +67,7 @@ class Neighbourhood:
     """Networks of its interfaces."""
 
     def worth_dialling(self, hosts: Sequence[str]) -> list[bool]:
-        """Which of one peer's hosts are worth a dial from here.
+        """Returns those of one peer's hosts that are worth a dial from here.
 
         An address of another home's network belongs to a stranger here, or to no machine. So a
         private address is dialled only behind the same outer address, or, if one of both sides has
@@ -96,7 +96,7 @@ class Neighbourhood:
 
 
 def is_ip(host: str) -> bool:
-    """Whether a host is an IP address and not a name."""
+    """Returns whether a host is an IP address and not a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -123,13 +123,13 @@ class Endpoint:
 
 
 class Reachability:
-    """What this node knows of its own reach. It does no I/O and has no clock."""
+    """This node's knowledge of its own reach. It does no I/O and has no clock."""
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
         """`on_change` is called when the class or the believed addresses change."""
         self._on_change = on_change
         self._seen: dict[PeerId, tuple[str, Endpoint]] = {}
-        """The host of each observer, and what it saw."""
+        """The host of each observer, and the address at which it saw this node."""
         self._dialled_in: dict[PeerId, str] = {}
         """Peers that have dialled this node, and their hosts."""
 
@@ -188,16 +188,18 @@ class Reachability:
         return "strict" if any(len(each) > 1 for each in ports.values()) else "unknown"
 
     def addresses(self) -> list[Endpoint]:
-        """What at least `OBSERVERS_MIN` networks see alike, the most seen first."""
+        """The addresses that at least `OBSERVERS_MIN` networks see alike, the most seen first."""
         counts = Counter(seen for _, seen in self._newest_of_each_host())
         believed = [seen for seen, count in counts.most_common() if count >= OBSERVERS_MIN]
         return sorted(believed, key=lambda seen: (-counts[seen], seen.host, seen.port))
 
     def candidates(self) -> list[Endpoint]:
-        """What any observer sees, the newest first: enough for an attempt to cross a router."""
+        """The addresses that any observer sees, the newest first: enough for an attempt to cross a
+        router."""
         return list(dict.fromkeys(seen for _, seen in reversed(self._seen.values())))
 
     def _newest_of_each_host(self) -> list[tuple[str, Endpoint]]:
-        """Peers of one network count once."""
+        """Returns the newest observation from each host, so that peers of one network count
+        once."""
         by_host = {host: (host, seen) for host, seen in self._seen.values()}
         return list(by_host.values())

@@ -52,7 +52,7 @@ SOCKET_BYTES = 64 * limits.KIB
 
 
 class Doors(Protocol):
-    """What circuits need of a transport."""
+    """The part of a transport that circuits use."""
 
     async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream: ...
 

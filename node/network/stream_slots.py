@@ -1,4 +1,4 @@
-"""How many streams of one protocol each peer has open to us."""
+"""Counts the streams of one protocol that each peer has open to this node."""
 
 from __future__ import annotations
 

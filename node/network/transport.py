@@ -58,17 +58,17 @@ class StreamClosed(TransportError):
 
 @dataclass(frozen=True)
 class Path:
-    """How this node and a peer are connected."""
+    """The connection of this node and a peer."""
 
     kind: Literal["direct", "crossed", "relayed"]
-    """Crossed: both dialled at once, from behind their routers."""
+    """Kind of the connection. `crossed`: both ends dialled at once, from behind their routers."""
     relay: PeerId | None = None
     """The peer that carries the connection."""
 
 
 @dataclass(frozen=True)
 class ReachReport:
-    """What this node knows of the way to it, and what it does for others."""
+    """This node's knowledge of its own reach, and its services to others."""
 
     reach: Reach
     """The class of the router that this node is behind."""
@@ -127,7 +127,7 @@ class Stream(Protocol):
 
 StreamHandler = Callable[[Stream], Awaitable[None]]
 GossipHandler = Callable[[PeerId, bytes], bool | None]
-"""(author, data); False keeps the message from being passed on to others."""
+"""Handler of (author, data); False keeps the message from being passed on to others."""
 OffenceHandler = Callable[[PeerId, RemoteProtocolError], None]
 
 
@@ -146,7 +146,7 @@ class Transport(Protocol):
         """Our multiaddrs that others can dial, each ending in ``/p2p/<our id>``."""
 
     def reach(self) -> ReachReport:
-        """How well this node can be reached, as far as others have shown it."""
+        """This node's reach, as far as others have shown it."""
 
     async def connect(self, address: str) -> PeerId:
         """Connect to a full multiaddr, with or without ``/p2p/<peer id>``; returns who answered.
@@ -182,7 +182,8 @@ class Transport(Protocol):
         """Carry circuits between connected peers for which `may_relay` has no objection."""
 
     def path(self, peer_id: PeerId) -> Path | None:
-        """How a peer is connected, the best way if there are several; None: it is not."""
+        """Returns the connection to a peer, the best one if there are several. None means that
+        there is no connection."""
 
     async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
         """A new stream to a connected peer.
@@ -201,9 +202,9 @@ class Transport(Protocol):
     ) -> None:
         """Run `handler` in its own task for each inbound stream of `protocol`.
 
-        A peer that has `streams_per_peer_max` of them open gets no other one: it is reset.
-        When the handler returns the stream is closed; when it raises, the exception is logged and
-        the stream reset. Whatever it does, the transport lives.
+        A peer that has `streams_per_peer_max` of them open gets no other one: it is reset. When the
+        handler returns the stream is closed; when it raises, the exception is logged and the stream
+        reset. The transport survives every failure of a handler.
         """
 
     async def publish(self, topic: str, data: bytes) -> None:
@@ -245,7 +246,9 @@ class Transport(Protocol):
         """The newest measured round trip to a peer, or None when there is none yet."""
 
     def heard_seconds(self, peer_id: PeerId) -> float | None:
-        """When anything last came from a peer (`trio.current_time`), or None: not connected.
+        """Returns the time at which anything last came from a peer (`trio.current_time`). None
+        means that the peer is not connected. A living peer is heard every `PING_SECONDS` at least,
+        also when there is nothing to say.
 
         A living peer is heard every `PING_SECONDS` at least, also when there is nothing to say.
         """

@@ -1,4 +1,4 @@
-"""Which statements, rosters and commit records this node takes from which peers.
+"""The rules by which this node takes statements, rosters and commit records from peers.
 
 The run may admit only the peers that its manifest lists. Banned peers, peers that have not
 announced themselves, and peers without a connection to this node have less of a say.
@@ -31,7 +31,7 @@ class KnownHeads(Protocol):
     """The chain, as the admission of commit records sees it."""
 
     def __contains__(self, head: bytes, /) -> bool:
-        """Whether this node knows the commit record of a head."""
+        """Returns whether this node knows the commit record of a head."""
 
 
 class Admission:
@@ -64,7 +64,7 @@ class Admission:
     # Peers
 
     def is_welcome(self, author: PeerId) -> bool:
-        """Whether the run admits a peer at all."""
+        """Returns whether the run admits a peer."""
         return self._allowed is None or author in self._allowed
 
     def accused_by(self, peer: PeerId) -> None:
@@ -77,18 +77,18 @@ class Admission:
         self._accusers.add(peer)
 
     def is_accuser(self, peer: PeerId) -> bool:
-        """Whether a peer put this node out of a ring on the present head."""
+        """Returns whether a peer put this node out of a ring on the present head."""
         return peer in self._accusers
 
     def forgive_accusers(self) -> None:
         """Forgets the accusations, because there is a new head, and with it new rings."""
         self._accusers.clear()
 
-    # What peers say
+    # Statements of peers
 
     def admits(self, author: PeerId, statement: Statement) -> bool:
-        """Whether this node takes a statement of a welcome author now. The author may repeat a
-        statement that is not taken.
+        """Returns whether this node takes a statement of a welcome author now. The author may
+        repeat a statement that is not taken.
 
         - A banned peer is heard only about rings that it is in. The other members hear it too, and
           a ring needs one view of its removed members.
@@ -113,8 +113,8 @@ class Admission:
         return author in self._transport.peers() or self._is_among_few(author, statement.head)
 
     def admits_ring(self, roster: Roster) -> bool:
-        """Whether this node takes part in a ring. Its organiser does not matter: it is enough that
-        a ring member follows the roster.
+        """Returns whether this node takes part in a ring. Its organiser does not matter: it is
+        enough that a ring member follows the roster.
 
         Raises:
             ImplausibleError: a member claims work that it cannot have done.
@@ -131,7 +131,8 @@ class Admission:
         return max(FAR_MAX, len(self._transport.peers()))
 
     def _is_among_few(self, author: PeerId, head: bytes) -> bool:
-        """Whether a peer without a connection is one of the few that may be ready for a head."""
+        """Returns whether a peer without a connection is one of the few that may be ready for a
+        head."""
         if head not in self._far_ready and len(self._far_ready) >= FAR_HEADS_MAX:
             del self._far_ready[next(iter(self._far_ready))]
         far = self._far_ready.setdefault(head, set())

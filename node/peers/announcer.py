@@ -17,9 +17,9 @@ from gossamer.protocol.policy.throttle import Rate, Throttle
 from gossamer.protocol.wire.statements import Announce, Capacity, Phase
 
 ANNOUNCE_RATE = Rate(per_second=10, burst=200)
-"""Half of what others take of one author (`gossip_gate.AUTHOR_RATE`): the other half is left for
-the statements of a round. A round has three announcements, and one for each shard that is claimed
-or finished."""
+"""Rate of this node's announcements: half of the rate that others take of one author
+(`gossip_quota.AUTHOR_RATE`). The other half is left for the statements of a round. A round has
+three announcements, and one for each shard that is claimed or finished."""
 
 OWN_SECONDS = 60.0
 """Interval between two answers, each with a warning, to a higher incarnation of this node. Two
@@ -54,7 +54,7 @@ class Announcer:
         self._has_news = False
         """Whether an announcement waits for `ANNOUNCE_RATE`."""
         self._own_seconds = float("-inf")
-        """When a higher incarnation of this node was last answered."""
+        """Time at which a higher incarnation of this node was last answered."""
 
     def start(self, standing: Callable[[], Standing]) -> None:
         """Sets the source of the changing part. Call once, before the first announcement."""

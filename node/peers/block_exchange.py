@@ -60,7 +60,7 @@ class ServeLimits:
     idle_seconds: float = 60.0
     """An open stream without a request for so long is closed."""
     send_seconds: float = 120.0
-    """For one whole block: a little longer than a fetching side waits."""
+    """Longest time for sending one whole block: a little longer than a fetching side waits."""
 
 
 class BlockService:
@@ -145,9 +145,10 @@ class BlockService:
         *,
         passes: int | None = None,
     ) -> None:
-        """Fetch like `fetch`, and read what is here already: damaged blocks are fetched again.
+        """Fetches like `fetch`, and reads the blocks that are here already: damaged ones are
+        fetched again.
 
-        For blocks that another process will read from the file, without the store's check.
+        Use it for blocks that another process will read from the file, without the store's check.
         """
         wanted = list(dict.fromkeys(digests))
         await self.fetch(wanted, sources, passes=passes)

@@ -1,11 +1,11 @@
-"""How a peer that is behind, new or on the lighter side of a split gets to the heavier head.
+"""The way of a peer that is behind, new or on the lighter side of a split to the heavier head.
 
 `protocol.wire.chain_messages` has the messages.
 
 First the commit records on the way to the wanted head, each checked with its votes, back to a round
 that is known here. Then the state: from the present one or an own checkpoint by replaying averaged
-chunks, or from the blocks of a newer checkpoint, fetched from several peers at once. What was
-fetched stays in the block store, so a node that is killed meanwhile goes on where it stopped.
+chunks, or from the blocks of a newer checkpoint, fetched from several peers at once. Fetched blocks
+stay in the block store, so a node that is killed meanwhile goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from gossamer.protocol.wire.chain_messages import (
 )
 
 REQUEST_SECONDS = 15.0
-"""For one page of commit records, at most some 256 KiB."""
+"""Longest wait for one page of commit records, at most some 256 KiB."""
 
 PAGES_MAX = 4096
 """Pages in one catching up: a chain of 250,000 rounds."""
@@ -101,7 +101,7 @@ class ChainSync:
         transport.handle(CHAIN_PROTOCOL, self._serve)
 
     def report_to(self, listener: ReplayListener) -> None:
-        """From now on the listener hears of every round that is taken over."""
+        """Sets the listener, which hears of every round that is taken over from now on."""
         self._listener = listener
 
     # Records
@@ -116,8 +116,8 @@ class ChainSync:
         """
         chain = self._committed.chain
         self.unfinished.intersection_update(chain.tips())
-        # What is known of the way need not come again: who joins after many rounds learns them page
-        # by page, and a new one is announced before the last page is there.
+        # Known rounds need not come again: a peer that joins after many rounds learns them page by
+        # page, and a new one is announced before the last page is there.
         after_round = max(chain.entry(tip).round for tip in chain.tips())
         after_round = max(after_round, self._committed.entry.round)
         step = limits.HEADERS_PER_REPLY_MAX
@@ -219,7 +219,8 @@ class ChainSync:
         raise BehindError("; ".join(problems) or f"no way to {short(head)} is known")
 
     def _bases(self, head: Digest) -> list[Digest]:
-        """Where to start from, best first: where I am, own checkpoints, others' checkpoints."""
+        """Returns the states to start from, the best first: the present one, own checkpoints,
+        others' checkpoints."""
         committed = self._committed
         chain = committed.chain
         path = chain.path_between(chain.genesis, head)
@@ -263,7 +264,7 @@ class ChainSync:
     async def _replay(
         self, path: Sequence[Digest], sources: Callable[[], Sequence[PeerId]]
     ) -> None:
-        """Round by round; the next one's averages come meanwhile."""
+        """Replays round by round, while the next round's averages are fetched."""
         committed = self._committed
         to_replay, fetched = trio.open_memory_channel[Digest](FETCH_AHEAD_ROUNDS - 1)
         failure: Exception | None = None  # one that may be caught, not in a group
@@ -295,7 +296,8 @@ class ChainSync:
             raise failure
 
     async def fetch_ahead(self, head: Digest, sources: Callable[[], Sequence[PeerId]]) -> None:
-        """Some of what `follow` will want, while this node has something else to end first.
+        """Fetches some of the blocks that `follow` will want, while this node has something else to
+        end first.
 
         Raises nothing: what is missing here `follow` asks for again.
         """

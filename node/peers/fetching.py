@@ -61,7 +61,7 @@ class FetchLimits:
     """Peers that are asked for one block at once."""
     open_seconds: float = 15.0
     request_seconds: float = 60.0
-    """Without an answer for so long a peer is given up: 4 MiB at 0.6 Mbit/s."""
+    """Time without an answer after which a peer is given up: 4 MiB at 0.6 Mbit/s."""
     hedge_seconds: float = 5.0
     return_seconds: float = 30.0
     passes: int = 3
@@ -76,7 +76,7 @@ class _Wanted:
     asked: dict[PeerId, float] = field(default_factory=dict)
     """Peers that were asked, and when."""
     refused: set[PeerId] = field(default_factory=set)
-    """Peers that do not have it."""
+    """Peers that do not have the block."""
 
 
 @dataclass(eq=False)
@@ -85,12 +85,12 @@ class _Worker:
 
     peer_id: PeerId
     progress_at: float
-    """When it last answered, or was first asked with nothing under way."""
+    """Time at which the peer last answered, or was first asked with nothing under way."""
     cursor: int = 0
-    """It has looked at the blocks before this one."""
+    """Place in the list of wanted blocks up to which the worker has looked."""
     opening: bool = True
     under_way: deque[_Wanted] = field(default_factory=deque)
-    """Oldest first: the order in which the peer answers."""
+    """Blocks that the peer was asked for, the oldest first: the order in which the peer answers."""
 
 
 class Download:
@@ -162,7 +162,8 @@ class Download:
             nursery.cancel_scope.cancel()
 
     def _start_workers(self, nursery: trio.Nursery) -> None:
-        """Start workers while there is use. A stalled one does not count: another takes over."""
+        """Starts as many workers as there is use for. A stalled worker does not count, so another
+        takes over."""
         now = trio.current_time()
         late = now - self._limits.hedge_seconds
         num_active = sum(
@@ -286,7 +287,7 @@ class Download:
                 self._wake()
 
     def _claim(self, worker: _Worker) -> _Wanted | None:
-        """What to ask this worker's peer for next."""
+        """Returns the block to ask this worker's peer for next."""
         while worker.cursor < len(self._order):
             wanted = self._order[worker.cursor]
             worker.cursor += 1

@@ -72,11 +72,12 @@ class GossipListener(Protocol):
     """The node, as gossip sees it."""
 
     def is_welcome(self, author: PeerId) -> bool:
-        """Whether anything of an author is looked at."""
+        """Returns whether any statement of an author is looked at."""
 
     def admits(self, author: PeerId, statement: Statement) -> bool:
-        """Whether a statement is taken now. A statement that is not taken is not stored either, so
-        a peer that holds it offers it again. RemoteProtocolError for one that no peer may make."""
+        """Returns whether a statement is taken now. A statement that is not taken is not stored
+        either, so a peer that holds it offers it again. RemoteProtocolError for one that no peer
+        may make."""
 
     def heard_statement(self, signed: Signed, statement: Statement) -> None:
         """A statement of another peer is news, and its signature is good."""

@@ -1,4 +1,4 @@
-"""Which shards this node is a keeper of, kept up to date as peers come and go.
+"""The shards of which this node is a keeper, kept up to date as peers come and go.
 
 A node is a keeper of a shard if fewer than so many living peers have a lower rank for it than the
 node itself (rendezvous hashing, Thaler and Ravishankar 1998; `ledger.keepers`). So it is enough to
@@ -19,7 +19,7 @@ from gossamer.protocol.accounting.ledger import keeper_rank
 from gossamer.protocol.ids import PeerId
 
 HASHES_PER_SLICE = 512
-"""About a millisecond of the event loop at a time."""
+"""Ranks that are computed at a time: about a millisecond of the event loop."""
 
 
 class KeeperRanks:

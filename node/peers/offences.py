@@ -1,4 +1,5 @@
-"""What is done about peers that break the protocol: counted, said, and after a while banned."""
+"""Counts and reports the offences of peers that break the protocol, and bans such peers after a
+while."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ HELDOUT_SHARDS_MAX = 4
 """Held-out shards that every node fetches to evaluate on: some 256 thousand tokens."""
 
 RETRY_SECONDS = 2.0
-"""Between attempts to get blocks that no connected peer had."""
+"""Pause between attempts to get blocks that no connected peer had."""
 
 log = structlog.get_logger("node")
 

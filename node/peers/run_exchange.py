@@ -1,4 +1,4 @@
-"""How a newcomer that knows only an address learns which run it joins.
+"""The exchange by which a newcomer that knows only an address learns its run.
 
 `protocol.wire.run_messages` has the messages.
 

@@ -28,7 +28,7 @@ from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.wire.statements import Announce, Signed, Statement
 
 WATCH_SECONDS = 0.1
-"""How late a broken connection is noticed."""
+"""Interval of the looks for broken connections."""
 
 GREET_SECONDS = 0.5
 """New connections are greeted with an announcement at most this often. All peers receive it, and a
@@ -194,7 +194,7 @@ class Swarm:
         """Number of peers that this node has banned now."""
         return self.admission.offences.num_banned()
 
-    # What gossip calls, see `GossipListener`
+    # Called by gossip, see `GossipListener`
 
     def is_welcome(self, author: PeerId) -> bool:
         return self.admission.is_welcome(author)

@@ -48,7 +48,7 @@ class ActiveRounds:
     # The rounds
 
     def begin(self, opened: OpenRound) -> None:
-        """From now on this is the newest round."""
+        """Makes this the newest round from now on."""
         self._newest = opened
         self._orders.notify()
 
@@ -62,7 +62,7 @@ class ActiveRounds:
 
     @property
     def hints(self) -> RoundHints | None:
-        """What the newest round showed; None before the first one."""
+        """Returns the hints of the newest round; None before the first one."""
         return None if self._newest is None else self._newest.driver.machine.hints
 
     @property

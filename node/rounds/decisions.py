@@ -1,4 +1,4 @@
-"""What a node decides between and during its rounds: pure functions from what it knows.
+"""The decisions of a node between and during its rounds: pure functions of its knowledge.
 
 Each function gets facts and returns a `Decision`: the answer and the reason for it. No function
 here reads a clock or changes anything. `DecisionLog` writes a line whenever a reason changes.
@@ -15,8 +15,8 @@ from gossamer.protocol.ids import Digest
 from gossamer.protocol.wire.statements import Phase
 
 OVERTAKEN_SECONDS = 5.0
-"""When others commit this node's own ring first, the node may take this long to finish the ring
-itself. After that it fetches the round from them."""
+"""Time for which this node may still finish its own ring after others have committed that ring.
+After that it fetches the round from them."""
 
 log = structlog.get_logger("node")
 
@@ -41,7 +41,7 @@ class BetterHead:
 
 
 def is_too_early(round_number: int, phases: Sequence[Phase], wait_for_peers: int) -> Decision:
-    """Whether the run's first round waits for more peers.
+    """Returns whether the run's first round waits for more peers.
 
     Args:
         round_number: of the committed head.
@@ -59,7 +59,7 @@ def is_too_early(round_number: int, phases: Sequence[Phase], wait_for_peers: int
 def goes_straight_on(
     *, wants_device: bool, is_trainer_up: bool, better: BetterHead | None
 ) -> Decision:
-    """Whether the next round can begin on what the last one led to.
+    """Returns whether the next round can begin on what the last one led to.
 
     Args:
         wants_device: whether the operator asked for a pause or a leave.
@@ -81,7 +81,7 @@ def stops_training(
     deadline_seconds: float | None,
     now: float,
 ) -> Decision:
-    """Whether a round's training ends before its last step.
+    """Returns whether a round's training ends before its last step.
 
     Args:
         wants_device: whether the operator asked for a pause or a leave.
@@ -106,7 +106,7 @@ def is_overtaken(
     is_on_mine: bool,
     is_finishing: bool,
 ) -> Decision:
-    """Whether a better head makes this node's present round not worth waiting for.
+    """Returns whether a better head makes this node's present round not worth waiting for.
 
     Args:
         attainable_tokens: tokens of the chain if the present ring commits with all its members.
@@ -136,7 +136,7 @@ def gives_up_round(
     is_ready: bool,
     better: BetterHead | None,
 ) -> Decision:
-    """Whether a node stops waiting for the commit of its round.
+    """Returns whether a node stops waiting for the commit of its round.
 
     Args:
         now: local time.

@@ -58,8 +58,8 @@ LINGER_SECONDS = 10.0
 that has not voted by then fetches the round instead (`heads.OVERTAKEN_SECONDS`)."""
 
 ChunkUse: TypeAlias = Literal["wanted", "late", "refused"]
-"""What becomes of a chunk that arrives: it is taken; it is dropped, because the round is committed
-here; its stream is refused, because another ring is followed here."""
+"""The use of a chunk that arrives: it is taken; it is dropped, because the round is committed here;
+its stream is refused, because another ring is followed here."""
 
 Phase: TypeAlias = Literal["new", "running", "delivering", "delivered", "closed"]
 
@@ -114,17 +114,18 @@ class RoundDispatcher:
 
     @property
     def is_running(self) -> bool:
-        """Whether the round is on its way to a commit here."""
+        """Returns whether the round is on its way to a commit here."""
         return self._phase == "running"
 
     @property
     def is_open(self) -> bool:
-        """Whether the round runs here, or other members may need something for their commit."""
+        """Returns whether the round runs here, or other members may need something for their
+        commit."""
         return self._phase in ("running", "delivering")
 
     @property
     def is_delivered(self) -> bool:
-        """Whether nothing more is queued for others."""
+        """Returns whether nothing more is queued for others."""
         return self._phase == "delivered"
 
     @property
@@ -137,8 +138,9 @@ class RoundDispatcher:
         return None if self.machine.ring is None else self.machine.ring.ring_id
 
     def is_wanted(self, order: OuterStepOrder) -> bool:
-        """Whether an outer step is still the newest one of a round that runs. Threads call this:
-        an older step must not overwrite a newer state, in whichever order their threads begin."""
+        """Returns whether an outer step is still the newest one of a round that runs. Threads call
+        this: an older step must not overwrite a newer state, in whichever order their threads
+        begin."""
         return self._wanted_step == (order.ring_id, order.generation)
 
     # Events: time and membership
@@ -213,15 +215,15 @@ class RoundDispatcher:
         return "refused" if inventory is None else inventory
 
     def use_of(self, ring_id: Digest) -> ChunkUse:
-        """Whether a chunk of a ring is of use here."""
+        """Returns whether a chunk of a ring is taken, dropped or refused."""
         if self.committed is not None:
             return "late"
         # An acknowledgement would make the sender wait for a chunk that never returns.
         return "wanted" if self.is_running and self.ring_id == ring_id else "refused"
 
     def has_to_check(self, mask: int, finisher: int | None) -> bool:
-        """Whether a payload must be checked before it is taken: of an average, and of a partial sum
-        that travels on without an addition here that would find its faults."""
+        """Returns whether a payload must be checked before it is taken. An average must be, and so
+        must a partial sum that travels on without an addition here that would find its faults."""
         return finisher is not None or bool(mask >> self._position & 1)
 
     def partial_sum_received(

@@ -1,4 +1,4 @@
-"""What a `RoundDispatcher` makes happen: the interface that a node and the simulator implement."""
+"""The effects of a `RoundDispatcher`: the interface that a node and the simulator implement."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class OutgoingLink(Protocol):
 
 @dataclass(frozen=True)
 class LinkTarget:
-    """What a link is opened for."""
+    """The member and the ring for which a link is opened."""
 
     peer: PeerId
     ring: Ring
@@ -60,7 +60,7 @@ class OuterStepOrder:
 
 
 class Effects(Protocol):
-    """What a dispatcher makes happen. No method waits."""
+    """The effects of a dispatcher. No method waits."""
 
     def publish(self, signed: Signed, statement: Statement) -> None:
         """Gossips a statement of this peer."""

@@ -1,4 +1,4 @@
-"""What a node does when it cannot begin a round: get its first state, then follow heads.
+"""The tasks of a node that cannot begin a round: it gets its first state, then it follows heads.
 
 `Joiner` gets the first state from the disk, from the swarm, or from the run's seed. `Follower`
 takes over heavier heads, waits for the trainer or the disk, and serves blocks while the node is
@@ -27,7 +27,7 @@ from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import short
 
 RETRY_SECONDS = 2.0
-"""Between attempts to get the initial state, or to write what the disk did not take."""
+"""Pause between attempts to get the initial state, or to write what the disk did not take."""
 
 FIRST_CONTACT_SECONDS = 3.0
 """A node with a seed waits this long for the swarm's announcements before it starts alone."""

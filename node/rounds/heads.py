@@ -51,7 +51,7 @@ SIDE_ROUNDS_MAX = 4096
 swarm makes a few hundred, and each costs some 2 KiB of disk and memory."""
 
 LOOK_SECONDS = 1.0
-"""Between looks without a new announcement: a peer may be due to be asked again."""
+"""Interval of the looks without a new announcement: a peer may be due to be asked again."""
 
 ASKED_MAX = 8
 """Peers that are asked at a time: enough that a few silent ones do not delay an honest one."""
@@ -117,19 +117,19 @@ class Heads:
         return (committed.chain.only_in(head, committed.head) or [head])[-1]
 
     def is_by_way_of(self, ring_id: Digest | None, head: Digest) -> bool:
-        """Whether the branch of a head begins with the round that this ring commits."""
+        """Returns whether the branch of a head begins with the round that this ring commits."""
         chain = self._committed.chain
         return chain.header(self._branch_of(head)).ring_id == ring_id
 
     def is_on_mine(self, head: Digest) -> bool:
-        """Whether a known head descends from the committed head."""
+        """Returns whether a known head descends from the committed head."""
         committed = self._committed
         return not committed.chain.only_in(committed.head, head)
 
     def overtaken(
         self, ring_id: Digest | None, attainable_tokens: int, *, is_at_work: bool
     ) -> Decision:
-        """Whether a better head makes this node's present round not worth waiting for.
+        """Returns whether a better head makes this node's present round not worth waiting for.
 
         Args:
             ring_id: the ring that this node follows; None without one.
@@ -148,7 +148,8 @@ class Heads:
         )
 
     def is_near(self, head: Digest) -> bool:
-        """Whether this node is so few rounds behind a head that the others may wait for it."""
+        """Returns whether this node is so few rounds behind a head that the others may wait for
+        it."""
         committed = self._committed
         chain = committed.chain
         return committed.is_loaded and (
@@ -279,7 +280,8 @@ class HeadProver:
 
     @property
     def has_open_questions(self) -> bool:
-        """Whether a peer announces a better head and was not asked yet, or did not answer yet."""
+        """Returns whether a peer announces a better head and was not asked yet, or did not answer
+        yet."""
         wanted = self._wanted()
         return any(
             peer not in self._holders or self._holders[peer].is_asked for peer in sorted(wanted)

@@ -187,5 +187,5 @@ class RoundOpener:
 
 
 def first_word(reason: str) -> str:
-    """What the metrics count a reason under."""
+    """Returns the first word of a reason, under which the metrics count it."""
     return reason.replace(":", " ").split()[0] if reason.strip() else ""

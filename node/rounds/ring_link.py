@@ -43,7 +43,8 @@ RECEIPT_SECONDS = 10.0
 volunteer has. A process or line that is dead altogether shows earlier, by its silence."""
 
 WATCH_SECONDS = 0.25
-"""How often a link reports its rate: several times before a rate is judged (`link_rates`)."""
+"""Interval at which a link reports its rate: several times before a rate is judged
+(`link_rates`)."""
 
 log = structlog.get_logger("ring")
 
@@ -53,7 +54,7 @@ class LinkFailed(Exception):
 
 
 class LinkMeasure(NamedTuple):
-    """How fast a link has been so far."""
+    """The totals of a link so far."""
 
     acked_bytes: int
     """All bytes that the member has received."""
@@ -64,7 +65,7 @@ class LinkMeasure(NamedTuple):
 
 
 class SentChunks:
-    """What one link has queued, sent and seen received. It does no I/O and has no clock.
+    """The chunks that one link has queued, sent and seen received. It does no I/O and has no clock.
 
     `RingLink` feeds it from a stream, and the simulator from virtual time. Every event takes the
     local time in seconds, from a clock that never goes back.
@@ -72,7 +73,7 @@ class SentChunks:
 
     def __init__(self) -> None:
         self.inventory: Inventory | None = None
-        """What the member said that it holds; None before it said so."""
+        """The inventory that the member sent; None before that."""
         self._queued = 0
         self._queued_bytes = 0
         """Bytes of all chunks that were queued and not left out."""
@@ -91,7 +92,7 @@ class SentChunks:
 
     @property
     def all_received(self) -> bool:
-        """Whether everything that was queued has been received or is of no use."""
+        """Returns whether everything that was queued has been received or is of no use."""
         return self._received + self._left_out == self._queued
 
     def queue(self, action: Send) -> None:
@@ -100,7 +101,8 @@ class SentChunks:
         self._queued_bytes += len(action.payload)
 
     def is_wanted(self, action: Send) -> bool:
-        """Whether a queued chunk is of use to the member. A chunk that is not is left out."""
+        """Returns whether a queued chunk is of use to the member. A chunk that is not is left
+        out."""
         inventory = self.inventory
         if inventory is None or inventory.wants(action.chunk, action.mask, action.digest):
             return True
@@ -160,7 +162,7 @@ class SentChunks:
             raise LinkFailed("timeout: no receipt")
 
     def measure(self, now: float) -> LinkMeasure | None:
-        """How fast the link has been so far; None before anything was sent."""
+        """The totals of the link so far; None before anything was sent."""
         busy_seconds = self._busy_before_seconds
         if self._busy_since_seconds is not None:
             busy_seconds += now - self._busy_since_seconds
@@ -224,7 +226,8 @@ class RingLink:
 
     @property
     def _is_done(self) -> bool:
-        """Whether no more will be queued and all that was has been received or is not wanted."""
+        """Returns whether no more will be queued and all that was has been received or is not
+        wanted."""
         return self._finishing and self._chunks.all_received
 
     async def run(self) -> None:

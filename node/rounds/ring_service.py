@@ -49,7 +49,7 @@ class Receiver(Protocol):
     num_members: int
 
     def inventory(self) -> Inventory:
-        """What this member holds of every chunk."""
+        """Returns the inventory of what this member holds of every chunk."""
 
     async def take(
         self, sender: PeerId, chunk: int, mask: int, finisher: int | None, payload: Payload
@@ -141,7 +141,8 @@ class RingReceiver:
 
 
 HelloHandler = Callable[[PeerId, Signed], Awaitable[Receiver | None]]
-"""Called with the roster; answers with the receiver of the chunks, or None to refuse."""
+"""Handler of a stream's roster. It returns the receiver of the chunks, or None to refuse the
+stream."""
 
 
 async def serve_ring(stream: Stream, on_hello: HelloHandler) -> None:

@@ -188,7 +188,7 @@ class RoundDriver:
 
     @property
     def is_running(self) -> bool:
-        """Whether the round is on its way to a commit here."""
+        """Returns whether the round is on its way to a commit here."""
         return self.dispatcher.is_running
 
     # Events

@@ -1,4 +1,4 @@
-"""What follows a round at this node: install its result, settle, save, evaluate, report.
+"""The work after a round at this node: install its result, settle, save, evaluate, report.
 
 `WorkSaver` writes carried work and the trainer's own state to disk, and `HeldoutLoss` evaluates the
 committed parameters on held-out text. Both happen between rounds, in a small share of the time.
@@ -36,7 +36,8 @@ EVALUATION_ROUND_SHARE = 0.05
 """Upper bound on one evaluation, as a part of a round: the other peers wait for its end."""
 
 EVALUATION_TOKENS_MAX = 16_384
-"""Enough for a curve. The exact loss is the exported model's on all held-out text."""
+"""Tokens of an evaluation: enough for a curve. The exact loss is the exported model's on all
+held-out text."""
 
 SAVE_SECONDS = 30.0
 """Carried rounding errors, and the trainer's own state (the inner optimiser, or the momentum of

@@ -24,7 +24,8 @@ LEAVE_SECONDS = 20.0
 """An orderly leave gives its last round this long; then the work stays on disk as residual."""
 
 POLL_SECONDS = 0.25
-"""How late a waiting turn may notice what has no event: a deadline, a better head, an order."""
+"""Interval at which a waiting turn looks for changes without an event: a deadline, a better head,
+an order."""
 
 
 class Turn:

@@ -139,7 +139,7 @@ class RoundPlan:
 
     @property
     def is_late(self) -> bool:
-        """Whether states arrive so late that it costs the model something."""
+        """Returns whether states arrive so late that it costs the model something."""
         most = FRAGMENTS_LATENESS_MAX if self.fragments >= FRAGMENTS_ADVISED else LATENESS_MAX
         return self.lateness is not None and self.lateness > most
 

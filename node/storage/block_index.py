@@ -1,4 +1,5 @@
-"""What a block store knows of its blocks without the disk: their sizes, order of use, and pins."""
+"""The block store's knowledge of its blocks without the disk: their sizes, order of use, and
+pins."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class BlockIndex:
             return self._sizes.get(digest)
 
     def missing(self, digests: Iterable[Digest]) -> list[Digest]:
-        """Those that are not here, each once, in their order."""
+        """Returns those of the digests whose blocks are not here, each once, in their order."""
         with self._lock:
             return [digest for digest in dict.fromkeys(digests) if digest not in self._sizes]
 

@@ -82,8 +82,9 @@ class BlockStore:
         self.evictions = 0
         self._index = BlockIndex()
         self._moving = threading.Lock()
-        """Held while one file of a block is renamed or removed and the index follows. Taken for one
-        file at a time, so that a small block which the event loop puts waits for one removal."""
+        """Lock that is held while one file of a block is renamed or removed and the index follows.
+        It is held for one file at a time, so a small block that the event loop puts waits for one
+        removal."""
         self._tmp_names = itertools.count()
         self._tmp = root / "tmp"
         self._scan()
@@ -94,7 +95,7 @@ class BlockStore:
         return self.root / name[:2] / name
 
     def has(self, digest: Digest) -> bool:
-        """Whether the block is here, as far as is known without reading it."""
+        """Returns whether the block is here, as far as is known without reading it."""
         return self._index.size(digest) is not None
 
     def size(self, digest: Digest) -> int | None:
@@ -102,7 +103,7 @@ class BlockStore:
         return self._index.size(digest)
 
     def missing(self, digests: Iterable[Digest]) -> list[Digest]:
-        """Those that are not here, each once, in their order."""
+        """Returns those of the digests whose blocks are not here, each once, in their order."""
         return self._index.missing(digests)
 
     def used_bytes(self) -> int:

@@ -34,7 +34,7 @@ log = structlog.get_logger("chain")
 
 @dataclass(frozen=True)
 class Entry:
-    """What is kept in memory of one committed round."""
+    """The record of one committed round that is kept in memory."""
 
     head: Digest
     round: int
@@ -43,7 +43,7 @@ class Entry:
     state_digest: Digest
 
     def is_parent_of(self, header: Header) -> bool:
-        """Whether a header follows this round and counts its tokens right."""
+        """Returns whether a header follows this round and counts its tokens right."""
         try:
             check_follows(header, self.head, self.round, self.tokens_total)
         except MalformedError:
@@ -54,8 +54,8 @@ class Entry:
 class ChainStore:
     """All committed headers that this node knows. `genesis` is the run id, round 0.
 
-    What the disk does not take is known in memory, and written with the next record; `problem` is
-    why, or None if all is on disk.
+    A record that the disk does not take is known in memory, and written with the next record;
+    `problem` is why, or None if all is on disk.
 
     Several threads may use it: a worker thread adds the round that was committed here, while the
     event loop adds what others committed; often that is the same one. Only the event loop forgets,
@@ -153,7 +153,7 @@ class ChainStore:
         return head in self._entries
 
     def entry(self, head: Digest) -> Entry:
-        """KeyError for an unknown head."""
+        """Returns the entry of a head; KeyError for an unknown head."""
         return self._entries[head]
 
     def commit(self, head: Digest) -> Commit:
@@ -164,7 +164,7 @@ class ChainStore:
         return decode_commit(_read(self._file(self._entries[head])))
 
     def header(self, head: Digest) -> Header:
-        """Likewise, its header."""
+        """Returns the header of a head, with the errors of `commit`."""
         return decode_header(self.commit(head).header)
 
     def path_between(self, ancestor: Digest, head: Digest) -> list[Digest] | None:
@@ -179,7 +179,7 @@ class ChainStore:
         return None if entry is None else path[::-1]
 
     def is_whole(self, head: Digest) -> bool:
-        """Whether every round on the way to a head is known."""
+        """Returns whether every round on the way to a head is known."""
         return self.path_between(self.genesis, head) is not None
 
     def only_in(self, head: Digest, other: Digest) -> list[Digest]:
@@ -212,7 +212,7 @@ class ChainStore:
         """Forgets every round that is on the way to none of these heads, on disk too.
 
         Records cost their author nothing: without this one peer could fill memory and disk with
-        rounds of its own. What is forgotten wrongly can be fetched again.
+        rounds of its own. A round that is forgotten wrongly can be fetched again.
         """
         kept = {self.genesis}
         with self._adding:

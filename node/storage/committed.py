@@ -86,7 +86,7 @@ class CommittedState:
             clock: local seconds, for the age of checkpoints.
         """
         self._changing = threading.RLock()
-        """Held by the thread that writes the vectors, those of the next state included."""
+        """Lock that the thread holds which writes the vectors, those of the next state included."""
         self._read_only = read_only
         self._manifest = manifest
         self._store = store

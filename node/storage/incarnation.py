@@ -39,7 +39,8 @@ class Incarnation:
         self._path = state_dir.root / "incarnation"
         self._health = state_dir.health
         self._raised = trio.Event()
-        """Replaced when the file has the number again."""
+        """The event of the next write of the number. It is replaced when the file has the number
+        again."""
         try:
             last = int(self._path.read_text())
         except (OSError, ValueError):

@@ -27,11 +27,11 @@ class StateVectors:
     parameters: FloatVector
     momentum: FloatVector
     index: StateIndex | None = None
-    """None: of no state yet."""
+    """Digests of the blocks; None if the vectors are no state yet."""
 
 
 class NextState:
-    """What a round's finals make of a state, as the manifest says.
+    """Computes the state that a round's averages lead to, as the manifest says.
 
     Used by one thread at a time: the lock is the committed state's.
     """
@@ -52,7 +52,8 @@ class NextState:
         else:
             self.payloads = payloads_of(manifest.sync, manifest.outer)
         self.vectors = StateVectors(np.empty_like(base), np.empty_like(base))
-        """Without an index they hold nothing that means something."""
+        """The vectors of the next state; without an index they hold nothing that means
+        something."""
         self.tuned: tuple[float, float] | None = None
         """(learning rate, momentum) that the round chose; None where it took those of the manifest,
         or the work of a lone peer as it was."""
@@ -68,12 +69,12 @@ class NextState:
         """Takes the outer step from `present` to `vectors`.
 
         Args:
-            finals: of all chunks of the round's exchange.
-            masks: who is in each, bit i for ring position i.
+            averages: of all the round's chunks.
+            masks: contributors of each average, bit i for ring position i.
             members: by ring position, as the round's header has them.
 
         Raises:
-            MalformedError: a final that is not one.
+            MalformedError: an average that is not one.
         """
         self.vectors.index = None  # until they are whole again
         if self.shared_parameters is not None:
@@ -130,7 +131,8 @@ class NextState:
         masks: Sequence[int],
         members: Sequence[Member],
     ) -> Iterator[tuple[slice, FloatVector, int]]:
-        """Piece by piece: where it is in the flat vectors, the average there, and whose it is."""
+        """Yields piece by piece its place in the flat vectors, the average there, and the mask of
+        its contributors."""
         assert not isinstance(self.payloads, SignPayloads)
         tokens = [member.tokens for member in members]
         for chunk, (payload, mask) in enumerate(zip(averages, masks, strict=True)):
@@ -140,7 +142,8 @@ class NextState:
                 yield part, values[of_chunk], mask
 
     def _index_after(self, present: StateVectors, sync_set: SyncSet) -> StateIndex:
-        """Only blocks in which something is new are digested."""
+        """Returns the index of the next state; only blocks in which something is new are
+        digested."""
         plan, size = self._plan, self._plan.chunk_elements
         new = {
             chunk

@@ -1,4 +1,5 @@
-"""What of the past is kept on disk: whole states, and the averages of the rounds between them.
+"""The part of the past that is kept on disk: whole states, and the averages of the rounds between
+them.
 
 Newcomers and peers that were away fetch a checkpoint and replay the averages after it. The two
 newest checkpoints are kept, and the averages since the older one; where rounds are quick more of
@@ -19,8 +20,9 @@ CHECKPOINTS_KEPT = 2
 
 CHECKPOINT_SECONDS = 120.0
 CHECKPOINTS_MAX = 8
-"""Where rounds are quick more are kept, so that a newcomer has this long to fetch one; and no more
-than so many, each as large as the state. Such runs have small states."""
+"""Upper bound on the checkpoints that are kept, each as large as the state. Where rounds are quick,
+more than two are kept, so that a newcomer has `CHECKPOINT_SECONDS` to fetch one. Such runs have
+small states."""
 
 
 class Retention:
@@ -34,9 +36,10 @@ class Retention:
         self._store = store
         self._clock = clock
         self.checkpoints: tuple[Entry, ...] = ()
-        """Oldest first. Replaced at once: the event loop reads it while a thread adds one."""
+        """Checkpoints, the oldest first. The tuple is replaced at once: the event loop reads it
+        while a thread adds one."""
         self._seconds: dict[Digest, float] = {}
-        """Since when each checkpoint is one; those of an earlier life are not here."""
+        """Time since which each checkpoint is one; those of an earlier life are not here."""
         self._updates: dict[Digest, int] = {}
         """Round of each head whose averages are kept."""
 
@@ -45,7 +48,7 @@ class Retention:
         self._store.pin(_state_pin(entry), blocks)
 
     def add_checkpoint(self, entry: Entry) -> None:
-        """The newest one is whole. What is too old now goes."""
+        """The newest one is whole. Checkpoints and averages that are too old now are unpinned."""
         kept = [old for old in self.checkpoints if old.head != entry.head]
         self.checkpoints = (*kept, entry)
         now = self._seconds[entry.head] = self._clock()
@@ -63,7 +66,7 @@ class Retention:
                 del self._updates[head]
 
     def add_older_checkpoint(self, entry: Entry, blocks: Iterable[Digest]) -> None:
-        """One from an earlier life."""
+        """Adds a checkpoint from an earlier life."""
         self.hold_checkpoint(entry, blocks)
         self.checkpoints = (entry, *self.checkpoints)
 
@@ -73,7 +76,7 @@ class Retention:
         self._updates[head] = round_number
 
     def _has_too_old(self, now: float) -> bool:
-        """Whether the oldest checkpoint need not be kept."""
+        """Returns whether the oldest checkpoint need not be kept."""
         if len(self.checkpoints) <= CHECKPOINTS_KEPT:
             return False
         next_seconds = self._seconds.get(self.checkpoints[1].head, -math.inf)

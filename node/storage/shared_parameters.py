@@ -1,9 +1,9 @@
 """The parameters of a `distro` run between two commits: a shared step at a time.
 
-A round of shared steps leads from the committed state to the next one by its finals, a final a
+A round of shared steps leads from the committed state to the next one by its averages, one a
 step. `SharedParameters` takes each as soon as it is there, so that the peer's next gradient is
-taken where all are. What counts is the sequence of finals at the commit: where it is another than
-was taken (a step of which a better final came later) the steps are taken again, from the beginning.
+taken where all are. The sequence of averages at the commit counts: where it is another than was
+taken (a step of which a better average came later) the steps are taken again, from the beginning.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from gossamer.protocol.state.shared_step import shapes_of, shared_rate_at, share
 
 
 def sign_payloads(model: ModelConfig, outer: OuterConfig) -> SignPayloads:
-    """What travels in a `distro` run."""
+    """Returns the kind of payload that travels in a `distro` run."""
     return SignPayloads(SignCodec(shapes_of(grids_of(model)), outer.top_k))
 
 
 class SharedParameters:
-    """Methods may run in threads: one works at a time."""
+    """The parameters during the shared steps of a round. Methods may run in threads: one works at a
+    time."""
 
     def __init__(self, manifest: Manifest, payloads: SignPayloads, values: FloatVector) -> None:
         """`values`: (num_parameters,), shared with the trainer, which reads where all are."""
@@ -55,7 +56,8 @@ class SharedParameters:
     def lead(
         self, round_number: int, start: FloatVector, averages: Sequence[Payload], out: FloatVector
     ) -> None:
-        """Where the round's finals lead to from `start`, all (num_parameters,). MalformedError."""
+        """Writes the parameters to which the round's averages lead from `start` to `out`, all
+        (num_parameters,). Raises MalformedError."""
         with self._working:
             digests = [digest_of(average) for average in averages]
             if round_number != self._number or digests[: len(self._taken)] != self._taken:

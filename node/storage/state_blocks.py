@@ -103,7 +103,7 @@ class StateBlocks:
         return [Digest(average.digest) for average in self.update_index(self.header(head)).averages]
 
     def has_state(self, head: Digest) -> bool:
-        """Whether every block of this head's state is here."""
+        """Returns whether every block of this head's state is here."""
         try:
             return not self._store.missing(self.of_state(head))
         except CannotRebuildError as error:

@@ -159,7 +159,7 @@ class StateDir:
             leftover.unlink(missing_ok=True)
 
     def has_run(self) -> bool:
-        """Whether a run was founded or joined here."""
+        """Returns whether a run was founded or joined here."""
         return self.manifest_path.exists()
 
     def read_manifest(self) -> SignedManifest | None:
@@ -196,7 +196,8 @@ class StateDir:
         write_atomically(self.manifest_path, msgspec.msgpack.encode(signed))
 
     def run_id(self) -> Digest | None:
-        """Which run lies here, if any. Raises StateDirError as `read_manifest` does."""
+        """Returns the id of the run that lies here, if any. Raises StateDirError as `read_manifest`
+        does."""
         signed = self.read_manifest()
         return None if signed is None else decode_manifest(signed.manifest).run_id
 

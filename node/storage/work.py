@@ -109,8 +109,8 @@ class Work:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether `load` found a file that it could not read. The chain knows this node's work in
-        it."""
+        """Returns whether `load` found a file that it could not read. The chain knows this node's
+        work in it."""
         return self._files.is_damaged
 
     @property
@@ -319,7 +319,7 @@ class Work:
 
     @property
     def must_save(self) -> bool:
-        """Whether a kill would lose work."""
+        """Returns whether a kill would lose work."""
         return not self.account.is_saved
 
     def save(self) -> None:

@@ -38,7 +38,7 @@ class LeftBehind:
 
     @property
     def fits(self) -> bool:
-        """Whether the newest event goes on from the `pending` on disk."""
+        """Returns whether the newest event goes on from the `pending` on disk."""
         return self.header.pending == self.pending_number
 
 
@@ -61,7 +61,7 @@ class WorkFiles:
     # Offers
 
     def has_offer(self, number: int) -> bool:
-        """Whether the vector of an offer is on disk."""
+        """Returns whether the vector of an offer is on disk."""
         return (self._offers_path / str(number)).exists()
 
     def write_offer(

@@ -26,15 +26,15 @@ VERSION = 1
 """Version of the files. A file of another version is ignored."""
 
 JOURNAL_SECONDS = 0.5
-"""While a round is trained the journal is written this often, however quick its steps are: the
-event loop waits for it, 2 ms on a slow file system, and as long again if a thread is just writing.
-So what a kill takes is known but for the work of half a second."""
+"""Interval at which the journal is written while a round is trained, however quick its steps are.
+The event loop waits for it: 2 ms on a slow file system, and as long again if a thread is just
+writing. So a kill makes unknown at most the work of half a second."""
 
 log = structlog.get_logger("work")
 
 
 class FileHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Before the account in `journal` and `pending`."""
+    """The header before the account in `journal` and `pending`."""
 
     version: int
     pending: int
@@ -42,7 +42,7 @@ class FileHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     event: int
     """Number of the newest event."""
     state: AccountState | None
-    """None before the vector of an offer."""
+    """State of the account; None before the vector of an offer."""
 
 
 class Journal:
@@ -55,9 +55,9 @@ class Journal:
         self._writing = threading.Lock()
         self._pending, self._event = 0, 0
         self._state = AccountState()
-        """The account at its newest event, as a copy, and the inner steps since."""
+        """A copy of the account as of the newest event, with the inner steps since."""
         self._seconds = -math.inf
-        """When it was last written for an inner step."""
+        """Time at which the journal was last written for an inner step."""
 
     def note(self, pending: int, event: int, state: AccountState) -> None:
         """An event of the account is over. Other threads change no more than `under_way` of
@@ -90,7 +90,7 @@ class Journal:
 
 
 def copy_of(state: AccountState) -> AccountState:
-    """One that shares nothing with it."""
+    """Returns a copy that shares nothing with the state."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=AccountState)
 
 

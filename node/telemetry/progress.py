@@ -1,4 +1,4 @@
-"""How far the node has come: what status, metrics and announcements show."""
+"""The node's progress, as status, metrics and announcements show it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How well this node can be reached, in words for its owner."""
+"""This node's reach, in words for its owner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from gossamer.node.telemetry.status import PeerStatus
 
 
 def reach_text(reach: str, num_confirmed: int, address: str, peers: Sequence[PeerStatus]) -> str:
-    """What the owner sees of the way to and from this node, with a remedy where one helps.
+    """Returns the text for the owner about the ways to and from this node, with a remedy where one
+    helps.
 
     Args:
         reach: the class of this node's router (`wire.statements.Reach`).

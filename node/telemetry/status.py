@@ -116,7 +116,7 @@ class WorkStatus(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
     """Lost when the node's or the trainer's process ended."""
     carried: int = 0
-    """Not committed yet."""
+    """Tokens that are carried and not committed yet."""
 
 
 class DataStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +145,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     reach: str = "unknown"
     """The class of this node's router: `open`, `crossable`, `strict` or `unknown`."""
     reach_text: str = ""
-    """How well this node can be reached, for people."""
+    """This node's reach, in words for people."""
     phase: Phase
     problem: str | None = None
     """The reason why the phase is `failed`, for people."""

@@ -39,7 +39,7 @@ class Piece:
 
 @dataclass
 class _Queued:
-    """How far one partition is queued, as absolute positions."""
+    """The part of one partition that is queued, as absolute positions."""
 
     next: int
     """Position of the first token that the trainer did not report as consumed."""
@@ -86,7 +86,7 @@ class HeldPartitions:
 
     @property
     def is_full(self) -> bool:
-        """Whether this peer holds as many partitions as one announcement can name."""
+        """Returns whether this peer holds as many partitions as one announcement can name."""
         return len(self._working) + len(self._uncommitted()) >= limits.CLAIMS_MAX
 
     @property

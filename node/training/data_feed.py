@@ -1,4 +1,4 @@
-"""Which data this peer trains on, and how its tokens reach the trainer.
+"""The feed: it chooses the data that this peer trains on, and brings its tokens to the trainer.
 
 The feed claims partitions of the data, and the peer announces the claims. It fetches their shards
 from peers that have them, and queues their tokens at the trainer, about two rounds ahead. The next
@@ -40,10 +40,10 @@ FETCHED_TOGETHER = 8
 """Shards in one fetch while the queue has tokens. With an empty queue, one shard comes sooner."""
 
 RETRY_SECONDS = 2.0
-"""Between attempts to find data while none can be had."""
+"""Pause between attempts to find data while none can be had."""
 
 NEXT_SECONDS = 0.2
-"""Between a shard that no peer had and the next one: each claim is announced to all peers."""
+"""Pause between a shard that no peer had and the next one: each claim is announced to all peers."""
 
 UNAVAILABLE_SECONDS = 60.0
 """A partition of which no peer had a shard is tried again after this time: peers may be back."""
@@ -76,11 +76,11 @@ class HasLedger(Protocol):
 
     @property
     def ledger(self) -> Ledger:
-        """Which data the committed chain has consumed."""
+        """The ledger of the data that the committed chain has consumed."""
 
 
 class _QueueLevel:
-    """How much is queued at the trainer, and how much should be."""
+    """The amount of data that is queued at the trainer, and the amount that should be."""
 
     def __init__(self, smallest_shard_tokens: int) -> None:
         self._smallest_shard_tokens = smallest_shard_tokens
@@ -170,7 +170,7 @@ class DataFeed:
         return self._held.held
 
     def epoch_progress(self) -> EpochProgress:
-        """Where the committed chain stands in the data. Computed once for each ledger."""
+        """The progress of the committed chain in the data. Computed once for each ledger."""
         ledger = self._state.ledger
         if self._progress is None or self._progress[0] is not ledger:
             self._progress = (ledger, epoch_progress(ledger, self._partitions))

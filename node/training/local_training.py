@@ -106,7 +106,7 @@ class LocalTraining:
 
     @property
     def is_done(self) -> bool:
-        """Whether the trainer has done its last step of this training."""
+        """Returns whether the trainer has done its last step of this training."""
         return self._finished is not None
 
     async def run(self) -> None:

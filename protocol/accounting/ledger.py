@@ -38,15 +38,16 @@ class Ledger(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class EpochProgress(msgspec.Struct, frozen=True):
-    """How much of the present epoch, the earliest that is not complete, a ledger has consumed."""
+    """The part of the present epoch, the earliest incomplete one, that a ledger has consumed."""
 
     epoch: int
-    """Counted from 0: so many are complete."""
+    """Number of the present epoch, counted from 0, which is also the number of complete epochs."""
     tokens_consumed: int
-    """At most those of one epoch: what a partition is ahead of it is not among them."""
+    """Tokens of the present epoch that are consumed. Tokens of later epochs, in partitions that are
+    ahead, are not counted."""
     num_tokens: int
     shards_consumed: int
-    """To their end."""
+    """Shards of the present epoch that are consumed to their end."""
     num_shards: int
 
 
@@ -88,7 +89,9 @@ def apply_spans(ledger: Ledger, spans: Iterable[Span]) -> Ledger:
 
 
 def newly_consumed(ledger: Ledger, spans: Iterable[Span]) -> tuple[Span, ...]:
-    """What these spans add to a ledger: sorted, without a token that it has or that comes twice."""
+    """Returns the spans by which these spans extend a ledger, sorted. No token is in them twice,
+    and none that the ledger has. A token that the ledger has, or that two of the spans have, is
+    added once."""
     positions = ledger.as_dict()
     added: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.partition, span.start, span.stop)):
@@ -100,7 +103,7 @@ def newly_consumed(ledger: Ledger, spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def epoch_progress(ledger: Ledger, partitions: Partitions) -> EpochProgress:
-    """Where the chain stands in a run with these partitions."""
+    """Returns the progress of the chain in a run with these partitions."""
     positions = ledger.as_dict()
     at = [positions.get(number, 0) for number in range(len(partitions))]
     epoch = min(done // size for done, size in zip(at, partitions.tokens, strict=True))
@@ -117,7 +120,8 @@ def epoch_progress(ledger: Ledger, partitions: Partitions) -> EpochProgress:
 
 
 def claim_rank(partition: int, peer_id: PeerId | str) -> bytes:
-    """The lowest rank of several claimants of one partition keeps it."""
+    """Returns a peer's rank among the claimants of a partition: the claimant with the lowest rank
+    keeps it."""
     return digest_of(b"gossamer claim:", partition.to_bytes(8, "big"), peer_id.encode())
 
 
@@ -137,8 +141,9 @@ def choose_partitions(
 ) -> list[int]:
     """Partitions for `me` to claim next: from the earliest epoch, begun ones first.
 
-    If others claim all of them, those that I would keep against all who claim them: who claims
-    more than it can use, or only pretends to train, keeps no other peer from training.
+    If others claim all of them, the partitions are those that `me` would keep against all their
+    claimants. So a peer that claims more than it can use, or only pretends to train, keeps no peer
+    from training.
 
     Args:
         positions: of the ledger of the newest head.
@@ -187,7 +192,8 @@ def lost_claims(
 
 
 def keeper_rank(shard: int, peer_id: PeerId | str) -> bytes:
-    """The living peers with the lowest ranks keep a copy of a shard for all."""
+    """Returns a peer's rank for a shard: the living peers with the lowest ranks keep a copy of it
+    for all peers."""
     return digest_of(b"gossamer keeper:", shard.to_bytes(8, "big"), peer_id.encode())
 
 

@@ -21,11 +21,12 @@ from itertools import accumulate
 from gossamer.protocol.manifest import Manifest
 
 PARTITIONS_PER_ROUND = 16
-"""Two rounds are queued, one waits for its commit, and some more may be carried: with so many
-partitions each, `limits.CLAIMS_MAX` has room for fifteen rounds."""
+"""Partitions in the data of one round: `limits.CLAIMS_MAX` has room for fifteen rounds. Two rounds
+are queued, one waits for its commit, and some more may be carried."""
 
 PARTITIONS_MIN = 128
-"""With less than twice as many, all partitions of a small corpus fit `limits.CLAIMS_MAX`."""
+"""All partitions of a small corpus fit `limits.CLAIMS_MAX` if there are fewer than twice this
+number."""
 
 
 def shards_per_partition(manifest: Manifest) -> int:
@@ -67,7 +68,7 @@ class Partitions:
         self.num_shards = len(shard_tokens)
         starts = range(0, self.num_shards, shards_each)
         self.tokens = tuple(sum(shard_tokens[at : at + shards_each]) for at in starts)
-        """Each partition's tokens in one epoch."""
+        """Tokens of each partition in one epoch."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -96,7 +97,7 @@ class Partitions:
         return next(shard for shard in shards if offset < self._ends[shard] - base)
 
     def shards_within(self, partition: int, num_tokens: int) -> int:
-        """How many whole shards the first `num_tokens` of a partition cover."""
+        """Returns the number of whole shards that the first `num_tokens` of a partition cover."""
         shards = self.shards(partition)
         base = self._begin(shards.start)
         return sum(1 for shard in shards if self._ends[shard] - base <= num_tokens)

@@ -21,7 +21,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def without(spans: Iterable[Span], taken: Iterable[Span]) -> list[Span]:
-    """What is left of spans after `taken` is cut out of them."""
+    """Returns the remaining spans after `taken` is cut out of them."""
     left = list(spans)
     for cut in taken:
         pieces: list[Span] = []

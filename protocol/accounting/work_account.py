@@ -8,9 +8,10 @@ Rules
 -----
 - The work of one local round is a *lot*: its tokens, and the head that it was trained on. It is
   *carried*, which means that it lies in `pending`, until a round takes it or it is given up.
-- With a `Ready` a peer *offers* all that it carries. What a committed header says of this peer is
-  about the offer that it made on the header's parent; what was trained since is no part of it. So
-  a ring that commits unheard of takes no more than it was given, however late this becomes known.
+- With a `Ready` a peer *offers* all that it carries. The entry of this peer in a committed header
+  is about the offer that it made on the header's parent; work that was trained since is no part of
+  it. So a ring that commits unheard of takes no more than it was given, however late this becomes
+  known.
 - A header takes tokens of all lots of its offer alike. They are *on time* if they were trained on
   the header's parent, else *late* (they were residual). Chunks of which it did not take this peer's
   part stay in `pending`, and the rest of the tokens stays carried.
@@ -24,9 +25,9 @@ Rules
   other chunks stays in `pending` and goes with whatever round takes these. So work is in every
   chunk at most once in `pending` and the chain together, whichever rounds are missed or left; what
   of it was not on disk when the process died is lost without tokens of its own.
-- What is carried in memory and was not written (`saved`) is lost with the process, and so are steps
-  of a round under way, also where only the trainer died. A header may still turn up that took some
-  of it in time: then it was not lost. The same holds for what was dropped.
+- Work that is carried in memory and was not written (`saved`) is lost with the process, and so are
+  steps of a round under way, also where only the trainer died. A header may still turn up that took
+  some of it in time: then it was not lost. The same holds for what was dropped.
 - Tokens that a header says it took from me and that I know nothing of were trained by an earlier
   life whose records are gone: they count as trained and committed.
 
@@ -59,6 +60,57 @@ from gossamer.protocol.wire.statements import Span
 OFFERS_MAX = 64
 """Offers that are remembered: so many rounds back a branch may turn out to have taken one."""
 
+STALE = "stale"
+LATE = "late"
+"""Reason of a drop: the shared steps went on without the work. Its gradients stay in the
+momentum."""
+OUT_OF_RANGE = "out_of_range"
+"""Reason of a drop: a value of the work is no number, or far larger than any work can be
+(`WORK_MAGNITUDE_MAX`)."""
+ABANDONED = "abandoned"
+"""Reason of a drop: a round took the work, or may have, and it is not known how much of it."""
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """The effect of a header that took work.
+
+    In `pending`, subtract the offer's vector in the chunks `taken`, and make the chunks `zeroed`
+    zero.
+    """
+
+    offer: int | None
+    taken: int
+    zeroed: int
+    on_time: int
+    late: int
+
+
+@dataclass(frozen=True)
+class Reclaim:
+    """The work that a lost header gave back: add the offer's vector in these chunks to `pending`.
+
+    `on_time` and `late` are what it had taken, `carried` is the part that is carried again.
+    """
+
+    offer: int | None
+    chunks: int
+    on_time: int
+    late: int
+    carried: int
+
+
+@dataclass(frozen=True)
+class Restart:
+    """The part of an earlier life's files that is still valid.
+
+    `pending` is what was saved in the chunks `chunks`, and zero in the others. For each offer in
+    `offers` its vector, in the chunks of the mask, is `pending` as restored now.
+    """
+
+    chunks: int
+    offers: dict[int, int]
+
 
 class WorkAccount:
     """One peer's account."""
@@ -79,7 +131,7 @@ class WorkAccount:
         if len(self.state.since) != num_chunks:
             self.state.since = [0] * num_chunks
 
-    # What it says
+    # The account's sums
 
     @property
     def carried(self) -> int:
@@ -87,7 +139,7 @@ class WorkAccount:
 
     @property
     def has_work(self) -> bool:
-        """Whether a chunk has work in it, be it of no tokens."""
+        """Returns whether a chunk has work in it, also work of no tokens."""
         return any(self.state.since)
 
     @property
@@ -100,20 +152,21 @@ class WorkAccount:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether every token that was trained has exactly one fate."""
+        """Returns whether every token that was trained has exactly one fate."""
         state = self.state
         return state.trained == self.committed + self.dropped + state.lost + self.carried
 
     # Training
 
     def stepped(self, tokens: int) -> None:
-        """An inner step of the local round under way."""
+        """Counts an inner step of the local round that runs."""
         self.state.under_way += tokens
 
     def trained(self, head: bytes, round_number: int, tokens: int, spans: Sequence[Span]) -> None:
-        """A local round on `head`, for the round `round_number`, ended with its work in `pending`.
+        """Notes that a local round on `head`, for the round `round_number`, ended with its work in
+        `pending`.
 
-        What `stepped` counted beyond `tokens` is lost: the trainer died over it.
+        Tokens that `stepped` counted beyond `tokens` are lost: the trainer died over them.
         """
         state = self.state
         state.end_local_round(tokens)
@@ -124,8 +177,9 @@ class WorkAccount:
             state.has_grown = True
 
     def spoilt(self, tokens: int, reason: str) -> None:
-        """A local round ended, and its work was dropped before it came into `pending`."""
-        self.state.end_local_round(tokens)
+        """Notes that a local round ended, and that its work was dropped before it came into
+        `pending`."""
+        self._end_local_round(tokens)
         self.state.count_dropped(reason, tokens)
 
     # Rounds
@@ -133,7 +187,7 @@ class WorkAccount:
     def offer(
         self, head: bytes, round_number: int, spans: Sequence[Span] | None = None
     ) -> Offer | None:
-        """All that is carried is offered to the round after `head`. None if nothing is carried.
+        """Offers all carried work to the round after `head`. None if nothing is carried.
 
         Args:
             spans: the data that the `Ready` named; None: all that is not in the ledger.
@@ -154,7 +208,8 @@ class WorkAccount:
         return offer
 
     def withdraw(self, number: int) -> None:
-        """Nothing of this offer can have been taken: no ring with it was followed."""
+        """Removes an offer of which no header can have taken anything: no ring with it was
+        followed."""
         self.state.offers = [offer for offer in self.state.offers if offer.number != number]
 
     def committed_by(
@@ -348,7 +403,7 @@ class WorkAccount:
 
     @property
     def is_saved(self) -> bool:
-        """Whether all work in `pending` is on disk."""
+        """Returns whether all work in `pending` is on disk."""
         with_work = self.state.with_work
         is_there = not with_work & ~int.from_bytes(self.state.saved_chunks)
         return is_there and not (with_work and self.state.has_grown)

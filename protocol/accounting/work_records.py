@@ -1,4 +1,5 @@
-"""What `WorkAccount` remembers: lots of tokens and offers of them. Goes to disk as it is."""
+"""The records of a `WorkAccount`: lots of tokens, and offers of them. They are written to disk as
+they are."""
 
 from __future__ import annotations
 
@@ -23,11 +24,12 @@ class Lot(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Tokens of one local round that no round has, by where they are."""
 
     head: bytes
-    """What it was trained on; empty where several lots that no round can take on time are one."""
+    """Digest of the head on which the tokens were trained. It is empty for a lot that joins several
+    lots, none of which a round can take on time any more."""
     round: int
     carried: int
     saved: int = 0
-    """The carried tokens whose work is also on disk."""
+    """Carried tokens whose work is also on disk."""
     dropped: int = 0
     lost: int = 0
 
@@ -66,14 +68,14 @@ class Share(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 class Taking(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a header took of one offer."""
+    """The part of one offer that a header took."""
 
     head: bytes
     shares: tuple[Share, ...]
     unknown: int
     """Tokens beyond what is known to have been offered."""
     chunks: bytes
-    """Mask, big-endian."""
+    """Mask of the chunks that the header took, big-endian."""
     counts_spans: bool
 
     @property
@@ -82,7 +84,7 @@ class Taking(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Offer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What one `Ready` offered."""
+    """The work that one `Ready` offered."""
 
     number: int
     head: bytes
@@ -91,7 +93,7 @@ class Offer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Tokens of each lot, by the lot's number."""
     spans: tuple[Span, ...]
     taking: Taking | None = None
-    """What the header in this peer's chain took of it; None while none did."""
+    """The part that a header in this peer's chain took; None if no header took any."""
     void: bytes = b""
     """Mask of the chunks in which its work is not in `pending` any more, as it was given up."""
 
@@ -119,15 +121,15 @@ class AccountState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     under_way: int = 0
     """Tokens of the local round that runs: not yet `trained`."""
     lots: dict[int, Lot] = msgspec.field(default_factory=dict)
-    """Lots by number, oldest first."""
+    """Lots by number, the oldest first."""
     offers: list[Offer] = msgspec.field(default_factory=list)
-    """Oldest first."""
+    """Offers, the oldest first."""
     next_number: int = 1
-    """The number of the next lot or offer."""
+    """Number of the next lot or offer."""
     spans: list[Span] = msgspec.field(default_factory=list)
     """Data behind the carried work that no committed round has counted."""
     since: list[int] = msgspec.field(default_factory=list)
-    """For each chunk the round of the oldest work in `pending`; 0 where there is none."""
+    """Round of the oldest work in each chunk of `pending`; 0 for a chunk without work."""
     saved_chunks: bytes = b""
     """Mask of the chunks of the vector on disk that are still in `pending`."""
     has_grown: bool = False

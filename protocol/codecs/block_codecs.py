@@ -56,7 +56,7 @@ _PIECE_ELEMENTS = _PIECE_BLOCKS * BLOCK_ELEMENTS
 
 
 class _BlockCodec(ABC):
-    """What both have in common; a subclass says what codes there are. See `TensorCodec`."""
+    """The common part of `int8` and `int4`; a subclass defines the codes. See `TensorCodec`."""
 
     name: ClassVar[str]
     _scale_bits_checked: ClassVar[int]
@@ -68,7 +68,7 @@ class _BlockCodec(ABC):
 
     @abstractmethod
     def _extremes(self, blocks: Float32Array) -> Float32Array:
-        """For each block the value that gets the level 127; NaN if there is one in it.
+        """Returns for each block the value that gets the level 127; NaN if the block contains one.
 
         blocks: (blocks, BLOCK_ELEMENTS); returns (blocks,)
         """
@@ -211,7 +211,7 @@ class Int4Codec(_BlockCodec):
 
 
 INT4_LEVELS = (0, 10, 20, 32, 45, 60, 77, 97, 127, -108, -83, -64, -48, -34, -22, -10)
-"""What the codes 0 to 15 of `int4` stand for."""
+"""Levels that the codes 0 to 15 of `int4` stand for."""
 
 
 def _pair_of_levels() -> Uint8Array:

@@ -1,4 +1,4 @@
-"""What holds for the values of a chunk whatever codec writes them, and the checks of it."""
+"""Rules for the values of a chunk that hold for every codec, and the checks of them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Buffer = bytes | bytearray | memoryview
 MAGNITUDE_MAX = 2.0**100
 
 WORK_MAGNITUDE_MAX = 2.0**64
-"""Bound of a value of a peer's own work. No healthy trainer comes near it. It is less than half a
-unit in the last place of `MAGNITUDE_MAX` (2**75), so such a part takes no sum out of range that
-could be decoded: a sum that cannot be encoded was spoilt before."""
+"""Upper bound on the magnitude of a value of a peer's own work. No healthy trainer comes near it.
+It is less than half a unit in the last place of `MAGNITUDE_MAX` (2**75), so such a part takes no
+sum out of range that could be decoded: a sum that cannot be encoded was spoilt before."""
 
 
 def magnitude_of(values: Float32Array) -> float:
@@ -30,7 +30,8 @@ def magnitude_of(values: Float32Array) -> float:
 
 
 def is_usable(work: Float32Array) -> bool:
-    """Whether all values of a peer's own work are numbers of at most `WORK_MAGNITUDE_MAX`."""
+    """Returns whether all values of a peer's own work are numbers of at most
+    `WORK_MAGNITUDE_MAX`."""
     return not work.size or magnitude_of(work) <= WORK_MAGNITUDE_MAX  # NaN fails
 
 

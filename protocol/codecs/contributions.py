@@ -39,12 +39,12 @@ here is subnormal: processors that flush subnormal numbers to zero come to the s
 
 @dataclass(frozen=True)
 class Record:
-    """What one member contributes to a chunk."""
+    """The contribution of one member to a chunk."""
 
     position: int
-    """Its position in the ring."""
+    """Position of the member in the ring."""
     block: memoryview
-    """Encoded; empty if it abstains."""
+    """The encoded contribution; empty if the member abstains."""
 
 
 def encoded_bytes(block_bytes: Sequence[int]) -> int:
@@ -112,7 +112,7 @@ def _records(view: memoryview) -> list[tuple[int, Record]]:
 
 
 Decode = Callable[[Buffer, int], SparseVector]
-"""(block, num_elements) to its values; raises MalformedError."""
+"""Function from (block, num_elements) to the values of the block; it raises MalformedError."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class Reduced:
     average: Float32Array
     """(num_elements,)"""
     clips: Mapping[int, float]
-    """Factors by ring position of the members in the average. A factor below 1 brought a
-    contribution down to the median norm."""
+    """Factor by which each contribution in the average was multiplied to have at most the median
+    norm, by ring position. The factor is 1 for a contribution that was not clipped."""
 
 
 def reduce(
@@ -155,7 +155,7 @@ def reduce(
 
 
 def clip_factors(squared_norms: Sequence[float]) -> list[float]:
-    """What each vector is multiplied with to have at most the lower median norm.
+    """Returns the factor for each vector by which it has at most the lower median norm.
 
     Vectors of zeros have no say in the median: they would silence the others. A division and a
     square root in fp64, which IEEE 754 rounds alike everywhere.

@@ -34,13 +34,13 @@ class Payloads(Protocol):
 
     @property
     def are_steps(self) -> bool:
-        """Whether each chunk waits for the one before."""
+        """Returns whether each chunk waits for the one before it."""
 
     def part_bytes(self, num_elements: int) -> int:
         """Size of one member's part of a chunk."""
 
     def is_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
-        """Whether a partial sum or an average of these members may have this length."""
+        """Returns whether a partial sum or an average of these members may have this length."""
 
     def mean_bytes(self, num_elements: int, num_members: int) -> int:
         """Mean size of a chunk in transit, over all links of a ring."""
@@ -176,7 +176,7 @@ class SignPayloads:
         return sum(1 << record.position for record in records if len(record.block))
 
     def updates(self, payload: Buffer, mask: int | None = None) -> list[SignUpdate]:
-        """The parts of the members that have one in a step, by ring position.
+        """Returns the updates of the members that have a part in a step, by ring position.
 
         Raises:
             MalformedError: it is no step of these members (None: of whatever members).

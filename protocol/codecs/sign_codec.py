@@ -1,4 +1,5 @@
-"""How DCT coefficients travel in `sync = "distro"`: which ones, and their signs.
+"""The encoding of DCT coefficients in `sync = "distro"`: the places of the strongest ones, and
+their signs.
 
 DisTrO as deployed (DeMo, arXiv 2411.19870, with signs in place of values): of each tile of c
 coefficients the `k` of largest magnitude, one bit of sign and ceil(log2(c)) bits of index each. The
@@ -132,7 +133,7 @@ class SignCodec:
 
     @staticmethod
     def _starts(part: _Part) -> npt.NDArray[np.int64]:
-        """(num_tiles, 1): number of each tile's first coefficient."""
+        """Returns the number of each tile's first coefficient, (num_tiles, 1)."""
         tiles = np.arange(part.num_tiles, dtype=np.int64)[:, np.newaxis]
         return part.first + part.coefficients * tiles
 

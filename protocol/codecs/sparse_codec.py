@@ -1,4 +1,4 @@
-"""How a chunk's sparse update is written: the largest values of every block, two bits each.
+"""The encoding of a chunk's sparse update: the largest values of every block, two bits each.
 
 SparseLoCo (arXiv 2508.15706): of each block of 4096 values the `k` of largest magnitude, their
 places in 12 bits and their values in 2. For b blocks that keep K values together:
@@ -12,7 +12,7 @@ may be shorter; of m values it keeps k * m / 4096, rounded up. At k = 64 a whole
 bits, 0.2266 a value.
 
 A magnitude is 0 or from 2**-50 to 2**100: so whatever a share of at least 2**-50 makes of it in
-`contributions.reduce` is far from subnormal. What is smaller is written as 0.
+`contributions.reduce` is far from subnormal. A smaller magnitude is written as 0.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class SparseCodec:
         return b"".join((tables.astype("<u2").tobytes(), _pack_codes(codes), _pack_places(places)))
 
     def decode(self, data: Buffer, num_elements: int) -> SparseVector:
-        """What is in `data`.
+        """Returns the values that `data` encodes.
 
         Raises:
             MalformedError: wrong length, places that do not increase or lie outside, magnitudes out
@@ -134,7 +134,7 @@ class SparseCodec:
         return SparseVector(flat, values, _squared_norm(magnitudes, block, is_large))
 
     def _kept(self, num_elements: int) -> tuple[int, int]:
-        """How many values are kept of all whole blocks, and of the shorter last one."""
+        """Returns the number of values kept of all whole blocks, and of the shorter last one."""
         num_whole, num_rest = divmod(num_elements, BLOCK_ELEMENTS)
         return self.k * num_whole, -(-self.k * num_rest // BLOCK_ELEMENTS)
 
@@ -162,7 +162,8 @@ def _encode_blocks(
 
 
 def _largest(magnitudes: Float32Array, k: int) -> BoolArray:
-    """Which are the `k` largest of each row; of equal ones the first. (rows, elements), twice"""
+    """Marks the `k` largest magnitudes of each row; of equal ones the first. Input and result:
+    (rows, elements)."""
     num_elements = magnitudes.shape[1]
     least = np.partition(magnitudes, num_elements - k, axis=1)[:, num_elements - k, np.newaxis]
     selected: BoolArray = magnitudes >= least
@@ -175,8 +176,9 @@ def _largest(magnitudes: Float32Array, k: int) -> BoolArray:
 
 
 def _is_large(kept: Float32Array) -> BoolArray:
-    """Which of each row's magnitudes belong to the upper of the two groups that lie closest around
-    their means; at least one is in the lower. (rows, k), twice"""
+    """Marks the magnitudes of each row that belong to the upper of two groups. The two groups are
+    those that lie closest around their means, and the lower one has at least one member. Input and
+    result: (rows, k)."""
     rows, k = kept.shape
     if k == 1:
         return np.zeros((rows, 1), bool)

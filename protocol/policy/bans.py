@@ -25,20 +25,22 @@ from gossamer.protocol.ids import PeerId
 BAN_SCORE = 10.0
 
 FORGIVE_SECONDS = 30.0
-"""One unit of score. An honest peer with an offence of weight 4 in two minutes is never banned."""
+"""Time in which a score falls by one unit. An honest peer with an offence of weight 4 in two
+minutes is never banned."""
 
 BAN_SECONDS = 60.0
-"""The first ban: a few rounds without the peer, and short for a peer that got it wrongly."""
+"""Length of the first ban: a few rounds without the peer, and short for a peer that is banned by
+mistake."""
 
 BAN_SECONDS_MAX = 3600.0
 
 _DOUBLINGS_MAX = 10
-"""`BAN_SECONDS_MAX` is reached long before."""
+"""Doublings of a ban that are computed at most; `BAN_SECONDS_MAX` is reached long before."""
 
 FORGET_SECONDS = 3600.0
 
 PEERS_MAX = 4096
-"""Four times the members of a run; some 100 bytes each."""
+"""Peers with a score that are remembered: four times the members of a run, some 100 bytes each."""
 
 WEIGHTS = {
     # No program of this protocol sends this, whatever happens to it.

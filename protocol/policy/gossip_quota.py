@@ -1,4 +1,5 @@
-"""How much gossip one node accepts, and from which peers. No I/O, no clock.
+"""Bounds on the gossip that one node accepts, from all peers together and from each. No I/O, no
+clock.
 
 There are three kinds of bound, because honest peers pass on the gossip of others:
 
@@ -24,32 +25,36 @@ from gossamer.protocol.limits import KIB, MEMBERS_MAX, MIB
 from gossamer.protocol.policy.throttle import Rate, Throttle
 
 FORWARDER_RATE = Rate(per_second=200, burst=2 * MEMBERS_MAX)
-"""New messages. Two hundred members announce 100 a second, and at the end of a round each of them
-publishes a few statements at once."""
+"""Rate of the new messages that one forwarder brings. Two hundred members announce 100 a second,
+and at the end of a round each of them publishes a few statements at once."""
 
 FORWARDER_BYTES_RATE = Rate(per_second=512 * KIB, burst=8 * MIB)
-"""Half a second of a 10 Mbit/s line; a roster of 256 members has some 100 KiB."""
+"""Rate of the bytes that one forwarder brings: half a second of a 10 Mbit/s line, while a roster of
+256 members has some 100 KiB."""
 
 TOTAL_RATE = Rate(per_second=1000, burst=4 * MEMBERS_MAX)
-"""New messages, at some 0.4 ms each for two signatures: less than half a processor."""
+"""Rate of the new messages of all forwarders: at some 0.4 ms each for two signatures, less than
+half a processor."""
 
 TOTAL_BYTES_RATE = Rate(per_second=4 * MIB, burst=16 * MIB)
-"""Gossipsub keeps messages for five seconds, so this bounds its memory."""
+"""Rate of the bytes of all forwarders. Gossipsub keeps messages for five seconds, so the rate
+bounds its memory."""
 
 AUTHOR_RATE = Rate(per_second=20, burst=400)
-"""A member announces every two seconds, and accuses a whole ring at once at most."""
+"""Rate of one connected author's statements. A member announces itself every two seconds, and
+accuses a whole ring at once at most."""
 
 STRANGERS_RATE = Rate(per_second=50, burst=500)
-"""A hundred peers that are connected to others only."""
+"""Rate of the statements of all authors without a connection to this node: a hundred such peers."""
 
 FORWARDER_STRANGERS_RATE = Rate(per_second=100, burst=1000)
-"""Twice what an honest forwarder passes on."""
+"""Rate of such statements that one forwarder brings: twice the rate of an honest forwarder."""
 
 FLOOD_MESSAGES = 100
 """Messages over a rate that make one offence."""
 
 THROTTLES_MAX = 1024
-"""With more of them, those that are full again are forgotten."""
+"""Throttles that are kept; when there are more, those that are full again are forgotten."""
 
 
 class GossipQuota:
@@ -80,7 +85,8 @@ class GossipQuota:
     def admits(
         self, now: float, forwarder: PeerId, author: PeerId, *, is_connected: bool
     ) -> tuple[bool, PeerId | None]:
-        """Whether to accept an authentic new message, and the peer that floods (None: no peer)."""
+        """Returns whether to accept an authentic new message, and the peer that floods (None: no
+        peer)."""
         if is_connected:
             if _get(self._authors, author, AUTHOR_RATE, now).try_take(now):
                 return True, None

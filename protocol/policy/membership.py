@@ -161,7 +161,7 @@ class Membership:
         }
 
     def is_known(self, peer: PeerId) -> bool:
-        """Whether a peer has announced itself and is remembered."""
+        """Returns whether a peer has announced itself and is remembered."""
         return peer in self._peers
 
     def known(self) -> dict[PeerId, Announce]:

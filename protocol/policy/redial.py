@@ -1,4 +1,4 @@
-"""When a lost or unreachable peer is dialled again.
+"""Schedule of the attempts to dial a lost or unreachable peer again.
 
 Rules
 -----
@@ -25,12 +25,15 @@ from typing import Protocol
 
 BACK_OFF_SECONDS_MIN = 2.0
 RECENT_BACK_OFF_SECONDS_MAX = 5.0
-"""The cost is a few packets for each peer every five seconds, for some minutes."""
+"""Longest wait after a recent loss. The cost is a few packets for each peer every five seconds, for
+some minutes."""
 RECENT_SECONDS = 600.0
 BACK_OFF_SECONDS_MAX = 60.0
-"""A peer that is away for an hour is asked some 160 times, each a few packets."""
+"""Longest wait between two attempts: a peer that is away for an hour is asked some 160 times, each
+a few packets."""
 SILENCE_SECONDS = 12.0
-"""Six announcements: a peer that is heard after so long was cut off, or its process was stopped."""
+"""Silence after which a peer counts as newly heard: six announcements. Such a peer was cut off, or
+its process was stopped."""
 
 _JITTER = (0.8, 1.2)
 

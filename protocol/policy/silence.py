@@ -17,7 +17,7 @@ changes nothing."""
 
 
 class Silence:
-    """How long a peer has said nothing, as far as this process could have heard it.
+    """Measures how long a peer has said nothing, as far as this process could have heard it.
 
     Time in which this process did not run counts for no peer's silence, and so does all time before
     the ring began. The time of the last sign of life comes from the caller, so several members that
@@ -28,7 +28,7 @@ class Silence:
         self._began_seconds = began_seconds
         self._ticked_seconds = began_seconds
         self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_KEPT)
-        """When each stall of this process ended, and for how many seconds it was late."""
+        """Time at which each stall of this process ended, and the seconds by which it was late."""
 
     def tick(self, now: float, step_seconds_max: float) -> None:
         """This process runs. More than `step_seconds_max` since the last call was a stall."""
@@ -38,8 +38,8 @@ class Silence:
         self._ticked_seconds = now
 
     def is_over(self, now: float, heard_seconds: float | None) -> bool:
-        """Whether a peer has failed that was last heard then. None: without a connection, which its
-        link shows."""
+        """Returns whether a peer that was last heard at this time has failed. None means that there
+        is no connection: its link shows the failure."""
         if heard_seconds is None:
             return False
         since = max(heard_seconds, self._began_seconds)

@@ -94,7 +94,7 @@ class StatementStore:
         return True
 
     def has(self, digest: Digest) -> bool:
-        """Whether this very statement is here."""
+        """Returns whether the store has this very statement."""
         return digest in self._digests
 
     def age(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rate:
-    """`per_second` on average, and `burst` at once after a pause."""
+    """A rate: `per_second` on average, and `burst` at once after a pause."""
 
     per_second: float
     burst: float
@@ -39,7 +39,7 @@ class Throttle:
         return True
 
     def is_full(self, now: float) -> bool:
-        """Whether the bucket is full, so that it need not be kept."""
+        """Returns whether the bucket is full, so that it need not be kept."""
         self._fill(now)
         return self._tokens >= self._rate.burst
 

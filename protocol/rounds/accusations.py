@@ -6,8 +6,8 @@ follow from it, in ring order.
 Rules
 -----
 - A member is out for good once a member that is not out accuses it, or once it accuses itself.
-- What a member says of others after it is out does not count. So a machine that lost its network,
-  and accuses all members when it is back, does no harm.
+- An accusation by a member that is out does not count. So a machine that lost its network, and
+  accuses all members when it is back, does no harm.
 - A member that hears that it is out accuses itself.
 - All accusers of a member may come to be out themselves. Then this peer repeats the accusation in
   its own name: other members may have heard first that the accusers are out, and would wait for a

@@ -65,7 +65,8 @@ KEPT_SECONDS = 30.0
 every few seconds, or a link has failed (`RECEIPT_SECONDS`). Adding takes milliseconds."""
 
 KEPT_STEP_SECONDS = 4.0
-"""An accusation has reached every member by then, and its effects are under way."""
+"""Further patience for each member that the sum lacks. An accusation has reached every member by
+then, and its effects are under way."""
 
 SLOW = "slow"
 """The reason of an accusation that follows from `RingLinkRates`."""
@@ -167,7 +168,7 @@ class Attempt:
     def _go(self, event: AttemptEvent) -> None:
         self.state = ATTEMPT.after(self.state, event)
 
-    # What is known
+    # Questions
 
     @property
     def removed(self) -> frozenset[PeerId]:
@@ -184,7 +185,8 @@ class Attempt:
 
     @property
     def is_over(self) -> bool:
-        """Whether the ring is committed here and no member needs anything from this peer."""
+        """Returns whether the ring is committed here and no member needs anything from this
+        peer."""
         if self.state != "committed":
             return False
         return self.is_out or all(map(self._commitment.has_my_header, self.reduce.living))

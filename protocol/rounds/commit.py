@@ -30,11 +30,12 @@ VOTE_SECONDS = 30.0
 """Time for a member to vote after this peer did: the outer step of a 1 B model on a slow CPU."""
 
 RECONCILE_SECONDS = 10.0
-"""At first the better averages are still on their way. Sending all again costs a model's bytes."""
+"""Time for which two votes may differ before the successor is sent all averages once more. At first
+the better averages are still on their way, and sending all again costs a model's bytes."""
 
 DISAGREE_SECONDS = 60.0
-"""`RECONCILE_SECONDS`, one walk of the averages round the ring, and
-`VOTE_SECONDS` for a new vote."""
+"""Patience with a member that stands by another header: `RECONCILE_SECONDS`, one walk of the
+averages round the ring, and `VOTE_SECONDS` for a new vote."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,14 @@ class Commitment:
         return Commit(self._header, tuple(heard.signed for heard in mine.values()))
 
     def has_my_header(self, peer: PeerId) -> bool:
-        """Whether a member's newest vote is for this peer's header: then it has all averages."""
+        """Returns whether a member's newest vote is for this peer's header: then the member has all
+        averages."""
         heard = self._votes.get(peer)
         return heard is not None and heard.vote.header_digest == self._digest
 
     def to_reconcile(self, now: float, successor: PeerId | None) -> bool:
-        """Whether the successor should get all averages now; true once for each pair of votes."""
+        """Returns whether the successor should get all averages now; true once for each pair of
+        votes."""
         deadline = self._reconcile_seconds(successor)
         if deadline is None or now < deadline:
             return False

@@ -32,7 +32,8 @@ from gossamer.protocol.rounds.round_rules import RoundRules
 from gossamer.protocol.wire.statements import Signed
 
 GATHER_SECONDS_MIN = 2.0
-"""A few round trips over an ocean, the replay of a round, and a newcomer's first inner steps."""
+"""Shortest wait for the others: a few round trips over an ocean, the replay of a round, and a
+newcomer's first inner steps."""
 
 
 class Gatherer:
@@ -137,7 +138,7 @@ class Gatherer:
         self._note_complete(now)
 
     def decision(self, now: float) -> Decision:
-        """Whether this peer publishes a roster now, why, and when to ask again."""
+        """Returns whether this peer publishes a roster now, why, and when to ask again."""
         wait = self.elsewhere.wait(now, self._expected)
         if wait.until_seconds is not None:
             return Decision(None, wait.reason, wait.until_seconds)

@@ -1,8 +1,9 @@
-"""What a ring member holds of every chunk, told to the member that becomes its predecessor.
+"""The inventory of a ring member: the chunks that it holds, told to the member that becomes its
+predecessor.
 
 A member whose successor died would have to send a whole model's bytes to the next one, which has
-already seen most of them. With the inventory it sends only what is of use. What a member holds only
-grows in worth, so an old inventory never keeps back what is needed.
+already seen most of them. With the inventory it sends only what is of use. A member's chunks only
+grow in worth, so an old inventory never keeps back what is needed.
 
 The wire format has three fields for every chunk. First comes the mask of the kept copy, then the
 mask of the average. Each mask is as long as the ring needs, big-endian, and 0 means that the member
@@ -25,7 +26,7 @@ def is_better(mask: int, digest: Digest, other_mask: int, other_digest: Digest) 
 
 @dataclass(frozen=True)
 class Held:
-    """What a member holds of one chunk."""
+    """The parts of one chunk that a member holds."""
 
     copy_mask: int = 0
     """Contributors of the kept copy; 0: there is none."""
@@ -35,12 +36,12 @@ class Held:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What a member holds of every chunk."""
+    """The parts of every chunk that a member holds."""
 
     chunks: tuple[Held, ...]
 
     def wants(self, chunk: int, mask: int, average_digest: Digest | None) -> bool:
-        """Whether a chunk would change anything there.
+        """Returns whether a chunk would change anything at the member.
 
         Args:
             mask: contributors of the chunk.

@@ -50,31 +50,35 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId
 
 SAMPLE_SECONDS = 1.0
-"""Long against a round trip over an ocean and a scheduling delay, short against a ring that a slow
-line delays."""
+"""Shortest time over which a rate is measured. It is long against a round trip over an ocean and a
+scheduling delay, and short against a ring that a slow line delays."""
 
 VERDICT_SECONDS = 1.5
-"""A link has to have been busy this long before it is called slow."""
+"""Busy time that a link needs before it is called slow."""
 
 WINDOW_SECONDS_MIN = VERDICT_SECONDS
 WINDOW_SECONDS_MAX = 10.0
-"""More than the seconds of silence after which a member is given up."""
+"""Longest window; it is longer than the silence after which a member is given up."""
 
 WINDOW_FRACTION = 0.1
-"""Part of the round so far, so that a line that hesitates for seconds is out of no round that takes
-minutes. With `PATIENCE_FRACTION` it stays below the half that a slow member may add."""
+"""Window as a part of the round so far, so that a line that hesitates for seconds stays in a round
+that takes minutes. With `PATIENCE_FRACTION` it stays below the half that a slow member may add."""
 
 CHANGE_FACTOR = 2.0
-"""Small against `SLOW_FACTOR`: when all become slow together, each hears so before it judges."""
+"""Change of a rate that is announced. It is small against `SLOW_FACTOR`: when all lines become slow
+together, each member hears so before it judges."""
 
 LAG_SECONDS = 1.0
-"""More than a round trip, which is what waits behind a line that is not full (Little's law)."""
+"""Time that the waiting bytes of a full line take at least. It is longer than a round trip, which
+is what waits behind a line that is not full (Little's law)."""
 
 STEPS_MIN = 2
-"""After a pause the first bytes say how long it was, and nothing of the line."""
+"""Marks that a window needs beyond its first one before its rate is meaningful. The first bytes
+after a pause show the length of the pause, and nothing of the line."""
 
 GAP_SECONDS = 1.0
-"""Links are looked at several times a second."""
+"""Time between two looks after which the window begins anew; links are looked at several times a
+second."""
 
 PATIENCE_SECONDS_MIN = 2.0
 """A slow link that is done this soon is waited for, however short the round was."""
@@ -84,7 +88,7 @@ PATIENCE_FRACTION = 0.25
 member makes a round take at most half as long again as without it."""
 
 PREDECESSOR_SECONDS = 3.0
-"""A predecessor that has not said its rate by then will not say it; see `SAMPLE_SECONDS`."""
+"""Time for the predecessor to say its rate; see `SAMPLE_SECONDS`."""
 
 WORD_SECONDS = 3.0
 """A member that saw the same line become slow at the same time has said so by then. It measures at
@@ -95,10 +99,12 @@ STEPS_WORD_SECONDS = VERDICT_SECONDS / PATIENCE_FRACTION
 when that was `VERDICT_SECONDS`. Both links of a slow line are, one after the other."""
 
 SLOW_FACTOR = 8.0
-"""Home lines differ by five (10 to 50 Mbit/s up) and may well be in one ring."""
+"""Factor below the others' rates at which a link is slow. Home lines differ by a factor of five (10
+to 50 Mbit/s up) and may well be in one ring."""
 
 BUSY_SECONDS_MIN = 0.25
-"""Less, without a whole chunk received, says more about round trips than about the line."""
+"""Busy time that a rate needs unless a whole chunk was received. A shorter time says more about
+round trips than about the line."""
 
 
 class Verdict(NamedTuple):
@@ -133,7 +139,7 @@ class _Link:
     marks: deque[_Mark]
     """The marks of the window, which begins with the first."""
     is_waited_for: bool
-    """Whether the round waits for it whenever it is busy."""
+    """Whether the round waits for this link whenever it is busy."""
     busy_seconds: float = 0.0
     acked_bytes: int = 0
     waiting_bytes: int = 0
@@ -177,12 +183,13 @@ class _Link:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the rate is meaningful: the link does not pause, or it is at its beginning."""
+        """Returns whether the rate is meaningful: the link does not pause, or it is at its
+        beginning."""
         return self.marks[0].acked_bytes == 0 or (self.has_moved and len(self.marks) > STEPS_MIN)
 
     @property
     def lags(self) -> bool:
-        """Whether more bytes wait for this link than for a line that is not full."""
+        """Returns whether more bytes wait for this link than for a line that is not full."""
         if self.is_waited_for:
             others_seconds = self.looked_seconds - self.marks[0].seconds - self.window_seconds
             return self.window_seconds > PATIENCE_FRACTION * others_seconds
@@ -226,7 +233,7 @@ class RingLinkRates:
         self._words: dict[PeerId, _Word] = {}
         self._links: dict[PeerId, _Link] = {}
         self._arrivals: deque[float] = deque(maxlen=2 * num_chunks)
-        """When the newest chunks came to me."""
+        """Times at which the newest chunks came to this peer."""
         self._num_said = 0
         self._said = 0.0
         """The rate that this peer said last."""
@@ -303,7 +310,8 @@ class RingLinkRates:
         return link_rate > 0 and link_rate >= CHANGE_FACTOR * self._said
 
     def too_slow(self, now: float, living: Sequence[PeerId], successor: PeerId) -> Verdict:
-        """Whether the ring goes on without this peer's successor, or without this peer.
+        """Returns the verdict that follows from the link rates: this peer's successor is out, this
+        peer is out, or no member is.
 
         Args:
             living: members that are believed living, in ring order, with this peer.
@@ -379,7 +387,7 @@ class RingLinkRates:
         return statistics.median_high(link_rates) / SLOW_FACTOR
 
     def _is_slow(self, link: _Link, threshold: float) -> bool:
-        """Whether a link is worth giving up."""
+        """Returns whether a link is worth giving up."""
         if link.window_seconds < VERDICT_SECONDS:
             return False
         if link.acked_bytes < self._chunk_bytes and link.busy_seconds < self._patience_seconds:

@@ -113,11 +113,11 @@ class RingReduce:
         self.successor = self._next_living()
         """The next living member; None: no other member is living."""
 
-    # What is known
+    # Questions
 
     @property
     def is_complete(self) -> bool:
-        """Whether every chunk has an average."""
+        """Returns whether every chunk has an average."""
         return self._num_averages == len(self._chunks)
 
     @property
@@ -159,7 +159,8 @@ class RingReduce:
         )
 
     def inventory(self) -> Inventory:
-        """What this member holds of every chunk, for a member that becomes its predecessor."""
+        """Returns what this member holds of every chunk, for a member that becomes its
+        predecessor."""
         return Inventory(
             tuple(
                 Held(
@@ -371,7 +372,8 @@ class RingReduce:
         return self._pass_on(successor, chunk, average)
 
     def _is_early(self, mask: int) -> bool:
-        """Whether an average lacks a living member; always false once this member is out."""
+        """Returns whether an average lacks a living member; always false once this member is
+        out."""
         return not self._is_out and not self._covers_living(mask)
 
     def _take_early(self, chunk: int) -> list[Action]:

@@ -1,4 +1,4 @@
-"""What one member of a ring holds of one chunk: its partial sum and its average.
+"""The state of one chunk at one member of a ring: its partial sum and its average.
 
 The partial sum has the states of `states.CHUNK`. `ring.RingReduce` holds the rules that decide when
 a state changes; the methods here keep the fields in step with the state.

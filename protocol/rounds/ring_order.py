@@ -29,7 +29,7 @@ behind routers the search needs hardly more steps than there are members."""
 
 RELAY_COST = 1
 UNREACHABLE_COST = limits.RING_MEMBERS_MAX + 1
-"""More than all other pairs of a ring can cost together."""
+"""Cost of a pair that cannot be linked: more than all other pairs of a ring can cost together."""
 
 
 def rank(head: bytes, attempt: int, peer_id: PeerId | str) -> Digest:
@@ -43,7 +43,8 @@ def rank_order(head: bytes, attempt: int, peers: Iterable[PeerId]) -> list[PeerI
 
 
 def encode_links(peers: Iterable[PeerId]) -> bytes:
-    """What a `Ready` says of its author's connections: `limits.LINK_BYTES` of each peer, sorted.
+    """Returns the list of a `Ready` of its author's connections: `limits.LINK_BYTES` of each peer,
+    sorted.
 
     At most `limits.RING_MEMBERS_MAX` peers are named, the first ones by those bytes.
     """
@@ -55,7 +56,7 @@ def _short(peer: PeerId) -> bytes:
 
 
 class Links:
-    """Which of some peers are linked, by what their `Ready` say. Peers have numbers here."""
+    """The links between some peers, as their `Ready` list them. Peers have numbers here."""
 
     def __init__(self, peers: Sequence[PeerId], said: Mapping[PeerId, bytes]) -> None:
         """
@@ -83,13 +84,13 @@ class Links:
         """Bit mask of the peers that each peer is linked to."""
 
     def cost(self, one: int, other: int) -> int:
-        """What a pair of neighbours costs; 0 if they are linked."""
+        """Returns the cost of a pair of neighbours; 0 if they are linked."""
         if self.of[one] >> other & 1 or one == other:
             return 0
         return RELAY_COST if self.of[one] & self.of[other] else UNREACHABLE_COST
 
     def total(self, order: Sequence[int]) -> int:
-        """What the pairs of a ring cost together."""
+        """Returns the cost of all pairs of a ring together."""
         return sum(self.cost(order[place - 1], order[place]) for place in range(len(order)))
 
 

@@ -54,7 +54,8 @@ class RingPart(Protocol):
         """The payload that all members get, from one that holds all members of `mask`."""
 
     def error_of(self, chunk: int) -> Float32Array | None:
-        """What this member's part of a chunk left out, in units of its own work; None: nothing."""
+        """Returns the error that this member's part of a chunk left out, in units of its own work.
+        None means no error."""
 
 
 class SumPart:
@@ -125,8 +126,8 @@ class SetPart:
     """A member's part of a sparse ring: a block that no other member changes (SparseLoCo, arXiv
     2508.15706).
 
-    What was not sent is the error feedback, e = decay * (e - d): the decay is applied when a round
-    has taken d, and the next pseudo-gradient is added to it later.
+    The part that was not sent is the error feedback, e = decay * (e - d): the decay is applied when
+    a round has taken d, and the next pseudo-gradient is added to it later.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ from gossamer.protocol.rounds.states import GATHERING, GatheringEvent, Gathering
 
 @dataclass(frozen=True)
 class Wait:
-    """What rings elsewhere mean for this peer."""
+    """The consequence of rings elsewhere for this peer."""
 
     until_seconds: float | None
     """Local time until which this peer organises no ring; None: it may organise one."""
@@ -52,7 +52,7 @@ class RingsElsewhere:
         self._rings: dict[Digest, tuple[frozenset[PeerId], Accusations]] = {}
         self.state: GatheringState = GATHERING.initial
         self._since_seconds = 0.0
-        """When a ring was first seen at work; meaningful in `yielding`."""
+        """Time at which a ring was first seen at work; meaningful in `yielding`."""
         self._commit_until_seconds = float("-inf")
 
     def note(self, ring: Ring) -> bool:
@@ -74,7 +74,7 @@ class RingsElsewhere:
             known[1].accuse(author, accused)
 
     def wait(self, now: float, expected: frozenset[PeerId]) -> Wait:
-        """Whether this peer has to wait.
+        """Returns how long this peer has to wait, and why.
 
         Args:
             expected: living other peers that work on this head.
@@ -97,7 +97,7 @@ class RingsElsewhere:
         return self._since_seconds + self._patience_seconds
 
     def _event(self, now: float, at_work: frozenset[PeerId]) -> GatheringEvent | None:
-        """What has happened since the last call, as far as the state depends on it."""
+        """Returns the events since the last call on which the state depends."""
         match self.state:
             case "open" | "awaiting commit" if at_work:
                 return "ring elsewhere"
@@ -124,6 +124,6 @@ class RingsElsewhere:
         return frozenset().union(*(members for members in rings if members & expected))
 
     def _has_gone_on(self) -> bool:
-        """Whether a ring has a member left. Call it while no ring is at work: then that member left
-        this head."""
+        """Returns whether a ring has a member left. Call it while no ring is at work: then that
+        member left this head."""
         return any(members - accusations.out for members, accusations in self._rings.values())

@@ -1,4 +1,4 @@
-"""Which peers average together: one message that any ready peer may have to send.
+"""The choice of the peers that average together: one message that any ready peer may have to send.
 
 Rules
 -----
@@ -45,7 +45,8 @@ _MEMBER_OVERHEAD_BYTES = 136
 
 
 class Gathering(NamedTuple):
-    """What a peer knows of the round that it wants to take part in. Times: local clock, seconds."""
+    """A peer's knowledge of the round that it wants to take part in. Times: local clock,
+    seconds."""
 
     me: PeerId
     head: bytes
@@ -74,14 +75,14 @@ class Decision:
 
 
 def is_complete(gathering: Gathering) -> bool:
-    """Whether this peer and all expected peers are ready."""
+    """Returns whether this peer and all expected peers are ready."""
     return gathering.me in gathering.ready and set(gathering.expected) <= set(gathering.ready)
 
 
 def decide(
     now: float, gathering: Gathering, gather_seconds: float, attempt_seconds: float
 ) -> Decision:
-    """Whether this peer publishes a roster now, and why."""
+    """Returns whether this peer publishes a roster now, and why."""
     if gathering.me not in gathering.ready:
         return Decision(None, "not ready", None)
     assert gathering.first_ready_seconds is not None, "I am ready, so a Ready was seen"

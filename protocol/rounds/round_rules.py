@@ -1,4 +1,5 @@
-"""What a round knows when it begins: the manifest's rules, and hints from the round before."""
+"""The knowledge with which a round begins: the manifest's rules, and hints from the round
+before."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class RoundRules:
 
 
 class RoundHints(NamedTuple):
-    """What a round showed a peer, for its next round."""
+    """Hints that a round gives a peer for its next round."""
 
     found_slow: frozenset[PeerId] = frozenset()
     """Members with lines far slower than the others', perhaps this peer itself."""

@@ -1,4 +1,4 @@
-"""What a driver asks the machine of a round: the questions of `round.Round`.
+"""The questions of a driver to the machine of a round (`round.Round`).
 
 No method here changes anything. The events that change the round are in `round`.
 """
@@ -86,7 +86,8 @@ class RoundView:
 
     @property
     def is_over(self) -> bool:
-        """Whether the round is committed here and no member needs anything from this peer."""
+        """Returns whether the round is committed here and no member needs anything from this
+        peer."""
         return self._attempt is not None and self._attempt.is_over
 
     @property
@@ -112,7 +113,7 @@ class RoundView:
 
     @property
     def is_ready(self) -> bool:
-        """Whether this peer's own `Ready` was published."""
+        """Returns whether this peer's own `Ready` was published."""
         return self._gatherer.mine is not None
 
     @property
@@ -131,7 +132,7 @@ class RoundView:
 
     @property
     def hints(self) -> RoundHints:
-        """What this round showed, for the next one."""
+        """Returns the hints of this round for the next one."""
         attempt = self._attempt
         replay_seconds = self._hints.replay_seconds
         if self._rules.payloads.are_steps:  # their averages come while the members train
@@ -179,7 +180,7 @@ class RoundView:
         return attempt.reduce.average_of(chunk)
 
     def inventory(self, ring_id: Digest) -> Inventory | None:
-        """What this peer holds of the ring's chunks; None if the ring is not followed."""
+        """Returns what this peer holds of the ring's chunks; None if the ring is not followed."""
         attempt = self._working(ring_id)
         return None if attempt is None else attempt.reduce.inventory()
 

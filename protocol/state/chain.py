@@ -68,7 +68,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What one committed round did. `digest` is the head after it."""
+    """The record of what one committed round did to the state. `digest` is the head after it."""
 
     version: int
     run_id: bytes
@@ -219,7 +219,7 @@ def check_header_spans(header: Header) -> None:
 
 
 def quorum_reached(members: Sequence[str], votes: dict[str, Vote]) -> bool:
-    """Whether the votes for one header commit it.
+    """Returns whether the votes for one header commit it.
 
     A member counts as out of the ring when the vote of a signer names it in `removed` and it did
     not sign itself. More than half of the other members must have signed. So the last member of a
@@ -296,5 +296,5 @@ def tokens_taken(tokens: int, num_chunks_in: int, num_chunks: int) -> int:
 
 
 def spans_taken(num_chunks_in: int, num_chunks: int) -> bool:
-    """Whether a member's data counts as consumed by the round."""
+    """Returns whether a member's data counts as consumed by the round."""
     return 2 * num_chunks_in >= num_chunks

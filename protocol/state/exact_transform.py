@@ -30,7 +30,8 @@ from gossamer.protocol.manifest import ModelConfig
 from gossamer.protocol.state.parameter_layout import Tensor, layout_of
 
 TILE_SIDE_MAX = 64
-"""DeMo's s: a tile has at most 4096 coefficients, whose index has 12 bits."""
+"""Longest side of a tile, DeMo's s: a tile has at most 4096 coefficients, whose index has 12
+bits."""
 
 BASIS_SCALE = 2**14
 """Entries of the real basis are at most 1; rounding them to 2**-14 turns a sign only where the sum

@@ -36,7 +36,8 @@ class Tensor:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether weight decay applies: it does to matrices, and not to the gains of the norms."""
+        """Returns whether weight decay applies: it does to matrices, and not to the gains of the
+        norms."""
         return len(self.shape) > 1
 
 

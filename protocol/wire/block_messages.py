@@ -1,4 +1,4 @@
-"""What is said on a stream of ``/gossamer/blocks/1``.
+"""The messages of a stream of ``/gossamer/blocks/1``.
 
 The fetching side sends a `BlockRequest` a frame, without payload; several may be on their way at
 once. The serving side answers each in order with a `BlockReply`, and where it has the block, with
@@ -18,7 +18,7 @@ BLOCK_MESSAGE_BYTES_MAX = 64
 
 
 class BlockRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Send me the block with this digest."""
+    """The fetching side asks for the block with this digest."""
 
     digest: bytes
 
@@ -59,7 +59,7 @@ def encode_reply(digest: Digest, *, found: bool) -> bytes:
 
 
 def decode_reply(message: bytes | bytearray) -> tuple[Digest, bool]:
-    """(digest, found).
+    """Returns (digest, found).
 
     Raises:
         MalformedError: anything but a `BlockReply`.

@@ -16,7 +16,7 @@ from gossamer.protocol.ids import DIGEST_BYTES
 CHAIN_PROTOCOL = "/gossamer/chain/1"
 
 CHAIN_REQUEST_BYTES_MAX = 64
-"""A digest, a number, and a few bytes of msgpack."""
+"""Bound on a request: a digest, a number, and a few bytes of msgpack."""
 
 
 class ChainRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

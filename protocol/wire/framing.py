@@ -20,7 +20,8 @@ PREFIX_BYTES = _LENGTHS.size
 
 
 def encode_prefix(message_bytes: int, payload_bytes: int) -> bytes:
-    """The eight bytes before a frame. A frame over the limits is our own mistake (ValueError)."""
+    """Returns the eight bytes before a frame. A frame over the limits is our own mistake
+    (ValueError)."""
     if message_bytes > limits.FRAME_MESSAGE_BYTES_MAX or payload_bytes > limits.BLOCK_BYTES_MAX:
         raise ValueError(f"frame of {message_bytes} + {payload_bytes} bytes is over the limits")
     return _LENGTHS.pack(message_bytes, payload_bytes)

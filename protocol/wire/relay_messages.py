@@ -31,7 +31,7 @@ PIECE_BYTES_MAX = 64 * limits.KIB
 class RelayRequest(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="relay"
 ):
-    """Connect me with this peer."""
+    """The caller asks the relay for a circuit to this peer."""
 
     target: str
 
@@ -47,10 +47,10 @@ class Relayed(
 class RelayAnswer(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="answer"
 ):
-    """Whether the circuit stands."""
+    """The answer that says whether the circuit stands."""
 
     problem: str = ""
-    """For people; empty if there is none."""
+    """The reason for people why there is no circuit; empty if there is one."""
 
 
 RelayMessage = RelayRequest | Relayed | RelayAnswer

@@ -1,10 +1,10 @@
-"""What peers say to each other by gossip: signed statements.
+"""Signed statements that peers make to each other by gossip.
 
 A statement is one of the classes of `Statement`, in msgpack arrays that begin with the statement's
 name. It travels in a `Signed` envelope with its author and an Ed25519 signature over the run and
-the statement's bytes, so any peer may pass it on, and none can alter it or use it in another run.
-Every statement may be repeated and arrive in any order: `key_of` says which earlier statement of
-the same author a newer one replaces.
+the statement's bytes, so any peer may pass it on, and no peer can alter it or use it in another
+run. Every statement may be repeated and arrive in any order: `key_of` says which earlier statement
+of the same author a newer one replaces.
 
 Signature checking is passed in as a function (`Verify`), because this package does no cryptography
 beyond hashing.
@@ -42,7 +42,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Capacity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a machine can do, as it says itself."""
+    """The capabilities of a machine, as it states them itself."""
 
     device: str
     device_kind: str
@@ -61,10 +61,11 @@ once; it cannot be dialled; or too few peers have seen its address."""
 class Announce(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="announce"
 ):
-    """I am here, this is where I stand. Repeated every few seconds; silence means gone."""
+    """The author is alive, and says its place in the run. The statement is repeated every few
+    seconds; silence means that the author is gone."""
 
     incarnation: int
-    """Grows with every start of the same identity."""
+    """Number of the author's life: it grows with every start of the same identity."""
     sequence: int
     phase: Phase
     round: int
@@ -79,18 +80,18 @@ class Announce(
     addresses: tuple[str, ...]
     capacity: Capacity
     reach: Reach = "unknown"
-    """Which peers can connect to this one: all of them, those that dial at the same time, or none.
-    """
+    """The peers that can connect to this one: all of them, those that dial at the same time, or
+    none."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ready"):
-    """My pseudo-gradient for the round after `head` is done."""
+    """The author's pseudo-gradient for the round after `head` is done."""
 
     incarnation: int
-    """Grows with every start of the same identity."""
+    """Number of the author's life: it grows with every start of the same identity."""
     sequence: int
-    """Grows with every `ready`, so that no two of one peer are the same: behind the earlier one is
-    work that is gone, or in other rounds."""
+    """Number of this `Ready`. It grows with each one, so no two of one peer are the same: the work
+    behind the earlier one is gone, or in other rounds."""
     round: int
     head: bytes
     tokens: int
@@ -123,7 +124,8 @@ class Roster(
 class Accusation(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="suspect"
 ):
-    """This member of this ring does not keep up; it is out of the ring for good."""
+    """The author accuses a member of a ring: the member does not keep up, and is out of the ring
+    for good."""
 
     ring_id: bytes
     accused: str
@@ -131,7 +133,8 @@ class Accusation(
 
 
 class Vote(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="vote"):
-    """I computed this header from the ring's finals, and hold `removed` to be out of the ring."""
+    """The author computed this header from the ring's averages, and holds `removed` to be out of
+    the ring."""
 
     ring_id: bytes
     sequence: int
@@ -142,9 +145,10 @@ class Vote(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 class LinkRate(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="pace"
 ):
-    """How fast my successor in this ring takes bytes, while there is something to send.
+    """The rate at which the author's successor in this ring takes bytes, while there is something
+    to send.
 
-    Said again when that has changed much.
+    It is said again when it has changed much.
     """
 
     ring_id: bytes
@@ -153,13 +157,13 @@ class LinkRate(
 
 
 RingStatement: TypeAlias = Accusation | Vote | LinkRate
-"""What members of one ring say of it."""
+"""Statements of a member about its ring."""
 
 Statement: TypeAlias = Announce | Ready | Roster | RingStatement
 
 
 class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
-    """An envelope: who says it, the statement's bytes, and the signature."""
+    """An envelope: the author, the statement's bytes, and the signature."""
 
     author: str
     payload: bytes
@@ -245,7 +249,8 @@ def key_of(author: str, statement: Statement) -> tuple[str, ...]:
 
 
 def version_of(statement: Statement) -> tuple[int, ...]:
-    """The version of a statement: the higher one of two with the same key is the newer."""
+    """Returns the version of a statement: of two statements with one key the higher version is the
+    newer."""
     match statement:
         case Announce() | Ready():
             return (statement.incarnation, statement.sequence)

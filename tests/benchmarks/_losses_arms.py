@@ -20,7 +20,7 @@ class Arm:
     num_peers: int = 1
     """Largest number of peers: a swarm that grows ends with it, one that shrinks begins with it."""
     inner_steps: int = 20
-    """H, after the warm-up."""
+    """Inner steps of a round (H), after the warm-up."""
     codec: str = "fp32"
     overlap: float = 0.0
     """The new state arrives after this part of the next round's inner steps; 0: at once."""
@@ -32,7 +32,7 @@ class Arm:
     topics: bool = False
     """Each peer has text of its own kind, instead of all having the same mixture."""
     cold: bool = False
-    """Without the warm-up rounds."""
+    """Whether the arm begins without the warm-up rounds."""
     peers: Peers = "constant"
     rates: tuple[float, float] | None = None
     """Outer learning rate and momentum; None: the preset's."""
@@ -41,15 +41,15 @@ class Arm:
     top_k: int = 0
     """Values that are kept of a block or chunk; 0: the mode's default."""
     error_decay: float | None = None
-    """sparse: the part of what was not sent that is carried; None: the preset's."""
+    """Part of the unsent work that is carried (`sparse` only); None: the preset's."""
     dense_warmup: bool = False
-    """sparse: the rounds of the warm-up send everything, with `codec`."""
+    """Whether the rounds of the warm-up send everything, with `codec` (`sparse` only)."""
     decay: float | None = None
-    """distro: of the momentum; None: the mode's default."""
+    """Decay of the momentum (`distro` only); None: the mode's default."""
     learning_rate: float = 0.0
     """Learning rate of the inner steps; 0 is the mode's default."""
     lookahead: bool = False
-    """distro: gradients are taken where the own momentum would lead."""
+    """Whether gradients are taken where the own momentum would lead (`distro` only)."""
 
     def num_peers_at(self, progress: float) -> int:
         """Peers that train when this part (0 to 1) of the inner steps is done."""

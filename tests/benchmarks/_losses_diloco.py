@@ -24,12 +24,12 @@ MOMENTUM_MAX = 0.9
 """Largest momentum in use, for rounds that choose their own."""
 
 Deal = Callable[[int], Sequence[int]]
-"""Worker to the shards that it trains on."""
+"""Function from a worker to the shards that it trains on."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all arms of a seed share."""
+    """Settings that all arms of a seed share."""
 
     text: Text
     model: ModelConfig

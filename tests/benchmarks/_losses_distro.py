@@ -49,7 +49,7 @@ class SharedPeer(Peer):
         super().__init__(trainer, text)
         self._shared = trainer
         self.update: bytes | None = None
-        """What it has for the next step, encoded."""
+        """The peer's part for the next step, encoded."""
 
     def begin(self, first: int, steps: int) -> None:
         """A round: what was offered in the last one and not taken stays in the momentum."""
@@ -67,7 +67,7 @@ class SharedPeer(Peer):
         return True
 
     def taken(self) -> None:
-        """All took what it offered."""
+        """All peers took the part that this peer offered."""
         self._shared.share(taken=True)
         self.update = None
 

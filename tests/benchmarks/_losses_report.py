@@ -21,7 +21,7 @@ CURVES = (
 """Arms that are drawn as curves, if there are results of them; curves of all are not legible."""
 
 CURVES_MAX = 8
-"""Drawn instead if none of them is there."""
+"""Number of curves that are drawn instead if none of `CURVES` is there."""
 
 ROW_INCHES = 0.24
 PANEL_HEAD_ROWS = 2.5
@@ -78,7 +78,8 @@ def table_of(results: Results, seeds: Sequence[int], arms: Sequence[str]) -> Tab
 
 
 def draw(results: Results, seeds: Sequence[int], arms: Sequence[str], path: Path) -> None:
-    """Left the curves of a few arms, means over the seeds; right the ends of all, by question."""
+    """Draws the curves of a few arms on the left, means over the seeds; and the ends of all on the
+    right, by question."""
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 

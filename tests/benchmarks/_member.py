@@ -40,7 +40,7 @@ _PIECE_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one member is to do."""
+    """The task of one member."""
 
     rank: int
     num_members: int
@@ -74,7 +74,7 @@ def encode_assignment(assignment: Assignment) -> str:
 
 
 def vector_of(rank: int, num_elements: int) -> Vector:
-    """What a member brings: normally distributed, the same in every process that asks."""
+    """Returns a member's vector: normally distributed, the same in every process that asks."""
     return np.random.default_rng(rank).standard_normal(num_elements, dtype=np.float32)
 
 

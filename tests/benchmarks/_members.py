@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 ANSWER_SECONDS = 600.0
 START_SECONDS = 0.3
-"""Between the word and the common start: every member has heard it by then."""
+"""Time between the message and the common start: every member has received it by then."""
 
 
 class Member:

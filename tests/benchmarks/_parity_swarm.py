@@ -21,7 +21,7 @@ from gossamer.protocol.state.chain import Header
 from gossamer.protocol.state.digest import FloatVector
 
 ROUND_TIMEOUT_SECONDS = 120.0
-"""Without a commit for so long, a swarm on even a busy machine is stuck."""
+"""Time without a commit after which a swarm is stuck, also on a busy machine."""
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,11 @@ class Curve:
     steps: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     tokens: int = 0
-    """Trained by all workers together."""
+    """Tokens trained by all workers together."""
     rounds: int = 0
     """Outer rounds; 0 where there are none."""
     momenta: list[float] = field(default_factory=list)
-    """Where it is noted: of each round's outer step."""
+    """Momentum of each round's outer step, in arms that note it."""
 
     def add(self, step: int, loss: float) -> None:
         self.steps.append(step)

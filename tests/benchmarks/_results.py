@@ -44,7 +44,7 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Results(msgspec.Struct, kw_only=True):
-    """What an output file holds: the settings, and the arms that were run with them."""
+    """The content of an output file: the settings, and the arms that were run with them."""
 
     settings: Settings
     results: list[Result] = []
@@ -70,7 +70,7 @@ class Results(msgspec.Struct, kw_only=True):
 
 
 def load_results(path: Path, settings: Settings, *, fresh: bool) -> Results:
-    """What is in the file; nothing if there is no file, or if it is to be forgotten.
+    """Returns the results in the file; no results if there is no file, or if it is to be forgotten.
 
     Ends the program if the file's results are of other settings.
     """

@@ -66,7 +66,8 @@ TOKENS = 1000
 
 
 def head_of(repeat: int) -> Digest:
-    """What a repeat's round builds on; with the peer ids it decides the order of the ring."""
+    """Returns the head that a repeat's round builds on; with the peer ids it decides the order of
+    the ring."""
     return digest_of(b"repeat", repeat.to_bytes(4, "big"))
 
 

@@ -1,4 +1,5 @@
-"""What a fault in the middle of an all-reduce costs: Gossamer's ring on machines with slow lines.
+"""Measures the cost of a fault in the middle of an all-reduce: Gossamer's ring on machines with
+slow lines.
 
     sudo python -m tests.benchmarks.faults                       # docs/benchmarks/faults.md
     sudo python -m tests.benchmarks.faults --faults kill freeze --repeats 3
@@ -55,8 +56,9 @@ from tests.support.netns import NamespacesUnavailable, Network
 FAULTS = ("kill", "neighbours", "freeze", "silent", "slow")
 
 PATIENCE_SECONDS = 90.0
-"""More than any of the others' time-outs. A member that was put out of the ring by mistake gets the
-average from no peer here, while a node would fetch it: then this is what is waited for."""
+"""Longest wait for an all-reduce: longer than any of the others' time-outs. A member that was put
+out of the ring by mistake gets the average from no peer here, while a node would fetch it: then
+this is what is waited for."""
 
 SLOW_PART = 1 / 20
 

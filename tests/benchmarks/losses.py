@@ -1,4 +1,4 @@
-"""What does sending less, or not waiting, cost the model? All modes in one process.
+"""Measures the cost for the model of sending less, or of not waiting. All modes in one process.
 
     python -m tests.benchmarks.losses             # codecs, overlap, sparse, distro; three seeds
     python -m tests.benchmarks.losses --arms codecs sizes --seeds 1

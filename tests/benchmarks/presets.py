@@ -124,15 +124,15 @@ class Trial(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Entry(msgspec.Struct, kw_only=True):
-    """What was found out about one preset."""
+    """The results about one preset."""
 
     settings: str
-    """What the trials depend on."""
+    """The settings on which the trials depend."""
     num_parameters: int
     vector_bytes: int
-    """What a peer's vectors take, trainer and daemon together, by their count."""
+    """Memory of a peer's vectors, trainer and daemon together, by their count."""
     sequence_seconds: float | None = None
-    """None: more memory than there was."""
+    """Duration of a sequence; None: it needs more memory than there was."""
     peak_bytes: int | None = None
     """Peak memory of the training process, with `micro_batch` sequences at once."""
     micro_batch: int = 0
@@ -429,7 +429,7 @@ class Experiment:
 
 
 def load(path: Path) -> dict[str, Entry]:
-    """What an earlier run kept, by preset."""
+    """Returns the results that an earlier run kept, by preset."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Entry])
     except FileNotFoundError:
@@ -437,7 +437,7 @@ def load(path: Path) -> dict[str, Entry]:
 
 
 def print_entry(preset: Preset, entry: Entry) -> None:
-    """What is known about a preset, for people."""
+    """Prints the results about a preset, for people."""
     console.print(
         f"\n[bold]{preset.name}[/bold]: {entry.num_parameters:,} parameters; the vectors of a "
         f"peer take {entry.vector_bytes / 1e9:.2f} GB"

@@ -127,13 +127,14 @@ class System:
 
 
 def ideal_bytes(codec_name: str, num_elements: int, num_members: int) -> float:
-    """What every member sends in a ring or a scatter-gather without any waste."""
+    """Returns the bytes that every member sends in a ring or a scatter-gather without any waste."""
     encoded_bytes = codec(codec_name).encoded_bytes(num_elements)
     return 2 * (num_members - 1) / num_members * encoded_bytes
 
 
 def error_max(codec_name: str, num_members: int, magnitude: float) -> float:
-    """What rounding may amount to: once a member, and once for the average.
+    """Returns an upper bound on the rounding error: a rounding for each member, and one for the
+    average.
 
     Of a partial sum, whose largest magnitude is not that of the mean: hence the factor 4.
     """
@@ -213,14 +214,14 @@ def row_of(options: argparse.Namespace, system: System) -> list[str]:
 
 
 def is_mean(system: System, num_members: int) -> bool:
-    """Whether every result was numpy's mean but for rounding."""
+    """Returns whether every result was numpy's mean but for rounding."""
     return all(
         turn.error <= error_max(system.codec, num_members, turn.magnitude) for turn in system.turns
     )
 
 
 def problems_of(system: System, num_members: int) -> list[str]:
-    """What Gossamer's ring got wrong."""
+    """Returns the faults in the results of Gossamer's ring."""
     problems = []
     if not all(turn.is_whole for turn in system.turns):
         problems.append("a member is not in the whole result")

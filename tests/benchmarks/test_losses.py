@@ -156,7 +156,8 @@ def small_draft(corpus: Path) -> Draft:
 
 
 def test_one_peer_does_not_notice_overlap(setting: Setting) -> None:
-    """What it moves by at a rebase is the state that it handed over itself: nothing."""
+    """The peer moves at a rebase by the state that it handed over itself, which is no move at
+    all."""
     at_once = train_diloco(setting, arm_of("diloco-1-h6-fp32"))
     late = train_diloco(setting, arm_of("diloco-1-h6-fp32-o50"))
     assert late.final == pytest.approx(at_once.final, rel=1e-4)

@@ -47,8 +47,8 @@ want slower ones: if the processors are the limit, who gets less of them is put 
 SIZES = {"1 M": 1_000_000, "10 M": 10_000_000, "150 M": 150_000_000}
 
 MEMBER_BYTES, ELEMENT_BYTES = 150e6, 14
-"""What a member needs: up to 835 MB were measured with 50 million fp32 elements (`ring.py`), most
-of it copies of its vector."""
+"""Memory of a member: up to 835 MB were measured with 50 million fp32 elements (`ring.py`), most of
+it copies of its vector."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,8 @@ class Result:
 
     @property
     def times_less(self) -> float:
-        """Than an fp32 gradient at every step, or for `distro` a bf16 one."""
+        """Factor by which the bytes are fewer than those of an fp32 gradient at every step, or for
+        `distro` a bf16 one."""
         gradient_bytes = 2 if self.mode == DISTRO else 4
         return gradient_bytes * self.elements / self.payload_per_step
 
@@ -162,7 +163,7 @@ Key = tuple[str, int, int]
 
 
 def kept(path: Path | None) -> dict[Key, Result]:
-    """What earlier runs found; what is measured again takes its place."""
+    """Returns the results of earlier runs; new results take their place."""
     if path is None or not path.exists():
         return {}
     results = [Result(**fields) for fields in json.loads(path.read_text())]

@@ -83,7 +83,7 @@ class Result:
 
     @property
     def off(self) -> float:
-        """How far the measured round is from the plan."""
+        """Deviation of the measured round from the plan, as a fraction."""
         return self.round_seconds / self.planned_round_seconds - 1
 
 

@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="module")
 def run(pytestconfig: pytest.Config) -> Run:
-    """What is trained, in the mode that was asked for."""
+    """The run to train, in the mode of the command line."""
     # Not known where these tests are run together with others.
     return SLOW_RINGS.averaging(pytestconfig.getoption("--mode", "fp32"))
 
@@ -66,7 +66,8 @@ def undisturbed(lab: Lab, run: Run, watch: Watch, num_peers: int) -> float:
 
 @pytest.fixture
 def machines(lab: Lab, run: Run, undisturbed: float) -> list[Machine]:
-    """Whose daemons are in the run, all running and on good lines, whatever a test before did."""
+    """The machines whose daemons are in the run. All run and have good lines, whatever a test
+    before did."""
     members = [machine for machine in lab.machines if machine.is_member]
     lab.unite()
     for machine in members:

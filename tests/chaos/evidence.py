@@ -1,4 +1,4 @@
-"""What a node's state directory proves: its chain, and who is in which average.
+"""Proofs from a node's state directory: its chain, and the contributors of each average.
 
 Read with the project's own decoders, while the daemon may be running.
 """
@@ -40,7 +40,8 @@ class CommittedRound:
 
     @property
     def tokens(self) -> dict[PeerId, int]:
-        """What the round took of each member of its ring; 0 of one that is in no chunk."""
+        """Tokens that the round took of each member of its ring; 0 of a member that is in no
+        chunk."""
         return {PeerId(member.peer_id): member.tokens for member in self.header.members}
 
     @property
@@ -131,7 +132,8 @@ class Effort:
         check_account(self._machine)
 
     def _tokens_not_taken(self) -> int:
-        """What the rounds since then could have had of this machine, and have not."""
+        """Returns the tokens that the rounds since then could have had of this machine, and do not
+        have."""
         most = self._run.round_tokens
         history = history_of(self._machine)
         since = [one for number, one in history.items() if number > self._before_round]

@@ -20,7 +20,7 @@ from gossamer.protocol.state.shared_step import shapes_of
 from tests.support.lab import Lab
 
 ATTEMPT_SECONDS = 2.0
-"""Without a roster for so long, the next organiser is asked."""
+"""Time without a roster after which the next organiser is asked."""
 
 OPTIONS = ("--threads", "1")
 """Options of every daemon."""
@@ -107,7 +107,7 @@ _WORDS = ("peer", "ring", "round", "chunk", "head", "token", "commit", "swarm", 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is trained, and the machines' lines."""
+    """The model to train, and the machines' lines."""
 
     name: str
     width: int
@@ -167,7 +167,7 @@ class Run:
 
     @property
     def trains_in_ring(self) -> bool:
-        """Whether a ring is at work while its members train."""
+        """Returns whether a ring is at work while its members train."""
         return self.sync == DISTRO
 
     @property

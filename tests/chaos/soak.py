@@ -66,7 +66,7 @@ FAULT_SECONDS = (5.0, 25.0)
 """Range of a fault's length: from hardly noticeable to longer than every time-out of a round."""
 
 PAUSE_SECONDS = (5.0, 20.0)
-"""Between the end of one and the next."""
+"""Range of the pause between the end of a fault and the next fault."""
 
 SLOW_PART = 1 / 20
 
@@ -75,18 +75,18 @@ HEAL_SECONDS = 120.0
 
 STEP_SECONDS = 0.2
 WATCH_SECONDS = 0.5
-"""Between two questions to a daemon: eight of them share two processors with their trainers."""
+"""Time between two requests to a daemon: eight of them share two processors with their trainers."""
 
 SHARE_MIN = 0.99
 """Smallest share of the survivors' trained tokens that the chain has to hold."""
 
 SILENCE_SECONDS = 12.0
-"""What a frozen or silent member may cost a round: issue 3."""
+"""Longest time that a frozen or silent member may cost a round."""
 
 
 @dataclass
 class Report:
-    """What came out."""
+    """The results of a soak."""
 
     options: dict[str, object]
     faults: dict[str, int] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Report:
     median_round_seconds: float = 0.0
     longest_stall_seconds: float = 0.0
     stall_seconds_max: float = 0.0
-    """What it may be."""
+    """Upper bound on the longest stall."""
     tokens_trained: int = 0
     tokens_committed: int = 0
     load: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -129,7 +129,8 @@ class Report:
 
 
 class Chaos:
-    """What happens to the machines. Each method takes its turn whenever `step` is called."""
+    """The faults that happen to the machines. Each method takes its turn whenever `step` is
+    called."""
 
     def __init__(
         self, lab: Lab, options: argparse.Namespace, watch: Watch, console: Console
@@ -252,7 +253,7 @@ class Soak:
         return report
 
     def _check(self, look: Callable[..., None], *arguments: object) -> bool:
-        """Whether a look finds nothing wrong."""
+        """Returns whether a look finds nothing wrong."""
         try:
             look(*arguments)
         except AssertionError as error:

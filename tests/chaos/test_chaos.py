@@ -26,13 +26,14 @@ pytestmark = pytest.mark.e2e
 KILL_SECONDS = 2.0
 SILENCE_SECONDS = 12.0
 SLOW_FACTOR = 1.5
-"""What a death, a silence and a slow peer may add to a round, or make of it."""
+"""Bounds on the cost of a fault to a round: a death adds at most `KILL_SECONDS`, a silence at most
+`SILENCE_SECONDS`, and a slow peer makes the round at most `SLOW_FACTOR` times as long."""
 
 SLOW_PART = 1 / 20
-"""What a slow peer has of the others' bandwidth, or of their computing power."""
+"""Part of the others' bandwidth, or of their computing power, that a slow peer has."""
 
 QUICK_LINES = 4
-"""How much faster the lines are while a swarm that was split comes together."""
+"""Factor by which the lines are faster while a swarm that was split comes together."""
 
 
 def test_a_slow_line_and_a_slow_processor_do_not_slow_the_others(
@@ -80,7 +81,7 @@ def test_a_silent_line_is_left_out_and_comes_back(
     effort.check_kept()
 
 
-def test_two_neighbours_die_who_are_half_of_the_ring(
+def test_two_neighbours_die_that_are_half_of_the_ring(
     machines: list[Machine], watch: Watch, undisturbed: float
 ) -> None:
     watch.together(machines)

@@ -52,7 +52,7 @@ def connects(
     other: int,
     seconds: float = CARRIER_SECONDS,
 ) -> bool:
-    """Whether a machine reaches another; False if there is no answer at all."""
+    """Returns whether a machine reaches another; False if there is no answer at all."""
     with network.inside(one), socket.socket() as client:
         client.settimeout(seconds)
         try:

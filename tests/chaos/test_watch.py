@@ -1,4 +1,4 @@
-"""What the watch makes of what it saw."""
+"""The conclusions of a watch from the statuses that it saw."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 @dataclass
 class Seen:
-    """What was seen of one machine."""
+    """The observations of one machine."""
 
     status: Status | None = None
     """The newest; None while the daemon does not answer."""
@@ -36,7 +36,7 @@ class Seen:
     rounds: dict[int, LastRound] = field(default_factory=dict)
     """Rounds by number, as this node saw them end."""
     committed_seconds: dict[int, float] = field(default_factory=dict)
-    """When a round was first seen to be this node's newest (monotonic clock)."""
+    """Time at which a round was first seen to be this node's newest (monotonic clock), by round."""
     first: Status | None = None
     """The first of this life of the daemon that knew its work."""
     _process_id: int = 0
@@ -137,7 +137,7 @@ class Watch:
     # States
 
     def note_state(self, machine: str, status: Status) -> None:
-        """What a machine's state is at its head."""
+        """Notes the state digest of a machine at its head."""
         if status.head is not None and status.state_digest is not None:
             states = self._states.setdefault(status.head, {})
             states.setdefault(status.state_digest, set()).add(machine)
@@ -272,7 +272,8 @@ class Watch:
         return NextRing(number + 1, [by_id[peer] for peer in order], ready, sent_bytes)
 
     def _is_in_ring(self, status: Status) -> bool:
-        """Whether its ring is at work, or is agreed on: it has all that it needs for that."""
+        """Returns whether its ring is at work, or is agreed on: it has all that it needs for
+        that."""
         if self.trains_in_ring:
             return status.phase == "training" and status.inner_step > 0
         return status.phase == "averaging"
@@ -295,7 +296,7 @@ class Watch:
     def outcome(
         self, machines: Collection[Machine], number: int, seconds: float = PATIENCE_SECONDS
     ) -> dict[str, LastRound]:
-        """How a round ended for each of these machines, by name, once it has for all."""
+        """Waits until a round has ended for each of these machines; returns its end by name."""
 
         def ended() -> dict[str, LastRound] | None:
             rounds = {machine.name: self.seen(machine).rounds.get(number) for machine in machines}

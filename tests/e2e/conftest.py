@@ -19,7 +19,7 @@ WORDS = ("peer", "ring", "round", "chunk", "head", "token", "commit", "swarm", "
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some 250 KB of text that a small model learns from."""
+    """A corpus of some 250 KB that a small model learns from."""
     folder = tmp_path_factory.mktemp("corpus")
     randomness = random.Random(1)
     for number in range(16):

@@ -33,7 +33,7 @@ Reading = dict[str, list[Span]]
 
 @dataclass(frozen=True)
 class Record:
-    """What is left of a run."""
+    """The remains of a run on disk."""
 
     manifest: Manifest
     headers: tuple[Header, ...]
@@ -54,7 +54,7 @@ class Record:
         return Text(folder, index, data.token_bytes, 1.0)
 
     def setting(self, text: Text) -> Setting:
-        """What the driver needs to know of the run. It deals no text by itself."""
+        """The setting of the run for the driver. It deals no text by itself."""
         manifest, outer = self.manifest, self.manifest.outer
         rates = (outer.learning_rate, outer.momentum)
         return Setting(
@@ -62,7 +62,8 @@ class Record:
         )
 
     def told_of(self, header: Header) -> str:
-        """What the chain knows of a round, for who wonders why it cannot be done again."""
+        """Returns the chain's record of a round in words, to explain why the round cannot be
+        replayed."""
         averages = decode_update_index(
             self.store.get(Digest(header.update_digest)),
             self.num_chunks_of(header),
@@ -89,7 +90,7 @@ def run_swarm(
     num_rounds: int,
     disturb: Callable[[LocalSwarm], None] = lambda _swarm: None,
 ) -> Record:
-    """What is on disk once a swarm has done so many rounds and was killed.
+    """Runs a swarm for so many rounds and kills it; returns its remains on disk.
 
     `disturb` is called when all have been started.
     """
@@ -155,8 +156,8 @@ def replayed(
     rounds: Sequence[tuple[Sequence[Span], Sequence[str]]],
     leads_there: Callable[[Sequence[Reading]], bool],
 ) -> list[Reading]:
-    """How the peers read in the rounds from the first one on, as far as there is a way to read that
-    leads where they led.
+    """Returns the peers' readings from the first round on, as far as there is a reading that leads
+    to the same states.
 
     Args:
         rounds: the text of each, and who read it.

@@ -1,4 +1,4 @@
-"""What a person may get wrong: one clear message, status 1, and nothing that was there is lost."""
+"""Mistakes of a person: one clear message, status 1, and nothing that was there is lost."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Trio:
     seed: LocalNode
     other: LocalNode
     broken: Path
-    """While this file is there, the faulty node's trainers exit before they begin."""
+    """File that makes the faulty node's trainers exit before they begin, as long as it exists."""
     clock: Path
     """Seconds by which the faulty node's wall clock is wrong."""
 

@@ -49,7 +49,7 @@ def test_one_alone_then_two_then_a_third_without_the_seed(swarm: LocalSwarm, fou
 
 
 def test_a_joiner_without_anybody_leaves_when_told(swarm: LocalSwarm, founded: Path) -> None:
-    """It knows its run, but its seed has gone before it had the data index."""
+    """The joiner knows its run, but its seed has gone before the joiner had the data index."""
     node = swarm.add()
     node.root.mkdir()
     shutil.copy(founded / "manifest.msgpack", node.root)

@@ -55,7 +55,8 @@ round_seconds = 600.0
 gather_seconds = 600.0
 gather_fraction = 600.0
 """
-"""So little data that a peer comes to the end of no shard but the last, which is short."""
+"""The manifest has so little data that a peer comes to the end of no shard but the last, which is
+short."""
 
 
 def manifest_text(mode: str, fragments: int, displacement: float) -> str:
@@ -64,7 +65,8 @@ def manifest_text(mode: str, fragments: int, displacement: float) -> str:
 
 
 def leads_there(record: Record, text: Text, read: Sequence[Reading]) -> bool:
-    """Whether these first rounds lead to the state that the header of the last one names."""
+    """Returns whether these first rounds lead to the state that the header of the last one
+    names."""
     manifest = record.manifest
     outer = manifest.outer
     swarm = Swarm(record.setting(text), len(record.peers))

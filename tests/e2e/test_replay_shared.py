@@ -139,8 +139,8 @@ def lose_one(swarm: LocalSwarm) -> None:
 
 
 def is_of_use(rounds: Sequence[CommittedRound], peers: Sequence[str], *, loses_one: bool) -> bool:
-    """Whether all have a part in every step, but for the lost one: from some step of a ring on it
-    has none any more."""
+    """Returns whether all peers have a part in every step, but for the lost one: from some step of
+    a ring on it has no part any more."""
     steps = [parts for each in rounds for parts in each.parts]
     lack_some = [peer for peer in peers if not all(peer in parts for parts in steps)]
     comes_back = any(
@@ -155,7 +155,7 @@ def is_of_use(rounds: Sequence[CommittedRound], peers: Sequence[str], *, loses_o
 def leads_there(
     record: Record, rounds: Sequence[CommittedRound], text: Text, read: Sequence[Reading]
 ) -> bool:
-    """Whether these first rounds have the parts and lead to the states of those on disk."""
+    """Returns whether these first rounds have the parts and lead to the states of those on disk."""
     outer = record.manifest.outer
     steps = SharedSteps(top_k=outer.top_k, lookahead=outer.lookahead)
     swarm = SharedSwarm(record.setting(text), steps, len(record.peers))

@@ -62,7 +62,7 @@ the rogue sends a GB, and keeps hundreds of streams."""
 
 @dataclass
 class Watch:
-    """What is seen of the daemons meanwhile."""
+    """The observations of the daemons during the attacks."""
 
     nodes: list[LocalNode]
     largest: dict[str, int] = field(default_factory=dict)

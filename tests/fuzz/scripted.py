@@ -50,7 +50,7 @@ class ScriptedStream:
         """Nothing to do."""
 
     async def reset(self) -> None:
-        """Noted."""
+        """Notes the reset."""
         self.was_reset = True
 
 

@@ -1,4 +1,4 @@
-"""Whatever the disk gives back: files are refused with their module's own error, or left out."""
+"""Damaged files: they are refused with their module's own error, or left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a peer sends, by stream or gossip: it is blamed or ignored, and nothing else happens.
+"""Bad messages of a peer, by stream or gossip: it is blamed or ignored, and nothing else happens.
 
 Every reader of the network is run on frames that are damaged versions of what it expects.
 """
@@ -122,7 +122,7 @@ def conversations(draw: st.DrawFn, messages: list[tuple[bytes, bytes]]) -> bytes
 
 
 class _OpenChain:
-    """What `ChainSync` asks of the committed state."""
+    """The committed state as `ChainSync` uses it."""
 
     def __init__(self, folder: Path) -> None:
         self.chain = ChainStore(folder, RUN_ID, digest_of(b"genesis"))

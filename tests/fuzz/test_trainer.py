@@ -1,4 +1,4 @@
-"""Whatever lies in a shard, a tokenizer, a checkpoint or on the pipe: the trainer refuses it."""
+"""Bad shards, tokenizers, checkpoints and messages: the trainer refuses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real daemons in the homes of `internet`, and what becomes of their rounds."""
+"""Real daemons in the homes of `internet`, and the rounds that they commit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Home(LocalNode):
     number: int
 
     def status(self) -> Status | None:
-        """What the daemon says of itself; None while it does not answer."""
+        """Returns the daemon's status; None while it does not answer."""
         with self.internet.inside(self.number):
             return super().status()
 

@@ -84,13 +84,13 @@ _networks = itertools.count()
 
 @dataclass(frozen=True)
 class Router:
-    """What a home's router does."""
+    """The behaviour of a home's router."""
 
     ports: Literal["kept", "random"] = "kept"
     """The outer port of a connection: the inner one where it is free (endpoint-independent mapping,
     RFC 4787, section 4.1), or another one for each connection (address- and port-dependent)."""
     uninvited: Literal["drop", "reset"] = "drop"
-    """What becomes of a connection from outside."""
+    """Answer of the router to a connection from outside that it does not expect."""
     forwards: int | None = None
     """A port that the owner has opened by hand."""
     is_cloud: bool = False
@@ -104,7 +104,7 @@ class Machine:
     """A machine with a daemon."""
 
     router: Router | None = None
-    """None: the machine has a public address."""
+    """The router of the machine's home; None: the machine has a public address."""
     up_mbit: float = 20.0
     down_mbit: float = 100.0
 
@@ -127,10 +127,11 @@ class Internet:
         self._folder = Path(self._temporary.name)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._moves = [0] * len(machines)
-        """How often each home got another public address."""
+        """Number of public addresses that each home has had before its present one."""
 
     def prefix(self, machine: int) -> list[str]:
-        """What to put before a command to run it on a machine; it keeps its process id."""
+        """Returns the words to put before a command that runs it on a machine. The command keeps
+        its process id."""
         return ["ip", "netns", "exec", self._machine(machine)]
 
     def public_host(self, machine: int) -> str:

@@ -67,7 +67,7 @@ TOPOLOGIES: dict[str, list[Machine]] = {
 
 @dataclass
 class Row:
-    """What was measured in one topology."""
+    """The measurements in one topology."""
 
     name: str
     first_seconds: float

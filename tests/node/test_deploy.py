@@ -1,4 +1,4 @@
-"""What is in deploy/ and around it fits the code: metrics, settings, commands, times, imports."""
+"""The files in deploy/ and around it fit the code: metrics, settings, commands, times, imports."""
 
 import configparser
 import http.server

@@ -38,8 +38,8 @@ def test_a_manifest_comes_back_from_its_bytes_and_names_its_run() -> None:
     [
         ("name", ""),
         ("name", "x" * 300),
-        ("founder", "nobody"),
-        ("allowed", ("nobody",)),
+        ("founder", "not-a-peer"),
+        ("allowed", ("not-a-peer",)),
         ("allowed", tuple(peer(i) for i in range(limits.MEMBERS_MAX + 1))),
         ("admission", "allow"),  # and no peer allowed
         ("seed", -1),

@@ -39,7 +39,8 @@ def verify(author: PeerId, data: bytes, signature: bytes) -> bool:
 
 
 def test_the_code_writes_the_committed_bytes(committed: dict[str, Any]) -> None:
-    """If this fails, the wire has changed: raise the protocol's version, or undo it."""
+    """The code writes the committed bytes. A failure means that the wire has changed: raise the
+    protocol's version, or undo the change."""
     assert json.loads(json.dumps(vectors())) == committed
 
 

@@ -1,4 +1,5 @@
-"""What a rogue pretends to be: ahead of all others, at work on everything, a member of the ring."""
+"""False claims of a rogue: to be ahead of all others, at work on everything, a member of the
+ring."""
 
 from __future__ import annotations
 

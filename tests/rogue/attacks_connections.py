@@ -1,4 +1,4 @@
-"""What a rogue does below the streams, on the real network: connections, muxing, gossip."""
+"""Attacks of a rogue below the streams, on the real network: connections, muxing, gossip."""
 
 from __future__ import annotations
 
@@ -103,8 +103,9 @@ async def streams_opened_and_reset(rogue: Rogue, victims: list[PeerId]) -> None:
 
 
 async def broken_rpcs(rogue: Rogue, victims: list[PeerId]) -> None:
-    """On the gossip stream itself: no RPCs, ten thousand messages at once, forged ones, and others
-    that make the victim keep what it should not, or dial whom it should not."""
+    """Bytes on the gossip stream itself: no RPCs, ten thousand messages at once, forged ones, and
+    others that make the victim keep data that it should not keep, or dial peers that it should not
+    dial."""
     many = rpc_pb2.RPC(publish=[rpc_pb2.Message(topicIDs=[rogue.topics()[0]])] * 10_000)
     topics = rpc_pb2.RPC()
     for number in range(5000):

@@ -42,7 +42,7 @@ async def forged_statements(rogue: Rogue, victims: list[PeerId]) -> None:
             Signed(victim, mine.payload, mine.signature),
             Signed(rogue.me, mine.payload, bytes(64)),
             Signed(rogue.me, mine.payload, b""),
-            Signed("nobody", mine.payload, mine.signature),
+            Signed("not-a-peer", mine.payload, mine.signature),
             Signed("1" * 500, mine.payload, mine.signature),
             other_run,
         ):

@@ -1,4 +1,5 @@
-"""What a rogue does on streams: frames that are none, questions that make no sense, silence."""
+"""Attacks of a rogue on streams: bytes that are no frames, questions that make no sense,
+silence."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Rogue:
         return f"gossamer/{run}/members", f"gossamer/{run}/rounds"
 
     async def statement_store(self, victim: PeerId) -> list[tuple[Signed, Statement]]:
-        """What a victim's statement store holds."""
+        """Returns the statements in a victim's statement store."""
         stream = await self.transport.open_stream(victim, STATEMENTS_PROTOCOL)
         await send_frame(stream, b"")
         message, _ = await receive_frame(stream)
@@ -107,7 +107,7 @@ class Rogue:
         ]
 
     async def head(self, victim: PeerId) -> Announce:
-        """Where a victim stands, as it announced itself."""
+        """Returns a victim's announcement, which has its head."""
         with trio.fail_after(ASK_SECONDS):
             while True:
                 for signed, statement in await self.statement_store(victim):
@@ -116,7 +116,7 @@ class Rogue:
                 await trio.sleep(0.1)
 
     async def _serve_statements(self, stream: Stream) -> None:
-        """What it said last, to peers that did not hear it by gossip."""
+        """Serves the rogue's last statements to peers that did not hear them by gossip."""
         await receive_frame(stream)
         await send_frame(stream, encode(list(self._said)))
         await stream.close()

@@ -1,4 +1,4 @@
-"""What the end-to-end tests do with real daemons: start, wait, ask, and read what is on disk."""
+"""Operations of the end-to-end tests on real daemons: start, wait, ask, and read their disks."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def gossamer(*arguments: str | Path, seconds: float = PATIENCE_SECONDS) -> Answe
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command said."""
+    """The answer of a command."""
 
     status: int
     out: str
@@ -114,7 +114,7 @@ def takes_part(status: Status) -> bool:
 
 
 def in_rounds_of(num_peers: int) -> Callable[[Status], bool]:
-    """Whether the newest round of a node had so many contributors."""
+    """Makes the condition that the newest round of a node had so many contributors."""
 
     def condition(status: Status) -> bool:
         last = status.last_round
@@ -133,7 +133,7 @@ def wait_for_round(node: LocalNode, number: int) -> Status:
 
 
 def said(node: LocalNode, text: str) -> bool:
-    """Whether the node's log has a text."""
+    """Returns whether the node's log has a text."""
     return text in node.log_path.read_text(errors="replace")
 
 
@@ -203,5 +203,5 @@ def metric_of(node: LocalNode, name: str, labels: str = "") -> float:
 
 
 def restarts_of(node: LocalNode, reason: str = "") -> float:
-    """How often the node's trainer was restarted, for a reason or for any."""
+    """Returns the number of restarts of the node's trainer, for one reason or for all."""
     return metric_of(node, "gossamer_restarts_total", reason)

@@ -82,17 +82,17 @@ class Machine(LocalNode):
         self.is_on = True
 
     def retire(self) -> None:
-        """Off for good."""
+        """Switches the daemon off for good."""
         self.power_off()
         self._command = None
 
     @property
     def is_member(self) -> bool:
-        """Whether it has a daemon that runs, or is to run again."""
+        """Returns whether the machine has a daemon that runs, or is to run again."""
         return self._command is not None
 
     def status(self) -> Status | None:
-        """What the daemon says of itself; None while it does not answer, or is frozen."""
+        """Returns the daemon's status; None while it does not answer, or is frozen."""
         if self.is_frozen:
             return None
         with self.network.inside(self.number):
@@ -144,7 +144,7 @@ class Machine(LocalNode):
         self._signal_all(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT."""
+        """Sends SIGCONT to all processes that `freeze` stopped."""
         self._signal_all(signal.SIGCONT)
         self.is_frozen = False
 
@@ -240,7 +240,7 @@ class Lab:
                 yield machine, status
 
     def split(self, *groups: Sequence[Machine]) -> None:
-        """Only machines of the same group reach each other."""
+        """Lets only machines of the same group reach each other."""
         self.network.split(*([machine.number for machine in group] for group in groups))
 
     def unite(self) -> None:

@@ -222,7 +222,7 @@ class MemoryPeer:
             connection.end("banned")
 
     def is_banned(self, peer_id: PeerId) -> bool:
-        """Whether a ban holds now."""
+        """Returns whether a ban holds now."""
         return self._banned.get(peer_id, 0.0) > trio.current_time()
 
     def round_trip_seconds(self, peer_id: PeerId) -> float | None:
@@ -337,7 +337,7 @@ class MemoryPeer:
         self._topics[topic] = handler
 
     def has_topic(self, topic: str) -> bool:
-        """Whether we subscribe to it."""
+        """Returns whether we subscribe to it."""
         return topic in self._topics
 
     def _remember(self, number: int) -> None:

@@ -19,7 +19,7 @@ PIECE_BYTES = 64 * 1024  # so that small messages get in between, as frames do
 
 
 class MemoryConnection:
-    """What two peers share while they are connected."""
+    """The state that two peers share while they are connected."""
 
     def __init__(
         self, first: MemoryPeer, second: MemoryPeer, relay: MemoryPeer | None = None
@@ -193,7 +193,7 @@ class MemoryStream:
 
     @property
     def broken(self) -> bool:
-        """Whether the stream was reset or its connection ended."""
+        """Returns whether the stream was reset or its connection ended."""
         return self._broken is not None
 
     def wake(self) -> None:

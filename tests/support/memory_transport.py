@@ -54,7 +54,7 @@ class Link:
 
 @dataclass
 class GossipFaults:
-    """What happens to a gossip message at each hop: probabilities, and seconds of extra delay."""
+    """Faults of gossip at each hop: probabilities, and seconds of extra delay."""
 
     loss: float = 0.0
     duplication: float = 0.0
@@ -127,7 +127,7 @@ class MemoryNetwork:
         return self._transports.get(peer_id)
 
     def addresses_of(self, peer_id: PeerId) -> list[str]:
-        """Where a running peer listens. KeyError if it does not run."""
+        """Returns the addresses on which a running peer listens. KeyError if it does not run."""
         return self._transports[peer_id].addresses()
 
     def post(
@@ -230,7 +230,7 @@ class MemoryNetwork:
         self._stopped_at.pop(peer_id, None)
 
     def stopped_at(self, peer_id: PeerId) -> float | None:
-        """Since when a peer's process stands still; None if it runs."""
+        """Returns the time since which a peer's process has been stopped; None if it runs."""
         return self._stopped_at.get(peer_id)
 
     def _connection(self, first: PeerId, second: PeerId) -> MemoryConnection | None:

@@ -34,19 +34,20 @@ MACHINES_MAX = 200
 _SUBNET = "10.77.0.0/16"
 
 _BURST = "128kb"
-"""More than the 64 KiB that the kernel hands over at once, or shaping would cut it up."""
+"""Bytes that the shaper lets through at once: more than the 64 KiB that the kernel hands over at
+once, or shaping would cut it up."""
 
 _QUEUE = "50ms"
-"""What the line may hold back before it drops, as a home router does."""
+"""Data that the line may hold back before it drops packets, as a home router does."""
 
 _NAMESPACES = Path("/run/netns")
-"""Where `ip netns` keeps them."""
+"""Folder in which `ip netns` keeps the namespaces."""
 
 _CLONE_NEWNET = 0x40000000
 """The constant of <linux/sched.h>; `os.setns` came with Python 3.12."""
 
 _REFUSALS = ("not permitted", "ermission denied", "not supported", "Unknown device type")
-"""What ``ip`` and ``tc`` say where the kernel or the container does not let us."""
+"""Parts of the messages of ``ip`` and ``tc`` where the kernel or the container does not let us."""
 
 _networks = itertools.count()
 
@@ -80,7 +81,8 @@ class Network:
         return len(self._rates_mbit)
 
     def prefix(self, machine: int) -> list[str]:
-        """What to put before a command to run it on a machine; it keeps its process id."""
+        """Returns the words to put before a command that runs it on a machine. The command keeps
+        its process id."""
         return ["ip", "netns", "exec", self._name(machine)]
 
     def host(self, machine: int) -> str:
@@ -116,7 +118,8 @@ class Network:
         self._shape(machine, "change")
 
     def split(self, *groups: Collection[int]) -> None:
-        """Only machines of the same group reach each other; who is in none is with the first."""
+        """Lets only machines of the same group reach each other; a machine in no group is with the
+        first."""
         while len(self._bridges) < len(groups):
             self._add_bridge(f"{self._tag}b{len(self._bridges)}")
         for bridge, group in zip(self._bridges, groups, strict=False):
@@ -234,7 +237,7 @@ def run_tool(*command: str, text: str = "") -> None:
 
 
 def is_refusal(text: str) -> bool:
-    """Whether a tool says that the kernel or the container does not let it."""
+    """Returns whether a tool says that the kernel or the container does not let it."""
     return any(refusal in text for refusal in _REFUSALS)
 
 

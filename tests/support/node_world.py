@@ -373,7 +373,7 @@ class World:
     run_in_thread: RunInThread = in_no_thread
     """Runs blocking calls; virtual time allows no threads."""
     look_seconds: float = 0.001
-    """Between two looks of `until`: it may have to catch one phase."""
+    """Time between two looks of `until`, which may have to catch one phase."""
     nodes: dict[str, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -471,7 +471,7 @@ class World:
                 await trio.sleep(self.look_seconds)
 
     def all_shards_are_with(self, *names: str) -> bool:
-        """Whether each shard is on one of their disks."""
+        """Returns whether each shard is on one of their disks."""
         # Asked at every look of `until`: `Path` would take longer than the disk.
         roots = [os.fspath(StateDir(self.root / name).blocks_path) for name in names]
         return all(
@@ -485,7 +485,8 @@ class World:
         return path
 
     def is_one_chain(self, *names: str) -> bool:
-        """Whether none has a head that another has not, or has yet to get."""
+        """Returns whether no node has a head that another node lacks for another reason than being
+        behind."""
         paths = [self.path(name) for name in names]
         shortest = min(len(path) for path in paths)
         return len({tuple(path[:shortest]) for path in paths}) == 1
@@ -540,7 +541,7 @@ def assert_account_is_true(world: World, name: str) -> None:
 
 
 async def settled(world: World, *names: str) -> None:
-    """Between two rounds: the accounts are at the heads."""
+    """Waits until the accounts of all nodes are at their heads, as between two rounds."""
 
     def is_settled(name: str) -> bool:
         return world.participant(name).context.work.head == world.path(name)[-1]

@@ -191,7 +191,7 @@ def test_killed_peer_stops_where_it_is_and_can_come_back() -> None:
 
 
 async def _gossip(network: MemoryNetwork, num_messages: int) -> list[bytes]:
-    """What the last of three peers in a row hears of the first one's messages."""
+    """Returns the messages of the first of three peers in a row that the last one receives."""
     heard: list[bytes] = []
     async with (
         network.transport(identity(1)) as first,

@@ -1,4 +1,4 @@
-"""Where a model's tensors go in a streaming run."""
+"""The places of a model's tensors in a streaming run."""
 
 from __future__ import annotations
 

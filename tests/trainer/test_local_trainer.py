@@ -390,7 +390,7 @@ def test_devices() -> None:
 
 
 def test_spans_of_a_round_fit_their_message() -> None:
-    """Also with what the last step adds, a shard for each of its sequences."""
+    """The spans fit also with those of the last step, a shard for each of its sequences."""
     largest = (limits.SHARDS_MAX, limits.SHARD_TOKENS_MAX - 1, limits.SHARD_TOKENS_MAX)
     finished = messages.Finished(
         round=limits.ROUNDS_MAX,

@@ -1,4 +1,4 @@
-"""What becomes of the local parameters when a state arrives in the middle of a round."""
+"""The local parameters when a state arrives in the middle of a round."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Rounds:
         self.trainer.push(0, shard, 0, 50 * STEP_SPAN)
 
         self.handed = self.base
-        """Where the newest round began."""
+        """The parameters at which the newest round began."""
         self._done = 0
 
     def begin(self, number: int, start: Start = "base", new: Ranges = ()) -> None:
@@ -159,7 +159,8 @@ def test_a_part_is_rebased_and_the_rest_stays(rounds: Rounds, other: Rounds) -> 
 def test_the_state_may_come_before_or_after_the_last_step(
     make_rounds: MakeRounds, mixing: float
 ) -> None:
-    """What is measured against it is the same, and so are the parameters afterwards."""
+    """The work that is measured against the state is the same, and so are the parameters
+    afterwards."""
     early, late = make_rounds(mixing), make_rounds(mixing)
     for one in (early, late):
         handed_over(one)

@@ -7,13 +7,13 @@ A peer's part (DeMo, arXiv 2411.19870, algorithm 1; DisTrO's preliminary report)
     m -= IDCT(q)                      once the swarm has taken them
     send the places of q and their signs
 
-What all peers do with them is in `shared_step`. With *lookahead* (as DisTrO was deployed) the
-gradient is taken where the own momentum would lead, at `theta - last_rate * sign(m)`, instead of at
-theta.
+`shared_step` has the step that all peers take with them. With *lookahead* (as DisTrO was deployed)
+the gradient is taken where the own momentum would lead, at `theta - last_rate * sign(m)`, instead
+of at theta.
 
-What is taken out of the momentum is what the peer found there, not the sign that it sent, as in
-DeMo. A part that comes too late is not taken, and stays in its sender's momentum. The momentum is
-one peer's own, and no other peer needs its bits. It is kept over restarts (`shared_round`).
+The peer subtracts from the momentum the values that it found there, not the signs that it sent, as
+in DeMo. A part that comes too late is not taken, and stays in its sender's momentum. The momentum
+is one peer's own, and no other peer needs its bits. It is kept over restarts (`shared_round`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Momentum:
 
     @property
     def is_usable(self) -> bool:
-        """Whether all values are numbers of at most `WORK_MAGNITUDE_MAX`."""
+        """Returns whether all values are numbers of at most `WORK_MAGNITUDE_MAX`."""
         low, high = torch.aminmax(self.values)
         return max(-float(low), float(high)) <= WORK_MAGNITUDE_MAX  # NaN: both are
 

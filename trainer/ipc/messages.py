@@ -1,4 +1,4 @@
-"""What the daemon and its trainer process say to each other, over the worker's stdin and stdout.
+"""The messages of the daemon and its trainer process, over the worker's stdin and stdout.
 
     4 bytes   length of the message, big-endian
     ...       one tagged struct of this module, as msgpack
@@ -19,10 +19,10 @@ ignored. The end of stdin ends the worker at once.
 In a round of shared steps (`sync = "distro"`) a Step is followed by Shared, what this peer has for
 the others, and the next one waits for Share, with which the daemon says what became of it. `base`
 is then the newest state that all share. The worker reads it with each Share, and the daemon does
-not wait for that: a gradient taken between two of its states is as good as one of either. What the
-others did not take stays in the momentum, which is the worker's own and is saved with its place in
-the chain. The place of a loaded one is in Configured; without KeepMomentum the first round begins
-without it.
+not wait for that: a gradient taken between two of its states is as good as one of either. A part
+that the others did not take stays in the momentum, which is the worker's own and is saved with its
+place in the chain. The place of a loaded one is in Configured; without KeepMomentum the first round
+begins without it.
 
 From its start the worker sends Alive every `ALIVE_SECONDS`, from a thread of its own.
 """
@@ -80,13 +80,13 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     micro_batch: int = 0
     """Sequences of one forward pass; 0 chooses by the device and halves when memory runs out."""
     mixing: float = 0.0
-    """The manifest's; see `overlap`."""
+    """The manifest's `outer.mixing`; see `overlap`."""
     shared_steps: SharedSteps | None = None
     """None: inner steps are AdamW's, and the peer's own."""
 
 
 class SharedSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a worker has to know for `sync = "distro"`."""
+    """The settings of `sync = "distro"` that a worker needs."""
 
     top_k: int
     """Coefficients of each chunk that are sent."""
@@ -111,8 +111,8 @@ Ranges = tuple[tuple[int, int], ...]
 """(first element, element after the last one) of pieces of the flat vectors."""
 
 Start = Literal["base", "local"]
-"""What a round starts from: `base`, or the local parameters as the last round left them, while the
-state that it leads to is not known yet (Rebase brings it)."""
+"""Start of a round: `base`, or the local parameters as the last round left them, while the state
+that it leads to is not known yet (Rebase brings it)."""
 
 
 class Begin(_ToWorker, frozen=True, kw_only=True):
@@ -195,8 +195,8 @@ class Alive(_FromWorker, frozen=True, kw_only=True):
     """The process runs, whatever its main thread does."""
 
     busy_seconds: float
-    """How long the main thread has been at one piece of work (a micro-batch, a shard, a file);
-    0 while it waits for a message."""
+    """Time for which the main thread has been at one piece of work (a micro-batch, a shard, a
+    file); 0 while it waits for a message."""
 
 
 class Configured(_FromWorker, frozen=True, kw_only=True):
@@ -212,7 +212,7 @@ class Configured(_FromWorker, frozen=True, kw_only=True):
     momentum: Place | None = None
     """Place of the momentum that was loaded; None if none was."""
     problem: str = ""
-    """Why the file at `optimizer_path` was not used, for people; empty if all is well."""
+    """The reason for people why the file at `optimizer_path` was not used; empty if all is well."""
 
 
 class GenesisDone(_FromWorker, frozen=True, kw_only=True):
@@ -231,7 +231,8 @@ class Rebased(_FromWorker, frozen=True, kw_only=True):
 
 class Saved(_FromWorker, frozen=True, kw_only=True):
     problem: str = ""
-    """Why nothing was written, for people; the file that was there before is untouched."""
+    """The reason for people why nothing was written; empty if all is well. On an error the earlier
+    file is untouched."""
     seconds: float = 0.0
     """Duration of the write."""
 
@@ -248,7 +249,7 @@ class Step(_FromWorker, frozen=True, kw_only=True):
     """Target tokens trained; 0 if `skipped`."""
     seconds: float
     gradient_norm: float
-    """Before clipping."""
+    """Norm of the gradient before clipping."""
     learning_rate: float
     skipped: bool
     """Loss or gradient was not finite: nothing was updated, the data counts as consumed. In rounds
@@ -283,14 +284,14 @@ class Finished(_FromWorker, frozen=True, kw_only=True):
     tokens: int
     """Target tokens trained."""
     spans: tuple[Span, ...]
-    """What was consumed, in order; neighbouring ranges of a shard are merged."""
+    """Ranges of the consumed data, in order; neighbouring ranges of a shard are merged."""
     loss_mean: float
     """Mean over the tokens trained; NaN if there are none."""
     seconds: float
 
 
 class Failed(_FromWorker, frozen=True, kw_only=True):
-    """Why the worker cannot go on, for people. It exits with code 1 after this."""
+    """The worker cannot go on; the text says why, for people. It exits with code 1 after this."""
 
     reason: str
 

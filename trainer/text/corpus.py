@@ -271,7 +271,7 @@ def scan_corpus(
 
 
 class _BadDocumentError(Exception):
-    """What is wrong with a document; continues the sentence that begins with the file's name."""
+    """The fault of a document; the text continues the sentence that begins with the file's name."""
 
 
 def _text_pieces(file: BinaryIO, piece_bytes: int) -> Iterator[tuple[int, bytes]]:

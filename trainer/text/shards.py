@@ -124,7 +124,8 @@ def cut_corpus(
 
 
 def split_documents(corpus: Corpus, max_bytes: int | None = None) -> Split:
-    """Which documents are trained on and which are held out. A function of the texts and the seed.
+    """Chooses the documents that are trained on, and those that are held out. A function of the
+    texts and the seed.
 
     Args:
         max_bytes: Use no more text than this: as many documents of the random order as fit.

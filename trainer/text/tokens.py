@@ -54,7 +54,7 @@ class Tokenizer(Protocol):
 
     @property
     def file(self) -> bytes:
-        """What another peer needs to build the same tokenizer (nothing for `bytes`)."""
+        """The file that another peer needs to build the same tokenizer (nothing for `bytes`)."""
 
     def encode(self, texts: Sequence[bytes]) -> list[TokenVector]:
         """Tokens of UTF-8 texts, without an end of document. Shapes: (num_tokens,) each."""
@@ -71,11 +71,11 @@ class ByteTokenizer:
     file = b""
 
     def encode(self, texts: Sequence[bytes]) -> list[TokenVector]:
-        """As `Tokenizer.encode`."""
+        """See `Tokenizer.encode`."""
         return [np.frombuffer(text, dtype=np.uint8).astype(np.uint16) for text in texts]
 
     def decode(self, tokens: TokenVector) -> str:
-        """As `Tokenizer.decode`."""
+        """See `Tokenizer.decode`."""
         kept = tokens[tokens != END_OF_DOCUMENT].astype(np.uint8)
         return str(kept.tobytes(), "utf-8", "replace")
 
@@ -106,7 +106,7 @@ class BpeTokenizer:
         self.vocabulary = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, texts: Sequence[bytes]) -> list[TokenVector]:
-        """As `Tokenizer.encode`."""
+        """See `Tokenizer.encode`."""
         pieces = [_cut(text.decode(), _ENCODE_CHARACTERS) for text in texts]
         flat = [piece for of_text in pieces for piece in of_text]
         encodings = iter(self._tokenizer.encode_batch_fast(flat))
@@ -119,7 +119,7 @@ class BpeTokenizer:
         ]
 
     def decode(self, tokens: TokenVector) -> str:
-        """As `Tokenizer.decode`."""
+        """See `Tokenizer.decode`."""
         text: str = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
         return text
 

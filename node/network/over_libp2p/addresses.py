@@ -117,7 +117,7 @@ def with_port(maddr: Multiaddr, port: int) -> Multiaddr:
 
 
 def why(error: BaseException) -> str:
-    """What went wrong, for people, out of py-libp2p's chain of exceptions."""
+    """Returns the reason of a failure for people, out of py-libp2p's chain of exceptions."""
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:

@@ -31,17 +31,17 @@ TRIES_MAX = 3
 """Crossings that are tried one after another, as the specification says."""
 
 ANSWER_SECONDS_MAX = 10.0
-"""For the other end's message: one round trip over the circuit."""
+"""Longest wait for the other end's message: one round trip over the circuit."""
 
 DIAL_SECONDS = 5.0
-"""How long both ends dial. A router that answers an early dial with a reset spoils it, and one that
-drops it costs a repetition of the kernel, after 1 s and 3 s."""
+"""Time for which both ends dial. A router that answers an early dial with a reset spoils it, and
+one that drops it costs a repetition of the kernel, after 1 s and 3 s."""
 
 ADDRESSES_MAX = 4
 """Addresses of one peer that are dialled: what a few observers saw, in two families."""
 
 MESSAGE_BYTES_MAX = 4096
-"""The specification's bound of a message."""
+"""Bound on a message, as the specification says."""
 
 _LENGTH_BYTES_MAX = 2
 

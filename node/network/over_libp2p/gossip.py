@@ -51,7 +51,7 @@ TOPIC_CHARACTERS_MAX = 256
 MESSAGE_ID_BYTES_MAX = 128
 AUTHOR_BYTES_MAX = 64
 SEQUENCE_BYTES_MAX = 16
-# What a heartbeat announces of messages that were missed, in a mesh that hardly misses any.
+# Bounds on a heartbeat's announcements of missed messages, in a mesh that hardly misses any.
 CONTROL_ENTRIES_MAX = 16
 MESSAGE_IDS_MAX = 1024
 # Of a message that is known already, or of an entry that is no message, beside a new one.
@@ -172,7 +172,7 @@ class GuardedPubsub(Pubsub):
         await trio.sleep(seconds)
 
     def _clean_control(self, control: rpc_pb2.ControlMessage) -> rpc_pb2.RPC:
-        """What of a control message concerns our topics, without peers to dial."""
+        """Returns the part of a control message that concerns our topics, without peers to dial."""
         clean = rpc_pb2.RPC()
         ours = set(self.topic_ids)
         for ihave in control.ihave[:CONTROL_ENTRIES_MAX]:
@@ -267,7 +267,7 @@ def _ids(ids: Iterable[bytes]) -> list[bytes]:
 
 
 class GuardedGossipSub(GossipSub):
-    """The mesh's upkeep goes on after an exception, and whatever is done to the wall clock.
+    """Keeps up the maintenance of the mesh after an exception, and after jumps of the wall clock.
 
     Symptoms: an exception in one heartbeat (peers come and go while it iterates) ends the program.
     When the wall clock is set back by a day, a peer that was pruned a minute ago is kept out of the
@@ -283,7 +283,7 @@ class GuardedGossipSub(GossipSub):
         peers[peer] = max(peers.get(peer, 0), until)
 
     def _check_back_off(self, peer: ID, topic: str) -> bool:
-        """Whether a peer has to wait with its next GRAFT."""
+        """Returns whether a peer has to wait with its next GRAFT."""
         peers = self.back_off.get(topic, {})
         if peers.get(peer, 0) > trio.current_time():
             return True

@@ -235,7 +235,7 @@ class GuardedSwarm(Swarm):
         self._banned[peer_id] = max(now + seconds, self._banned.get(peer_id, now))
 
     def is_banned(self, peer_id: ID) -> bool:
-        """Whether a ban holds now."""
+        """Returns whether a ban holds now."""
         until = self._banned.get(peer_id)
         if until is not None and until <= trio.current_time():
             del self._banned[peer_id]

@@ -161,7 +161,7 @@ def _new_host(
         connection_config=ConnectionConfig(
             max_connections=connections_max,
             max_connections_per_peer=CONNECTIONS_PER_PEER_MAX,
-            # Whom to connect to is the node's decision: no dialling and no pruning by libp2p.
+            # The node decides to which peers it connects: no dialling and no pruning by libp2p.
             min_connections=0,
             low_watermark=0,
             high_watermark=connections_max,

@@ -23,7 +23,7 @@ ANSWER_BYTES_MAX = 16 * 1024
 """An answer has a key, some addresses and protocol names: about 1 KiB."""
 
 _LENGTH_BYTES_MAX = 3
-"""A varint up to `ANSWER_BYTES_MAX` has so many bytes."""
+"""Bytes of a varint up to `ANSWER_BYTES_MAX`."""
 
 
 async def ask_observed(stream: Stream) -> Endpoint | None:

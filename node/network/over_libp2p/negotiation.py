@@ -1,4 +1,4 @@
-"""What py-libp2p 0.8.1 reads while two sides agree on a protocol, bounded.
+"""Bounds the reads of py-libp2p 0.8.1 while two sides agree on a protocol.
 
 Agreement happens three times: on the secure channel over bare TCP, on the muxer, and on the
 protocol of every stream. See `over_libp2p.guards` for how guards are put in and tested."""
@@ -50,14 +50,14 @@ def _bound(communicator: object) -> None:
 
 class _BoundedMultiselect(Multiselect):
     async def negotiate(self, communicator: Any, *args: Any, **kwargs: Any) -> Any:
-        """Do what py-libp2p's does, with bounded reads."""
+        """Does what py-libp2p's method does, with bounded reads."""
         _bound(communicator)
         return await super().negotiate(communicator, *args, **kwargs)
 
 
 class _BoundedMultiselectClient(MultiselectClient):
     async def select_one_of(self, protocols: Any, communicator: Any, *args: Any) -> Any:
-        """Do what py-libp2p's does, with bounded reads."""
+        """Does what py-libp2p's method does, with bounded reads."""
         _bound(communicator)
         return await super().select_one_of(protocols, communicator, *args)
 

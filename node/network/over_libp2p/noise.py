@@ -1,11 +1,11 @@
 """The noise channel of py-libp2p with a fast data path.
 
-py-libp2p's own channel costs two buffered reads, three copies and a task switch for each
-64 KiB noise message, and its writes go out one message at a time. Here the handshake is
-py-libp2p's, and what follows it is ours: many messages are read with one system call, sealed and
-opened straight from and into reused buffers, and written with one system call. What is on the
-wire is the same (libp2p noise spec: 2-byte big-endian length, then ChaCha20-Poly1305 under a
-little-endian counter nonce).
+py-libp2p's own channel costs two buffered reads, three copies and a task switch for each 64 KiB
+noise message, and its writes go out one message at a time. Here the handshake is py-libp2p's, and
+what follows it is ours: many messages are read with one system call, sealed and opened straight
+from and into reused buffers, and written with one system call. The bytes on the wire are the same
+(libp2p noise spec: 2-byte big-endian length, then ChaCha20-Poly1305 under a little-endian counter
+nonce).
 
 Rules: after the handshake one task reads and one task writes. `seal` and `flush` work on one
 buffer for all connections, so nothing may be awaited between the first `seal` and `flush`.
@@ -197,7 +197,7 @@ class NoiseSession(SecureSession):
 
     @property
     def has_room(self) -> bool:
-        """Whether another full message fits into this batch."""
+        """Returns whether another full message fits into this batch."""
         if self._limits.up.bytes_per_second != math.inf:
             return not self._sealed  # what is small and queued later waits for one message at most
         return self._sealed + MESSAGE_BYTES_MAX + _LENGTH_BYTES <= _BATCH_BYTES_MAX

@@ -37,7 +37,7 @@ OpenStream = Callable[[str], Awaitable[Stream]]
 
 
 class OwnAddresses:
-    """What this node can tell others of where it is."""
+    """The addresses of this node that it can tell others."""
 
     def __init__(self, host: BasicHost, announced: Sequence[str]) -> None:
         """`announced`: addresses that the operator names, without a peer id. They come first."""
@@ -69,7 +69,7 @@ class OwnAddresses:
         self.mapped = () if mapping is None else (mapping.address,)
 
     def needs_mapping(self) -> bool:
-        """Whether all addresses that this node listens on are behind a router."""
+        """Returns whether all addresses that this node listens on are behind a router."""
         bound = self._host.get_transport_addrs()
         return needs_mapping([host_of(Multiaddr(a)) for each in bound for a in dialable(each)])
 

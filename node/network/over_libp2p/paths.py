@@ -26,13 +26,13 @@ from gossamer.protocol.ids import PeerId
 logger = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS_MAX = 10.0
-"""Over a circuit: six round trips of two legs each."""
+"""Longest handshake over a circuit: six round trips of two legs each."""
 
 LOOK_SECONDS = 0.05
-"""How late a crossing notices the connection that the other end's dial made."""
+"""Interval of the looks for the connection that the other end's dial made during a crossing."""
 
 REDIAL_SECONDS = 0.1
-"""Between two dials of a crossing, if the first one failed at once."""
+"""Pause between two dials of a crossing, if the first one failed at once."""
 
 RETRY_SECONDS_MIN = 20.0
 RETRY_SECONDS_MAX = 600.0

@@ -312,7 +312,7 @@ class CircuitEnd(TrioTCPStream):
 
 
 def _is_mine(family: socket.AddressFamily, host: str) -> bool:
-    """Whether an address belongs to this machine."""
+    """Returns whether an address belongs to this machine."""
     try:
         _bound(family, host, 0, shares=False).close()
     except OSError:

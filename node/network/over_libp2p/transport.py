@@ -168,7 +168,7 @@ class Libp2pTransport:
         return [address for address, is_worth in zip(addresses, worth, strict=True) if is_worth]
 
     async def _keep_or_drop(self, peer: ID) -> bool:
-        """Whether a connection to `peer` lives; if none does, the dead ones are dropped.
+        """Returns whether a connection to `peer` lives; if none does, the dead ones are dropped.
 
         Gossip never recovers with a peer that is dialled while a half-open connection to it is
         still in the books. A connection that the peer opens while the others are probed is live.

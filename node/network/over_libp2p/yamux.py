@@ -12,7 +12,7 @@ protocol (https://github.com/hashicorp/yamux/blob/master/spec.md) and differs in
   sender touches no half-written frame: its stream is reset and the connection lives on.
 - A peer that sends more than its window is cut off. The windows of a connection grow with use
   (doubling when one is emptied within four round trips) up to a sum.
-- Whatever ends the connection ends every stream at once, for readers and writers.
+- The end of the connection, for any reason, ends every stream at once, for readers and writers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ from gossamer.protocol.policy.throttle import Rate, Throttle
 
 logger = logging.getLogger(__name__)
 
-# What one peer can make us hold: its streams' windows stop growing at this sum.
+# Upper bound on the bytes that one peer can make us hold: its streams' windows stop growing at this
+# sum.
 CONNECTION_WINDOW_BYTES_MAX = 32 * 1024 * 1024
 # A node uses some ten streams with a peer, and its protocols allow it some forty in all.
 INBOUND_STREAMS_MAX = 64
@@ -100,7 +101,8 @@ class YamuxConnection(IMuxedConn):
         self.peer_id = peer_id
         self.on_close = on_close
         self.on_violation: Callable[[str], None] | None = None
-        """Told why, when the connection ends because the peer broke the rules."""
+        """Handler that gets the reason when the connection ends because the peer broke the
+        rules."""
         self.streams: dict[int, YamuxStream] = {}
         self.event_started = trio.Event()
         self.event_closed = trio.Event()
@@ -125,7 +127,7 @@ class YamuxConnection(IMuxedConn):
         self._body_stream: YamuxStream | None = None
         self._body_flags = 0
         self.heard_seconds = 0.0
-        """When anything last came (local clock)."""
+        """Time at which anything last came (local clock)."""
         self._pings = Pings()
         self._rtt = 0.0
 
@@ -191,17 +193,17 @@ class YamuxConnection(IMuxedConn):
 
     @property
     def is_initiator(self) -> bool:
-        """Whether we dialled."""
+        """Returns whether this node dialled."""
         return self._initiator
 
     @property
     def is_established(self) -> bool:
-        """Whether streams can be opened."""
+        """Returns whether streams can be opened."""
         return self.event_started.is_set() and not self.event_shutting_down.is_set()
 
     @property
     def is_closed(self) -> bool:
-        """Whether the connection has ended."""
+        """Returns whether the connection has ended."""
         return self.event_closed.is_set()
 
     # -- streams
@@ -230,7 +232,7 @@ class YamuxConnection(IMuxedConn):
             self._granted -= stream.granted
 
     def grant(self, num_bytes: int) -> int:
-        """How much of `num_bytes` more window the connection's sum allows."""
+        """Returns the part of `num_bytes` more window that the connection's sum allows."""
         num_bytes = max(0, min(num_bytes, CONNECTION_WINDOW_BYTES_MAX - self._granted))
         self._granted += num_bytes
         return num_bytes
@@ -397,7 +399,7 @@ class YamuxConnection(IMuxedConn):
         return ping
 
     async def answers_within(self, seconds: float) -> bool:
-        """Whether the peer answers a ping in time: is this connection alive?"""
+        """Returns whether the peer answers a ping in time, so that the connection is alive."""
         ping = self._send_ping()
         with trio.move_on_after(seconds):
             await ping.answered.wait()

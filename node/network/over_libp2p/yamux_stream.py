@@ -76,7 +76,7 @@ class YamuxStream(IMuxedStream):
 
     @property
     def closed(self) -> bool:
-        """Whether both directions have ended."""
+        """Returns whether both directions have ended."""
         return self.was_reset or (self.send_closed and self.recv_closed)
 
     # -- sending
@@ -159,7 +159,7 @@ class YamuxStream(IMuxedStream):
         return result
 
     async def read(self, n: int | None = -1) -> bytes:
-        """At least one and at most `n` bytes, or all that is there (libp2p's interface)."""
+        """Reads at least one and at most `n` bytes, or all that is there (libp2p's interface)."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if n == 0:
             return b""
@@ -292,11 +292,11 @@ class YamuxStream(IMuxedStream):
 
     @property
     def granted(self) -> int:
-        """How far the window grew beyond what every stream has."""
+        """The bytes by which the window grew beyond the window that every stream has."""
         return self._window - self._first_window
 
     def set_deadline(self, ttl: int) -> None:
-        """Not supported: use trio's cancel scopes."""
+        """A deadline is not supported: use trio's cancel scopes."""
         raise NotImplementedError
 
     def get_remote_address(self) -> tuple[str, int] | None:

@@ -19,7 +19,7 @@ ORDER = {"x-gossamer": "1"}
 
 
 class Node:
-    """What the daemon hands to the endpoint."""
+    """The node, as the daemon hands it to the endpoint."""
 
     def __init__(self) -> None:
         self.now = TRAINING

@@ -100,7 +100,7 @@ def manifest() -> Manifest:
 
 
 class Told:
-    """What the node was told."""
+    """The calls to the node."""
 
     def __init__(self) -> None:
         self.restarts: list[str] = []
@@ -322,7 +322,7 @@ def test_failures_count_anew_after_a_finished_round(
     act(story, manifest, monkeypatch, Told())
 
 
-def test_a_death_over_an_evaluation_does_not_hold_up_who_asked(
+def test_a_death_over_an_evaluation_does_not_hold_up_the_caller(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(trainer: TrainerClient, _nursery: trio.Nursery) -> None:

@@ -1,4 +1,5 @@
-"""Which momentum may be gone on from, and what a trainer is told of a part when its round ends.
+"""The momenta that a trainer may go on from, and the messages to the trainer about its parts when
+its round ends.
 
 Rule by rule; `test_carried_momentum` has whole nodes.
 """
@@ -60,7 +61,7 @@ class Chain:
 
 
 class Node:
-    """As much of a node as a momentum needs, at the newest head of a chain."""
+    """The part of a node that a momentum needs, at the newest head of a chain."""
 
     def __init__(self, chain: Chain, loaded: Place | None) -> None:
         self.told: list[object] = []
@@ -76,7 +77,7 @@ class Node:
         self.become(chain)
 
     def momentum(self) -> CarriedMomentum:
-        """Of a new life of the node."""
+        """Returns the momentum of a new life of the node."""
         committed, trainer = cast(Any, self.committed), cast(Any, self.trainer)
         return CarriedMomentum(ME, committed, trainer, STALE_ROUNDS, in_no_thread)
 
@@ -305,7 +306,7 @@ class RoundOfSteps:
         self.told.append(taken)
 
     def ends(self, *, is_committed: bool, gives: bool = True) -> list[RingParts]:
-        """What rings have parts of mine at its end."""
+        """Returns this peer's parts in each ring at the end of the round."""
 
         async def main() -> list[RingParts]:
             steps = self.follow("ring")
@@ -360,7 +361,7 @@ def test_a_part_of_which_nothing_is_known_is_rather_lost_than_sent_twice() -> No
     assert one.told == [True]
 
 
-def test_who_gave_nothing_is_told_nothing() -> None:
+def test_a_trainer_that_gave_nothing_is_told_nothing() -> None:
     one = RoundOfSteps(num_averages=2, mine=b"")
     assert one.ends(is_committed=False, gives=False) == []
     assert one.told == []

@@ -353,7 +353,7 @@ def test_silent_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def _survives_a_cancelled_write(muxer: Any, seconds: float) -> bool:
-    """Whether a connection works on after a write was cancelled while TCP was full."""
+    """Returns whether a connection works on after a write was cancelled while TCP was full."""
     async with muxed_pair(muxer, muxer) as (ours, theirs):
         for end in (ours, theirs):
             raw = socket_of(end)
@@ -452,7 +452,8 @@ def test_stopped_process_behind_a_live_kernel_is_noticed(monkeypatch: pytest.Mon
 
 
 async def _attack(frames: list[bytes]) -> tuple[YamuxConnection, int]:
-    """What becomes of a connection whose peer sends these frames; and its bytes held at the end."""
+    """Returns the end of a connection whose peer sends these frames, and the bytes that it held at
+    the end."""
     async with secured_pair() as (ours, theirs):
         connection = YamuxConnection(ours, ours.get_remote_peer())
         session: NoiseSession = theirs

@@ -1,4 +1,5 @@
-"""What only the real network has: addresses, ports, processes that die, links that go silent."""
+"""Properties that only the real network has: addresses, ports, processes that die, links that go
+silent."""
 
 from __future__ import annotations
 

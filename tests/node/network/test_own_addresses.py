@@ -1,4 +1,4 @@
-"""What a node tells others of where it is, and the port it keeps."""
+"""The addresses that a node tells others, and the port that it keeps."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Router:
 
 
 def _run(router: Router, seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[Mapping | None]:
-    """What a mapper tells in this time."""
+    """Returns the mappings that a mapper reports in this time."""
     told: list[Mapping | None] = []
 
     async def inline(function: Callable[[], object]) -> object:

@@ -1,4 +1,4 @@
-"""What a node learns of its own reach from what others see."""
+"""A node's knowledge of its own reach, from the addresses that others see."""
 
 from __future__ import annotations
 

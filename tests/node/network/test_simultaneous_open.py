@@ -18,7 +18,8 @@ from gossamer.node.network.over_libp2p.addresses import libp2p_id
 from gossamer.node.network.over_libp2p.noise import FastNoiseTransport
 
 NUM_TRIES = 12
-"""Which end answers depends on two random keys: it is always the same one in one of 2,000 runs."""
+"""Number of connections. Two random keys decide which end answers: it is always the same one in one
+of 2,000 runs."""
 
 
 async def _connected() -> tuple[trio.SocketStream, trio.SocketStream]:

@@ -1,4 +1,4 @@
-"""What every `Transport` does: the same tests over the real network and the one in memory."""
+"""The contract of every `Transport`: the same tests over the real network and the one in memory."""
 
 from __future__ import annotations
 

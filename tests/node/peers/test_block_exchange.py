@@ -56,7 +56,7 @@ class World:
         self.folder = folder
         self.offences: list[tuple[PeerId, str]] = []
         self.asked: list[PeerId] = []
-        """Whom "me" opened a stream to, in order."""
+        """Peers to which "me" opened a stream, in order."""
         self.peers: list[PeerId] = []
 
     async def start(self) -> None:
@@ -365,7 +365,8 @@ def test_a_dead_peer_and_one_that_dies_midway_cost_nothing(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("count", [1, 3, 40])
 def test_a_peer_that_hangs_is_overtaken(tmp_path: Path, count: int) -> None:
-    """What it was asked for is late after `hedge_seconds`, and others are asked."""
+    """The blocks that the peer was asked for are late after `hedge_seconds`, and other peers are
+    asked."""
 
     async def main() -> None:
         async with world(tmp_path) as here:

@@ -1,4 +1,5 @@
-"""Which shards a node is a keeper of: as `keepers` says, at the price of the peers that changed."""
+"""The shards of which a node is a keeper: as `keepers` says, at the price of the peers that
+changed."""
 
 from __future__ import annotations
 

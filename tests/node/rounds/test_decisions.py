@@ -1,4 +1,4 @@
-"""What a node decides between and during its rounds; a reason is logged when it changes."""
+"""The decisions of a node between and during its rounds; a reason is logged when it changes."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def test_a_silent_successor_is_given_up_and_one_without_connection_by_its_link(
     assert member.accusations == (["timeout: silent"] if is_connected else [])
 
 
-def test_time_in_which_this_process_was_stopped_is_no_other_peers_silence() -> None:
+def test_time_in_which_this_process_was_stopped_is_no_silence_of_others() -> None:
     silence = Silence(10.0)
     silence.tick(11.0 + STEP, STEP)  # 1 s of which this process was stopped
     assert not silence.is_over(10.9 + SILENT_SECONDS, 10.0)

@@ -101,7 +101,7 @@ class Alone:
 
     async def reach(self, peer: PeerId) -> None:
         """See `RoundHost`."""
-        raise AssertionError("there is no other peer")
+        raise AssertionError("there is no other member")
 
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
         """See `RoundHost`."""

@@ -1,4 +1,4 @@
-"""Which head wins over a round under way: who yields, and when, as the daemon decides it.
+"""The head that wins over a round under way: which node yields, and when, as the daemon decides it.
 
 The chain here: mine is at `MINE`, one round after the genesis, and my ring may make it 100 tokens
 heavier.
@@ -59,7 +59,7 @@ class Chain:
         return self.store.add(Commit(encode_header(header), ()), header)
 
     def is_overtaken_after(self, seconds: float, *, is_at_work: bool = True) -> bool:
-        """Whether my ring is left so long after the better head was first seen."""
+        """Returns whether my ring is left so long after the better head was first seen."""
 
         async def main() -> bool:
             self.heads.better()

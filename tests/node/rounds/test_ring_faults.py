@@ -110,7 +110,8 @@ class Member(OpenListener):
         return self.driver.committed
 
     def is_done(self, removed: set[PeerId]) -> bool:
-        """Committed, or out of the ring and left to fetch the round from the others."""
+        """Returns whether the round is committed, or the member is out of the ring and left to
+        fetch the round from the others."""
         return self.committed_seconds is not None or self.identity.peer_id in removed
 
     async def _note_commit(self, driver: RoundDriver) -> None:
@@ -295,7 +296,9 @@ def test_one_is_killed(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("num_killed", [1, 2])
-def test_who_has_committed_delivers_what_the_dead_were_to_pass_on(num_killed: int) -> None:
+def test_a_member_that_has_committed_delivers_what_the_dead_were_to_pass_on(
+    num_killed: int,
+) -> None:
     """The line before the last member has half the others' rate, so its averages come later."""
 
     async def story(lab: Lab) -> None:
@@ -397,8 +400,9 @@ def test_the_line_of_one_falls_to_a_twentieth(up: bool, seconds: float) -> None:
 
 @pytest.mark.parametrize("seconds", [1.0, 2.0, 3.0])
 def test_the_line_of_one_falls_in_one_direction(seconds: float) -> None:
-    """Not later: then the others have all that the slow one got, and commit without the one that
-    waits for it. A node fetches such a round; these members do not."""
+    """The line falls within the first seconds. If it fell later, the others would have all parts of
+    the slow member, and would commit without the one that waits for it. A node fetches such a
+    round; these members do not."""
 
     async def story(lab: Lab) -> None:
         await trio.sleep(seconds)

@@ -119,7 +119,8 @@ def test_the_state_its_chain_and_its_blocks(tmp_path: Path) -> None:
             assert len(records) <= limits.HEADERS_PER_REPLY_MAX
 
     def follow() -> None:
-        """What the loop of turns does: commits of its own, and every now and then a replay."""
+        """Does the work of the loop of turns: commits of its own, and every now and then a
+        replay."""
         for number, made in enumerate(rounds):
             parents.append(state.head)
             if number % REPLAYED:
@@ -182,7 +183,7 @@ def _into(errors: list[BaseException], work: Callable[[], object]) -> None:
 
 
 def test_blocks_that_come_go_and_are_pinned(tmp_path: Path) -> None:
-    """What is pinned stays, and what the store says is what the disk has."""
+    """Pinned blocks stay, and the store's figures are those of the disk."""
     store = BlockStore(tmp_path, 30_000)
     pinned = [number.to_bytes(4) * 100 for number in range(20)]
     threads, draw = Threads(), random.Random(1)

@@ -34,7 +34,7 @@ class Life:
         self.metrics = Metrics()
         self.now = 0.0
         self.step_seconds = JOURNAL_SECONDS
-        """Between two looks at the clock."""
+        """Time between two looks at the clock."""
         self.work = Work(
             directory, self.pending, PLAN, stale_rounds, self.metrics, clock=self._tick
         )

@@ -89,7 +89,7 @@ def test_no_write_of_the_journal_fails_and_each_is_a_whole_event(
             ended.set()
 
     def look() -> None:
-        """What a process that is killed at any time would leave."""
+        """Notes the files that a process that is killed at any time would leave."""
         for number in range(1_000_000):
             if ended.is_set():
                 return

@@ -95,10 +95,10 @@ def test_build_info_names_the_versions_without_importing_torch() -> None:
 def test_what_does_not_fit_is_counted_as_other() -> None:
     metrics = Metrics()
     metrics.offences.add("forged")
-    metrics.offences.add("12D3KooWsomebody", 2)
+    metrics.offences.add("12D3KooWstranger", 2)
     assert sample(metrics, "offences_total", reason="forged") == 1
     assert sample(metrics, "offences_total", reason="other") == 2
-    assert sample(metrics, "offences_total", reason="12D3KooWsomebody") is None
+    assert sample(metrics, "offences_total", reason="12D3KooWstranger") is None
 
 
 def test_one_phase_at_a_time() -> None:

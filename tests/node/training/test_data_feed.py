@@ -1,4 +1,4 @@
-"""Which shards a node claims, and for how long."""
+"""The shards that a node claims, and the time for which it claims them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ class World:
 
 
 def test_a_shard_is_claimed_until_its_end_is_committed() -> None:
-    """Between the last step on it and the commit others would take it up where the chain is."""
+    """Without the claim other peers would train on the shard between the last step on it and the
+    commit, from the position in the chain."""
     world = World(2)
 
     async def story() -> None:
@@ -146,7 +147,7 @@ def test_where_nothing_else_is_free_the_next_epoch_begins_before_the_commit() ->
 
 
 def test_two_rounds_are_queued_although_the_corpus_is_smaller() -> None:
-    """And what is trained of it has the positions of one epoch after the other."""
+    """The tokens of two rounds have the positions of one epoch after the other."""
     world = World(6, shards_per_partition=2)
 
     async def story() -> None:

@@ -1,4 +1,4 @@
-"""How often a node announces itself: seldom enough that no honest peer takes it for a flood."""
+"""A node announces itself so seldom that no honest peer takes it for a flood."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STARTED_SECONDS = 10.0
 
 @pytest.fixture
 def announced(monkeypatch: pytest.MonkeyPatch) -> dict[PeerId, list[float]]:
-    """When each peer announced itself, in seconds of virtual time."""
+    """Times at which each peer announced itself, in seconds of virtual time."""
     times: dict[PeerId, list[float]] = defaultdict(list)
     say = Gossip.say
 

@@ -57,13 +57,14 @@ class SharingTrainer(NumbersTrainer):
         self.begun_with: list[np.ndarray] = []
         """The momentum at the beginning of each round."""
         self.kept: list[bool] = []
-        """What was said of the momentum that was loaded."""
+        """The answers to the question whether a loaded momentum is kept."""
         self.offered: list[bytes] = []
         self.is_up = False
         self.resume()
 
     def resume(self) -> None:
-        """Also at first: a worker that finds what is on disk."""
+        """Starts a worker, which finds the files that are on disk. It is called at the beginning
+        too."""
         if self.is_up:
             return
         outer = self._manifest.outer
@@ -134,7 +135,7 @@ class SharingTrainer(NumbersTrainer):
 
 
 class Blocks:
-    """All that any node ever stored: a node itself evicts what is old."""
+    """All blocks that any node ever stored: a node itself evicts old ones."""
 
     contents: dict[bytes, bytes]
 
@@ -215,7 +216,8 @@ def parts_in_chain(world: World, name: str) -> set[bytes]:
 
 
 def assert_nothing_counts_twice(world: World, name: str) -> None:
-    """What the chain has of a node's present momentum is not in it any more."""
+    """Asserts that the parts of a node's present momentum that the chain has are not in the
+    momentum any more."""
     trainer = trainer_of(world, name)
     origin, births = trainer.origin, trainer.births
     mine = {part for part in parts_in_chain(world, name) if births[part] is origin.birth}
@@ -235,7 +237,7 @@ async def go_on(world: World, names: str) -> None:
 
 
 @pytest.mark.parametrize("rounds_missed", [0, STALE_ROUNDS - 1])
-def test_who_leaves_goes_on_from_its_momentum(tmp_path: Path, rounds_missed: int) -> None:
+def test_a_node_that_leaves_goes_on_from_its_momentum(tmp_path: Path, rounds_missed: int) -> None:
     world = world_of(tmp_path, 1, wait_for_peers=1)
 
     async def story(nursery: trio.Nursery) -> None:
@@ -255,7 +257,7 @@ def test_who_leaves_goes_on_from_its_momentum(tmp_path: Path, rounds_missed: int
     simulate(world, story)
 
 
-def test_who_leaves_before_its_ring_is_committed_keeps_what_that_did_not_take(
+def test_a_node_that_leaves_before_its_ring_is_committed_keeps_what_that_did_not_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turn, "LEAVE_SECONDS", 0.5)
@@ -294,7 +296,9 @@ def test_a_stale_momentum_is_dropped(tmp_path: Path) -> None:
     simulate(world, story)
 
 
-def test_who_is_killed_in_a_ring_does_not_send_again_what_that_takes(tmp_path: Path) -> None:
+def test_a_node_that_is_killed_in_a_ring_does_not_send_again_what_that_takes(
+    tmp_path: Path,
+) -> None:
     """It is back before that ring is committed, and goes on from its file until then."""
     world = world_of(tmp_path, 4, wait_for_peers=2, inner_steps=60)
 

@@ -1,4 +1,4 @@
-"""Whose tokens went where, and which data was consumed, when nodes die, split and come back."""
+"""The fates of all tokens, and the data that was consumed, when nodes die, split and come back."""
 
 from __future__ import annotations
 

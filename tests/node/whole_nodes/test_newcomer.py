@@ -25,10 +25,11 @@ from gossamer.protocol.wire.chain_messages import ChainRequest
 from tests.support.node_world import World, simulate
 
 PATIENCE_SECONDS = 10.0
-"""Real ones, for a task of the event loop to begin."""
+"""Longest wait for a task of the event loop to begin, in real seconds."""
 
 MISSED_ROUNDS = 4
-"""So few that they are replayed, and no newer checkpoint is fetched instead."""
+"""Rounds that the newcomer missed: so few that they are replayed, and no newer checkpoint is
+fetched instead."""
 
 SLOW_STEP_SECONDS = 5.0
 """Time of one inner step: the others do not wait for it."""
@@ -36,7 +37,7 @@ SLOW_STEP_SECONDS = 5.0
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[ChainRequest]:
-    """What is asked for of chains; replies have few records."""
+    """Requests for the chain; replies have few records."""
     asked: list[ChainRequest] = []
     request = ChainSync._request
 

@@ -218,7 +218,7 @@ class NoTrainer(NumbersTrainer):
 
 
 @pytest.mark.parametrize("groups", [("abc", "d"), ("ab", "cd"), ("a", "b", "c", "d")])
-def test_who_was_cut_off_for_minutes_is_back_in_seconds(
+def test_a_node_that_was_cut_off_for_minutes_is_back_in_seconds(
     tmp_path: Path, groups: tuple[str, ...]
 ) -> None:
     world = World(tmp_path, seed=24)

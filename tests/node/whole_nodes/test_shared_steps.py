@@ -166,7 +166,7 @@ def test_a_slow_line_stops_no_step_after_the_first_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10, 13))
-def test_who_vanishes_costs_its_part_and_never_the_step(tmp_path: Path, seed: int) -> None:
+def test_a_peer_that_vanishes_costs_its_part_and_never_the_step(tmp_path: Path, seed: int) -> None:
     world = World(tmp_path, seed=seed, codec="distro", wait_for_peers=3)
     draw = random.Random(seed)
 
@@ -282,7 +282,7 @@ class CountingTrainer(NumbersTrainer):
 def test_a_trainer_knows_of_every_part_that_was_taken_before_it_begins_the_next_round(
     tmp_path: Path,
 ) -> None:
-    """What it is not told of stays in its momentum, and is sent again."""
+    """A part of which the trainer is not told stays in its momentum, and is sent again."""
     world = World(tmp_path, seed=70, codec="distro", wait_for_peers=2)
 
     async def story(nursery: trio.Nursery) -> None:
@@ -342,7 +342,7 @@ def test_a_slow_line_costs_its_neighbours_at_most_one_round(
     d = world.identity("d").peer_id
 
     def blamed() -> set[str]:
-        """Since it was asked last."""
+        """Returns the nodes that were blamed since the last call."""
         lines = [line for line in capsys.readouterr().out.splitlines() if "reason=slow" in line]
         return {name for name in "abcd" if any(world.identity(name).peer_id in x for x in lines)}
 

@@ -96,7 +96,7 @@ def test_a_swarm_agrees_and_its_rounds_send_their_fragments(
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_who_pauses_restarts_or_loses_its_trainer_agrees_with_the_others(
+def test_a_node_that_pauses_restarts_or_loses_its_trainer_agrees_with_the_others(
     tmp_path: Path, overlap: bool
 ) -> None:
     world = World(tmp_path, seed=82, codec="int8", overlap=overlap, fragments=2)

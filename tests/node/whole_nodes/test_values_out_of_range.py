@@ -43,7 +43,7 @@ MODES: list[dict[str, Any]] = [
 
 @pytest.fixture
 def offences(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PeerId, str]]:
-    """What any node blamed any peer for."""
+    """Offences for which any node blamed any peer."""
     noted: list[tuple[PeerId, str]] = []
     note = Offences.note
 

@@ -120,7 +120,7 @@ def test_begun_shards_of_the_earliest_epoch_come_first() -> None:
     assert choose_partitions(ledger.as_dict(), SHARD_TOKENS, {}, me, 3, excluded=[1, 0]) == [2]
 
 
-def test_a_peer_that_claims_everything_keeps_no_other_from_training() -> None:
+def test_a_peer_that_claims_all_partitions_keeps_no_peer_from_training() -> None:
     me, greedy, other = peers(3)
     shard_tokens = [100] * 64
     claims = {greedy: range(64)}
@@ -148,7 +148,7 @@ def test_of_two_claimants_exactly_one_gives_way() -> None:
 
 @given(st.integers(0, 2**32), st.integers(1, 5))
 @settings(max_examples=60)
-def test_every_token_is_consumed_once_whichever_peer_dies(seed: int, num_peers: int) -> None:
+def test_every_token_is_consumed_once_whichever_peers_die(seed: int, num_peers: int) -> None:
     """Peers claim shards, work, are in a round or not, collide and die; and epochs come round.
 
     A peer works on from where it is, keeps its uncommitted spans (residual), and starts over at

@@ -1,4 +1,4 @@
-"""How a corpus is cut into what peers claim: two rounds of every preset fit one announcement."""
+"""The cut of a corpus into partitions: two rounds of every preset fit one announcement."""
 
 from __future__ import annotations
 

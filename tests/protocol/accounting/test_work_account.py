@@ -42,7 +42,7 @@ def offered(one: WorkAccount, head: bytes, number: int) -> Offer:
 
 
 def fates(one: WorkAccount) -> tuple[int, int, int, int, int]:
-    """On time, late, dropped, lost, carried."""
+    """Returns the tokens that are on time, late, dropped, lost, and carried."""
     assert one.is_balanced
     state = one.state
     return (

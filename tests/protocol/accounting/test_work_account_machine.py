@@ -22,7 +22,7 @@ ALL = (1 << NUM_CHUNKS) - 1
 GENESIS = digest_of(b"genesis")
 
 Vector = list[Counter[int]]
-"""How often each local round is in each chunk: 0 or 1, if no work counts twice."""
+"""Number of times that each local round is in each chunk: 0 or 1, if no round counts twice."""
 
 
 def zeros() -> Vector:
@@ -48,22 +48,24 @@ class Block:
     chunks: int = 0
     exchanged: int = ALL
     vector: Vector = field(default_factory=zeros)
-    """This peer's part."""
+    """This peer's part of the round."""
 
 
 class AccountMachine(RuleBasedStateMachine):
-    """One peer, and all headers that were ever committed: a tree of which one way is its chain.
+    """One peer, and all headers that were ever committed: a tree in which one path is the peer's
+    chain.
 
     `pending` says which local rounds are in it. Whatever happens, each of them is at most once in
     `pending` and the chain together, in every chunk; and exactly once where nothing was given up.
     """
 
     tokens_unit = 1
-    """Of what is trained."""
+    """Factor of all numbers of trained tokens."""
     is_knowing = False
-    """Whether it always learns which chunks a header took, and keeps the vectors of its offers."""
+    """Whether the peer always learns which chunks a header took, and keeps the vectors of its
+    offers."""
     turns: tuple[int, ...] = (ALL,)
-    """The chunks that a round exchanges, one after the other."""
+    """Masks of the chunks that the rounds average, one after the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +82,8 @@ class AccountMachine(RuleBasedStateMachine):
         self.position = 0
         self.tokens_ever = 0
         self.is_waiting_lost = False
-        """Whether work went whose tokens rounds have that did not exchange its chunks."""
+        """Whether work was lost that waited for a later round, although its tokens are committed
+        already: rounds took them that did not average its chunks."""
 
     @property
     def head(self) -> bytes:
@@ -92,7 +95,7 @@ class AccountMachine(RuleBasedStateMachine):
 
     @property
     def exchanged(self) -> int:
-        """What the next round exchanges."""
+        """Mask of the chunks that the next round averages."""
         return self.turns[len(self.chain) % len(self.turns)]
 
     def end_turn(self) -> None:
@@ -108,7 +111,8 @@ class AccountMachine(RuleBasedStateMachine):
         heard=st.booleans(),
     )
     def turn(self, tokens: int, chunks: int | None, heard: bool) -> None:
-        """Train, offer, and a ring that takes some chunks, or none; maybe unheard of."""
+        """The peer trains and offers, and a ring takes some chunks, or none; the commit may be
+        unheard of."""
         self.train(tokens, dies=False)
         self.offer()
         if chunks is not None:
@@ -171,7 +175,7 @@ class AccountMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), has_files=st.booleans(), is_known=st.booleans())
     def move(self, data: st.DataObject, has_files: bool, is_known: bool) -> None:
-        """To any other head, by the way that the rules prescribe."""
+        """The peer goes to any other head, by the path that the rules prescribe."""
         target = data.draw(st.sampled_from([*self.blocks] or [GENESIS]))
         self.end_turn()
         way: list[Block] = []
@@ -249,7 +253,8 @@ class AccountMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """As SIGKILL: the account was written at its newest event, `pending` when it was saved."""
+        """The peer is killed as by SIGKILL. The account on disk is that of its newest event, and
+        `pending` on disk is that of the last save."""
         state = msgspec.msgpack.decode(
             msgspec.msgpack.encode(self.account.state), type=AccountState
         )
@@ -307,14 +312,15 @@ class AccountMachine(RuleBasedStateMachine):
 
 
 class KnowingAccountMachine(AccountMachine):
-    """With tokens that can be cut into chunks many times without a rest: nothing is rounded."""
+    """A machine whose tokens can be divided among chunks many times without a rest: nothing is
+    rounded."""
 
     tokens_unit = NUM_CHUNKS**8
     is_knowing = True
 
 
 class FragmentsMachine(AccountMachine):
-    """Rounds that exchange a part of the chunks."""
+    """A machine whose rounds average a part of the chunks."""
 
     turns = (0b0001, 0b1110)
 

@@ -18,7 +18,8 @@ from gossamer.protocol.errors import MalformedError
 
 NAMES = ("int8", "int4")
 ERROR_MAX = {"int8": (1 / 252, 2.0**-101), "int4": (0.16, 2.0**-95)}
-"""What the classes promise: a part of the block's largest magnitude, or this much."""
+"""Bounds on the error that the classes promise: a part of the block's largest magnitude, or an
+absolute error."""
 LEVELS = {"int8": range(-127, 128), "int4": INT4_LEVELS}
 
 both = pytest.mark.parametrize("name", NAMES)

@@ -49,7 +49,7 @@ def reduced(vectors: dict[int, Float32Array | None], weights: dict[int, int]) ->
 
 
 @given(blocks=BLOCKS, data=st.data())
-def test_records_come_back_in_ring_order_in_whatever_order_they_were_added(
+def test_records_come_back_in_ring_order_for_any_order_of_adding(
     blocks: dict[int, bytes], data: st.DataObject
 ) -> None:
     order = data.draw(st.permutations(sorted(blocks)))
@@ -139,7 +139,7 @@ def test_the_average_is_that_of_plain_arithmetic() -> None:
     assert found.tobytes() == np.array(expected, np.float32).tobytes()
 
 
-def test_who_abstains_has_no_weight() -> None:
+def test_a_member_that_abstains_has_no_weight() -> None:
     weights = {0: 1, 1: 99, 2: 1}
     with_it = reduced({0: noise(0), 1: None, 2: noise(2)}, weights)
     assert with_it.tobytes() == reduced({0: noise(0), 2: noise(2)}, weights).tobytes()

@@ -1,4 +1,5 @@
-"""What travels for a chunk, in either kind of ring, and what everybody makes of it."""
+"""The payloads of a chunk, in either kind of ring, and the average that every peer derives from
+them."""
 
 from __future__ import annotations
 
@@ -70,7 +71,7 @@ def test_the_average_is_weighted_with_tokens(positions: list[int]) -> None:
         for p, part in parts.items()
     )
     np.testing.assert_allclose(average, expected, rtol=1e-5, atol=1e-7)
-    # Every member gets the same bits, in whatever order the parts came together.
+    # Every peer gets the same bits, in whatever order the records came together.
     again = PAYLOADS.average(set_of(positions[::-1]), NUM_ELEMENTS, mask_of(positions), TOKENS)
     assert (average == again).all()
 
@@ -124,7 +125,7 @@ def test_a_step_is_what_its_members_have() -> None:
     assert len(step_of({0: UPDATES[0]})) == SIGNS.part_bytes(1)
 
 
-def test_a_step_without_any_part() -> None:
+def test_a_step_in_which_no_member_has_a_part() -> None:
     payload = step_of({0: None, 1: None})
     SIGNS.check(payload, 1, 0b11)
     assert SIGNS.is_length(len(payload), 1, 0b11)
@@ -157,7 +158,7 @@ def test_a_ring_has_no_more_members_than_a_block_has_room_for() -> None:
     assert (members + 1) * large.part_bytes(2**20) > limits.BLOCK_BYTES_MAX
 
 
-def test_a_contribution_of_a_stranger_to_the_ring() -> None:
+def test_a_contribution_of_a_peer_that_is_not_in_the_ring() -> None:
     payload = add_record(None, 7, CODER.encode(VECTORS[0]))
     with pytest.raises(MalformedError, match="not in the ring"):
         PAYLOADS.average(payload, NUM_ELEMENTS, 1 << 7, TOKENS)

@@ -27,7 +27,7 @@ def noise(num_elements: int, seed: int = 0) -> Float32Array:
 
 
 def kept_as_specified(values: Float32Array, k: int) -> list[int]:
-    """By a stable sort of each block."""
+    """Returns the places that a stable sort of each block keeps."""
     kept: list[int] = []
     for start in range(0, len(values), BLOCK_ELEMENTS):
         block = values[start : start + BLOCK_ELEMENTS]

@@ -84,7 +84,7 @@ def test_offences_during_a_ban_do_not_lengthen_it() -> None:
     assert not bans.is_banned(BAN_SECONDS, ROGUE)
 
 
-def test_a_flood_of_identities_frees_no_peer_and_fills_nothing() -> None:
+def test_a_flood_of_identities_frees_no_peer_and_fills_no_table() -> None:
     bans = Bans()
     offend_until_banned(bans, 0.0)
     bans.offence(0.0, OTHER, "forged")

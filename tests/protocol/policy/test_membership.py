@@ -1,4 +1,4 @@
-"""Who counts as living."""
+"""The peers that count as living."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ME, OTHER = peer(0), peer(1)
 
 
 def pass_time(membership: Membership, start: float, stop: float) -> None:
-    """As in a process that runs: it asks now and then."""
+    """Lets time pass as in a process that runs: such a process asks now and then."""
     for second in range(int(start), int(stop) + 1):
         membership.living(float(second))
 
@@ -71,14 +71,14 @@ def test_a_broken_connection_ends_a_life_until_the_next_announcement() -> None:
     assert membership.is_living(1.0, OTHER)
 
 
-def test_who_leaves_does_not_live() -> None:
+def test_a_peer_that_leaves_is_not_living() -> None:
     membership = Membership(ME)
     membership.announced(0.0, OTHER, announce(phase="leaving"))
     assert not membership.is_living(0.0, OTHER)
 
 
 @pytest.mark.parametrize("phase", ["paused", "failed"])
-def test_a_peer_that_does_not_train_lives_and_no_round_waits_for_it(phase: str) -> None:
+def test_a_peer_that_does_not_train_is_living_and_no_round_waits_for_it(phase: str) -> None:
     membership = Membership(ME)
     membership.announced(0.0, OTHER, announce(phase=phase))
     assert membership.is_living(0.0, OTHER)
@@ -101,7 +101,7 @@ def test_i_am_not_my_own_member() -> None:
     assert membership.living(0.0) == {}
 
 
-def test_a_newcomer_replaces_who_has_been_silent_longest(
+def test_a_newcomer_replaces_the_peer_that_has_been_silent_longest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "MEMBERS_MAX", 2)
@@ -114,7 +114,7 @@ def test_a_newcomer_replaces_who_has_been_silent_longest(
     assert sorted(membership.known()) == sorted([peer(2), peer(3)])
 
 
-def test_connected_peers_come_before_invented_ones(
+def test_a_connected_peer_comes_before_an_invented_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "MEMBERS_MAX", 4)
@@ -134,7 +134,7 @@ CHAIN = [digest_of(bytes([number])) for number in range(TRAILING_ROUNDS + 2)]
 
 
 @pytest.mark.parametrize("behind", range(len(CHAIN)))
-def test_who_is_nearly_there_is_waited_for(behind: int) -> None:
+def test_a_peer_that_is_nearly_at_the_head_is_waited_for(behind: int) -> None:
     living = at_work(3) | {OTHER: announce(phase="training", head=CHAIN[behind])}
     assert (OTHER in awaited(living, CHAIN[:-1], 100, 0).at_work) == (behind <= NEAR_ROUNDS)
 

@@ -1,4 +1,5 @@
-"""Who is living, whatever is announced, breaks, leaves or falls silent, in any order."""
+"""The living peers after announcements, broken connections, departures and silences, in any
+order."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ PHASES: tuple[Phase, ...] = ("training", "averaging", "paused", "syncing", "fail
 
 @dataclass
 class Known:
-    """What this test knows of a peer."""
+    """This test's knowledge of a peer."""
 
     version: tuple[int, int]
     phase: Phase
@@ -61,7 +62,8 @@ class MembershipMachine(RuleBasedStateMachine):
     def announced(
         self, author: PeerId, incarnation: int, sequence: int, phase: Phase, head: bytes
     ) -> None:
-        """A message is new, repeated or old, and of another peer or of this one."""
+        """A peer's announcement arrives, which may be new, repeated or old; or an earlier one of
+        this peer itself."""
         version = (incarnation, sequence)
         known = self.model.get(author)
         is_news = author != ME and (known is None or version > known.version)
@@ -82,7 +84,8 @@ class MembershipMachine(RuleBasedStateMachine):
 
     @rule(eighths=st.integers(int(8 * STEP_SECONDS_MAX), 8 * 3600))
     def the_process_is_stopped(self, eighths: int) -> None:
-        """However long that was: no more than one step of it counts as the others' silence."""
+        """The process is stopped for any time: at most one step of it counts as the others'
+        silence."""
         self._pass(eighths / 8, STEP_SECONDS_MAX)
 
     def _pass(self, seconds: float, counted_seconds: float) -> None:
@@ -108,7 +111,7 @@ class MembershipMachine(RuleBasedStateMachine):
             assert at_work <= set(awaited(self.membership.living(self.now), [head], 0, 0).at_work)
 
     @invariant()
-    def no_peer_is_forgotten(self) -> None:
+    def every_known_peer_is_remembered(self) -> None:
         known = self.membership.known()
         assert list(known) == sorted(self.model)
         for peer, statement in known.items():

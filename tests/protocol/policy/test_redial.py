@@ -1,4 +1,4 @@
-"""When to dial whom again, without anything to dial."""
+"""The times at which lost peers are dialled again, without anything to dial."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def test_failures_back_off_but_not_far_in_the_first_minutes(again: Redial) -> No
     assert max(seconds) <= redial.RECENT_BACK_OFF_SECONDS_MAX * JITTER_MAX + 0.125
 
 
-def test_a_peer_away_for_long_is_asked_once_a_minute_unless_none_is_there(again: Redial) -> None:
+def test_a_peer_that_is_away_for_long_is_dialled_once_a_minute_unless_no_peer_is_connected(
+    again: Redial,
+) -> None:
     again.want(0.0, "a", 0.0)
     for _ in range(2000):  # and the exponent does not overflow
         again.failed(0.0, "a")
@@ -84,7 +86,7 @@ def test_a_sign_of_life_after_silence(again: Redial) -> None:
     assert again.due(760.0, alone=False) == ["a"]
 
 
-def test_who_failed_least_comes_first(again: Redial) -> None:
+def test_the_peer_with_the_fewest_failures_comes_first(again: Redial) -> None:
     for key in ("dead1", "dead2", "new"):
         again.want(0.0, key, 0.0)
     for _ in range(3):
@@ -93,7 +95,7 @@ def test_who_failed_least_comes_first(again: Redial) -> None:
     assert again.due(100.0, alone=True) == ["new", "dead2", "dead1"]
 
 
-def test_who_is_not_wanted_any_more_begins_anew(again: Redial) -> None:
+def test_a_peer_that_is_not_wanted_any_more_begins_anew(again: Redial) -> None:
     again.want(0.0, "a", 0.0)
     for _ in range(9):
         again.failed(0.0, "a")

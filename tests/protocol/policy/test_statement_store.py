@@ -1,4 +1,5 @@
-"""The board keeps the newest of everything, whatever the order in which it came."""
+"""The statement store keeps the newest statement of each key, in whatever order the statements
+come."""
 
 from __future__ import annotations
 

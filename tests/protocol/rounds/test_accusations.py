@@ -1,4 +1,4 @@
-"""Who is out of a ring."""
+"""The members that are out of a ring."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_strangers_neither_accuse_nor_are_accused() -> None:
     assert seen.out == frozenset()
 
 
-def test_a_member_that_is_out_puts_only_itself_out() -> None:
-    """A machine that lost its network accuses all others; when it is back no member heeds it."""
+def test_a_member_that_is_out_puts_no_member_out_but_itself() -> None:
+    """A machine that lost its network accuses everybody; when it is back, no member minds."""
     seen = Accusations(MEMBERS, A)
     seen.accuse(D, B)
     for accused in (A, C, D):
@@ -51,7 +51,7 @@ def test_an_accusation_whose_author_fell_is_repeated() -> None:
     assert seen.to_repeat() == []
 
 
-def test_who_said_it_of_itself_needs_no_repeating_and_who_is_out_repeats_nothing() -> None:
+def test_a_self_accusation_needs_no_repeating_and_a_member_that_is_out_repeats_nothing() -> None:
     seen = Accusations(MEMBERS, A)
     seen.accuse(C, C)
     assert seen.to_repeat() == []
@@ -72,7 +72,7 @@ def conversations(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]], int]:
 
 @settings(max_examples=10 * settings().max_examples)  # a tenth finds no lost repetition
 @given(conversations())
-def test_who_holds_a_member_in_holds_the_same_out_as_it_does(
+def test_members_that_hold_each_other_in_hold_the_same_members_out(
     conversation: tuple[int, list[tuple[int, int]], int],
 ) -> None:
     """Every member says what the rules make it say, and hears everything, in any order."""
@@ -83,7 +83,8 @@ def test_who_holds_a_member_in_holds_the_same_out_as_it_does(
     queue: list[tuple[int, int, int]] = []  # hearer, author, accused
 
     def say(author: int, accused: int) -> None:
-        """As `Attempt.accuse`: no accusation by a member that is out, or of one that I hold out."""
+        """An author accuses a member as in `Attempt.accuse`. A member that is out does not accuse,
+        and a member that it holds to be out is not accused."""
         view = views[members[author]]
         if {members[author], members[accused]} & view.out:
             return

@@ -53,7 +53,7 @@ def test_quorum(signers: dict[PeerId, list[PeerId]], reached: bool) -> None:
     assert quorum_reached(MEMBERS, votes(signers)) == reached
 
 
-def test_members_are_not_removed_by_who_is_none() -> None:
+def test_members_are_not_removed_by_a_peer_that_is_no_member() -> None:
     stranger = peers(9)[8]
     assert not quorum_reached(MEMBERS, votes({stranger: [B, C, D], A: []}))
 
@@ -183,7 +183,7 @@ def test_a_successor_with_another_header_gets_my_averages_once() -> None:
     assert state.to_reconcile(200.0 + RECONCILE_SECONDS, B)
 
 
-def test_who_stands_by_another_header_is_accused_in_the_end() -> None:
+def test_a_member_that_stands_by_another_header_is_accused_in_the_end() -> None:
     state = commitment()
     propose(state, A, HEADER, now=100.0)
     hear(state, B, OTHER_HEADER, now=105.0)

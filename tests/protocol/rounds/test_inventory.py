@@ -1,4 +1,4 @@
-"""What a new successor is sent, and what it is not."""
+"""The chunks that a new successor is sent, and those that it is not sent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_partial_sum_is_of_use_if_it_holds_a_member_that_the_copy_lacks() -> N
     assert not wants(Held(copy_mask=0b111), 0b011)
 
 
-def test_a_partial_sum_is_of_no_use_to_who_has_the_average() -> None:
+def test_a_partial_sum_is_of_no_use_to_a_member_with_the_average() -> None:
     assert not wants(Held(average=(0b001, LOW)), 0b111)
 
 

@@ -1,4 +1,5 @@
-"""Who is far slower than the rest of its ring. Rates in bytes a second; chunks of 1 MB."""
+"""The members that are far slower than the rest of their ring. Rates in bytes a second; chunks of 1
+MB."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def link_rate(
     num_chunks: int = 40,
     is_in_steps: bool = False,
 ) -> RingLinkRates:
-    """Mine, of a ring that began at second 10."""
+    """This peer's view of the link rates of a ring that began at second 10."""
     return RingLinkRates(
         members,
         ME,
@@ -85,11 +86,12 @@ class Line:
         self._acked_bytes = self._busy_seconds = 0.0
 
     def hear(self, rates: dict[PeerId, float]) -> None:
-        """What others say next."""
+        """The other members say new link rates."""
         said(self._mine, rates, sequence=2)
 
     def run(self, seconds: float, rate: float, waiting: int = MUCH) -> float:
-        """Until so many seconds are over, or a member is too slow; returns the seconds it took."""
+        """Runs until so many seconds are over, or a member is too slow; returns the seconds that it
+        took."""
         began_seconds = self.now
         while self.now < began_seconds + seconds and self.verdict is None:
             self._acked_bytes += rate * LOOK_SECONDS
@@ -109,7 +111,8 @@ class Line:
             self.stand_still(LOOK_SECONDS, waiting=0)
 
     def stand_still(self, seconds: float, waiting: int = MUCH) -> None:
-        """Time passes: so many busy seconds without a look and without input, then a look."""
+        """Looks at the link once after so many busy seconds in which the link was not looked at and
+        no bytes came."""
         mine = self._mine
         self.now += seconds
         self._busy_seconds += seconds
@@ -153,7 +156,7 @@ def test_i_go_with_the_second_successor_that_looks_slow() -> None:
 
 
 @pytest.mark.parametrize("is_in_steps", [False, True])
-def test_who_was_slow_in_the_ring_before_is_first(is_in_steps: bool) -> None:
+def test_the_member_that_was_slow_in_the_ring_before_is_first(is_in_steps: bool) -> None:
     for was_slow, slow in (
         ({ME}, ME),
         ({SUCCESSOR}, SUCCESSOR),
@@ -190,7 +193,7 @@ def test_lines_that_differ_as_home_lines_do_are_no_reason() -> None:
     assert mine.too_slow(NOW, RING, SUCCESSOR).member == SUCCESSOR
 
 
-def test_one_fast_machine_among_slow_ones_makes_no_other_slow() -> None:
+def test_one_fast_machine_among_slow_ones_makes_no_member_slow() -> None:
     mine = link_rate()
     measured(mine, SLOW)
     said(mine, {PREDECESSOR: 100 * FAST, SUCCESSOR: SLOW, NEXT: SLOW, LAST: SLOW})
@@ -382,7 +385,7 @@ def step_by_step(line: Line, seconds: float, rate: float, idle_seconds: float) -
     return line.now - began_seconds
 
 
-def test_who_makes_every_step_wait_is_slow_although_nothing_waits_for_its_link() -> None:
+def test_a_member_that_makes_every_step_wait_is_slow_although_nothing_waits_for_its_link() -> None:
     mine = link_rate(num_chunks=400, is_in_steps=True)
     said(mine, ALL_FAST)
     line = Line(mine)
@@ -437,7 +440,7 @@ def test_with_shared_steps_whom_two_found_slow_one_after_the_other_is() -> None:
     assert slow_steps(left.found_slow).too_slow(NOW, RING, SUCCESSOR).member is None
 
 
-def test_who_left_before_another_link_is_no_witness() -> None:
+def test_a_member_that_left_before_another_link_is_no_witness() -> None:
     mine = slow_steps()
     for peer in (PREDECESSOR, NEXT):
         mine.put_out(peer, peer)
@@ -446,7 +449,7 @@ def test_who_left_before_another_link_is_no_witness() -> None:
     assert mine.found_slow == {NEXT, SUCCESSOR}, "from LAST on only PREDECESSOR was before it"
 
 
-def test_who_stands_still_is_silent_and_not_slow() -> None:
+def test_a_member_that_stands_still_is_silent_and_not_slow() -> None:
     mine = link_rate(num_chunks=400)
     said(mine, ALL_FAST)
     line = Line(mine)
@@ -489,7 +492,7 @@ def test_time_in_which_this_process_was_stopped_is_not_the_links() -> None:
         assert line.verdict is None
 
 
-def test_when_all_become_slow_none_is() -> None:
+def test_when_all_become_slow_no_member_is_slow() -> None:
     mine = link_rate(num_chunks=4000)
     said(mine, ALL_FAST)
     line = Line(mine)

@@ -77,7 +77,7 @@ def test_values_out_of_range_are_malformed(sender: str, chunk: int, mask: int) -
         average(ring, 0, 0, 0b1111, finisher=4)
 
 
-def test_the_member_that_covers_the_living_finishes_and_sends_the_average_round() -> None:
+def test_the_member_whose_sum_covers_the_living_finishes_and_sends_the_average_round() -> None:
     ring = member(3)
     assert take_partial_sum(ring, 2, 0, 0b0111) == [FinishAverage(0, b"sum+", 0b1111)]
     assert ring.average_finished(0, b"f", digest_of(b"f")) == [
@@ -141,7 +141,9 @@ def test_an_average_that_lacks_a_living_member_is_kept_aside_and_the_chunk_walks
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_an_average_of_who_is_out_does_not_cost_a_living_member_its_part(order: int) -> None:
+def test_an_average_of_a_member_that_is_out_does_not_cost_a_living_member_its_part(
+    order: int,
+) -> None:
     """C gave up D, A gave up B, B gave up C. D heard B first: it held C to be in no more."""
     low, high = sorted([b"x", b"y"], key=digest_of)[::order]
     ring = member(0, 1)
@@ -161,7 +163,7 @@ def test_of_each_sender_the_last_early_average_is_kept_and_of_all_the_best_one_t
     assert [average.payload for average in ring.averages] == [low]
 
 
-def test_who_is_out_takes_averages_whatever_they_lack() -> None:
+def test_a_member_that_is_out_takes_averages_whatever_they_lack() -> None:
     ring = member(1)
     assert average(ring, 0, 0, 0b1000) == []
     assert ring.num_averages == 0
@@ -208,7 +210,7 @@ def test_a_new_successor_gets_every_average_again() -> None:
     assert ring.member_removed(A) == []  # the successor is the same
 
 
-def test_who_is_removed_only_listens() -> None:
+def test_a_removed_member_only_listens() -> None:
     ring = member(1)
     take_partial_sum(ring, 0, 0, 0b0001)
     assert ring.member_removed(B) == []
@@ -257,7 +259,7 @@ def test_a_sum_that_holds_me_and_more_than_mine_walks_on_as_it_is() -> None:
 
 
 def test_two_that_hold_different_members_out_do_not_turn_down_each_others_sums() -> None:
-    """In the end all four are out, and neither sends its sum again."""
+    """All four members are out in the end, and neither of the two sends its sum again."""
     names = peers(6)
     third, last = RingReduce(names, names[2], 4), RingReduce(names, names[5], 4)
     for ring, removed in ((third, (3, 4)), (last, (0, 1))):
@@ -349,7 +351,7 @@ def test_a_better_average_that_comes_while_i_finish_stays() -> None:
     assert ring.averages_for(C) == [passed_on(C, 0, 0b1111, b"f")]
 
 
-def test_events_that_were_not_asked_for_are_a_mistake_of_the_caller() -> None:
+def test_events_that_no_action_asked_for_are_our_own_mistake() -> None:
     ring = member(1)
     with pytest.raises(LocalProtocolError):
         ring.contributed(0, b"sum")

@@ -1,7 +1,7 @@
 """Chunks, averages and accusations in every order that links and gossip allow.
 
-A link keeps the order of what is sent on it; everything else may overtake everything else. Whatever
-the order: in the end members that hold each other to be in have the same averages, each with all of
+A link keeps the order of what is sent on it; everything else may overtake everything else. For any
+order, members that hold each other to be in have the same averages in the end, each with all of
 them in it, and no member is in a sum twice.
 """
 
@@ -30,11 +30,12 @@ from gossamer.protocol.rounds.ring import (
 from tests.support.builders import peers
 
 STEPS_MAX = 20_000
-"""Until everything has come to rest: some hundred are enough for six members and four chunks."""
+"""Upper bound on the steps until nothing is left to do: some hundred are enough for six members and
+four chunks."""
 
 Choice: TypeAlias = st.SearchStrategy[int]
 choices: Choice = st.integers(0, 10_000)
-"""Which of those that there are, counted round and round."""
+"""Index of the chosen one of several things, modulo their number."""
 
 
 def digest_of_sum(payload: Payload) -> Digest:
@@ -44,7 +45,8 @@ def digest_of_sum(payload: Payload) -> Digest:
 
 @dataclass
 class Link:
-    """From one member to another. Who opens it in the middle of a ring waits for the inventory."""
+    """The link from one member to another. A member that opens it in the middle of a ring waits for
+    the inventory. Who opens it in the middle of a ring waits for the inventory."""
 
     asks_first: bool
     frames: deque[Send] = field(default_factory=deque)
@@ -63,7 +65,7 @@ class Member:
         self.tasks: list[Contribute | FinishAverage] = []
         self.links: dict[PeerId, Link] = {}
         self.to_hear: list[tuple[PeerId, PeerId]] = []
-        """(author, accused), in any order."""
+        """Accusations as (author, accused) that the member has yet to hear, in any order."""
 
     @property
     def is_in(self) -> bool:
@@ -80,7 +82,7 @@ class RingMachine(RuleBasedStateMachine):
         order=st.integers(0, 2**32),
     )
     def begin(self, num_members: int, num_chunks: int, num_faults: int, order: int) -> None:
-        """There are few faults: with many no member is left to get anything wrong."""
+        """Begins a ring with few faults: with many, no member would be left to make a mistake."""
         names = peers(num_members)
         self.num_faults = num_faults
         self.random = Random(order)
@@ -111,7 +113,7 @@ class RingMachine(RuleBasedStateMachine):
         self.do(member, member.ring.average_finished(task.chunk, payload, digest))
 
     def accuse(self, member: Member, author: PeerId, accused: PeerId) -> None:
-        """As `attempt` does."""
+        """A member hears an accusation, and does what `attempt` does."""
         if member.accusations.accuse(author, accused):
             self.do(member, member.ring.member_removed(accused))
             if accused == member.me != author:
@@ -183,7 +185,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.deaf())
     @rule(which=choices, statement=choices)
-    def a_member_hears(self, which: int, statement: int) -> None:
+    def a_member_hears_an_accusation(self, which: int, statement: int) -> None:
         deaf = self.deaf()
         member = deaf[which % len(deaf)]
         self.accuse(member, *member.to_hear.pop(statement % len(member.to_hear)))
@@ -191,7 +193,8 @@ class RingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.num_faults)
     @rule(which=choices, loses_frames=st.booleans())
     def a_member_is_mistaken(self, which: int, loses_frames: bool) -> None:
-        """Gives up its successor although nothing is wrong, with what is on the way or not."""
+        """A member gives up its successor although nothing is wrong, with or without the frames on
+        the way."""
         suspicious = [m for m in self.members.values() if m.is_in and m.ring.successor is not None]
         if not suspicious:
             return
@@ -206,7 +209,7 @@ class RingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.num_faults)
     @rule(which=choices, num_sent=choices)
     def a_member_dies(self, which: int, num_sent: int) -> None:
-        """Of what it had sent on each link some frames still arrive: the first ones."""
+        """A member dies. The first frames that it had sent on each link may still arrive."""
         living = [member for member in self.members.values() if member.alive]
         if len(living) == 1:
             return

@@ -29,7 +29,7 @@ Pairs = set[tuple[int, int]]
 
 
 def said_by(num_peers: int, pairs: Pairs) -> dict[PeerId, bytes]:
-    """What each peer lists, if these pairs are connected."""
+    """Returns the links that each peer lists, if these pairs are connected."""
     names = peers(num_peers)
     said: dict[PeerId, bytes] = {}
     for place, name in enumerate(names):
@@ -41,7 +41,7 @@ def said_by(num_peers: int, pairs: Pairs) -> dict[PeerId, bytes]:
 
 
 def with_public(num_public: int, num_private: int) -> dict[PeerId, bytes]:
-    """Everybody is connected to the public peers, and no two private ones to each other."""
+    """Connects every peer to the public peers, and no two private ones to each other."""
     size = num_public + num_private
     pairs = {(one, other) for one in range(num_public) for other in range(one + 1, size)}
     return said_by(size, pairs)

@@ -1,4 +1,5 @@
-"""What a member adds, what the ring takes of it, and what stays behind: together what was meant."""
+"""A member's part, the share that the ring takes of it, and the residual: together they are the
+work."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from gossamer.protocol.state.chunk_plan import ChunkPlan
 PLAN = ChunkPlan(3000, 2048)
 LOSSY = ("fp16", "int8", "int4")
 TOKENS = (300, 400, 700, 200)
-"""Each part has at least half of the mean."""
+"""Tokens of each member: every share is at least half of the mean share."""
 MEMBERS = range(4)
-"""By ring position."""
+"""Ring positions of the members."""
 ALL = 0b1111
 
 
@@ -66,7 +67,8 @@ def vectors_of(seed: int) -> list[Float32Array]:
 def test_what_was_sent_and_what_stays_are_what_was_meant(
     codec_name: str, chunk: int, order: list[int]
 ) -> None:
-    """Also if members are missing: the residuals weigh in the next ring as their members do."""
+    """The sum is exact also if members are missing: the residuals weigh in the next ring as their
+    members do."""
     ring = Ring(codec_name, vectors_of(0))
     part = PLAN.range_of(chunk)
     average = ring.average(chunk, order)
@@ -82,7 +84,8 @@ def test_what_was_sent_and_what_stays_are_what_was_meant(
 
 @pytest.mark.parametrize("codec_name", LOSSY)
 def test_the_errors_of_many_rounds_do_not_add_up(codec_name: str) -> None:
-    """With error feedback the sum of all averages is off by one round's residuals."""
+    """Error feedback keeps the sum of all averages within one round's residuals of the sum of all
+    work."""
     rounds, part = 30, PLAN.range_of(0)
     residuals = [np.zeros(PLAN.num_elements, np.float32) for _ in MEMBERS]
     total, meant = np.zeros((2, PLAN.elements_of(0)))
@@ -199,7 +202,8 @@ def test_the_order_of_a_ring_is_in_its_bits() -> None:
 @pytest.mark.parametrize("codec_name", codec_names())
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_work_takes_no_sum_out_of_range(codec_name: str, sign: int) -> None:
-    """So a sum that cannot be encoded was spoilt by the one who sent it, and not by my part."""
+    """A sum that cannot be encoded was spoilt by the member that sent it, and not by this member's
+    part."""
     work = np.full(PLAN.num_elements, WORK_MAGNITUDE_MAX, np.float32)
     work[::2] *= -1
     side = SumPart(work, PLAN, codec(codec_name), (999, 1), 0)

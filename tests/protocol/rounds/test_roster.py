@@ -1,4 +1,4 @@
-"""Who organises when, and which of several rings is followed."""
+"""The organiser of each attempt, and the ring that is followed when there are several."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def decision(now: float, state: Gathering) -> Decision:
     return decide(now, state, GATHER, ATTEMPT)
 
 
-def test_who_is_not_ready_does_nothing() -> None:
+def test_a_peer_that_is_not_ready_does_nothing() -> None:
     state = gathering(FIRST, OTHERS, OTHERS)
     assert decision(1000.0, state) == Decision(None, "not ready", None)
 
@@ -219,7 +219,7 @@ def gatherer(
     return Gatherer(FIRST, HEAD, born, rules, replay_seconds)
 
 
-def test_who_was_expected_and_is_gone_is_left_out() -> None:
+def test_an_expected_peer_that_is_gone_is_left_out() -> None:
     state = gatherer()
     state.expect(0.0, OTHERS)
     for member in MEMBERS:
@@ -301,7 +301,7 @@ def test_many_that_trail_are_waited_for_as_long_as_the_manifest_allows() -> None
     assert state.gather_seconds == GATHER_SECONDS_MIN
 
 
-def test_who_was_left_behind_by_a_ring_waits_for_its_commit() -> None:
+def test_a_peer_that_a_ring_left_behind_waits_for_its_commit() -> None:
     state = gatherer()
     state.expect(0.0, OTHERS)
     for member in MEMBERS:

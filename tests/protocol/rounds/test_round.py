@@ -125,7 +125,7 @@ def test_one_peer_alone_commits_alone() -> None:
 
 
 @pytest.mark.parametrize("abstains", [False, True])
-def test_a_round_without_any_part_is_none(abstains: bool) -> None:
+def test_a_round_in_which_no_member_has_a_part_is_none(abstains: bool) -> None:
     coder = SignCodec([(1, 4)], 1)
     part = coder.encode(SignUpdate(np.array([2]), np.array([True])))
     step = add_record(None, 0, b"" if abstains else part)
@@ -159,7 +159,7 @@ def test_a_ring_that_lost_a_member_does_not_say_how_long_fetching_takes() -> Non
     assert round_.hints == before
 
 
-def test_who_was_late_for_a_ring_of_shared_steps_may_be_as_late_in_the_next_round() -> None:
+def test_a_peer_that_was_late_for_a_ring_of_shared_steps_may_be_as_late_in_the_next_round() -> None:
     round_ = machine(payloads=SignPayloads(SignCodec([(1, 4)], 1)))
     round_.ready(1.0, ready())
     assert round_.ring is not None
@@ -196,7 +196,7 @@ def test_at_the_deadline_it_goes_without_the_missing() -> None:
     assert of(BeginRing, round_.tick(GATHER))
 
 
-def test_who_was_ready_too_late_stops_next_time_when_the_first_is_ready() -> None:
+def test_a_peer_that_was_ready_too_late_stops_next_time_when_the_first_is_ready() -> None:
     late = machine()
     late.expect(0.0, [NEXT, LAST])
     late.statement(0.0, *roster([NEXT, LAST]))
@@ -291,7 +291,7 @@ def test_what_was_said_of_a_ring_before_i_follow_it_counts() -> None:
     assert of(Removed, actions) == [Removed(LAST, "reset")]
 
 
-def test_who_is_out_says_so_and_listens() -> None:
+def test_a_member_that_is_out_says_so_and_listens() -> None:
     round_, ring_id = in_ring()
     actions = round_.statement(1.0, *accusation_of(ring_id, ME)(NEXT))
     assert published(actions) == [Accusation(ring_id, ME, f"accused by {NEXT}")]
@@ -305,7 +305,7 @@ def test_who_is_out_says_so_and_listens() -> None:
     assert states == ["reducing", "reducing", "gathering"]
 
 
-def test_when_no_member_is_left_in_the_ring_it_is_gathered_again() -> None:
+def test_when_no_other_member_is_left_in_the_ring_it_is_gathered_again() -> None:
     round_, ring_id = in_ring()
     round_.statement(1.0, *accusation_of(ring_id, ME)(NEXT))
     round_.statement(2.0, *accusation_of(ring_id, LAST)(NEXT))

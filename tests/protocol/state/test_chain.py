@@ -51,7 +51,7 @@ def test_a_header_comes_back_from_its_bytes() -> None:
         {"round": limits.ROUNDS_MAX + 1},
         {"members": ()},
         {"members": (Member(MEMBERS[0], 1, 1.0), Member(MEMBERS[0], 1, 1.0))},
-        {"members": (Member("nobody", 1, 1.0),)},
+        {"members": (Member("not-a-peer", 1, 1.0),)},
         {"members": (Member(MEMBERS[0], -1, 1.0), Member(MEMBERS[1], 5, 1.0))},
         {"members": (Member(MEMBERS[0], limits.TOKENS_MAX + 1, 1.0),)},
         {"members": (Member(MEMBERS[0], 0, 1.0),)},

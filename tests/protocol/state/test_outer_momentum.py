@@ -78,7 +78,7 @@ def test_the_momentum_has_bounds() -> None:
     assert momentum_for(Products(), [0.0], 1.4, 0.9) == 0.9  # nothing was done: any will do
 
 
-def test_one_of_three_who_lies_about_its_work_changes_little() -> None:
+def test_one_of_three_that_lies_about_its_work_changes_little() -> None:
     works = [vector(1) + vector(n) for n in (2, 3, 4)]
     average = (works[0] + works[1] + works[2]) / np.float32(3)
     products = Products().with_part(average, vector(1))
@@ -88,7 +88,7 @@ def test_one_of_three_who_lies_about_its_work_changes_little() -> None:
         assert momentum_for(products, [lie, *norms[1:]], 1.4, 0.9) == pytest.approx(honest, abs=0.1)
 
 
-def test_two_who_lie_do_not_break_it() -> None:
+def test_two_that_lie_do_not_break_it() -> None:
     products = Products().with_part(vector(1), vector(2))
     biggest = math.nextafter(limits.NORM_MAX, 0)
     assert momentum_for(products, [biggest, biggest], 10.0, 0.9) == 0.9

@@ -15,7 +15,8 @@ LENGTH = 70_001  # more than two passes, and no whole one at the end
 
 
 def vectors() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(theta, momentum, gradient) from integers, so that they are the same everywhere."""
+    """Returns (parameters, momentum, gradient), made from integers so that they are the same
+    everywhere."""
     n = np.arange(LENGTH, dtype=np.int64)
     parameters = ((n * 2654435761 % 1000003) - 500001).astype(np.float32) / np.float32(3e5)
     momentum = ((n * 40503 % 99991) - 50000).astype(np.float32) / np.float32(7e6)

@@ -1,4 +1,4 @@
-"""What a round of a streaming run averages."""
+"""The parameters that a round of a streaming run averages."""
 
 from __future__ import annotations
 

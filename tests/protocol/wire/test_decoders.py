@@ -1,4 +1,4 @@
-"""Whatever bytes come: a decoder takes them or blames their sender; it raises nothing else."""
+"""Arbitrary bytes: a decoder takes them or blames their sender. It raises no other error."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ DECODERS: dict[str, tuple[Decoder, list[bytes]]] = {
     "block request": (decode_request, [b"\x91\xc4\x20" + HEAD]),
     "block reply": (decode_reply, [encode_reply(digest_of(b"x"), found=True)]),
 }
-"""What is msgpack."""
+"""Decoders of MessagePack, each with valid examples."""
 
 OTHERS: dict[str, tuple[Decoder, list[bytes]]] = {
     "fp32": (lambda data: codec("fp32").decode(data, 4), [bytes(16), b"\0\0\xc0\x7f" * 4]),

@@ -1,4 +1,5 @@
-"""Statements: every value is checked, and no peer can make them for another peer or run."""
+"""Statements: every value is checked, and no peer can make them for another author or for another
+run."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def test_an_envelope_is_worth_nothing_under_another_name_or_in_another_run() -> 
     with pytest.raises(ForgedError):
         open_signed(Signed(ME, signed.payload, signed.signature[:63]), RUN_ID, verify)
     with pytest.raises(MalformedError):
-        open_signed(Signed("nobody", signed.payload, signed.signature), RUN_ID, verify)
+        open_signed(Signed("not-a-peer", signed.payload, signed.signature), RUN_ID, verify)
 
 
 SHORT = bytes(31)
@@ -118,7 +119,7 @@ NAN = float("nan")
         vote(SHORT),
         vote(HEAD, sequence=-1),
         vote(HEAD, removed=[peer(1), peer(1)]),
-        vote(HEAD, removed=["nobody"]),
+        vote(HEAD, removed=["not-a-peer"]),
         vote(HEAD, removed=peers(limits.RING_MEMBERS_MAX + 1)),
         LinkRate(SHORT, 1, 1e6),
         LinkRate(HEAD, -1, 1e6),

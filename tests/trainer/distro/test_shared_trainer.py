@@ -121,7 +121,8 @@ def test_a_new_round_does_not_wait_for_word_of_the_last(
 def test_it_takes_its_gradients_where_all_are(
     make_peer: MakePeer, base: np.ndarray, codec: SignCodec
 ) -> None:
-    """Not where it was when the round began."""
+    """The trainer takes its gradients at the present shared state, and not at the state in which
+    the round began."""
     moved, at_once = make_peer(base), None
     moved.genesis()
     start = base.copy()
