@@ -38,7 +38,7 @@ class TrainerListener(Protocol):
 
 
 class Trainer(Protocol):
-    """What the node needs of a trainer. Tests have one that trains in virtual time."""
+    """The trainer, as the node uses it. Tests have one that trains in virtual time."""
 
     base: FloatVector
     pending: FloatVector
@@ -51,11 +51,12 @@ class Trainer(Protocol):
     """Place of the momentum that the newest worker found on disk (`sync = "distro"`)."""
 
     failure: str | None
-    """Why there is no trainer any more, and what to do; None while it is up or will be."""
+    """The reason why there is no trainer any more, and the remedy; None while it is up or will
+    be."""
 
     @property
     def is_up(self) -> bool:
-        """Whether a trainer is there to be asked."""
+        """Returns whether a worker is ready to be asked."""
 
     async def run(self, listener: TrainerListener) -> None:
         """Keeps the trainer up and tells the listener what happens, until cancelled."""
@@ -114,18 +115,18 @@ class Trainer(Protocol):
         """Starts it again, after `suspend` or a failure."""
 
     async def keep_momentum(self, *, keep: bool) -> None:
-        """Whether a worker goes on from the momentum that it found on disk. Unless it was told so,
-        its first round begins without it."""
+        """Says whether a worker goes on from the momentum that it found on disk. Without this call
+        its first round begins without the momentum."""
 
     save_seconds: float
-    """What the newest save took."""
+    """Duration of the newest save."""
 
     async def save(self, place: messages.Place) -> None:
         """Has the inner optimiser's state, or the momentum and its place, written to disk after the
         step that the worker is at. Nothing if it has not come to the last one yet."""
 
     async def is_saved(self) -> None:
-        """Waits until that is done, or the worker is gone."""
+        """Waits until the newest save is done, or the worker is gone."""
 
 
 class MakeTrainer(Protocol):

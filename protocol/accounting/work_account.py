@@ -60,57 +60,6 @@ from gossamer.protocol.wire.statements import Span
 OFFERS_MAX = 64
 """Offers that are remembered: so many rounds back a branch may turn out to have taken one."""
 
-STALE = "stale"
-LATE = "late"
-"""Reason of a drop: the shared steps went on without the work. Its gradients stay in the
-momentum."""
-OUT_OF_RANGE = "out_of_range"
-"""Reason of a drop: a value of the work is no number, or far larger than any work can be
-(`WORK_MAGNITUDE_MAX`)."""
-ABANDONED = "abandoned"
-"""Reason of a drop: a round took the work, or may have, and it is not known how much of it."""
-
-
-@dataclass(frozen=True)
-class Settlement:
-    """The effect of a header that took work.
-
-    In `pending`, subtract the offer's vector in the chunks `taken`, and make the chunks `zeroed`
-    zero.
-    """
-
-    offer: int | None
-    taken: int
-    zeroed: int
-    on_time: int
-    late: int
-
-
-@dataclass(frozen=True)
-class Reclaim:
-    """The work that a lost header gave back: add the offer's vector in these chunks to `pending`.
-
-    `on_time` and `late` are what it had taken, `carried` is the part that is carried again.
-    """
-
-    offer: int | None
-    chunks: int
-    on_time: int
-    late: int
-    carried: int
-
-
-@dataclass(frozen=True)
-class Restart:
-    """The part of an earlier life's files that is still valid.
-
-    `pending` is what was saved in the chunks `chunks`, and zero in the others. For each offer in
-    `offers` its vector, in the chunks of the mask, is `pending` as restored now.
-    """
-
-    chunks: int
-    offers: dict[int, int]
-
 
 class WorkAccount:
     """One peer's account."""
@@ -179,7 +128,7 @@ class WorkAccount:
     def spoilt(self, tokens: int, reason: str) -> None:
         """Notes that a local round ended, and that its work was dropped before it came into
         `pending`."""
-        self._end_local_round(tokens)
+        self.state.end_local_round(tokens)
         self.state.count_dropped(reason, tokens)
 
     # Rounds

@@ -13,11 +13,13 @@ from gossamer.protocol.wire.statements import Span
 
 STALE = "stale"
 LATE = "late"
-"""Shared steps went on without it; what it was for stays in the momentum."""
+"""Reason of a drop: the shared steps went on without the work. Its gradients stay in the
+momentum."""
 OUT_OF_RANGE = "out_of_range"
-"""A value of it is no number, or far larger than any work can be (`WORK_MAGNITUDE_MAX`)."""
+"""Reason of a drop: a value of the work is no number, or far larger than any work can be
+(`WORK_MAGNITUDE_MAX`)."""
 ABANDONED = "abandoned"
-"""Its round took it, or may have; how much of it is not known."""
+"""Reason of a drop: a round took the work, or may have, and it is not known how much of it."""
 
 
 class Lot(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -268,7 +270,7 @@ def apportioned(total: int, weights: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Settlement:
-    """What a header took.
+    """The effect of a header that took work.
 
     In `pending`, subtract the offer's vector in the chunks `taken`, and make the chunks `zeroed`
     zero.
@@ -283,7 +285,7 @@ class Settlement:
 
 @dataclass(frozen=True)
 class Reclaim:
-    """What a lost header gave back: add the offer's vector in these chunks to `pending`.
+    """The work that a lost header gave back: add the offer's vector in these chunks to `pending`.
 
     `on_time` and `late` are what it had taken, `carried` is the part that is carried again.
     """
@@ -297,7 +299,7 @@ class Reclaim:
 
 @dataclass(frozen=True)
 class Restart:
-    """What of the files of an earlier life is true.
+    """The part of an earlier life's files that is still valid.
 
     `pending` is what was saved in the chunks `chunks`, and zero in the others. For each offer in
     `offers` its vector, in the chunks of the mask, is `pending` as restored now.
