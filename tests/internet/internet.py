@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
+from tests.internet.line import Line, start_line
 from tests.support.netns import (
     NamespacesUnavailable,
     enter_namespace,
@@ -99,14 +100,18 @@ class Router:
     """Machines may ask for ports (miniupnpd)."""
 
 
+HOME_LINE = Line()
+"""20 Mbit/s up and 100 Mbit/s down, without delay."""
+
+
 @dataclass(frozen=True)
 class Machine:
     """A machine with a daemon."""
 
     router: Router | None = None
     """The router of the machine's home; None: the machine has a public address."""
-    up_mbit: float = 20.0
-    down_mbit: float = 100.0
+    line: Line = HOME_LINE
+    """Its rate holds always; its delay and loss need a process, which runs if there are any."""
 
 
 class Internet:
@@ -229,7 +234,12 @@ class Internet:
         run_tool("ip", "netns", "add", inner)
         if what.router is not None:
             run_tool("ip", "netns", "add", gate)
-        run_tool("ip", "link", "add", port, "type", "veth", "peer", "name", LINE, "netns", gate)
+        line = what.line
+        is_long = line.delay_seconds > 0 or line.loss > 0
+        if is_long:
+            self._processes.append(start_line(line, (gate, LINE), port))
+        else:
+            run_tool("ip", "link", "add", port, "type", "veth", "peer", "name", LINE, "netns", gate)
         run_tool("ip", "link", "set", port, "master", self._bridge, "up")
         for name in {gate, inner}:
             run_tool(*_in(name), "ip", "link", "set", "lo", "up")
@@ -238,10 +248,9 @@ class Internet:
         run_tool(*_in(gate), "ip", "link", "set", LINE, "up")
         if what.router is not None:
             self._add_home(machine)
-        for prefix, end, mbit in (
-            (_in(gate), LINE, what.up_mbit),
-            ([], port, what.down_mbit),
-        ):
+        if is_long:
+            return  # the process shapes both directions
+        for prefix, end, mbit in ((_in(gate), LINE, line.up_mbit), ([], port, line.down_mbit)):
             shape = ["tbf", "rate", f"{mbit:g}mbit", "burst", _BURST, "latency", _QUEUE]
             run_tool(*prefix, "tc", "qdisc", "add", "dev", end, "root", *shape)
 
@@ -331,6 +340,7 @@ class Internet:
             )
         subprocess.run(["ip", "link", "del", self._bridge], capture_output=True, check=False)
         for process in self._processes:
+            process.kill()
             process.wait()
         self._temporary.cleanup()
 

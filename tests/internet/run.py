@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tests.internet.homes import Homes
 from tests.internet.internet import Machine, Router
+from tests.internet.line import Line
 from tests.support.daemons import MANIFEST
 from tests.support.netns import NamespacesUnavailable
 
@@ -56,12 +57,19 @@ PUBLIC = Machine()
 CROSSABLE = Machine(Router())
 STRICT = Machine(Router(ports="random"))
 
+LONG = Machine(line=Line(delay_seconds=0.025))
+"""Two lines lie between two homes: 100 ms there and back."""
+LOSSY = Machine(line=Line(delay_seconds=0.025, loss=0.0025))
+"""A packet passes two lines, so 0.5 % of the packets of each direction are lost."""
+
 TOPOLOGIES: dict[str, list[Machine]] = {
     "4 public": [PUBLIC] * 4,
     "1 public, 2 crossable": [PUBLIC, CROSSABLE, CROSSABLE],
     "1 public, 3 crossable": [PUBLIC, CROSSABLE, CROSSABLE, CROSSABLE],
     "2 public, 2 strict": [PUBLIC, PUBLIC, STRICT, STRICT],
     "1 public, 3 strict": [PUBLIC, STRICT, STRICT, STRICT],
+    "4 public, 100 ms": [LONG] * 4,
+    "4 public, 100 ms, 0.5 % lost": [LOSSY] * 4,
 }
 
 
