@@ -58,6 +58,9 @@ class LocalTrainer:
     `base` and `pseudo_gradient` are (num_parameters,) fp32, shared with the caller. `base` is only
     read, except by `genesis`. `pseudo_gradient` is written from `begin` to `finish`, and
     holds the work of the newest finished round in between.
+
+    It has more than 12 attributes and 15 public methods: it holds the optimiser's vectors, the data
+    and the round under way, and each message of the daemon has a method.
     """
 
     loaded_momentum: messages.Place | None = None

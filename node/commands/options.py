@@ -40,7 +40,10 @@ class StateOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOptions(StateOptions):
-    """The options of `start`, `join` and `doctor`. Each setting is also a GOSSAMER_... variable."""
+    """The options of `start`, `join` and `doctor`. Each setting is also a GOSSAMER_... variable.
+
+    It has more than 12 attributes: each is an option.
+    """
 
     listen: Annotated[tuple[str, ...], _default(" ".join(_DEFAULTS.listen))] = ()
     """Address to listen on for peers; repeatable. Port 0 picks a free one."""

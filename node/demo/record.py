@@ -108,7 +108,10 @@ class Digests:
 
 
 class Record:
-    """All peers of the demo, and the results of the swarm as a whole."""
+    """All peers of the demo, and the results of the swarm as a whole.
+
+    It has more than 15 public methods: each is one question of the table that the demo shows.
+    """
 
     def __init__(self) -> None:
         self.peers: dict[str, PeerRecord] = {}

@@ -38,7 +38,10 @@ class TrainerListener(Protocol):
 
 
 class Trainer(Protocol):
-    """The trainer, as the node uses it. Tests have one that trains in virtual time."""
+    """The trainer, as the node uses it. Tests have one that trains in virtual time.
+
+    It has more than 15 public methods: each is one order that the worker process understands.
+    """
 
     base: FloatVector
     pending: FloatVector

@@ -43,7 +43,11 @@ log = structlog.get_logger("trainer")
 
 
 class TrainerClient:
-    """The real trainer, in a process of its own."""
+    """The real trainer, in a process of its own.
+
+    It has more than 12 attributes and 15 public methods: `Trainer` has them, and the life of the
+    process is kept besides.
+    """
 
     def __init__(self, manifest: Manifest, settings: Settings, optimizer_path: str) -> None:
         self._process = TrainerProcess(manifest.model.num_parameters)

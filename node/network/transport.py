@@ -136,7 +136,10 @@ MayRelay = Callable[[PeerId, PeerId], str]
 
 
 class Transport(Protocol):
-    """Connections, streams and gossip of one node."""
+    """Connections, streams and gossip of one node.
+
+    It has more than 15 public methods: it is the one interface to everything that a network does.
+    """
 
     @property
     def peer_id(self) -> PeerId:

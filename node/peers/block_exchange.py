@@ -74,6 +74,8 @@ class BlockService:
         blocks_fetched, bytes_fetched: blocks received, checked and stored.
         verify_failures: blocks received that did not have their digest.
         not_found: requests for blocks that were not here (or damaged).
+
+    It has more than 12 attributes: six of them are sums that the metrics read.
     """
 
     def __init__(

@@ -103,6 +103,8 @@ class Download:
 
     `wanted` are the blocks still missing, `peers_asked` everybody who was asked, `last_problem`
     what went wrong last with one of them.
+
+    It has more than 12 attributes: what is wanted, who is asked, and how it went.
     """
 
     def __init__(

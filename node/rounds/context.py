@@ -27,7 +27,10 @@ from gossamer.protocol.wire.statements import Phase
 
 @dataclass(frozen=True)
 class NodeContext:
-    """The components that `Participant` hands out: each class below it takes only those it uses."""
+    """The components that `Participant` hands out: each class below it takes only those it uses.
+
+    It has more than 12 attributes: each is a component.
+    """
 
     manifest: Manifest
     identity: Identity

@@ -65,7 +65,10 @@ Phase: TypeAlias = Literal["new", "running", "delivering", "delivered", "closed"
 
 
 class RoundDispatcher:
-    """One peer in one round. Attributes may be read; only this class writes them."""
+    """One peer in one round. Attributes may be read; only this class writes them.
+
+    It has more than 15 public methods: each event of a round is one.
+    """
 
     def __init__(self, machine: Round, me: PeerId, payloads: Payloads, effects: Effects) -> None:
         self.machine = machine

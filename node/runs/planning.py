@@ -75,7 +75,10 @@ class Line:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """The cost of one round to one peer, after the warm-up."""
+    """The cost of one round to one peer, after the warm-up.
+
+    It has more than 12 attributes: each is a row of the table that `gossamer plan` prints.
+    """
 
     peers: int
     parameters: int

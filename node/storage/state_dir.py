@@ -71,6 +71,8 @@ class StateDir:
     """Names and opens what lies in a state directory. Creating one touches nothing.
 
     `health` says how writing to it goes.
+
+    It has more than 12 attributes: each is the path of one file.
     """
 
     def __init__(self, root: Path) -> None:

@@ -122,7 +122,10 @@ class _Registrar:
 
 
 class Metrics:
-    """All metrics of a node; the registry is what `/metrics` shows."""
+    """All metrics of a node; the registry is what `/metrics` shows.
+
+    It has one attribute for each metric.
+    """
 
     def __init__(self, gpus: Gpus | None = None) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]

@@ -62,7 +62,10 @@ OFFERS_MAX = 64
 
 
 class WorkAccount:
-    """One peer's account."""
+    """One peer's account.
+
+    It has more than 15 public methods: each kind of event of the account is one.
+    """
 
     def __init__(
         self, num_chunks: int, stale_rounds: int, state: AccountState | None = None

@@ -69,7 +69,10 @@ HANDLER_CLOSE_SECONDS_MAX = 5.0
 
 
 class Libp2pTransport:
-    """`gossamer.node.network.transport.Transport` over the real network."""
+    """`gossamer.node.network.transport.Transport` over the real network.
+
+    It has as many public methods as that interface.
+    """
 
     def __init__(
         self,

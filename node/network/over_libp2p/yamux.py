@@ -80,7 +80,11 @@ LINGER_SECONDS_MAX = 30.0
 
 
 class YamuxConnection(IMuxedConn):
-    """All streams of one connection."""
+    """All streams of one connection.
+
+    It has more than 12 attributes and 15 public methods: reader, writer, pings and windows work on
+    one state, and py-libp2p's interface comes on top.
+    """
 
     def __init__(
         self,

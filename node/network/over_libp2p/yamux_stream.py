@@ -41,7 +41,11 @@ class PeerViolation(ConnectionClosedError):
 
 
 class YamuxStream(IMuxedStream):
-    """One stream. `send` and `receive_exactly` are the fast way; read and write are libp2p's."""
+    """One stream. `send` and `receive_exactly` are the fast way; read and write are libp2p's.
+
+    It has more than 12 attributes and 15 public methods: both directions have a state of their own,
+    and py-libp2p's interface comes on top.
+    """
 
     def __init__(
         self,
