@@ -167,22 +167,31 @@ class MemoryPeer:
     async def connect_through(self, relay: PeerId, peer_id: PeerId) -> None:
         """See `Transport.connect_through`."""
         middle, other = self.network.get(relay), self.network.get(peer_id)
-        links = [*self.network.links(self._peer_id, relay), *self.network.links(relay, peer_id)]
-        await trio.sleep(2 * sum(link.latency_seconds for link in links))
-        if middle is None or other is None or self.ended:
+        first, second = (
+            self.network.links(self._peer_id, relay),
+            self.network.links(relay, peer_id),
+        )
+        await trio.sleep(2 * sum(link.latency_seconds for link in first))
+        if middle is None or self.ended or middle.path(self._peer_id) != Path("direct"):
             raise ConnectError(f"no circuit through {relay}: it is not connected")
-        if any(link.silent for link in links) or any(
-            self.network.stopped_at(each) is not None for each in (relay, peer_id)
-        ):
+        if any(link.silent for link in first) or self.network.stopped_at(relay) is not None:
             await trio.sleep(CONNECT_SECONDS_MAX)
             raise ConnectError(f"no circuit through {relay}: no answer")
-        direct = Path("direct")
-        if middle.path(self._peer_id) != direct or middle.path(peer_id) != direct:
-            raise ConnectError(f"no circuit through {relay}: it is not connected to both ends")
+        if other is None or middle.path(peer_id) != Path("direct"):
+            raise ConnectError(f"no circuit through {relay}: it is not connected to {peer_id}")
         if problem := middle.may_relay(self._peer_id, peer_id):
             raise ConnectError(f"no circuit through {relay}: it says: {problem}")
+        await trio.sleep(2 * sum(link.latency_seconds for link in second))
+        if any(link.silent for link in second) or self.network.stopped_at(peer_id) is not None:
+            await trio.sleep(CONNECT_SECONDS_MAX)
+            raise ConnectError(f"no circuit through {relay}: no answer")
         if self.is_banned(peer_id) or other.is_banned(self._peer_id):
             raise ConnectError(f"no circuit to {peer_id}: banned for a while")
+        ends = (self, middle, other)
+        if any(end.ended for end in ends) or {middle.path(e.peer_id) for e in (self, other)} != {
+            Path("direct")
+        }:
+            raise ConnectError(f"no circuit through {relay}: it is not connected")
         if peer_id not in self.connections:
             MemoryConnection(self, other, middle)
 
