@@ -283,6 +283,7 @@ class Node:
             self._runtime.run_in_thread,
             self._speed,
             self._state_dir.health,
+            self._runtime.awake,
             heldout_paths=core.run_blocks.heldout_paths,
         )
         known = self._state_dir.known_peers().newest_first()

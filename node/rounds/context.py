@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.threads import RunInThread
@@ -45,6 +46,7 @@ class NodeContext:
     run_in_thread: RunInThread
     speed: SpeedMeter
     health: DiskHealth
+    awake: AwakeClock
     heldout_paths: Callable[[], list[str]]
     """Files of the held-out shards; empty until all of them are on this disk."""
 

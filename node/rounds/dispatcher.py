@@ -31,7 +31,6 @@ from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.policy.silence import Silence
 from gossamer.protocol.rounds.attempt import (
     Action,
     BeginRing,
@@ -56,6 +55,11 @@ HELLO_SECONDS = 10.0
 LINGER_SECONDS = 10.0
 """Time after the commit for which a member serves those that have not voted for it yet. A member
 that has not voted by then fetches the round instead (`heads.OVERTAKEN_SECONDS`)."""
+
+SILENT_SECONDS = 6.0
+"""A connected successor from which nothing at all came for so long has failed: three signs of life
+that a living peer gives (`transport.PING_SECONDS`), and less than the 12 s after which a round has
+to continue."""
 
 ChunkUse: TypeAlias = Literal["wanted", "late", "refused"]
 """The use of a chunk that arrives: it is taken; it is dropped, because the round is committed here;
@@ -83,7 +87,9 @@ class RoundDispatcher:
         """This peer's position in the ring that is followed."""
         self._envelope: Signed | None = None
         self._links: dict[PeerId, OutgoingLink] = {}
-        self._silence = Silence(0.0)
+        self._began_seconds = 0.0
+        """Local time at which the round or its newest ring began. Silence before counts for no
+        member."""
         self._wanted_step: tuple[Digest, int] | None = None
         """Ring and generation of the newest outer step. Threads read it."""
 
@@ -94,7 +100,7 @@ class RoundDispatcher:
         if self._phase != "new":
             return
         self._phase = "running"
-        self._silence = Silence(now)
+        self._began_seconds = now
         for signed, statement in statements:
             self.heard(now, signed, statement)
 
@@ -152,12 +158,19 @@ class RoundDispatcher:
         """Time passed, or the set of living peers changed."""
         if not self.is_running:
             return
-        self._silence.tick(now, 2 * TICK_SECONDS)
         self.apply(now, self.machine.expect(now, *awaited))
         while (successor := self.machine.successor) is not None and self.is_running:
-            if not self._silence.is_over(now, self._do.heard_seconds(successor)):
+            if not self._is_silent(successor):
                 break
             self.link_failed(now, self._ring_id(), successor, "timeout: silent")
+
+    def _is_silent(self, peer: PeerId) -> bool:
+        """A machine that froze, or whose line was cut, does not close its connections. Without a
+        connection the link shows the failure."""
+        heard_seconds = self._do.heard_seconds(peer)
+        if heard_seconds is None:
+            return False
+        return self._do.awake_since(max(heard_seconds, self._began_seconds)) >= SILENT_SECONDS
 
     def disconnected(self, now: float, peer: PeerId) -> None:
         """The connection to a peer broke: as successor it has failed."""
@@ -333,7 +346,7 @@ class RoundDispatcher:
         self._wanted_step = None
         self._envelope = action.envelope
         self._position = action.ring.members.index(self._me)
-        self._silence = Silence(now)
+        self._began_seconds = now
         self._do.begin_ring(action.ring)
 
     def _link_to(self, peer: PeerId) -> OutgoingLink:

@@ -83,6 +83,10 @@ class Effects(Protocol):
     def heard_seconds(self, peer: PeerId) -> float | None:
         """Local time at which something last came from a peer; None without a connection."""
 
+    def awake_since(self, seconds: float) -> float:
+        """Seconds for which this process has run since a local time. A stop of this process is no
+        silence of others."""
+
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
         """A peer broke the protocol."""
 

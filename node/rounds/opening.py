@@ -102,6 +102,7 @@ class NodeHost:
         self.outer_step = context.committed.compute
         self.reach = context.swarm.reach
         self.offence = context.swarm.offence
+        self.awake_since = context.awake.awake_since
         self.transferred = context.speed.transfer
         self.changed = on_changed
 

@@ -149,8 +149,7 @@ class SentChunks:
         """Time passed.
 
         Args:
-            seconds: since the last call, at most two steps of `WATCH_SECONDS`: the silence of a
-                time in which this process was stopped is not the member's.
+            seconds: since the last call, without those in which this process was stopped.
             is_greeted: whether the member has answered the greeting, if it has to.
 
         Raises:
@@ -180,6 +179,7 @@ class RingLink:
         transport: Transport,
         target: LinkTarget,
         num_chunks: int,
+        awake_since: Callable[[float], float],
         *,
         on_transfer: Callable[[int, float], None] = lambda _bytes, _seconds: None,
         on_measured: Callable[[LinkMeasure], None] = lambda _measure: None,
@@ -187,6 +187,7 @@ class RingLink:
         """
         Args:
             num_chunks: of the round.
+            awake_since: the seconds for which this process has run since a local time.
             on_transfer: gets the bytes and seconds of each time in which the link was busy.
             on_measured: gets the link's rate every `WATCH_SECONDS`.
         """
@@ -195,6 +196,7 @@ class RingLink:
         self._num_chunks = num_chunks
         outbox_max = SENDS_PER_CHUNK_MAX * num_chunks
         self._into_outbox, self._outbox = trio.open_memory_channel[Send](outbox_max)
+        self._awake_since = awake_since
         self._on_transfer = on_transfer
         self._on_measured = on_measured
         self._chunks = SentChunks()
@@ -299,9 +301,7 @@ class RingLink:
         while True:
             before = trio.current_time()
             await trio.sleep(WATCH_SECONDS)
-            now = trio.current_time()
-            seconds = min(now - before, 2 * WATCH_SECONDS)
-            self._chunks.waited(seconds, is_greeted=self._greeted.is_set())
-            measure = self._chunks.measure(now)
+            self._chunks.waited(self._awake_since(before), is_greeted=self._greeted.is_set())
+            measure = self._chunks.measure(trio.current_time())
             if measure is not None:
                 self._on_measured(measure)

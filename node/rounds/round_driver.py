@@ -69,6 +69,9 @@ class RoundHost(Protocol):
     async def reach(self, peer: PeerId) -> None:
         """Returns when there is a connection to a peer. Raises TransportError."""
 
+    def awake_since(self, seconds: float) -> float:
+        """Seconds for which this process has run since a local time."""
+
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
         """A peer broke the protocol."""
 
@@ -83,7 +86,7 @@ class RoundHost(Protocol):
 
 
 class RoundDriver:
-    """One peer in one round. With the 12 methods of `Effects` it has more than 15 public ones."""
+    """One peer in one round. With the 13 methods of `Effects` it has more than 15 public ones."""
 
     def __init__(
         self,
@@ -257,6 +260,7 @@ class RoundDriver:
             self._transport,
             target,
             self._plan.num_chunks,
+            self.awake_since,
             on_transfer=self._node.transferred,
             on_measured=lambda measure: self._measured(ring_id, peer, measure),
         )
@@ -287,6 +291,10 @@ class RoundDriver:
     def heard_seconds(self, peer: PeerId) -> float | None:
         """See `Effects`."""
         return self._transport.heard_seconds(peer)
+
+    def awake_since(self, seconds: float) -> float:
+        """See `Effects`."""
+        return self._node.awake_since(seconds)
 
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
         """See `Effects`."""

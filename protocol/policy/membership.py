@@ -6,9 +6,9 @@ Rules
 - A peer is *living* while an announcement came within `MEMBER_SECONDS` of the local clock, its
   connection was not seen to break since, and it does not say that it leaves. Clocks of different
   peers are never compared.
-- While this process was stopped (SIGSTOP, a laptop's sleep) no peer was silent: time counts in
-  steps of at most `STEP_SECONDS_MAX` from one event or question to the next. Otherwise this process
-  would take all peers for dead when it goes on, and begin a round alone.
+- While this process was stopped (SIGSTOP, a laptop's sleep) no peer was silent: the caller's clock
+  stands still then. Otherwise this process would take all peers for dead when it goes on, and begin
+  a round alone.
 - A broken connection ends a peer's life at once. Its next announcement begins it again.
 - Living is not training: a peer that is paused, or whose trainer failed, lives, because it follows
   heads and serves blocks. `awaited` says for which peers a round waits.
@@ -33,9 +33,6 @@ ANNOUNCE_SECONDS = 2.0
 MEMBER_SECONDS = 12.0
 """Silence after which a peer counts as gone: six announcements, and longer than the 10 s in which
 the transport notices a dead link."""
-
-STEP_SECONDS_MAX = 4.0
-"""A process that runs hears or asks something more often: it announces itself every 2 s."""
 
 NEAR_ROUNDS = 2
 """Rounds that a peer may be behind the head and still be waited for. Without it a newcomer would
@@ -108,24 +105,24 @@ class Seen:
 
 
 class Membership:
-    """The announcements of the other peers. Events carry the local clock in seconds."""
+    """The announcements of the other peers.
+
+    Events carry the seconds of a clock that stands still while this process does not run.
+    """
 
     def __init__(self, me: PeerId) -> None:
         self._me = me
         self._peers: dict[PeerId, Seen] = {}
         """Sorted by peer id."""
-        self._now: float | None = None
-        self._stopped_seconds = 0.0
 
     def announced(
         self,
-        now: float,
+        awake_seconds: float,
         author: PeerId,
         announce: Announce,
         connected: Collection[PeerId] = (),
     ) -> bool:
         """Takes an announcement. Returns whether it was new. `connected`: peers connected now."""
-        awake_seconds = self._awake(now)
         if author == self._me:
             return False
         known = self._peers.get(author)
@@ -134,7 +131,7 @@ class Membership:
             old = (known.announce.incarnation, known.announce.sequence)
             if version <= old:
                 return False
-        elif len(self._peers) >= limits.MEMBERS_MAX and not self._make_room(now, author, connected):
+        elif not self._has_room(awake_seconds, author, connected):
             return False
         self._peers[author] = Seen(announce, awake_seconds, True)
         if known is None:
@@ -147,13 +144,11 @@ class Membership:
             seen = self._peers[peer]
             self._peers[peer] = Seen(seen.announce, seen.seen_seconds, False)
 
-    def is_living(self, now: float, peer: PeerId) -> bool:
-        awake_seconds = self._awake(now)
+    def is_living(self, awake_seconds: float, peer: PeerId) -> bool:
         return peer in self._peers and self._peers[peer].is_living(awake_seconds)
 
-    def living(self, now: float) -> dict[PeerId, Announce]:
+    def living(self, awake_seconds: float) -> dict[PeerId, Announce]:
         """The living others, sorted by peer id."""
-        awake_seconds = self._awake(now)
         return {
             peer: seen.announce
             for peer, seen in self._peers.items()
@@ -168,15 +163,13 @@ class Membership:
         """All known peers, the dead ones too, sorted by peer id."""
         return {peer: seen.announce for peer, seen in self._peers.items()}
 
-    def _awake(self, now: float) -> float:
-        """The local clock without the time in which this process was stopped."""
-        if self._now is not None:
-            self._stopped_seconds += max(0.0, now - self._now - STEP_SECONDS_MAX)
-        self._now = now
-        return now - self._stopped_seconds
-
-    def _make_room(self, now: float, author: PeerId, connected: Collection[PeerId]) -> bool:
-        spare = [peer for peer in self._peers if not self.is_living(now, peer)]
+    def _has_room(
+        self, awake_seconds: float, author: PeerId, connected: Collection[PeerId]
+    ) -> bool:
+        """Makes room for a new peer if there is none, and says whether there is now."""
+        if len(self._peers) < limits.MEMBERS_MAX:
+            return True
+        spare = [peer for peer in self._peers if not self.is_living(awake_seconds, peer)]
         if not spare and author in connected:
             spare = [peer for peer in self._peers if peer not in connected]
         if not spare:

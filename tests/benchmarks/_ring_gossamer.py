@@ -266,6 +266,10 @@ class Peer(OpenListener):
         """See `RoundHost`."""
         await _reach(peer)
 
+    def awake_since(self, seconds: float) -> float:
+        """See `RoundHost`."""
+        return trio.current_time() - seconds
+
     def removed(self, peer: PeerId, reason: str) -> None:
         """See `RoundHost`."""
         self._removed[self._ranks[peer]] = reason

@@ -17,6 +17,7 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.frames import receive_frame
 from gossamer.node.network.over_libp2p.addresses import parse_address
 from gossamer.node.network.transport import ConnectError, StreamClosed
@@ -297,7 +298,7 @@ def test_the_rings_sender(data: st.DataObject) -> None:
         target = LinkTarget(
             ROGUE.peer_id, ring_of(peers(3)), ROSTER, waits_for_inventory=data.draw(st.booleans())
         )
-        link = RingLink(transport, target, num_chunks=2)
+        link = RingLink(transport, target, 2, AwakeClock().awake_since)
         link.send(Send(ROGUE.peer_id, 0, 1, None, bytes(16)))
         link.finish()
         try:

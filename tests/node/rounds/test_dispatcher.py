@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gossamer.node.rounds.dispatcher import LINGER_SECONDS, TICK_SECONDS, RoundDispatcher
+from gossamer.node.rounds.dispatcher import (
+    LINGER_SECONDS,
+    SILENT_SECONDS,
+    TICK_SECONDS,
+    RoundDispatcher,
+)
 from gossamer.node.rounds.effects import (
     SENDS_PER_CHUNK_MAX,
     LinkFullError,
@@ -19,7 +24,6 @@ from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.policy.silence import SILENT_SECONDS, Silence
 from gossamer.protocol.rounds.attempt import Committed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send
@@ -32,7 +36,6 @@ from tests.sim.simulator.signatures import peer_id_of, sign_as, verify
 RUN_ID, HEAD = digest_of(b"dispatcher"), digest_of(b"head")
 PAYLOADS = SumPayloads(codec("fp32"))
 NUM_CHUNKS = 2
-STEP = 2 * TICK_SECONDS
 
 
 class Link:
@@ -70,6 +73,9 @@ class Member:
     finishes: list[tuple[Digest, FinishAverage]] = field(default_factory=list)
     orders: list[OuterStepOrder] = field(default_factory=list)
     heard: float | None = 0.0
+    now: float = 0.0
+    stopped_seconds: float = 0.0
+    """Time for which its process did not run."""
     is_delivered: bool = False
 
     def __post_init__(self) -> None:
@@ -112,6 +118,10 @@ class Member:
         """See `Effects`."""
         return self.heard
 
+    def awake_since(self, seconds: float) -> float:
+        """See `Effects`."""
+        return self.now - seconds - self.stopped_seconds
+
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
         """See `Effects`."""
         raise error
@@ -130,6 +140,7 @@ class Member:
         """See `Effects`."""
 
     def tick(self, now: float, *others: PeerId) -> None:
+        self.now = now
         self.dispatcher.tick(now, Awaited(list(others), []))
 
     @property
@@ -201,21 +212,22 @@ def test_a_silent_successor_is_given_up_and_one_without_connection_by_its_link(
 
 
 def test_time_in_which_this_process_was_stopped_is_no_silence_of_others() -> None:
-    silence = Silence(10.0)
-    silence.tick(11.0 + STEP, STEP)  # 1 s of which this process was stopped
-    assert not silence.is_over(10.9 + SILENT_SECONDS, 10.0)
-    silence.tick(16.9 + STEP, STEP)  # it was stopped for some 5 s more
-    assert not silence.is_over(16.9 + STEP, 10.0)
-    assert not silence.is_over(16.9 + STEP + SILENT_SECONDS, 17.5)
-    assert silence.is_over(17.5 + SILENT_SECONDS, 17.5)
-    assert silence.is_over(10.0 + 1.0 + 5.8 + SILENT_SECONDS, 10.0)
+    member, other = ring_of_two()
+    member.heard = 0.0
+    member.stopped_seconds = 5.0
+    member.tick(5.0 + SILENT_SECONDS - 0.1, other.me)
+    assert not member.accusations
+    member.tick(5.0 + SILENT_SECONDS, other.me)
+    assert member.accusations == ["timeout: silent"]
 
 
-def test_what_was_heard_before_the_ring_is_not_counted() -> None:
-    silence = Silence(10.0)
-    silence.tick(10.0, STEP)
-    assert not silence.is_over(9.9 + SILENT_SECONDS, 0.0)
-    assert silence.is_over(10.0 + SILENT_SECONDS, 0.0)
+def test_silence_before_the_ring_counts_for_no_member() -> None:
+    member, other = ring_of_two()
+    member.heard = -100.0
+    member.tick(SILENT_SECONDS - 0.1, other.me)
+    assert not member.accusations
+    member.tick(SILENT_SECONDS, other.me)
+    assert member.accusations == ["timeout: silent"]
 
 
 def test_a_chunk_is_wanted_then_late_or_refused() -> None:

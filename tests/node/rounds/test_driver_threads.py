@@ -103,6 +103,9 @@ class Alone:
         """See `RoundHost`."""
         raise AssertionError("there is no other member")
 
+    def awake_since(self, seconds: float) -> float:
+        return trio.current_time() - seconds
+
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
         """See `RoundHost`."""
 

@@ -19,6 +19,7 @@ from gossamer.node.modes.contribution import Contribution
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.gossip import Gossip
+from gossamer.node.rounds.dispatcher import SILENT_SECONDS
 from gossamer.node.rounds.ring_service import Receiver, serve_ring
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.protocol.accounting.ledger import Ledger
@@ -26,7 +27,6 @@ from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.policy.silence import SILENT_SECONDS
 from gossamer.protocol.rounds.attempt import Committed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Payload
@@ -137,6 +137,10 @@ class Member(OpenListener):
     ) -> Digest:
         """See `RoundHost`."""
         return digest_of(*averages)
+
+    def awake_since(self, seconds: float) -> float:
+        """See `RoundHost`."""
+        return trio.current_time() - seconds
 
     def removed(self, peer: PeerId, reason: str) -> None:
         """See `RoundHost`."""

@@ -7,6 +7,7 @@ import pytest
 import trio
 import trio.testing
 
+from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Bytes, Stream
 from gossamer.node.rounds.effects import LinkTarget
@@ -74,7 +75,7 @@ def test_finishing_with_chunks_in_the_queue_loses_none(monkeypatch: pytest.Monke
                 Signed("", b"", b""),
                 waits_for_inventory=False,
             )
-            link = RingLink(transport, target, num_chunks=5)
+            link = RingLink(transport, target, 5, AwakeClock().awake_since)
             chunks = [bytes([number]) for number in range(5)]
             for number, chunk in enumerate(chunks):
                 link.send(Send(RECEIVER, number, 1, 0, chunk))
@@ -107,7 +108,7 @@ def test_a_link_that_is_closed_before_it_runs_opens_no_stream(
                     Signed("", b"", b""),
                     waits_for_inventory=False,
                 )
-                link = RingLink(transport, target, num_chunks=5)
+                link = RingLink(transport, target, 5, AwakeClock().awake_since)
                 if is_closed:
                     link.close()
                 with trio.move_on_after(5), link.scope:

@@ -19,36 +19,19 @@ from tests.support.builders import HEAD, announce, peer, peers
 ME, OTHER = peer(0), peer(1)
 
 
-def pass_time(membership: Membership, start: float, stop: float) -> None:
-    """Lets time pass as in a process that runs: such a process asks now and then."""
-    for second in range(int(start), int(stop) + 1):
-        membership.living(float(second))
-
-
 def test_a_peer_lives_while_it_announces_itself() -> None:
     membership = Membership(ME)
     assert not membership.is_living(0.0, OTHER)
     assert membership.announced(0.0, OTHER, announce())
-    pass_time(membership, 0.0, MEMBER_SECONDS)
     assert membership.is_living(MEMBER_SECONDS, OTHER)
     assert not membership.is_living(MEMBER_SECONDS + 0.1, OTHER)
     assert membership.announced(MEMBER_SECONDS + 1, OTHER, announce(sequence=8))
     assert membership.is_living(MEMBER_SECONDS + 1, OTHER)
 
 
-def test_no_peer_was_silent_while_this_process_was_stopped() -> None:
-    membership = Membership(ME)
-    membership.announced(0.0, OTHER, announce())
-    pass_time(membership, 0.0, 5.0)
-    assert membership.is_living(3600.0, OTHER)
-    pass_time(membership, 3600.0, 3600.0 + MEMBER_SECONDS)
-    assert not membership.is_living(3600.0 + MEMBER_SECONDS, OTHER)
-
-
 def test_an_old_announcement_does_not_bring_back_the_dead() -> None:
     membership = Membership(ME)
     membership.announced(0.0, OTHER, announce())
-    pass_time(membership, 0.0, 60.0)
     assert not membership.announced(60.0, OTHER, announce())
     assert not membership.announced(60.0, OTHER, announce(incarnation=2, sequence=99))
     assert not membership.is_living(60.0, OTHER)
@@ -109,7 +92,6 @@ def test_a_newcomer_replaces_the_peer_that_has_been_silent_longest(
     membership.announced(0.0, peer(1), announce())
     membership.announced(5.0, peer(2), announce())
     assert not membership.announced(6.0, peer(3), announce())  # both are living
-    pass_time(membership, 6.0, 60.0)
     assert membership.announced(60.0, peer(3), announce())
     assert sorted(membership.known()) == sorted([peer(2), peer(3)])
 

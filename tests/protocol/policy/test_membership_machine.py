@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.policy.membership import (
     MEMBER_SECONDS,
-    STEP_SECONDS_MAX,
     Membership,
     awaited,
 )
@@ -78,20 +77,11 @@ class MembershipMachine(RuleBasedStateMachine):
         if peer in self.model:
             self.model[peer].connected = False
 
-    @rule(eighths=st.integers(0, int(8 * STEP_SECONDS_MAX)))
+    @rule(eighths=st.integers(0, int(8 * 1.5 * MEMBER_SECONDS)))
     def time_passes(self, eighths: int) -> None:
-        self._pass(eighths / 8, eighths / 8)
-
-    @rule(eighths=st.integers(int(8 * STEP_SECONDS_MAX), 8 * 3600))
-    def the_process_is_stopped(self, eighths: int) -> None:
-        """The process is stopped for any time: at most one step of it counts as the others'
-        silence."""
-        self._pass(eighths / 8, STEP_SECONDS_MAX)
-
-    def _pass(self, seconds: float, counted_seconds: float) -> None:
-        self.now += seconds
+        self.now += eighths / 8
         for known in self.model.values():
-            known.silent_seconds += counted_seconds
+            known.silent_seconds += eighths / 8
 
     @invariant()
     def those_live_that_announced_themselves_lately(self) -> None:

@@ -253,6 +253,10 @@ class Driver:
         heard_seconds = other.ping_phase_seconds + signs * PING_SECONDS
         return heard_seconds + self.peer.machine.clock_ahead_seconds
 
+    def awake_since(self, seconds: float) -> float:
+        """See `Effects`."""
+        return self.peer.awake_since(seconds)
+
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
         """See `Effects`: all traffic is honest."""
         raise error

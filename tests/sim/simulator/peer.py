@@ -64,8 +64,8 @@ class Peer:
         self.frozen_seconds: float | None = None
         """Since when it is stopped."""
         self.was_frozen = False
-        self.awake_seconds = 0.0
-        """Since when it is not stopped."""
+        self._stops: list[tuple[float, float]] = []
+        """On its own clock, when it was stopped in this life and when it went on."""
         self.connections: dict[PeerId, int] = {}
         self._backlog: list[tuple[bool, Callable[[], None]]] = []
         self.heads = Heads(self)
@@ -81,6 +81,12 @@ class Peer:
     def now(self) -> float:
         """Its own clock."""
         return self.world.now + self.machine.clock_ahead_seconds
+
+    def awake_since(self, seconds: float) -> float:
+        """Seconds for which it has run since a time of its own clock."""
+        stops = [(max(began, seconds), ended) for began, ended in self._stops]
+        stopped_seconds = sum(ended - began for began, ended in stops if ended > began)
+        return self.now - seconds - stopped_seconds
 
     @property
     def bytes_per_second(self) -> float:
@@ -128,7 +134,7 @@ class Peer:
         self.alive = True
         self.life += 1
         self.vanished_seconds = self.frozen_seconds = None
-        self.awake_seconds = self.world.now
+        self._stops = []
         self.statement_store = StatementStore()
         self.membership = Membership(self.peer_id)
         self.connections = {}
@@ -194,8 +200,9 @@ class Peer:
         if not self.alive or not self.frozen:
             return
         self.world.note(f"{self.name} goes on")
+        assert self.frozen_seconds is not None
+        self._stops.append((self.frozen_seconds + self.machine.clock_ahead_seconds, self.now))
         self.frozen_seconds = None
-        self.awake_seconds = self.world.now
         backlog, self._backlog = self._backlog, []
         if self.world.random.random() < 0.5:
             backlog.sort(key=lambda entry: entry[0])
@@ -230,7 +237,7 @@ class Peer:
         """Living, connected others."""
         return {
             peer: announce
-            for peer, announce in self.membership.living(self.now).items()
+            for peer, announce in self.membership.living(self.awake_since(0.0)).items()
             if peer in self.connections
         }
 
@@ -322,7 +329,7 @@ class Peer:
             return
         if isinstance(statement, Announce):
             author = PeerId(signed.author)
-            if self.membership.announced(self.now, author, statement):
+            if self.membership.announced(self.awake_since(0.0), author, statement):
                 said = (statement.head, statement.phase)
                 if self._said.get(author) != said:
                     self._said[author] = said
