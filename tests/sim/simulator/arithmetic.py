@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from gossamer.protocol.ids import Digest, digest_of
+from tests.sim.simulator.scenario import CHUNK_BYTES
 
 _DIGIT_BITS = 8
 
@@ -60,6 +61,10 @@ class Sum:
     """(position in the ring, work) in the order of adding."""
     encoded: bytes
     """What travels in this world's way of averaging."""
+
+    def __len__(self) -> int:
+        """The bytes that it takes of a line, whatever is encoded."""
+        return CHUNK_BYTES
 
     @cached_property
     def digest(self) -> Digest:

@@ -300,6 +300,6 @@ class Driver:
         self.peer.later(WATCH_SECONDS, lambda: self._watch(ring))
         for link in self._links:
             measured = link.measured()
-            if link.is_open and measured[1]:
+            if link.is_open and measured is not None:
                 target = link.target.peer_id
                 self.dispatcher.link_measured(self.peer.now, ring.ring_id, target, *measured)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gossamer.node.rounds.decisions import BetterHead
 from gossamer.node.rounds.heads import AVOID_SECONDS
 from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.protocol.ids import Digest
@@ -42,7 +43,7 @@ class Heads:
     def restart(self) -> None:
         self._avoided: dict[Digest, tuple[float, int]] = {}
         """Until when, and how often it could not be reached."""
-        self._better: Digest | None = None
+        self._better: BetterHead | None = None
         self._looked_seconds = -POLL_SECONDS
         self._better_since_seconds: float | None = None
         self._is_catching_up = False
@@ -69,14 +70,14 @@ class Heads:
         """Something may have changed: the next question is answered anew."""
         self._looked_seconds = -POLL_SECONDS
 
-    def better(self) -> Digest | None:
+    def better(self) -> BetterHead | None:
         """The heaviest known head that wins over mine."""
         if self._world.now >= self._looked_seconds + POLL_SECONDS:
             self._looked_seconds = self._world.now
             self._better = self._find_better()
         return self._better
 
-    def _find_better(self) -> Digest | None:
+    def _find_better(self) -> BetterHead | None:
         checks, now = self._world.checks, self._world.now
         best = self.head
         if best == checks.heaviest:
@@ -92,14 +93,8 @@ class Heads:
             self._better_since_seconds = None
             return None
         if self._better_since_seconds is None:
-            self._better_since_seconds = now
-        return best
-
-    @property
-    def better_since_seconds(self) -> float:
-        """Since when a better head than mine is known."""
-        assert self._better_since_seconds is not None
-        return self._better_since_seconds
+            self._better_since_seconds = self._peer.now
+        return BetterHead(best, checks.tokens_of(best), self._better_since_seconds)
 
     # Getting there
 
@@ -110,9 +105,10 @@ class Heads:
 
     def catch_up(self) -> bool:
         """Begins to take over the best head; says whether there is one to wait for."""
-        better = self.better()
-        if better is None:
+        best = self.better()
+        if best is None:
             return False
+        better = best.head
         peer, world = self._peer, self._world
         is_near = self.head in world.checks.ancestors(better)[: NEAR_ROUNDS + 1]
         peer.turn_ended()

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from gossamer.node.rounds.effects import SENDS_PER_CHUNK_MAX, LinkFullError, LinkTarget
+from gossamer.node.rounds.ring_link import LinkMeasure, SentChunks
 from gossamer.protocol.rounds.inventory import Inventory
 from gossamer.protocol.rounds.ring import Send
 from tests.sim.simulator.network import LOST_SECONDS, RESET_SECONDS
@@ -40,17 +41,15 @@ class Link:
         self._receiver: Driver | None = None
         """Takes what comes, once the greeting is answered; None: it is dropped."""
         self._waits_for_inventory = what.waits_for_inventory
-        self._inventory: Inventory | None = None
+        self._chunks = SentChunks()
+        self._num_received = 0
         self._queue: deque[Send] = deque()
         self._is_sending = False
         self._on_the_way: deque[Send] = deque()
+        self._num_on_the_way = 0
+        """Frames that were sent whole and are not acknowledged."""
         self._retries = False
         self._arrival_seconds = 0.0
-        self._num_unreceived = 0
-        self._received_bytes = 0
-        self._measured_bytes = 0
-        self._busy_since_seconds = 0.0
-        self._busy_before_seconds = 0.0
         self._sending_since_seconds = 0.0
         self._sending_for_seconds = 1.0
         self._arrive_later(self._hello)
@@ -70,6 +69,7 @@ class Link:
         """See `OutgoingLink`."""
         if len(self._queue) >= SENDS_PER_CHUNK_MAX * self._world.scenario.num_chunks:
             raise LinkFullError
+        self._chunks.queue(frame)
         self._queue.append(frame)
         self._pump()
 
@@ -78,21 +78,17 @@ class Link:
         world, source = self._world, self.source
         if not self.is_open or self._is_sending:
             return
-        if self._waits_for_inventory and self._inventory is None:
+        if self._waits_for_inventory and self._chunks.inventory is None:
             return
         while self._queue:
             frame = self._queue.popleft()
-            if self._inventory is None or self._inventory.wants(
-                frame.chunk, frame.mask, frame.digest
-            ):
+            if self._chunks.is_wanted(frame):
                 break
             world.count("frame left out")
         else:
             return
         self._is_sending = True
-        if self._num_unreceived == 0:
-            self._busy_since_seconds = world.now
-        self._num_unreceived += 1
+        self._chunks.sent(world.now, frame)
         begin = max(world.now, source.line_free_seconds)
         source.line_free_seconds = begin + CHUNK_BYTES / source.bytes_per_second
         link_rate = min(source.bytes_per_second, self.target.bytes_per_second)
@@ -105,29 +101,23 @@ class Link:
         if not self.is_open:
             return
         self._on_the_way.append(frame)
+        self._num_on_the_way += 1
         self._arrive_later(self._deliver)
         self._pump()
 
-    def measured(self) -> tuple[int, float, int]:
-        """Bytes received at the other end, seconds in which there was something to send, and bytes
-        that were not received."""
-        seconds = self._busy_before_seconds
-        if self._num_unreceived:
-            seconds += self._world.now - self._busy_since_seconds
-        part = 0.0
-        if self._is_sending and self._is_heard:
-            part = (self._world.now - self._sending_since_seconds) / self._sending_for_seconds
-        received_bytes = self._received_bytes + int(CHUNK_BYTES * min(max(part, 0.0), 1.0))
-        # A frame that was sent whole and is not acknowledged yet was counted while it was sent.
-        received_bytes = self._measured_bytes = max(received_bytes, self._measured_bytes)
-        queued_bytes = CHUNK_BYTES * (len(self._queue) + self._num_unreceived)
-        return received_bytes, seconds, self._received_bytes + queued_bytes - received_bytes
+    def measured(self) -> LinkMeasure | None:
+        """The totals of the link, with what has arrived of the frame under way."""
+        world = self._world
+        if self._is_sending and self._is_heard and not self._num_on_the_way:
+            part = (world.now - self._sending_since_seconds) / self._sending_for_seconds
+            num_bytes = int(CHUNK_BYTES * min(max(part, 0.0), 1.0))
+            self._chunks.acknowledged(world.now, self._num_received, num_bytes)
+        return self._chunks.measure(world.now)
 
     def _acknowledged(self) -> None:
-        self._num_unreceived -= 1
-        self._received_bytes += CHUNK_BYTES
-        if self._num_unreceived == 0:
-            self._busy_before_seconds += self._world.now - self._busy_since_seconds
+        self._num_received += 1
+        self._num_on_the_way -= 1
+        self._chunks.acknowledged(self._world.now, self._num_received, 0)
 
     # The way
 
@@ -194,7 +184,7 @@ class Link:
         self._receiver = receiver
 
         def answered() -> None:
-            self._inventory = inventory
+            self._chunks.inventory = inventory
             self._pump()
 
         self.source.later(self._world.uniform(self._world.scenario.latency_seconds), answered)

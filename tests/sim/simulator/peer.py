@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gossamer.node.network.transport import PING_SECONDS
+from gossamer.node.rounds.decisions import goes_straight_on
 from gossamer.node.rounds.dispatcher import HELLO_SECONDS
 from gossamer.node.rounds.following import FIRST_CONTACT_SECONDS
 from gossamer.protocol.ids import Digest, PeerId
@@ -406,7 +407,10 @@ class Peer:
         earlier = self.turn
         if earlier is not None:
             self._hints = earlier.driver.machine.hints
-        if earlier is not None and self.heads.better() is not None:
+        straight_on = goes_straight_on(
+            wants_device=False, is_trainer_up=True, better=self.heads.better()
+        )
+        if earlier is not None and not straight_on.holds:
             earlier.end_ahead(self.heads.head, self.world.checks.round_of(self.heads.head) + 1)
         if self.heads.catch_up():
             return

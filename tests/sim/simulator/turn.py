@@ -6,9 +6,16 @@ does not follow straight on, what was done for it is carried like the rest.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS
+from gossamer.node.rounds.decisions import (
+    BetterHead,
+    Decision,
+    gives_up_round,
+    is_overtaken,
+    stops_training,
+)
 from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest
@@ -160,45 +167,45 @@ class Turn:
             self.ahead = Training(peer)
         self.driver.ready(ready)
 
-    def _should_stop_training(self) -> bool:
-        if self._peer.heads.better() is not None:
-            return True
-        deadline = self.driver.machine.stop_training_seconds
-        return deadline is not None and self._peer.now >= deadline
-
     # Averaging
 
     def consider(self) -> None:
         """Something changed: is there something better to do?"""
         if self._is_over:
             return
+        better, machine, now = self._peer.heads.better(), self.driver.machine, self._peer.now
         if self._is_training:
-            if self._should_stop_training():
+            if stops_training(
+                wants_device=False,
+                better=better,
+                deadline_seconds=machine.stop_training_seconds,
+                now=now,
+            ).holds:
                 self._stop()
-        elif self._is_overtaken() or (
-            not self.driver.machine.is_ready and self._peer.heads.better() is None
-        ):
+        elif gives_up_round(
+            self._overtaken(better), now, math.inf, is_ready=machine.is_ready, better=better
+        ).holds:
             self.leave()
             self._peer.later(0.0, self._peer.proceed_after(self))
 
-    def _is_overtaken(self) -> bool:
-        """Whether a head is committed elsewhere that this round's own result would not win over."""
-        heads, machine = self._peer.heads, self.driver.machine
-        better = heads.better()
+    def _overtaken(self, better: BetterHead | None) -> Decision:
+        """Whether a head is committed elsewhere that makes this round not worth waiting for."""
         if better is None:
-            return False
-        is_on_mine = not self._world.checks.path(better, heads.head)
-        if is_on_mine and self._world.checks.tokens_of(better) < machine.attainable_tokens:
-            self._world.count("head held back")
-            return False
-        ring = machine.ring
-        first = self._world.checks.path(heads.head, better)[-1:]
-        by_my_ring = ring is not None and any(
-            self._world.checks.headers[head].ring_id == ring.ring_id for head in first
+            return Decision(False, "no better head is known")
+        checks, machine, mine = self._world.checks, self.driver.machine, self._peer.heads.head
+        first = checks.path(mine, better.head)[-1:]
+        ring_id = None if machine.ring is None else machine.ring.ring_id
+        is_on_mine = not checks.path(better.head, mine)
+        decision = is_overtaken(
+            better,
+            machine.attainable_tokens,
+            self._peer.now,
+            is_on_mine=is_on_mine,
+            is_finishing=machine.successor is not None
+            and any(checks.headers[head].ring_id == ring_id for head in first),
         )
-        has_patience = machine.successor is not None and by_my_ring
-        patience_seconds = OVERTAKEN_SECONDS if has_patience else 0.0
-        return self._world.now >= heads.better_since_seconds + patience_seconds
+        self._world.count("head held back", not decision.holds)
+        return decision
 
     def leave(self) -> None:
         """The ring has to do without this peer."""
