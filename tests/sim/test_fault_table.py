@@ -14,8 +14,9 @@ import pytest
 
 from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS
 from gossamer.protocol.ids import PeerId
-from tests.sim.simulator.scenario import CHUNK_BYTES, CrashPoint, Fault, Machine, Scenario
+from tests.sim.simulator.scenario import CHUNK_BYTES, CrashPoint, Machine, Scenario
 from tests.sim.simulator.world import World
+from tests.support.faults import Fault
 
 NUM_CHUNKS = 8
 RING_SECONDS = 5.0

@@ -22,9 +22,10 @@ from tests.sim.simulator.arithmetic import (
     unit_of,
 )
 from tests.sim.simulator.modes import Mode, WrongAverageError
-from tests.sim.simulator.scenario import MODES, FaultKind, draw
+from tests.sim.simulator.scenario import MODES, draw
 from tests.sim.simulator.world import simulate
 from tests.support.builders import peers, ring_of
+from tests.support.faults import FaultKind
 
 NUM_WORLDS = 2000
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a swarm of whole nodes, and how everything heals in the end."""
+"""The faults of a swarm of whole nodes, and how everything heals in the end."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 import trio
 
 from gossamer.protocol.ids import PeerId
+from tests.support.faults import Fault, FaultInjector, FaultKind
 from tests.support.node_world import NumbersTrainer, World, initial_weights
 from tests.swarms.standstill import Standstill
-from tests.swarms.swarm_story import CRASHES_MAX, Fault, SwarmStory
+from tests.swarms.swarm_story import CRASHES_MAX, SwarmStory
 
 LOOK_SECONDS = 0.1
 """How often it is looked at what is waited for."""
@@ -22,7 +23,17 @@ FOUND_SECONDS = 120.0
 """For the first rounds, and copies of all data."""
 
 RESTART_SECONDS = (0.2, 6.0)
-"""From a death to the new life, both ends of what is drawn; of several, of all together."""
+
+DURATIONS: dict[FaultKind, tuple[float, float]] = {
+    "restart": RESTART_SECONDS,
+    "several": RESTART_SECONDS,
+    "blackout": RESTART_SECONDS,
+    "freeze": (0.3, 10.0),
+    "isolate": (0.3, 10.0),
+    "split": (0.3, 10.0),
+    "slow": (0.3, 10.0),
+    "slow trainer": (0.3, 10.0),
+}
 
 SLOW_LINE = 3_000.0
 """Bytes a second: gossip gets through, and some hundred bytes take a tenth of a second."""
@@ -51,22 +62,25 @@ def trainer_of(place: int, seconds: float) -> type[NumbersTrainer]:
     return PacedTrainer
 
 
-class SwarmFaults:
-    """Does to a world what its story says. `run` returns when all has healed."""
+class SwarmFaults(FaultInjector[str]):
+    """Does to a world what its story says. `run` returns when all has healed. Peers are names."""
 
     def __init__(
         self, world: World, story: SwarmStory, nursery: trio.Nursery, note: Callable[[str], None]
     ) -> None:
+        self.counts: Counter[str] = Counter()
+        random = Random(f"faults {story.mode} {story.seed}")
+        super().__init__(random, DURATIONS, lambda what: self.counts.update([what]))
         self._world = world
         self._story = story
-        self._nursery = nursery
+        self._nodes = nursery
+        self._faults: trio.Nursery | None = None
+        """Holds what is still to heal."""
         self._note = note
-        self._random = Random(f"faults {story.mode} {story.seed}")
         self._standstill = Standstill.install()
         self._num_crashes = 0
-        self.living: set[str] = set()
+        self._living: set[str] = set()
         self.frozen: set[str] = set()
-        self.counts: Counter[str] = Counter()
 
     async def found(self) -> None:
         """All that are there from the beginning have begun, and the corpus is not with one only."""
@@ -79,30 +93,88 @@ class SwarmFaults:
         await until(lambda: world.all_shards_are_with(*names[1:]), FOUND_SECONDS)
 
     async def run(self) -> None:
+        """Injects the faults of the story. Returns when the last one is over."""
         began = trio.current_time()
         self._world.network.gossip_faults.loss = self._story.gossip_loss
         async with trio.open_nursery() as nursery:
+            self._faults = nursery
             for fault in self._story.faults:
-                await trio.sleep_until(began + fault.at_seconds)
-                nursery.start_soon(self._inject, fault)
+                await trio.sleep_until(began + fault.seconds)
+                self.inject(fault)
+        self._faults = None
         self._world.network.gossip_faults.loss = 0.0
         self._note("all has healed")
 
-    # Processes
+    def inject(self, fault: Fault) -> None:
+        """See `FaultInjector`."""
+        self._note(fault.kind)
+        super().inject(fault)
+
+    def inject_special(self, fault: Fault, peer: str) -> None:
+        """See `FaultInjector`."""
+        if fault.kind != "slow trainer":
+            super().inject_special(fault, peer)
+            return
+        node = self._world.participant_or_none(peer)
+        if node is None:  # its trainer has not begun
+            return
+        trainer = node.context.trainer
+        assert isinstance(trainer, NumbersTrainer)
+        usual, trainer.step_seconds = trainer.step_seconds, SLOW_STEPS * trainer.step_seconds
+        self.later(self.duration(fault), lambda: setattr(trainer, "step_seconds", usual))
+
+    # Primitives
+
+    def peers(self) -> list[str]:
+        """See `FaultInjector`."""
+        return list(self._story.names)
+
+    def living(self) -> list[str]:
+        """See `FaultInjector`."""
+        return sorted(self._living)
+
+    def absent(self) -> list[str]:
+        """See `FaultInjector`."""
+        return [name for name in self._story.names if name not in self._world.nodes]
+
+    def may_stay_away(self, peer: str) -> bool:
+        """Each piece of the corpus is with three peers, and private peers need a public one."""
+        public = [each for each in self._living if each not in self._story.private_names]
+        if self._num_crashes >= CRASHES_MAX or len(self._living) <= 2 or public == [peer]:
+            return False
+        self._num_crashes += 1
+        return True
+
+    def later(self, seconds: float, event: Callable[[], None]) -> None:
+        """See `FaultInjector`."""
+
+        async def wait() -> None:
+            await trio.sleep(seconds)
+            event()
+
+        assert self._faults is not None
+        self._faults.start_soon(wait)
+
+    def start(self, peer: str) -> None:
+        """See `FaultInjector`."""
+        assert self._faults is not None
+        self._faults.start_soon(self._start, peer)
 
     async def _start(self, name: str) -> None:
         place = self._story.names.index(name)
         kind = trainer_of(place, self._story.step_seconds[place])
         self._note(f"{name} starts")
         # Addresses of those that run: a newcomer knows one, and a peer that comes back knows all.
-        await self._nursery.start(self._world.run, name, sorted(self.living), kind)
-        self.living.add(name)
+        await self._nodes.start(self._world.run, name, self.living(), kind)
+        self._living.add(name)
 
-    def _kill(self, name: str) -> None:
-        self._note(f"{name} dies")
-        self.living.discard(name)
-        self._world.crash(name)
-        self._thaw(name)
+    def kill(self, peer: str, *, silently: bool) -> None:
+        """See `FaultInjector`."""
+        assert not silently
+        self._note(f"{peer} dies")
+        self._living.discard(peer)
+        self._world.crash(peer)
+        self._thaw(peer)
 
     def _thaw(self, name: str) -> None:
         if name in self.frozen:
@@ -110,100 +182,51 @@ class SwarmFaults:
             self._world.network.goes_on(self._world.identity(name).peer_id)
             self._standstill.go_on(self._world.tasks[name])
 
-    async def _restart(self, names: Sequence[str]) -> None:
-        for name in names:
-            self._kill(name)
-        for name in self._random.sample(names, len(names)):
-            await trio.sleep(self._random.uniform(*RESTART_SECONDS) / len(names))
-            await self._start(name)
-
-    # Faults
-
-    async def _inject(self, fault: Fault) -> None:
-        living = sorted(self.living)
-        if len(living) < 2:
+    def freeze(self, peer: str, seconds: float) -> None:
+        """See `FaultInjector`."""
+        if peer in self.frozen:
             return
-        name, other = self._random.sample(living, 2)
-        self.counts[fault.kind] += 1
-        self._note(f"{fault.kind} for {fault.for_seconds:.1f} s: {name}, {other}")
-        match fault.kind:
-            case "crash":
-                public = [each for each in living if each not in self._story.private_names]
-                is_needed = public == [name]  # without it the others could not find each other
-                if self._num_crashes < CRASHES_MAX and len(living) > 2 and not is_needed:
-                    self._num_crashes += 1
-                    self._kill(name)
-            case "restart":
-                await self._restart([name])
-            case "several":
-                await self._restart(
-                    self._random.sample(living, self._random.randint(2, len(living)))
-                )
-            case "blackout":
-                await self._restart(living)
-            case "freeze":
-                await self._freeze(name, fault.for_seconds)
-            case "silence":
-                others = [each for each in self._story.names if each != name]
-                await self._cut([name], others, fault.for_seconds)
-            case "break":
-                self._world.network.reset(*self._ids(name, other))
-            case "split":
-                size = self._random.randint(1, len(living) - 1)
-                group = self._random.sample(living, size)
-                rest = [each for each in self._story.names if each not in group]
-                await self._cut(group, rest, fault.for_seconds)
-            case "slow line":
-                await self._slow_line(name, fault.for_seconds)
-            case "slow trainer":
-                await self._slow_trainer(name, fault.for_seconds)
-            case "join":
-                absent = [each for each in self._story.names if each not in self._world.nodes]
-                if absent:
-                    await self._start(absent[0])
-
-    async def _slow_trainer(self, name: str, seconds: float) -> None:
-        node = self._world.participant_or_none(name)
-        if node is None:  # its trainer has not begun
-            return
-        trainer = node.context.trainer
-        assert isinstance(trainer, NumbersTrainer)
-        usual = trainer.step_seconds
-        trainer.step_seconds = SLOW_STEPS * usual
-        await trio.sleep(seconds)
-        trainer.step_seconds = usual
-
-    def _ids(self, one: str, other: str) -> tuple[PeerId, PeerId]:
-        return self._world.identity(one).peer_id, self._world.identity(other).peer_id
-
-    async def _freeze(self, name: str, seconds: float) -> None:
-        if name in self.frozen:
-            return
-        life = self._world.tasks[name]
-        self.frozen.add(name)
-        self._world.network.stopped(self._world.identity(name).peer_id)
+        self._note(f"{peer} is stopped for {seconds:.1f} s")
+        life = self._world.tasks[peer]
+        self.frozen.add(peer)
+        self._world.network.stopped(self._world.identity(peer).peer_id)
         self._standstill.stop(life)
-        await trio.sleep(seconds)
-        if self._world.tasks[name] is life:
-            self._thaw(name)
+        self.later(seconds, lambda: self._thaw(peer) if self._world.tasks[peer] is life else None)
 
-    async def _cut(self, group: Sequence[str], others: Sequence[str], seconds: float) -> None:
+    def break_connection(self, one: str, other: str) -> None:
+        """See `FaultInjector`."""
+        self._world.network.reset(*self._ids(one, other))
+
+    def cut(self, group: Sequence[str], seconds: float) -> None:
+        """See `FaultInjector`."""
+        self._note(f"{', '.join(group)} and the others cannot hear each other, {seconds:.1f} s")
+        others = [each for each in self._story.names if each not in group]
         pairs = [self._ids(one, two) for one in group for two in others]
         for pair in pairs:
             self._world.network.cut(*pair)
-        await trio.sleep(seconds)
-        for pair in pairs:
-            self._world.network.heal(*pair)
 
-    async def _slow_line(self, name: str, seconds: float) -> None:
+        def heal() -> None:
+            for pair in pairs:
+                self._world.network.heal(*pair)
+
+        self.later(seconds, heal)
+
+    def slow_down(self, peer: str, seconds: float) -> None:
+        """See `FaultInjector`."""
+        self._note(f"{peer}'s line is slow for {seconds:.1f} s")
         links = [
             link
             for one, two in combinations(self._story.names, 2)
-            if name in (one, two)
+            if peer in (one, two)
             for link in self._world.network.links(*self._ids(one, two))
         ]
-        for link in links:
-            link.bytes_per_second = SLOW_LINE
-        await trio.sleep(seconds)
-        for link in links:
-            link.bytes_per_second = float("inf")
+
+        def set_rate(bytes_per_second: float) -> None:
+            for link in links:
+                link.bytes_per_second = bytes_per_second
+
+        set_rate(SLOW_LINE)
+        self.later(seconds, lambda: set_rate(float("inf")))
+
+    def _ids(self, one: str, other: str) -> tuple[PeerId, PeerId]:
+        return self._world.identity(one).peer_id, self._world.identity(other).peer_id

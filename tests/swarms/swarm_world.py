@@ -62,7 +62,7 @@ class Observer:
 
     async def run(self) -> None:
         while True:
-            for name in sorted(self._faults.living - self._faults.frozen):
+            for name in sorted(set(self._faults.living()) - self._faults.frozen):
                 self._look_at(name)
             await trio.sleep(LOOK_SECONDS)
 
@@ -127,7 +127,7 @@ def _run(story: SwarmStory, folder: Path, verbose: bool) -> Counter[str]:
         await faults.found()
         await faults.run()
         counts.update(faults.counts)
-        names = sorted(faults.living)
+        names = faults.living()
         goal = max(map(world.round, names)) + ROUNDS_AFTER
         healed = trio.current_time()
 

@@ -30,7 +30,7 @@ def test_every_fault_meets_swarms_of_every_size(mode: str) -> None:
     stories = [draw(seed, mode) for seed in range(NUM_STORIES)]
     met = {(fault.kind, len(story.names)) for story in stories for fault in story.faults}
     assert met == set(product(FAULTS, (3, 4, 5, 6)))
-    assert len({fault.at_seconds for story in stories for fault in story.faults}) > NUM_STORIES
+    assert len({fault.seconds for story in stories for fault in story.faults}) > NUM_STORIES
 
 
 def test_a_seed_decides_everything() -> None:

@@ -1,35 +1,42 @@
-"""What goes wrong, and how everything heals in the end."""
+"""The faults of a simulated world, and how everything heals in the end."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from gossamer.protocol.wire.statements import Signed, Statement
 from tests.sim.simulator.peer import Died, Peer
-from tests.sim.simulator.scenario import CrashPoint, Fault
+from tests.sim.simulator.scenario import CrashPoint
+from tests.support.faults import Fault, FaultInjector, FaultKind
 
 if TYPE_CHECKING:
     from tests.sim.simulator.world import World
 
 RESTART_SECONDS = (0.1, 8.0)
-FREEZE_SECONDS = (0.5, 40.0)
-ISOLATION_SECONDS = (1.0, 40.0)
-SPLIT_SECONDS = (15.0, 40.0)
-SLOW_SECONDS = (2.0, 40.0)
+
+DURATIONS: dict[FaultKind, tuple[float, float]] = {
+    "restart": RESTART_SECONDS,
+    "several": RESTART_SECONDS,
+    "blackout": RESTART_SECONDS,
+    "freeze": (0.5, 40.0),
+    "isolate": (1.0, 40.0),
+    "split": (15.0, 40.0),
+    "slow": (2.0, 40.0),
+}
 
 SLOW_PART = 1 / 20
-"""What is left of a line that became slow."""
+"""The part of its rate that a line has left when it is slow."""
 
 
-class Faults:
+class Faults(FaultInjector[Peer]):
     """Injects the scenario's faults, and heals everything when their time is over."""
 
     def __init__(self, world: World) -> None:
+        super().__init__(world.random, DURATIONS, world.count)
         self._world = world
         self.are_over = False
-        self._returning: set[Peer] = set()
-        """Who is dead and will be back."""
         self._num_points: dict[CrashPoint, int] = {}
 
     def begin(self) -> None:
@@ -40,6 +47,11 @@ class Faults:
             world.at(scenario.hold_seconds - 1.0, world.checks.rings_at_rest)
         world.at(scenario.fault_seconds, self._end)
 
+    def inject(self, fault: Fault) -> None:
+        """See `FaultInjector`."""
+        if not self.are_over:
+            super().inject(fault)
+
     def _end(self) -> None:
         """Everything heals: from now on there has to be progress."""
         world = self._world
@@ -47,120 +59,27 @@ class Faults:
         self.are_over = True
         world.network.heal()
         for peer in world.all_peers():
-            if peer in self._returning or not (peer.life or peer.machine.starts):
+            if peer in self.returning:
+                self.bring_back(peer)
+            elif not (peer.life or peer.machine.starts):
                 peer.start()
             peer.thaw()
             peer.line_part = 1.0
         world.checks.healed()
         world.news()
 
-    # Faults
-
-    def inject(self, fault: Fault) -> None:
-        world = self._world
-        living = world.living()
-        if not living or self.are_over:
-            return
-        peer = world.random.choice(living)
-        if fault.peer is not None:
-            peer = world.all_peers()[fault.peer]
-            if not peer.alive and fault.kind != "join":
-                return
-        world.count(fault.kind)
+    def inject_special(self, fault: Fault, peer: Peer) -> None:
+        """See `FaultInjector`."""
         match fault.kind:
-            case "crash" | "vanish":
-                self._kill([peer], silently=fault.kind == "vanish")
-            case "restart":
-                self._restart(peer, self._duration(fault, RESTART_SECONDS))
-            case "freeze":
-                self._freeze(peer, self._duration(fault, FREEZE_SECONDS))
-            case "break":
-                self._break(peer)
+            case "vanish":
+                self.kill_for_good([peer], silently=True)
             case "suspect":
                 if peer.driver is not None and not peer.frozen:
                     peer.driver.accuse_successor()
-            case "slow":
-                self._slow_down(peer, self._duration(fault, SLOW_SECONDS))
-            case "isolate":
-                num_peers = len(world.order)
-                size = world.random.choice((1, 1, world.random.randint(1, num_peers - 1)))
-                self._cut(fault, size, self._duration(fault, ISOLATION_SECONDS))
-            case "split":
-                size = len(world.order) // 2
-                self._cut(fault, size, self._duration(fault, SPLIT_SECONDS))
             case "neighbours":
                 self._kill_neighbours(peer)
-            case "half":
-                self._kill(world.random.sample(living, len(living) // 2))
-            case "blackout":
-                self._blackout(living)
-            case "join":
-                absent = [p for p in world.all_peers() if not p.life]
-                if absent:
-                    (peer if fault.peer is not None else world.random.choice(absent)).start()
-
-    def _duration(self, fault: Fault, bounds: tuple[float, float]) -> float:
-        return self._world.uniform(bounds) if fault.for_seconds is None else fault.for_seconds
-
-    def _kill(self, peers: list[Peer], *, silently: bool = False) -> None:
-        """Never the last one that lives or returns."""
-        for peer in peers:
-            others = {*self._world.living(), *self._returning} - {peer}
-            if peer.alive and others:
-                peer.die(silently=silently)
-
-    def _restart(self, peer: Peer, after_seconds: float) -> None:
-        peer.die()
-        self._returning.add(peer)
-
-        def start() -> None:
-            if peer in self._returning:
-                self._returning.remove(peer)
-                peer.start()
-
-        self._world.later(after_seconds, start)
-
-    def _freeze(self, peer: Peer, seconds: float) -> None:
-        if not peer.frozen:
-            peer.freeze()
-            life = peer.life
-            self._world.later(seconds, lambda: peer.thaw() if peer.life == life else None)
-
-    def _slow_down(self, peer: Peer, seconds: float) -> None:
-        self._world.note(f"{peer.name}'s line becomes slow")
-        peer.line_part = SLOW_PART
-
-        def speed_up() -> None:
-            self._world.note(f"{peer.name}'s line is as it was")
-            peer.line_part = 1.0
-
-        self._world.later(seconds, speed_up)
-
-    def _break(self, peer: Peer) -> None:
-        world = self._world
-        others = [other for other in world.living() if other.peer_id in peer.connections]
-        if others:
-            other = world.random.choice(others)
-            world.note(f"the connection of {peer.name} and {other.name} breaks")
-            world.network.reset(peer, other)
-            world.network.reset(other, peer)
-
-    def _cut(self, fault: Fault, size: int, seconds: float) -> None:
-        world = self._world
-        if world.network.is_cut:
-            return
-        far_side = world.random.sample(world.order, size)
-        if fault.peer is not None and size == 1:
-            far_side = [world.order[fault.peer]]
-        names = sorted(world.name(peer) for peer in far_side)
-        world.note(f"{', '.join(names)} and the others cannot hear each other")
-        world.network.cut(far_side)
-
-        def heal() -> None:
-            world.note("the network is whole again")
-            world.network.heal()
-
-        world.later(seconds, heal)
+            case _:
+                super().inject_special(fault, peer)
 
     def _kill_neighbours(self, peer: Peer) -> None:
         """Two at once that follow each other in a ring."""
@@ -168,19 +87,80 @@ class Faults:
         if driver is None or driver.ring is None:
             return
         members = driver.ring.members
-        first = self._world.random.randrange(len(members))
+        first = self.random.randrange(len(members))
         pair = {members[first], members[(first + 1) % len(members)]}
-        self._kill([self._world.peers[member] for member in sorted(pair)])
+        self.kill_for_good([self._world.peers[member] for member in sorted(pair)])
 
-    def _blackout(self, living: list[Peer]) -> None:
-        """All die and come back in any order, and perhaps one does not."""
+    # Primitives
+
+    def peers(self) -> list[Peer]:
+        """See `FaultInjector`."""
+        return self._world.all_peers()
+
+    def living(self) -> list[Peer]:
+        """See `FaultInjector`."""
+        return self._world.living()
+
+    def absent(self) -> list[Peer]:
+        """See `FaultInjector`."""
+        return [peer for peer in self._world.all_peers() if not peer.life]
+
+    def may_stay_away(self, peer: Peer) -> bool:
+        """See `FaultInjector`."""
+        return True
+
+    def later(self, seconds: float, event: Callable[[], None]) -> None:
+        """See `FaultInjector`."""
+        self._world.later(seconds, event)
+
+    def start(self, peer: Peer) -> None:
+        """See `FaultInjector`."""
+        peer.start()
+
+    def kill(self, peer: Peer, *, silently: bool) -> None:
+        """See `FaultInjector`."""
+        if peer.alive:
+            peer.die(silently=silently)
+
+    def freeze(self, peer: Peer, seconds: float) -> None:
+        """See `FaultInjector`."""
+        if not peer.frozen:
+            peer.freeze()
+            life = peer.life
+            self.later(seconds, lambda: peer.thaw() if peer.life == life else None)
+
+    def break_connection(self, one: Peer, other: Peer) -> None:
+        """See `FaultInjector`."""
+        if other.peer_id in one.connections:
+            self._world.note(f"the connection of {one.name} and {other.name} breaks")
+            self._world.network.reset(one, other)
+            self._world.network.reset(other, one)
+
+    def cut(self, group: Sequence[Peer], seconds: float) -> None:
+        """See `FaultInjector`. There is one cut at a time."""
         world = self._world
-        stays_away = world.random.choice([None, world.random.choice(living)])
-        for peer in living:
-            if peer is stays_away and len(living) > 1:
-                peer.die()
-            else:
-                self._restart(peer, world.uniform(RESTART_SECONDS))
+        if world.network.is_cut:
+            return
+        names = sorted(peer.name for peer in group)
+        world.note(f"{', '.join(names)} and the others cannot hear each other")
+        world.network.cut([peer.peer_id for peer in group])
+
+        def heal() -> None:
+            world.note("the network is whole again")
+            world.network.heal()
+
+        self.later(seconds, heal)
+
+    def slow_down(self, peer: Peer, seconds: float) -> None:
+        """See `FaultInjector`."""
+        self._world.note(f"{peer.name}'s line becomes slow")
+        peer.line_part = SLOW_PART
+
+        def speed_up() -> None:
+            self._world.note(f"{peer.name}'s line is as it was")
+            peer.line_part = 1.0
+
+        self.later(seconds, speed_up)
 
     # Crashes in the middle of what a peer does
 
@@ -193,7 +173,7 @@ class Faults:
     def kill_at(self, peer: Peer) -> None:
         """It comes back. Raises Died."""
         self._world.count("killed at work")
-        self._restart(peer, self._world.uniform(RESTART_SECONDS))
+        self.kill_for_now(peer, self._world.uniform(RESTART_SECONDS))
         raise Died
 
     def cut_short(self, peer: Peer, signed: Signed, statement: Statement) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
+from tests.support.faults import Fault, FaultKind, draw_faults
+
 CHUNK_BYTES = 4096
 """Of the smallest chunk that a roster may name, in fp32. The lines are as slow as it takes."""
 
@@ -14,37 +16,9 @@ HEALTHY_GOSSIP_SECONDS = (0.01, 0.3)
 HOLD_SECONDS = 100.0
 """Late enough that everything has come to rest, and before anybody leaves a ring as stalled."""
 
-FaultKind = Literal[
-    "crash",  # the process dies (SIGKILL)
-    "vanish",  # the machine dies, and no connection closes
-    "restart",  # the process dies and comes back
-    "freeze",  # the process is stopped and goes on later (SIGSTOP)
-    "break",  # a connection between two peers breaks
-    "suspect",  # a peer gives up its successor although nothing is wrong with it
-    "slow",  # the line of a peer falls to a twentieth for a while
-    "isolate",  # some peers, often one, have no network for a while
-    "split",  # two halves cannot hear each other for several rounds
-    "neighbours",  # two neighbours in a ring die at once
-    "half",  # half of the peers die at once
-    "blackout",  # all die and come back in any order, except perhaps one
-    "join",  # a peer that was not there yet starts
-]
-
 CrashPoint = Literal["roster made", "roster under way", "roster out", "installed", "settled"]
 """Where in its own doing a peer may be killed: before, while and after it publishes a roster,
 before what a committed round took is settled, and before that is said."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One thing that goes wrong. What is None is drawn when it happens."""
-
-    seconds: float
-    kind: FaultKind
-    peer: int | None = None
-    """Index of the peer that it happens to, where it happens to one."""
-    for_seconds: float | None = None
-    """How long it lasts, where it ends."""
 
 
 @dataclass(frozen=True)
@@ -122,13 +96,6 @@ def draw(seed: int) -> Scenario:
     return replace(scenario, mode=MODES[mode], overlap=number % 2 == 1)
 
 
-def _faults(
-    random: Random, kinds: tuple[FaultKind, ...], number: int, start: float, stop: float
-) -> tuple[Fault, ...]:
-    times = sorted(random.uniform(start, stop) for _ in range(number))
-    return tuple(Fault(seconds, random.choice(kinds)) for seconds in times)
-
-
 def _draw_ring(seed: int, random: Random) -> Scenario:
     """One round of peers that are ready together, and faults while its chunks are under way."""
     num_peers = random.choice((3, 4, 5, 6, 8))
@@ -163,7 +130,7 @@ def _draw_ring(seed: int, random: Random) -> Scenario:
         arithmetic_seconds=random.choice(((0.0, 0.0), (0.0, 0.2))),
         gossip_loss=random.choice((0.0, 0.5)),
         gossip_seconds=random.choice(((0.01, 0.1), (0.1, 3.0))),
-        faults=_faults(
+        faults=draw_faults(
             random, kinds, random.randint(1, num_peers), train_seconds + 0.2, train_seconds + stop
         ),
         fault_seconds=HOLD_SECONDS,
@@ -215,7 +182,7 @@ def _draw_run(seed: int, random: Random) -> Scenario:
     # Faults come in a part of the time only, so that several fall into one ring.
     start = random.uniform(0.0, fault_seconds / 2)
     stop = start + random.choice((0.5, 5.0, fault_seconds - start))
-    faults = _faults(random, kinds, num_faults, start, stop)
+    faults = draw_faults(random, kinds, num_faults, start, stop)
     latency = random.choice((0.01, 0.1, 0.5))
     return Scenario(
         seed=seed,

@@ -68,9 +68,12 @@ class Training:
     def collect(self, head: Digest, number: int) -> None:
         """What was done is carried, as work on a head, for that round."""
         peer = self._peer
-        # Offers of two lives on one head with alike many tokens could not be told apart: the newest
-        # that fits is taken (`WorkAccount`), which loses work rather than count it twice.
         tokens = self.num_steps * peer.world.random.randint(*STEP_TOKENS) + peer.life
+        # Offers of two lives on one head with the same number of tokens could not be told apart:
+        # the newest that fits is taken (`WorkAccount`): work is rather lost than counted twice.
+        account = peer.work.account
+        while account.carried + tokens in {offer.tokens for offer in account.state.offers}:
+            tokens += 1
         peer.work.trained(head, number, tokens, peer.feed.take(tokens))
 
 
