@@ -52,6 +52,25 @@ class _Round:
     spans: list[messages.Span] = field(default_factory=list)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """What one peer trains and how. It holds for the life of a trainer."""
+
+    model: ModelConfig
+    inner: InnerConfig
+    seed: int
+    """Of the initial parameters."""
+    token_bytes: int
+    """Bytes of one token in a shard."""
+    device: str = "auto"
+    optimizer_path: str = ""
+    """File from which the moments come and to which they are saved; empty for none."""
+    micro_batch: int = 0
+    """Sequences of one forward pass; 0 leaves the choice to the device."""
+    mixing: float = 0.0
+    """See `overlap`."""
+
+
 class LocalTrainer:
     """Model, data queue and AdamW of one peer. Not for use from several threads.
 
@@ -68,45 +87,40 @@ class LocalTrainer:
 
     def __init__(
         self,
-        model: ModelConfig,
-        inner: InnerConfig,
-        *,
-        seed: int,
+        config: TrainerConfig,
         base: NDArray[np.float32],
         pseudo_gradient: NDArray[np.float32],
-        token_bytes: int,
-        device: str = "auto",
-        optimizer_path: str = "",
-        micro_batch: int = 0,
-        mixing: float = 0.0,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """Moments come from `optimizer_path` if it has some; `optimizer_problem` says why not.
+        """Loads the moments if there are some; `optimizer_problem` says why they could not be.
 
-        `mixing`: see `overlap`. `on_progress` is called after every piece of longer work.
+        Args:
+            config: what is trained.
+            base: (num_parameters,), the parameters at which a round begins.
+            pseudo_gradient: (num_parameters,), gets the work of a round.
+            on_progress: is called after every piece of longer work.
 
         Raises:
             DeviceError: no such device here.
             ValueError: `base` or `pseudo_gradient` of the wrong length or type.
         """
+        model, inner = config.model, config.inner
         for vector in (base, pseudo_gradient):
             if vector.shape != (model.num_parameters,) or vector.dtype != np.float32:
                 raise ValueError(
                     f"base and pseudo_gradient must be {model.num_parameters} fp32 values"
                 )
-        self._config, self._inner, self._seed = model, inner, seed
-        self._mixing = mixing
+        self._config = config
         self._base, self._pseudo_gradient = base, pseudo_gradient
         self._on_progress = on_progress
-        self._token_bytes = token_bytes
-        self.device = choose_device(device)
+        self.device = choose_device(config.device)
         self._decoder = Decoder(model, self.device.torch_device)
         self._decoder.flat.zero_()
         self._parameters = list(self._decoder.parameters())
         self._optimizer = self._make_optimizer()
-        self._optimizer_path = Path(optimizer_path) if optimizer_path else None
-        self._queue = DataQueue(model.context, token_bytes, model.vocabulary)
-        micro_batch = micro_batch or self.device.micro_batch_of(
+        self._optimizer_path = Path(config.optimizer_path) if config.optimizer_path else None
+        self._queue = DataQueue(model.context, config.token_bytes, model.vocabulary)
+        micro_batch = config.micro_batch or self.device.micro_batch_of(
             inner.sequences_per_step, model.context
         )
         self._gradients = Gradients(
@@ -124,7 +138,7 @@ class LocalTrainer:
 
     def _make_optimizer(self) -> AdamW | None:
         """AdamW, or None in a trainer that updates the parameters in another way."""
-        return AdamW(self._parameters, self._inner)
+        return AdamW(self._parameters, self._config.inner)
 
     @property
     def optimizer_steps(self) -> int:
@@ -164,7 +178,7 @@ class LocalTrainer:
         """Writes the seed's initial weights into `base`."""
         self._require_between_rounds("Genesis")
         self._has_local = False
-        self._decoder.initialise(self._seed)
+        self._decoder.initialise(self._config.seed)
         self._base[:] = self._decoder.flat.cpu().numpy()
 
     def push(self, shard: int, path: str, start: int, stop: int) -> None:
@@ -200,7 +214,7 @@ class LocalTrainer:
             self._load_base()
             np.copyto(self._pseudo_gradient, self._base)
         self._has_local = True
-        self._stays_behind = self._mixing if goes_on else 0.0
+        self._stays_behind = self._config.mixing if goes_on else 0.0
         self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic())
         self._asked = False
         if goes_on:
@@ -210,7 +224,7 @@ class LocalTrainer:
         """The message to the daemon if data runs short, once for each shortage; else None."""
         current = self._require_round()
         queued = self._queue.tokens_queued
-        step_tokens = self._inner.sequences_per_step * (self._config.context + 1)
+        step_tokens = self._config.inner.sequences_per_step * (self._config.model.context + 1)
         if self._asked or queued >= STEPS_AHEAD * step_tokens:
             return None
         self._asked = True
@@ -225,20 +239,21 @@ class LocalTrainer:
         """
         current = self._require_round()
         started = time.monotonic()
-        batch = self._queue.take(self._inner.sequences_per_step)
+        batch = self._queue.take(self._config.inner.sequences_per_step)
         if batch is None:
             return None
-        learning_rate = learning_rate_at(current.next_step, self._inner)
+        learning_rate = learning_rate_at(current.next_step, self._config.inner)
         self._take_position()
         loss, norm = self._gradients.take(batch.sequences)
         is_good = math.isfinite(loss) and math.isfinite(norm)
         if is_good:
-            clip(self._parameters, norm, self._inner.clip_norm)
+            clip(self._parameters, norm, self._config.inner.clip_norm)
             is_good = self._use_gradients(learning_rate)
         skipped = not is_good
         self._gradients.drop()
 
-        tokens = 0 if skipped else self._inner.sequences_per_step * self._config.context
+        inner, model = self._config.inner, self._config.model
+        tokens = 0 if skipped else inner.sequences_per_step * model.context
         for span in batch.spans:
             add_span(current.spans, span)
         current.steps += 1
@@ -320,8 +335,9 @@ class LocalTrainer:
         self._require_between_rounds("Evaluate")
         local = self._decoder.flat.clone()
         self._load_base()
-        shards = (load_shard(path, self._token_bytes, self._config.vocabulary) for path in paths)
-        batches = evaluate.batches_of(shards, self._config.context, self.micro_batch, tokens_max)
+        model, token_bytes = self._config.model, self._config.token_bytes
+        shards = (load_shard(path, token_bytes, model.vocabulary) for path in paths)
+        batches = evaluate.batches_of(shards, model.context, self.micro_batch, tokens_max)
         in_time = evaluate.in_time(self._reported(batches), seconds_max)
         try:
             loss, tokens = evaluate.evaluate(self._decoder, self.device, in_time)
@@ -338,7 +354,7 @@ class LocalTrainer:
         if self._optimizer_path is None or self._optimizer is None:
             return ""
         try:
-            save_optimizer(self._optimizer, self._config, self._optimizer_path)
+            save_optimizer(self._optimizer, self._config.model, self._optimizer_path)
         except CheckpointError as error:
             return str(error)
         return ""
@@ -347,7 +363,7 @@ class LocalTrainer:
         if self._optimizer_path is None or self._optimizer is None:
             return ""
         try:
-            load_optimizer(self._optimizer, self._config, self._optimizer_path)
+            load_optimizer(self._optimizer, self._config.model, self._optimizer_path)
         except FileNotFoundError:
             return ""
         except CheckpointError as error:

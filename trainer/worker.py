@@ -30,7 +30,7 @@ from gossamer.trainer.device import Device, DeviceError, choose_device, is_out_o
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.gradients import TrainerError
 from gossamer.trainer.ipc import framing, memory, messages
-from gossamer.trainer.local_trainer import LocalTrainer
+from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
 from gossamer.trainer.text.data import DataError
 
 # Messages read and not yet looked at. Bounds the memory; the daemon never has so many under way.
@@ -226,18 +226,21 @@ class Worker:
         make: Callable[..., LocalTrainer] = LocalTrainer
         if message.shared_steps is not None:
             make = partial(SharedTrainer, steps=message.shared_steps)
-        trainer = make(
-            message.model,
-            message.inner,
+        config = TrainerConfig(
+            model=message.model,
+            inner=message.inner,
             seed=message.seed,
-            base=memory.open_vector(message.base_fd, num_parameters),
-            pseudo_gradient=memory.open_vector(message.pseudo_gradient_fd, num_parameters),
             token_bytes=message.token_bytes,
             device=message.device,
             optimizer_path=message.optimizer_path,
             micro_batch=message.micro_batch,
             mixing=message.mixing,
-            on_progress=self._got_on,
+        )
+        trainer = make(
+            config,
+            memory.open_vector(message.base_fd, num_parameters),
+            memory.open_vector(message.pseudo_gradient_fd, num_parameters),
+            self._got_on,
         )
         if trainer.device.torch_device.type == "cpu":
             os.nice(_NICENESS)

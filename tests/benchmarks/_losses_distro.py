@@ -16,6 +16,7 @@ from gossamer.protocol.state.exact_transform import grids_of
 from gossamer.protocol.state.shared_step import shapes_of, shared_rate_at, shared_step
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.ipc.messages import SharedSteps
+from gossamer.trainer.local_trainer import TrainerConfig
 from gossamer.trainer.preset_modes import SMALL_DISTRO
 from tests.benchmarks._losses_arms import Arm
 from tests.benchmarks._losses_diloco import Progress, Setting
@@ -36,16 +37,10 @@ class SharedPeer(Peer):
         base: FloatVector,
     ) -> None:
         """`base`: (num_parameters,), where all are; only `genesis` writes it."""
-        trainer = SharedTrainer(
-            model,
-            inner,
-            steps=steps,
-            seed=seed,
-            base=base,
-            pseudo_gradient=np.zeros_like(base),
-            token_bytes=text.token_bytes,
-            device="cpu",
+        config = TrainerConfig(
+            model=model, inner=inner, seed=seed, token_bytes=text.token_bytes, device="cpu"
         )
+        trainer = SharedTrainer(config, base, np.zeros_like(base), steps=steps)
         super().__init__(trainer, text)
         self._shared = trainer
         self.update: bytes | None = None

@@ -12,7 +12,7 @@ from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.sync_sets import SyncSet
 from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.ipc.messages import Finished, Ranges, Start
-from gossamer.trainer.local_trainer import LocalTrainer
+from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
 from tests.benchmarks._parity_training import Text
 
 
@@ -51,16 +51,15 @@ class Worker(Peer):
         self._update = np.zeros_like(base)
         self.pending = np.zeros_like(base)
         """Work that no round has taken, in exchange order."""
-        trainer = LocalTrainer(
-            model,
-            inner,
+        config = TrainerConfig(
+            model=model,
+            inner=inner,
             seed=seed,
-            base=base,
-            pseudo_gradient=self._update,
             token_bytes=text.token_bytes,
             device="cpu",
             mixing=mixing,
         )
+        trainer = LocalTrainer(config, base, self._update)
         super().__init__(trainer, text)
         self.has_begun = False
 

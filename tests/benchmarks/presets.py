@@ -59,7 +59,7 @@ from rich.table import Table
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.protocol.manifest import InnerConfig, OuterConfig
 from gossamer.trainer.device import choose_device
-from gossamer.trainer.local_trainer import LocalTrainer
+from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
 from gossamer.trainer.preset_modes import adapted
 from gossamer.trainer.presets import PRESETS, OuterStep, Preset
 from gossamer.trainer.text.data import Tokens
@@ -181,15 +181,14 @@ def one_round(preset: Preset, text: Text) -> tuple[int, float, int]:
         preset.inner.sequences_per_step, model.context
     )
     base = np.zeros(model.num_parameters, np.float32)
-    trainer = LocalTrainer(
-        model,
-        msgspec.structs.replace(preset.inner, sequences_per_step=micro_batch),
+    config = TrainerConfig(
+        model=model,
+        inner=msgspec.structs.replace(preset.inner, sequences_per_step=micro_batch),
         seed=1,
-        base=base,
-        pseudo_gradient=np.zeros_like(base),
         token_bytes=text.token_bytes,
         device="cpu",
     )
+    trainer = LocalTrainer(config, base, np.zeros_like(base))
     for number, shard in enumerate(text.index.shards):
         trainer.push(number, text.path_of(shard.digest), 0, shard.num_tokens)
     trainer.genesis()

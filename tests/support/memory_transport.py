@@ -127,8 +127,9 @@ class MemoryNetwork:
         return self._transports.get(peer_id)
 
     def addresses_of(self, peer_id: PeerId) -> list[str]:
-        """Returns the addresses on which a running peer listens. KeyError if it does not run."""
-        return self._transports[peer_id].addresses()
+        """Returns the addresses on which a peer listens, or listened while it ran."""
+        listening = [address for address, peer in self._addresses.items() if peer == peer_id]
+        return [f"{address}/p2p/{peer_id}" for address in listening]
 
     def post(
         self, sender: PeerId, receiver: PeerId, action: Callable[[], None], num_bytes: int = 0,

@@ -11,7 +11,7 @@ import torch
 import zstandard
 
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
-from gossamer.trainer.local_trainer import LocalTrainer
+from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
 
 torch.set_num_threads(1)
 
@@ -67,15 +67,18 @@ def make_trainer(model_config: ModelConfig, inner_config: InnerConfig) -> MakeTr
     ) -> LocalTrainer:
         fresh = base is None
         zeros = np.zeros(model_config.num_parameters, np.float32)
-        trainer = LocalTrainer(
-            model_config,
-            inner,
+        config = TrainerConfig(
+            model=model_config,
+            inner=inner,
             seed=7,
-            base=zeros if base is None else base,
-            pseudo_gradient=zeros.copy() if pseudo_gradient is None else pseudo_gradient,
             token_bytes=2,
             device="cpu",
             **options,  # type: ignore[arg-type]
+        )
+        trainer = LocalTrainer(
+            config,
+            zeros if base is None else base,
+            zeros.copy() if pseudo_gradient is None else pseudo_gradient,
         )
         if fresh:
             trainer.genesis()

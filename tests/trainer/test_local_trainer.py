@@ -19,7 +19,7 @@ from gossamer.trainer.evaluate import in_time
 from gossamer.trainer.gradients import TrainerError
 from gossamer.trainer.ipc import framing, messages
 from gossamer.trainer.ipc.messages import Finished, Step
-from gossamer.trainer.local_trainer import LocalTrainer
+from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import AdamW
 from gossamer.trainer.presets import PRESETS
@@ -343,16 +343,15 @@ def test_moments_of_another_model_are_ignored(
     # The same number of parameters, another model.
     other = msgspec.structs.replace(model_config, rope_theta=5.0)
     zeros = np.zeros(other.num_parameters, np.float32)
-    trainer = LocalTrainer(
-        other,
-        inner_config,
+    config = TrainerConfig(
+        model=other,
+        inner=inner_config,
         seed=0,
-        base=zeros,
-        pseudo_gradient=zeros.copy(),
         token_bytes=2,
         device="cpu",
         optimizer_path=str(path),
     )
+    trainer = LocalTrainer(config, zeros, zeros.copy())
     assert "another model" in trainer.optimizer_problem
 
 

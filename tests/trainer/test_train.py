@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from gossamer.protocol.manifest import SyncMode
 from gossamer.protocol.state import outer_momentum
-from gossamer.trainer.local_trainer import LocalTrainer
+from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.preset_modes import adapted
 from gossamer.trainer.presets import PRESETS, Preset
@@ -165,15 +165,10 @@ def test_a_worker_is_a_trainer_of_a_daemon(text: ShardFolder) -> None:
     run = small()
     swarm, (worker,) = Swarm(run, "diloco", 3), workers_of(run, text, 1)
     base, work = swarm.parameters.copy(), np.zeros_like(swarm.parameters)
-    trainer = LocalTrainer(
-        run.model,
-        run.inner,
-        seed=3,
-        base=base,
-        pseudo_gradient=work,
-        token_bytes=text.token_bytes,
-        device="cpu",
+    config = TrainerConfig(
+        model=run.model, inner=run.inner, seed=3, token_bytes=text.token_bytes, device="cpu"
     )
+    trainer = LocalTrainer(config, base, work)
     trainer.genesis()
     assert base.tobytes() == swarm.parameters.tobytes()
     text.push_shards(trainer, range(len(text.index.shards)))

@@ -14,12 +14,14 @@ Otherwise the first round drops it, because nothing may be counted twice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gossamer.protocol.codecs.sign_codec import SignCodec
-from gossamer.protocol.manifest import InnerConfig, ModelConfig
 from gossamer.protocol.state.shared_step import shapes_of
 from gossamer.trainer.checkpoint import (
     CheckpointError,
@@ -30,7 +32,7 @@ from gossamer.trainer.checkpoint import (
 from gossamer.trainer.distro.dct import ModelDct
 from gossamer.trainer.distro.decoupled_momentum import Momentum
 from gossamer.trainer.ipc import messages
-from gossamer.trainer.local_trainer import LocalTrainer
+from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
 
 
 class SharedTrainer(LocalTrainer):
@@ -38,17 +40,22 @@ class SharedTrainer(LocalTrainer):
 
     def __init__(
         self,
-        model: ModelConfig,
-        inner: InnerConfig,
+        config: TrainerConfig,
+        base: NDArray[np.float32],
+        pseudo_gradient: NDArray[np.float32],
+        on_progress: Callable[[], None] = lambda: None,
         *,
         steps: messages.SharedSteps,
-        **others: Any,
     ) -> None:
-        """`others` as for `LocalTrainer`; at `optimizer_path` is the momentum."""
-        super().__init__(model, inner, **others)
+        """See `LocalTrainer`. At `optimizer_path` is the momentum.
+
+        Args:
+            steps: how the shared steps are made.
+        """
+        super().__init__(config, base, pseudo_gradient, on_progress)
         device = self.device.torch_device
-        dct = ModelDct(model, device)
-        self._momentum = Momentum(dct, device, top_k=steps.top_k, decay=inner.beta1)
+        dct = ModelDct(config.model, device)
+        self._momentum = Momentum(dct, device, top_k=steps.top_k, decay=config.inner.beta1)
         self._codec = SignCodec(shapes_of(dct.grids), steps.top_k)
         self._has_lookahead = steps.lookahead
         self._last_rate = 0.0
@@ -105,7 +112,7 @@ class SharedTrainer(LocalTrainer):
             return ""
         saved = SavedMomentum(self._momentum.values, self._last_rate, place)
         try:
-            save_momentum(saved, self._config, self._optimizer_path)
+            save_momentum(saved, self._config.model, self._optimizer_path)
         except CheckpointError as error:
             return str(error)
         return ""
@@ -114,7 +121,7 @@ class SharedTrainer(LocalTrainer):
         if self._optimizer_path is None:
             return ""
         try:
-            saved = load_momentum(self._config, self._optimizer_path)
+            saved = load_momentum(self._config.model, self._optimizer_path)
         except FileNotFoundError:
             return ""
         except CheckpointError as error:

@@ -21,6 +21,7 @@ from gossamer.protocol.ids import Digest
 from gossamer.protocol.state.chain import decode_update_index
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.ipc import messages
+from gossamer.trainer.local_trainer import TrainerConfig
 from tests.support.node_world import (
     NumbersTrainer,
     World,
@@ -68,17 +69,16 @@ class SharingTrainer(NumbersTrainer):
         if self.is_up:
             return
         outer = self._manifest.outer
-        self.worker = SharedTrainer(
-            self._manifest.model,
-            self._manifest.inner,
-            steps=messages.SharedSteps(top_k=outer.top_k, lookahead=outer.lookahead),
+        config = TrainerConfig(
+            model=self._manifest.model,
+            inner=self._manifest.inner,
             seed=7,
-            base=self.base,
-            pseudo_gradient=np.zeros_like(self.base),
             token_bytes=2,
             device="cpu",
             optimizer_path=str(self.path),
         )
+        steps = messages.SharedSteps(top_k=outer.top_k, lookahead=outer.lookahead)
+        self.worker = SharedTrainer(config, self.base, np.zeros_like(self.base), steps=steps)
         self.loaded_momentum, self.is_up = self.worker.loaded_momentum, True
         self.lives += 1
         self._draw = torch.Generator().manual_seed(random.randrange(2**32))

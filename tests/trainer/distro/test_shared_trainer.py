@@ -17,6 +17,7 @@ from gossamer.protocol.state.shared_step import shapes_of, shared_rate_at, share
 from gossamer.trainer.checkpoint import CheckpointError, load_momentum, load_optimizer
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.ipc.messages import Place, SharedSteps
+from gossamer.trainer.local_trainer import TrainerConfig
 from gossamer.trainer.optimizer import AdamW
 
 K = 8
@@ -26,17 +27,16 @@ MakePeer = Callable[..., SharedTrainer]
 @pytest.fixture
 def make_peer(model_config: ModelConfig, inner_config: InnerConfig, shard: str) -> MakePeer:
     def make(base: np.ndarray, *, lookahead: bool = False, path: Path | str = "") -> SharedTrainer:
-        trainer = SharedTrainer(
-            model_config,
-            inner_config,
-            steps=SharedSteps(top_k=K, lookahead=lookahead),
+        config = TrainerConfig(
+            model=model_config,
+            inner=inner_config,
             seed=7,
-            base=base,
-            pseudo_gradient=np.ones_like(base),
             token_bytes=2,
             device="cpu",
             optimizer_path=str(path),
         )
+        steps = SharedSteps(top_k=K, lookahead=lookahead)
+        trainer = SharedTrainer(config, base, np.ones_like(base), steps=steps)
         trainer.push(0, shard, 0, 4400)
         return trainer
 
@@ -241,7 +241,7 @@ def test_a_momentum_of_another_model_or_format_is_refused(
         load_momentum(other, path)
     parameters = [torch.nn.Parameter(torch.zeros(2, 2))]
     with pytest.raises(CheckpointError, match="another model or format"):
-        load_optimizer(AdamW(parameters, saved._inner), model_config, path)
+        load_optimizer(AdamW(parameters, saved._config.inner), model_config, path)
 
 
 def test_a_full_disk_keeps_the_old_momentum(
