@@ -221,6 +221,7 @@ def http_page() -> str:
 _ROUTE_TEXTS = {
     "/": "The status page, for a browser.",
     "/api/status": "The status as JSON.",
+    "/join.svg": "The link for `gossamer join` as a QR code.",
     "/metrics": "The metrics, for Prometheus.",
     "/livez": "200 while the process answers.",
     "/readyz": "200 while the node takes part in rounds, otherwise 503 with its phase.",

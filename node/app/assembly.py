@@ -131,6 +131,7 @@ class Node:
         self._speed = SpeedMeter(self.metrics)
         self._hardware = Hardware(settings.device, gpus, self._speed, runtime.run_in_thread)
         self._leaving = trio.Event()
+        self.known_peers = state_dir.known_peers()
         self.participant: Participant | None = None
         """The participant of the run; None until the run's data index is here."""
         self._offences = Offences(transport, self.metrics)
@@ -209,7 +210,7 @@ class Node:
             open_commit=admission.open_commit,
             on_offence=swarm.offence,
         )
-        known = state_dir.known_peers()
+        known = self.known_peers
         discovery = Discovery(
             self._transport, known, settings.bootstrap, membership, self.metrics, self._randomness,
             self._runtime.awake,

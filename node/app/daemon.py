@@ -19,6 +19,7 @@ from gossamer.node.app.http import require_free
 from gossamer.node.base.rate_limit import Limits, RateLimit, parse_limit
 from gossamer.node.base.settings import Found, Join, Role, Settings
 from gossamer.node.network.identity import Identity
+from gossamer.node.network.lan import LanNeighbours
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.port_mapping import PortMapper, UpnpGateway
 from gossamer.node.peers.run_exchange import (
@@ -156,6 +157,14 @@ class _Daemon:
                 if settings.port_mapping == "on" and transport.own.needs_mapping():
                     mapper = PortMapper(transport.port, UpnpGateway(), transport.own.note_mapping)
                     nursery.start_soon(mapper.run)
+                if settings.lan == "on":
+                    lan = LanNeighbours(
+                        identity.peer_id,
+                        node.run_id.hex(),
+                        transport.own.interfaces,
+                        node.known_peers.found,
+                    )
+                    nursery.start_soon(lan.run)
                 await node.run()
                 nursery.cancel_scope.cancel()
 

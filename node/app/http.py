@@ -1,4 +1,4 @@
-"""The local HTTP endpoint: `/`, `/api/status`, `/metrics`, `/livez`, `/readyz`, and three orders.
+"""The local HTTP endpoint: the page, status, metrics, probes, the link's QR code, and three orders.
 
 The endpoint listens on loopback by default. Even there, a web page that is open in a browser on
 this machine can attack it in two ways:
@@ -22,8 +22,10 @@ import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import resources
+from io import BytesIO
 from typing import TYPE_CHECKING, Protocol, cast
 
+import segno
 import structlog
 import trio
 from hypercorn.config import Config
@@ -37,7 +39,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gossamer.node.base.address_text import HostPort, parse_host_port
-from gossamer.node.telemetry.status import Status, encode_status, is_ready
+from gossamer.node.telemetry.status import Status, encode_status, is_ready, link_of
 
 if TYPE_CHECKING:
     from hypercorn.typing import Framework
@@ -206,6 +208,12 @@ def build_app(
     async def show_status(_request: Request) -> Response:
         return Response(encode_status(status()), media_type="application/json")
 
+    async def show_link(_request: Request) -> Response:
+        link = link_of(status())
+        if link is None:
+            return PlainTextResponse("this node is in no run yet\n", status_code=404)
+        return Response(qr_code(link), media_type="image/svg+xml")
+
     async def show_metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         # In a thread: the encoder reads the GPUs, and a driver may answer slowly.
@@ -227,6 +235,7 @@ def build_app(
         routes=[
             Route("/", show_page),
             Route("/api/status", show_status),
+            Route("/join.svg", show_link),
             Route("/metrics", show_metrics),
             Route("/livez", show_alive),
             Route("/readyz", show_ready),
@@ -236,6 +245,15 @@ def build_app(
         ]
     )
     return _Guard(app, hosts)
+
+
+def qr_code(link: str) -> bytes:
+    """Returns a link as a QR code (ISO 18004), an SVG picture."""
+    picture = BytesIO()
+    segno.make(link, error="m", micro=False).save(
+        picture, kind="svg", scale=4, border=3, light="#fff", dark="#13191f"
+    )
+    return picture.getvalue()
 
 
 def _order(act: Callable[[], None]) -> Callable[[Request], Awaitable[Response]]:
@@ -357,7 +375,7 @@ def _load_page() -> tuple[str, str]:
 
     policy = (
         f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; "
-        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'"
     )
     return page, policy

@@ -82,6 +82,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Limits of the download, in the form of `up_limit`."""
     port_mapping: Switch = "on"
     """Whether to ask a home's router to forward the port (UPnP)."""
+    lan: Switch = "on"
+    """Whether nodes of one run find each other in their network (multicast DNS)."""
     relay: Switch = "on"
     """Whether this node carries connections of members that cannot reach each other."""
     api: str = DEFAULT_API
@@ -355,6 +357,7 @@ _PARSERS: dict[str, _Parser] = {
     "up_limit": _limits,
     "down_limit": _limits,
     "port_mapping": _choice(get_args(Switch)),
+    "lan": _choice(get_args(Switch)),
     "relay": _choice(get_args(Switch)),
     "api": lambda value: str(parse_host_port(str(value))),
     "api_hosts": _api_hosts,

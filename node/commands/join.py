@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gossamer.node.base.settings import ConfigError, Join, Resume, parse_links
+from gossamer.node.base.settings import Join, Resume, parse_links
+from gossamer.node.commands.nearby import links_nearby
 from gossamer.node.commands.options import Node, settings_of
 from gossamer.node.commands.running import run_node
 from gossamer.node.commands.unnamed_peers import confirm_on_terminal
@@ -11,6 +12,8 @@ from gossamer.node.storage.state_dir import StateDir
 
 def join(*addresses: str, options: Node = None) -> int:
     """Join the run of a peer, or go on with it.
+
+    Without an address it joins the run whose nodes it finds in this network.
 
     Parameters
     ----------
@@ -27,7 +30,5 @@ def join(*addresses: str, options: Node = None) -> int:
         return run_node(settings, Resume(addresses=seeds, run_id=run_id))
     seeds = seeds or settings.bootstrap
     if not seeds:
-        raise ConfigError(
-            ["gossamer join needs the address of a peer: the link that `gossamer start` printed"]
-        )
+        seeds, run_id = parse_links(links_nearby(settings))
     return run_node(settings, Join(addresses=seeds, run_id=run_id))

@@ -55,6 +55,8 @@ class NodeOptions(StateOptions):
     """Limit of the download, likewise."""
     port_mapping: Annotated[str | None, _default(_DEFAULTS.port_mapping)] = None
     """Whether to ask the router to forward the port (UPnP): on or off."""
+    lan: Annotated[str | None, _default(_DEFAULTS.lan)] = None
+    """Whether to find nodes of the run in this network (multicast DNS): on or off."""
     relay: Annotated[str | None, _default(_DEFAULTS.relay)] = None
     """Whether to carry connections of members that cannot reach each other: on or off."""
     api: Annotated[str | None, _default(_DEFAULTS.api)] = None

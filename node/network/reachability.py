@@ -81,12 +81,12 @@ class Neighbourhood:
         is_home = bool(outer & self.outer_hosts)
         may_be_home = not outer or not self.outer_hosts
         worth = []
-        is_elsewhere = any(host and not _is_loopback(host) for host in hosts)
+        is_elsewhere = any(host and not is_loopback(host) for host in hosts)
         for host in hosts:
             if host in outer or not host:
                 worth.append(True)
                 continue
-            if _is_loopback(host):
+            if is_loopback(host):
                 worth.append(not is_elsewhere)
             else:
                 address = ipaddress.ip_address(host)
@@ -104,7 +104,8 @@ def is_ip(host: str) -> bool:
     return True
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Returns whether a host is an IP address of the machine itself."""
     return is_ip(host) and ipaddress.ip_address(host).is_loopback
 
 

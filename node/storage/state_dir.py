@@ -283,6 +283,13 @@ class KnownPeers:
         others = self._addresses.get(peer_id, ())
         self._put(peer_id, (address, *(other for other in others if other != address)))
 
+    def found(self, peer_id: PeerId, addresses: tuple[str, ...]) -> None:
+        """Adds addresses at which a peer may be, behind the one that led to it last."""
+        before = self._addresses.get(peer_id, ())
+        more = tuple(address for address in addresses if address not in before)
+        if more:
+            self._put(peer_id, before[:1] + more + before[1:])
+
     def in_order(self, peer_id: PeerId, addresses: tuple[str, ...]) -> tuple[str, ...]:
         """Addresses of a peer, and before them the one that led to it before."""
         first = self._addresses.get(peer_id, ())[:1]

@@ -206,6 +206,14 @@ def decode_status(data: bytes) -> Status:
     return _decoder.decode(data)
 
 
+def link_of(status: Status) -> str | None:
+    """Returns the link for `gossamer join`, with the address that reaches farthest; None before the
+    run is known."""
+    outside = [a for a in status.addresses if "/127." not in a and "/::1/" not in a]
+    address = next(iter(outside or status.addresses), None)
+    return None if address is None or status.run_id is None else f"{address}#{status.run_id}"
+
+
 def is_ready(status: Status) -> bool:
     """Returns whether the node takes part in rounds."""
     return status.phase in ("training", "averaging")

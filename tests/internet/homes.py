@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -15,9 +17,12 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status
 from tests.internet.internet import Internet, Machine
-from tests.support.daemons import chain_of, head_of
+from tests.support.daemons import chain_of, get, head_of
 
 PORT = 4610
+
+LOOK_SECONDS = 0.1
+"""Interval of the looks at a chain while its rounds are timed."""
 
 
 @dataclass(kw_only=True)
@@ -31,6 +36,18 @@ class Home(LocalNode):
         """Returns the daemon's status; None while it does not answer."""
         with self.internet.inside(self.number):
             return super().status()
+
+    def averaging(self) -> tuple[float, float]:
+        """Seconds that the daemon has spent averaging, and in how many rounds; 0 and 0 while it
+        does not answer."""
+        with self.internet.inside(self.number):
+            try:
+                text = get(self, "/metrics")[1]
+            except (OSError, AssertionError):
+                return 0.0, 0.0
+        name = r'^gossamer_round_duration_seconds_(sum|count){phase="averaging"} (\S+)$'
+        found = dict(re.findall(name, text, re.MULTILINE))
+        return float(found.get("sum", 0.0)), float(found.get("count", 0.0))
 
     @property
     def peer_id(self) -> str:
@@ -49,7 +66,10 @@ class Rounds:
 
     num_members: list[int] = field(default_factory=list)
     """Members with work in each round."""
-    seconds: float = 0.0
+    seconds: list[float] = field(default_factory=list)
+    """Time from each commit to the next one."""
+    averaging_seconds: float = float("nan")
+    """Mean time of a round's averaging, over all daemons."""
 
     def share_of(self, everybody: int) -> float:
         """Part of the rounds that have the work of so many peers."""
@@ -58,8 +78,8 @@ class Rounds:
 
     @property
     def round_seconds(self) -> float:
-        """Mean time of a round; inf if there was none."""
-        return self.seconds / len(self.num_members) if self.num_members else float("inf")
+        """Median time from commit to commit; inf if there were not two."""
+        return statistics.median(self.seconds) if self.seconds else float("inf")
 
 
 class Homes:
@@ -98,10 +118,24 @@ class Homes:
 
     def watch(self, home: Home, seconds: float) -> Rounds:
         """The rounds that the chain of one daemon gains in this time."""
-        started = time.monotonic()
-        first = len(_members(home))
-        time.sleep(seconds)
-        return Rounds(_members(home)[first:], time.monotonic() - started)
+        deadline = time.monotonic() + seconds
+        first = number = len(_members(home))
+        before = [each.averaging() for each in self.homes]
+        commits: list[float] = []
+        while time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+            now, newest = time.monotonic(), len(_members(home))
+            commits += [now] * (newest - number)
+            number = newest
+        spent = [
+            (after[0] - earlier[0], after[1] - earlier[1])
+            for each, earlier in zip(self.homes, before, strict=True)
+            for after in [each.averaging()]
+        ]
+        rounds = sum(count for _, count in spent)
+        mean = sum(total for total, _ in spent) / rounds if rounds else float("nan")
+        intervals = [later - one for one, later in itertools.pairwise(commits)]
+        return Rounds(_members(home)[first:], intervals, mean)
 
 
 def _members(home: Home) -> list[int]:

@@ -83,6 +83,7 @@ class Row:
     num_rounds: int
     share: float
     round_seconds: float
+    averaging_seconds: float
     num_removed: int
     """Members that were put out of a ring."""
     ways: Counter[str]
@@ -92,7 +93,8 @@ class Row:
         ways = ", ".join(f"{count} {way}" for way, count in sorted(self.ways.items()))
         return (
             f"| {self.name} | {self.first_seconds:.1f} | {self.num_rounds} | {self.share:.2f} "
-            f"| {self.round_seconds:.2f} | {self.num_removed} | {ways} |"
+            f"| {self.round_seconds:.2f} | {self.averaging_seconds:.2f} | {self.num_removed} "
+            f"| {ways} |"
         )
 
 
@@ -132,6 +134,7 @@ def measure(name: str, manifest_text: str, seconds: float, folder: Path) -> Row:
         len(rounds.num_members),
         rounds.share_of(len(machines)),
         rounds.round_seconds,
+        rounds.averaging_seconds,
         removed,
         ways,
     )
@@ -148,9 +151,10 @@ def main() -> None:
     options = parser.parse_args()
     manifest = LARGE_MANIFEST if options.large else MANIFEST
     print(
-        "| topology | first full round, s | rounds | with everybody | round, s | put out | paths |"
+        "| topology | first full round, s | rounds | with everybody | round, s | averaging, s "
+        "| put out | paths |"
     )
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for number, name in enumerate(options.names):
         with tempfile.TemporaryDirectory() as temporary:
             folder = (options.keep or Path(temporary)) / str(number)

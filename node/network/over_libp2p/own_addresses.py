@@ -24,6 +24,7 @@ from gossamer.node.network.reachability import (
     Neighbourhood,
     Reachability,
     is_ip,
+    is_loopback,
     is_private,
 )
 from gossamer.node.network.transport import Stream, TransportError
@@ -73,13 +74,20 @@ class OwnAddresses:
         bound = self._host.get_transport_addrs()
         return needs_mapping([host_of(Multiaddr(a)) for each in bound for a in dialable(each)])
 
-    def outer(self) -> list[Endpoint]:
-        """Addresses for a crossing: what any observer sees, and what is global by itself."""
-        seen = self.reachability.candidates()
+    def interfaces(self) -> list[Endpoint]:
+        """The addresses of this machine's interfaces on which the node listens, without loopback
+        and bridges of containers."""
+        found = []
         for bound in self._host.get_transport_addrs():
             port = int(bound.value_for_protocol("tcp") or 0)
             hosts = (host_of(Multiaddr(address)) for address in dialable(bound))
-            seen += [Endpoint(host, port) for host in hosts if not is_private(host)]
+            found += [Endpoint(host, port) for host in hosts if not is_loopback(host)]
+        return found
+
+    def outer(self) -> list[Endpoint]:
+        """Addresses for a crossing: what any observer sees, and what is global by itself."""
+        seen = self.reachability.candidates()
+        seen += [each for each in self.interfaces() if not is_private(each.host)]
         return list(dict.fromkeys(seen))
 
     def neighbourhood(self) -> Neighbourhood:

@@ -7,12 +7,13 @@ import httpx
 import hypercorn.trio
 import msgspec
 import pytest
+import segno
 import trio
 from prometheus_client import CollectorRegistry
 
 from gossamer.node.app.http import ApiBindError, build_app, serve_http
 from gossamer.node.telemetry.metrics import Metrics
-from gossamer.node.telemetry.status import Status
+from gossamer.node.telemetry.status import Status, link_of
 
 TRAINING = Status(peer_id="me", run_id="ab" * 32, version="0.1.0", phase="training", round=3)
 ORDER = {"x-gossamer": "1"}
@@ -86,6 +87,25 @@ def test_status() -> None:
     assert answer.headers["content-type"] == "application/json"
     assert answer.json()["phase"] == "training"
     assert answer.json()["round"] == 3
+
+
+def test_the_link_is_a_qr_code_once_the_run_is_known() -> None:
+    node = Node()
+    address, other = "/ip4/203.0.113.7/tcp/4610/p2p/12D3", "/ip4/203.0.113.8/tcp/4610/p2p/12D3"
+    node.now = msgspec.structs.replace(TRAINING, run_id=None, addresses=(address,))
+    assert ask(node, "GET", "/join.svg").status_code == 404
+    pictures = []
+    for first in (address, other):
+        node.now = msgspec.structs.replace(
+            TRAINING, run_id="ab" * 32, addresses=("/ip4/127.0.0.1/tcp/4610/p2p/12D3", first)
+        )
+        assert link_of(node.now) == f"{first}#{'ab' * 32}"
+        answer = ask(node, "GET", "/join.svg")
+        assert answer.headers["content-type"] == "image/svg+xml"
+        pictures.append(answer.content)
+        num_modules = segno.make(f"{first}#{'ab' * 32}", error="m").symbol_size(border=3)[0]
+        assert f'width="{4 * num_modules}"'.encode() in answer.content
+    assert pictures[0] != pictures[1]
 
 
 def test_ready_only_while_taking_part_in_rounds() -> None:

@@ -174,6 +174,7 @@ def test_mistakes_get_one_line_each(
     reasons: list[str],
 ) -> None:
     monkeypatch.setenv("GOSSAMER_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("GOSSAMER_LAN", "off")
     monkeypatch.chdir(tmp_path)
     assert run_command(arguments) == status
     lines = errors(capsys)
