@@ -23,6 +23,7 @@ import trio
 from gossamer.node.app.http import serve_http
 from gossamer.node.app.reporting import Reporter
 from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.hardware import Hardware
@@ -199,8 +200,10 @@ class Node:
             self._transport, self._identity, membership, admission, incarnation, self._randomness,
             self._runtime.awake,
         )  # fmt: skip
-        if settings.relay == "on":
-            swarm.relay()
+        if settings.relay != "off":
+            swarm.relay(
+                rate_limit_of(settings.relay_limit), introduces=settings.relay == "introduce"
+            )
         chain_sync = ChainSync(
             manifest,
             self._transport,

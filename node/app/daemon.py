@@ -16,7 +16,7 @@ import trio
 
 from gossamer.node.app.assembly import Node, Runtime
 from gossamer.node.app.http import require_free
-from gossamer.node.base.rate_limit import Limits, RateLimit, parse_limit
+from gossamer.node.base.rate_limit import Limits, rate_limit_of
 from gossamer.node.base.settings import Found, Join, Role, Settings
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.lan import LanNeighbours
@@ -126,7 +126,7 @@ class _Daemon:
             settings.listen,
             announced=settings.announce,
             port=state_dir.read_port(),
-            limits=Limits(_rate_limit(settings.up_limit), _rate_limit(settings.down_limit)),
+            limits=Limits(rate_limit_of(settings.up_limit), rate_limit_of(settings.down_limit)),
             awake=runtime.awake,
         ) as transport:
             state_dir.write_port(transport.port)
@@ -137,6 +137,7 @@ class _Daemon:
             else:
                 addresses = (*self._role.addresses, *addresses)
                 if isinstance(self._role, Join):
+                    log.debug("asking for the run", addresses=len(addresses))
                     wanted = bytes.fromhex(self._role.run_id) if self._role.run_id else None
                     signed = await request_manifest(
                         transport, addresses, None if wanted is None else Digest(wanted)
@@ -167,10 +168,6 @@ class _Daemon:
                     nursery.start_soon(lan.run)
                 await node.run()
                 nursery.cancel_scope.cancel()
-
-
-def _rate_limit(periods: tuple[str, ...]) -> RateLimit:
-    return RateLimit([parse_limit(period) for period in periods])
 
 
 def _manifest_here(state_dir: StateDir) -> SignedManifest | None:

@@ -122,6 +122,11 @@ class RateLimit:
             await trio.sleep_until(self._free_seconds)
 
 
+def rate_limit_of(periods: Sequence[str]) -> RateLimit:
+    """Returns the limit that a setting such as `up_limit` describes. Raises ValueError."""
+    return RateLimit([parse_limit(period) for period in periods])
+
+
 @dataclass(frozen=True)
 class Limits:
     """The limits of both directions."""
@@ -130,4 +135,5 @@ class Limits:
     down: RateLimit
 
 
-NO_LIMITS = Limits(RateLimit(), RateLimit())
+NO_LIMIT = RateLimit()
+NO_LIMITS = Limits(NO_LIMIT, NO_LIMIT)

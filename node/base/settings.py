@@ -44,6 +44,7 @@ LOG_STEPS_MAX = 1_000_000
 ANNOUNCED_MAX = 4
 
 Switch = Literal["on", "off"]
+RelayMode = Literal["on", "introduce", "off"]
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -84,8 +85,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether to ask a home's router to forward the port (UPnP)."""
     lan: Switch = "on"
     """Whether nodes of one run find each other in their network (multicast DNS)."""
-    relay: Switch = "on"
-    """Whether this node carries connections of members that cannot reach each other."""
+    relay: RelayMode = "on"
+    """Whether this node carries connections of members that cannot reach each other. `introduce`:
+    only what it takes to cross their routers."""
+    relay_limit: tuple[str, ...] = ()
+    """Limits of what this node carries for others, in the form of `up_limit`."""
     api: str = DEFAULT_API
     """HOST:PORT of the local HTTP endpoint; port 0 picks a free one."""
     api_hosts: tuple[str, ...] = ()
@@ -358,7 +362,8 @@ _PARSERS: dict[str, _Parser] = {
     "down_limit": _limits,
     "port_mapping": _choice(get_args(Switch)),
     "lan": _choice(get_args(Switch)),
-    "relay": _choice(get_args(Switch)),
+    "relay": _choice(get_args(RelayMode)),
+    "relay_limit": _limits,
     "api": lambda value: str(parse_host_port(str(value))),
     "api_hosts": _api_hosts,
     "device": _device,

@@ -58,7 +58,10 @@ class NodeOptions(StateOptions):
     lan: Annotated[str | None, _default(_DEFAULTS.lan)] = None
     """Whether to find nodes of the run in this network (multicast DNS): on or off."""
     relay: Annotated[str | None, _default(_DEFAULTS.relay)] = None
-    """Whether to carry connections of members that cannot reach each other: on or off."""
+    """Whether to carry connections of members that cannot reach each other: on, off, or introduce,
+    which carries only what it takes to cross their routers."""
+    relay_limit: Annotated[tuple[str, ...], _default("none")] = ()
+    """Limit of what is carried for others in Mbit/s, in the form of --up-limit; repeatable."""
     api: Annotated[str | None, _default(_DEFAULTS.api)] = None
     """HOST:PORT of the local page, status and metrics. Port 0 picks a free one."""
     device: Annotated[str | None, _default(_DEFAULTS.device)] = None

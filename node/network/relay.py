@@ -6,12 +6,15 @@ where that does not succeed, for everything. `protocol.wire.relay_messages` has 
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import trio
 
+from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import (
     ConnectError,
@@ -47,8 +50,24 @@ CIRCUITS_MAX = 32
 CIRCUITS_PER_PEER_MAX = 8
 """Circuits that one peer may ask for: to the members that it cannot reach."""
 
+INTRODUCTION_BYTES_MAX = 128 * limits.KIB
+"""Bytes that a relay that only introduces carries for a circuit, both directions together: the
+handshake, some gossip, and the messages of a few crossings take less than half of it."""
+
+INTRODUCTION_SECONDS_MAX = 60.0
+"""Time for which such a circuit stands: three crossings are tried in it."""
+
 SOCKET_BYTES = 64 * limits.KIB
 """Bytes that wait in the kernel in each direction of a circuit's end: more would only add delay."""
+
+
+@dataclass(frozen=True)
+class RelayTerms:
+    """The terms on which this node carries circuits; see `Transport.relay_for`."""
+
+    may_relay: MayRelay = lambda _caller, _target: "this peer does not relay"
+    rate: RateLimit = NO_LIMIT
+    introduces: bool = False
 
 
 class Doors(Protocol):
@@ -67,13 +86,13 @@ class Circuits:
     """Carries circuits for others, and makes and accepts this node's own."""
 
     def __init__(
-        self, doors: Doors, accept: Callable[[PeerId, trio.SocketStream], Awaitable[None]]
+        self, doors: Doors, accept: Callable[[Path, trio.SocketStream], Awaitable[None]]
     ) -> None:
-        """`accept` gets the relay and the end of a circuit that a peer has opened to this node. It
+        """`accept` gets the path and the end of a circuit that a peer has opened to this node. It
         returns when the connection over it has ended."""
         self._doors = doors
         self._accept_end = accept
-        self.may_relay: MayRelay = lambda _caller, _target: "this peer does not relay"
+        self.terms = RelayTerms()
         self.num_carried = 0
         """Circuits of others that this node carries now."""
         self.carried_bytes = 0
@@ -83,8 +102,8 @@ class Circuits:
 
     # The caller
 
-    async def open(self, relay: PeerId, target: PeerId) -> Stream:
-        """A circuit's stream to a target; run `carry` on it.
+    async def open(self, relay: PeerId, target: PeerId) -> tuple[Stream, Path]:
+        """A circuit's stream to a target, on which `carry` has to run, and its path.
 
         Raises:
             ConnectError: the relay is not connected, refuses, or cannot reach the target.
@@ -105,7 +124,7 @@ class Circuits:
             await stream.reset()
             said = answer.problem if isinstance(answer, RelayAnswer) else "a wrong message"
             raise ConnectError(f"no circuit through {relay}: it says: {said}")
-        return stream
+        return stream, Path("relayed", relay, answer.introduces)
 
     # The target
 
@@ -118,7 +137,7 @@ class Circuits:
         near, far = ends()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(carry, stream, far)
-            await self._accept_end(stream.peer_id, near)
+            await self._accept_end(Path("relayed", stream.peer_id, message.introduces), near)
             nursery.cancel_scope.cancel()
 
     # The relay
@@ -134,11 +153,15 @@ class Circuits:
                 await _say(stream, RelayAnswer(problem[: limits.TEXT_CHARACTERS_MAX]))
                 return
         self.num_carried += 1
+        introduces = self.terms.introduces
+        room = _Room(INTRODUCTION_BYTES_MAX if introduces else math.inf)
         try:
-            await _say(stream, RelayAnswer())
+            await _say(stream, RelayAnswer(introduces=introduces))
             async with trio.open_nursery() as nursery:
+                if introduces:
+                    nursery.cancel_scope.deadline = trio.current_time() + INTRODUCTION_SECONDS_MAX
                 for one, other in ((stream, onward), (onward, stream)):
-                    nursery.start_soon(self._pass_on, one, other, nursery.cancel_scope)
+                    nursery.start_soon(self._pass_on, one, other, room, nursery.cancel_scope)
         finally:
             self.num_carried -= 1
             with trio.CancelScope(shield=True):
@@ -147,7 +170,7 @@ class Circuits:
 
     async def _onward(self, caller: PeerId, target: PeerId) -> tuple[Stream | None, str]:
         """The stream to the target, or the reason why there is none."""
-        problem = self.may_relay(caller, target)
+        problem = self.terms.may_relay(caller, target)
         if problem:
             return None, problem
         if self.num_carried >= CIRCUITS_MAX:
@@ -161,7 +184,7 @@ class Circuits:
         except TransportError as error:
             return None, str(error)
         try:
-            await _say(onward, Relayed(caller))
+            await _say(onward, Relayed(caller, self.terms.introduces))
             answer = await _hear(onward)
         except (TransportError, RemoteProtocolError) as error:
             await onward.reset()
@@ -174,14 +197,28 @@ class Circuits:
             return None, "the target refuses"
         return onward, ""
 
-    async def _pass_on(self, source: Stream, sink: Stream, scope: trio.CancelScope) -> None:
+    async def _pass_on(
+        self, source: Stream, sink: Stream, room: _Room, scope: trio.CancelScope
+    ) -> None:
         try:
             while True:
                 piece = await _receive_piece(source)
+                room.num_bytes -= len(piece)
+                if room.num_bytes < 0:
+                    scope.cancel()
+                    return
+                await self.terms.rate.take(len(piece))
                 self.carried_bytes += len(piece)
                 await send_frame(sink, b"", piece)
         except (StreamClosed, RemoteProtocolError):
             scope.cancel()
+
+
+@dataclass
+class _Room:
+    """Bytes that a circuit may still carry."""
+
+    num_bytes: float
 
 
 def ends() -> tuple[trio.SocketStream, trio.SocketStream]:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.wire.statements import Reach
@@ -64,6 +65,8 @@ class Path:
     """Kind of the connection. `crossed`: both ends dialled at once, from behind their routers."""
     relay: PeerId | None = None
     """The peer that carries the connection."""
+    introduced: bool = False
+    """Whether the relay carries no more than it takes to cross the routers."""
 
 
 @dataclass(frozen=True)
@@ -181,8 +184,15 @@ class Transport(Protocol):
             ConnectError: the relay refuses or cannot reach the peer.
         """
 
-    def relay_for(self, may_relay: MayRelay) -> None:
-        """Carry circuits between connected peers for which `may_relay` has no objection."""
+    def relay_for(
+        self, may_relay: MayRelay, rate: RateLimit = NO_LIMIT, *, introduces: bool = False
+    ) -> None:
+        """Carry circuits between connected peers for which `may_relay` has no objection.
+
+        Args:
+            rate: limit of all circuits together, in each direction.
+            introduces: carry no more than it takes to cross the routers of both ends.
+        """
 
     def path(self, peer_id: PeerId) -> Path | None:
         """Returns the connection to a peer, the best one if there are several. None means that

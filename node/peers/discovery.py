@@ -43,6 +43,9 @@ RELAYS_TRIED_MAX = 3
 """Peers that are asked for a circuit. One that is connected to both ends is nearly always among
 the first: peers that can be reached are connected to everybody."""
 
+RELAY_RATE_MIN = 125_000.0
+"""Bytes a second at which a line counts that was not measured yet, or that is slower: 1 Mbit/s."""
+
 REUNION_SECONDS = 20.0
 """Limit of the time after which peers that were cut off from each other for minutes are connected
 again: a back-off (6 s), and a dial that was begun before (10 s), if they have one address each."""
@@ -193,14 +196,20 @@ class Discovery:
         return address
 
     def _relays(self, peer: PeerId) -> list[PeerId]:
-        """Connected peers that may reach a peer: those that everybody can reach first."""
-        members = self._membership.known()
+        """Connected peers that may reach a peer: first those that everybody can reach, each as
+        often as its line is fast (weighted rendezvous hashing).
 
-        def preference(relay: PeerId) -> tuple[bool, bytes]:
-            announce = members.get(relay)
-            is_open = announce is not None and announce.reach == "open"
-            pair = min(peer, self._transport.peer_id), max(peer, self._transport.peer_id)
-            return not is_open, digest_of(b"gossamer relay:", *map(str.encode, (*pair, relay)))
+        Both ends come to the same order, and the pairs of a swarm spread over its relays.
+        """
+        members = self._membership.known()
+        pair = min(peer, self._transport.peer_id), max(peer, self._transport.peer_id)
+
+        def preference(relay: PeerId) -> tuple[bool, float]:
+            announce = members[relay]
+            digest = digest_of(b"gossamer relay:", *map(str.encode, (*pair, relay)))
+            chance = (1 + int.from_bytes(digest[:6])) / 2.0**48
+            rate = max(announce.capacity.bandwidth_bytes_per_second, RELAY_RATE_MIN)
+            return announce.reach != "open", -math.log(min(chance, 1.0)) / rate
 
         direct = []
         for relay in self._transport.peers():

@@ -11,7 +11,9 @@ import trio
 
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import verify
+from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.transport import (
+    RACE_SECONDS,
     ConnectError,
     ProtocolRefused,
     Stream,
@@ -65,41 +67,44 @@ def serve_manifest(transport: Transport, signed: SignedManifest) -> None:
 async def request_manifest(
     transport: Transport, addresses: tuple[str, ...], run_id: Digest | None
 ) -> SignedManifest:
-    """Asks the peers at these addresses for their run, until one answers.
+    """Asks the peers at these addresses for their run: the first one that answers decides.
+
+    Addresses are tried `RACE_SECONDS` apart, so one where no peer is costs little.
 
     Raises:
         JoinError: none can be reached, or the run is not the wanted one, or nothing that this
             version understands.
     """
-    problems: list[str] = []
-    for address in addresses:
+
+    async def ask(address: str) -> SignedManifest:
         try:
             with trio.fail_after(REQUEST_SECONDS):
-                peer = await transport.connect(address)
-                signed = await _request(transport, peer)
-            manifest = open_signed_manifest(signed)
+                signed = await _request(transport, await transport.connect(address))
+            open_signed_manifest(signed)
         except trio.TooSlowError:
-            problems.append(f"{address}: no answer in {REQUEST_SECONDS:.0f} s")
-            continue
+            raise JoinError(f"{address}: no answer in {REQUEST_SECONDS:.0f} s") from None
         except ProtocolRefused:
-            problems.append(
+            raise JoinError(
                 f"{address}: the peer there is in no run that this version of Gossamer speaks; "
                 "compare `gossamer --version` on both sides"
-            )
-            continue
+            ) from None
         except ConnectError as error:
-            problems.append(str(error))
-            continue
+            raise JoinError(str(error)) from error
         except (TransportError, RemoteProtocolError) as error:
-            problems.append(f"{address}: {error}")
-            continue
-        if run_id is not None and manifest.run_id != run_id:
-            raise JoinError(
-                f"{address} is in run {short(manifest.run_id)}..., and the link says "
-                f"{short(run_id)}...: ask for a new link, or leave out what follows the #"
-            )
+            raise JoinError(f"{address}: {error}") from error
         return signed
-    raise JoinError("cannot join: " + "\n  ".join(problems))
+
+    try:
+        address, signed = await race(ask, addresses, RACE_SECONDS, JoinError)
+    except RaceLost as lost:
+        raise JoinError("cannot join: " + "\n  ".join(map(str, lost.failures))) from None
+    found = open_signed_manifest(signed).run_id
+    if run_id is not None and found != run_id:
+        raise JoinError(
+            f"{address} is in run {short(found)}..., and the link says "
+            f"{short(run_id)}...: ask for a new link, or leave out what follows the #"
+        )
+    return signed
 
 
 async def _request(transport: Transport, peer: PeerId) -> SignedManifest:

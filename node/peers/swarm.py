@@ -15,6 +15,7 @@ import structlog
 import trio
 
 from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.base.rate_limit import RateLimit
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.admission import Admission
@@ -147,18 +148,19 @@ class Swarm:
     def sources(self) -> list[PeerId]:
         """Peers that can be asked for blocks: the connected ones, but for those behind a relay. The
         relay would carry each block twice, and has most blocks itself."""
-        connected = self._transport.peers()
-        paths = {peer: self._transport.path(peer) for peer in connected}
-        direct = [peer for peer, path in paths.items() if path and path.kind != "relayed"]
-        return direct or connected
+        linked, relayed = self.linked_and_relayed()
+        return linked or relayed or self._transport.peers()
 
-    def linked(self) -> list[PeerId]:
-        """Peers that this node is connected to, by a path of its own."""
-        return [
-            peer
-            for peer in self._transport.peers()
-            if (path := self._transport.path(peer)) is not None and path.kind != "relayed"
-        ]
+    def linked_and_relayed(self) -> tuple[list[PeerId], list[PeerId]]:
+        """Peers that this node is connected to, by a path of their own, and through a relay that
+        carries what a ring sends."""
+        linked: list[PeerId] = []
+        relayed: list[PeerId] = []
+        for peer in self._transport.peers():
+            path = self._transport.path(peer)
+            if path is not None and not path.introduced:
+                (relayed if path.kind == "relayed" else linked).append(peer)
+        return linked, relayed
 
     def claims(self) -> dict[PeerId, Collection[int]]:
         """The shards that living others hold. A peer whose trainer failed holds none."""
@@ -179,9 +181,10 @@ class Swarm:
         announce = self.membership.known().get(peer)
         await self._transport.connect_any(peer, announce.addresses if announce else ())
 
-    def relay(self) -> None:
-        """Carries connections between members of the run that cannot reach each other."""
-        self._transport.relay_for(self._why_not_relayed)
+    def relay(self, rate: RateLimit, *, introduces: bool) -> None:
+        """Carries connections between members of the run that cannot reach each other; see
+        `Transport.relay_for`."""
+        self._transport.relay_for(self._why_not_relayed, rate, introduces=introduces)
 
     def _why_not_relayed(self, *ends: PeerId) -> str:
         """Says why this node does not carry a circuit; empty for members of the run."""

@@ -66,7 +66,7 @@ class OpenRound:
                 loss=loss if loss is not None else 0.0,
                 norm=promise.norm,
                 spans=promise.spans,
-                links=encode_links(self._swarm.linked()),
+                links=encode_links(*self._swarm.linked_and_relayed()),
             )
         )
 

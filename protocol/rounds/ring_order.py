@@ -2,7 +2,8 @@
 
 In a ring each member sends to its successor. Two members behind routers may have no connection with
 each other, although both have one with a third member. So each peer lists in its `Ready` the peers
-that it is connected to, and the members of a roster are ordered by a rule that everybody can check:
+that it is connected to, and those to which another peer relays. The members of a roster are ordered
+by a rule that everybody can check:
 
 1. The *rank order* of a head and an attempt is sorted by ``blake3(head, attempt, peer id)``. If all
    its neighbours (the last and the first included) are linked, it is the order.
@@ -10,10 +11,14 @@ that it is connected to, and the members of a roster are ordered by a rule that 
    member that has the fewest links to members not yet placed, then to the first by rank. It ends
    with the first order whose neighbours are all linked.
 3. If there is none within `SEARCH_STEPS_MAX` steps, the order is improved by reversals from the
-   search's greedy order until no reversal lowers its cost: `RELAY_COST` for a pair that has a
-   linked member in common, which can relay, and `UNREACHABLE_COST` for another.
+   search's greedy order until no reversal lowers its cost: `RELAY_COST` for a pair with a relay
+   between them, and `UNREACHABLE_COST` for a pair without a connection. No ring begins with a dial.
 
 Two members are linked if neither says otherwise: a member that lists no links says nothing.
+
+A relay sends what it relays over its own line, beside its own part. With `PAIRS_PER_RELAY_MAX`
+pairs a round takes about three times as long. Of members whose pairs no relay has room for, one
+sits out in each round, another one each time, and its work is carried (`linked_members`).
 """
 
 from __future__ import annotations
@@ -26,6 +31,9 @@ from gossamer.protocol.ids import Digest, PeerId, digest_of
 SEARCH_STEPS_MAX = 4096
 """Members that the search places, dead ends included: some 10 ms. With a third of the members
 behind routers the search needs hardly more steps than there are members."""
+
+PAIRS_PER_RELAY_MAX = 2
+"""Neighbours in a ring between which one member relays: its line then carries three links."""
 
 RELAY_COST = 1
 UNREACHABLE_COST = limits.RING_MEMBERS_MAX + 1
@@ -42,17 +50,26 @@ def rank_order(head: bytes, attempt: int, peers: Iterable[PeerId]) -> list[PeerI
     return sorted(peers, key=lambda peer: rank(head, attempt, peer))
 
 
-def encode_links(peers: Iterable[PeerId]) -> bytes:
+def encode_links(linked: Iterable[PeerId], relayed: Iterable[PeerId] = ()) -> bytes:
     """Returns the list of a `Ready` of its author's connections: `limits.LINK_BYTES` of each peer,
     sorted.
 
     At most `limits.RING_MEMBERS_MAX` peers are named, the first ones by those bytes.
+
+    Args:
+        linked: peers connected without a relay.
+        relayed: peers connected through one.
     """
-    return b"".join(sorted({_short(peer) for peer in peers})[: limits.RING_MEMBERS_MAX])
+    names = {_linked_name(peer) for peer in linked} | {_relayed_name(peer) for peer in relayed}
+    return b"".join(sorted(names)[: limits.RING_MEMBERS_MAX])
 
 
-def _short(peer: PeerId) -> bytes:
+def _linked_name(peer: PeerId) -> bytes:
     return digest_of(b"gossamer link:", peer.encode())[: limits.LINK_BYTES]
+
+
+def _relayed_name(peer: PeerId) -> bytes:
+    return digest_of(b"gossamer relayed link:", peer.encode())[: limits.LINK_BYTES]
 
 
 class Links:
@@ -64,30 +81,29 @@ class Links:
             peers: whose position is the number of a peer.
             said: `Ready.links` of each.
         """
-        names = [_short(peer) for peer in peers]
         self.num_peers = len(peers)
         everybody = (1 << self.num_peers) - 1
-        masks = []
+        linked_names = [_linked_name(peer) for peer in peers]
+        relayed_names = [_relayed_name(peer) for peer in peers]
+        linked, connected = [], []
         for place, peer in enumerate(peers):
             links = said[peer]
             listed = {
                 links[i : i + limits.LINK_BYTES] for i in range(0, len(links), limits.LINK_BYTES)
             }
-            mask = everybody
-            if listed:
-                mask = sum(1 << number for number, name in enumerate(names) if name in listed)
-            masks.append(mask & ~(1 << place))
-        self.of = [
-            mask & sum(1 << other for other in range(len(peers)) if masks[other] >> place & 1)
-            for place, mask in enumerate(masks)
-        ]
+            mask = _mask_of(linked_names, listed) if listed else everybody
+            linked.append(mask & ~(1 << place))
+            connected.append((mask | _mask_of(relayed_names, listed)) & ~(1 << place))
+        self.of = _mutual(linked)
         """Bit mask of the peers that each peer is linked to."""
+        self._connected = _mutual(connected)
+        """Bit mask of the peers that each peer is connected to, with or without a relay."""
 
     def cost(self, one: int, other: int) -> int:
         """Returns the cost of a pair of neighbours; 0 if they are linked."""
         if self.of[one] >> other & 1 or one == other:
             return 0
-        return RELAY_COST if self.of[one] & self.of[other] else UNREACHABLE_COST
+        return RELAY_COST if self._connected[one] >> other & 1 else UNREACHABLE_COST
 
     def total(self, order: Sequence[int]) -> int:
         """Returns the cost of all pairs of a ring together."""
@@ -108,12 +124,24 @@ def ring_order(head: bytes, attempt: int, said: Mapping[PeerId, bytes]) -> list[
     return [peers[number] for number in order]
 
 
+def _mask_of(names: Sequence[bytes], listed: Collection[bytes]) -> int:
+    return sum(1 << number for number, name in enumerate(names) if name in listed)
+
+
+def _mutual(masks: Sequence[int]) -> list[int]:
+    """What both sides say."""
+    return [
+        mask & sum(1 << other for other in range(len(masks)) if masks[other] >> place & 1)
+        for place, mask in enumerate(masks)
+    ]
+
+
 def linked_members(head: bytes, attempt: int, said: Mapping[PeerId, bytes]) -> dict[PeerId, bytes]:
     """The ready peers that can be in one ring.
 
-    A peer is left out if no order gives it neighbours that it is linked to, or to which a member
-    can relay. Of several such peers the one with the fewest links goes first, then the last one by
-    rank, so that it is another one's turn in the next round.
+    A peer is left out if no order gives it neighbours that it is connected to, or if the members
+    have no room to relay to its neighbours. Of several such peers the one with the fewest links
+    goes first, then the last one by rank, so that it is another one's turn in the next round.
 
     Args:
         said: `Ready.links` of each.
@@ -122,19 +150,35 @@ def linked_members(head: bytes, attempt: int, said: Mapping[PeerId, bytes]) -> d
     while len(kept) > 1:
         order = ring_order(head, attempt, kept)
         links = Links(order, kept)
-        size = len(order)
-        apart = {
-            number
-            for place in range(size)
-            for number in (place, (place - 1) % size)
-            if links.cost((place - 1) % size, place) == UNREACHABLE_COST
-        }
+        apart = {number for pair in _pairs_apart(links) for number in pair}
         if not apart:
             break
         fewest = min(links.of[number].bit_count() for number in apart)
         lonely = [order[number] for number in apart if links.of[number].bit_count() == fewest]
         del kept[rank_order(head, attempt, lonely)[-1]]
     return kept
+
+
+def _pairs_apart(links: Links) -> list[tuple[int, int]]:
+    """The neighbours of a ring without a connection; if all have one, those without room for a
+    relay: each pair takes a place of the member that has most, of those that are linked to both."""
+    places = range(links.num_peers)
+    pairs = [((place - 1) % links.num_peers, place) for place in places]
+    apart = [pair for pair in pairs if links.cost(*pair) == UNREACHABLE_COST]
+    if apart:
+        return apart
+    room = dict.fromkeys(places, PAIRS_PER_RELAY_MAX)
+    relayed = [pair for pair in pairs if links.cost(*pair)]
+    relays = {pair: list(_numbers(links.of[pair[0]] & links.of[pair[1]])) for pair in relayed}
+    for pair in sorted(relayed, key=lambda pair: len(relays[pair])):
+        if not relays[pair]:
+            continue  # the relay is no member, and nothing is known of its line
+        relay = max(relays[pair], key=lambda number: room[number])
+        if room[relay]:
+            room[relay] -= 1
+        else:
+            apart.append(pair)
+    return apart
 
 
 def _search(links: Links) -> list[int]:

@@ -1,13 +1,16 @@
 """The messages of a circuit: two peers without a connection talk through a third one.
 
     caller -> relay    ["relay", target]      on ``/gossamer/relay/1``
-    relay  -> target   ["relayed", caller]    on ``/gossamer/relayed/1``
-    target -> relay    ["answer", problem]    an empty problem accepts
-    relay  -> caller   ["answer", problem]
+    relay  -> target   ["relayed", caller, introduces]    on ``/gossamer/relayed/1``
+    target -> relay    ["answer", problem, false]         an empty problem accepts
+    relay  -> caller   ["answer", problem, introduces]
 
 From then on both streams carry frames without a message. Their payloads together are one byte
 stream, in which caller and target run the same handshake as on a connection of their own. So the
 relay sees sizes and times, and neither content nor keys.
+
+A relay that *introduces* carries no more than it takes to cross both ends' routers, and then ends
+the circuit.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ class Relayed(
     """This peer wants to be connected with you. The relay says so: the handshake proves it."""
 
     caller: str
+    introduces: bool = False
+    """Whether the relay introduces only."""
 
 
 class RelayAnswer(
@@ -51,6 +56,8 @@ class RelayAnswer(
 
     problem: str = ""
     """The reason for people why there is no circuit; empty if there is one."""
+    introduces: bool = False
+    """Whether the relay introduces only."""
 
 
 RelayMessage = RelayRequest | Relayed | RelayAnswer

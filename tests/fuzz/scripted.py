@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import trio
 
+from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import (
     Bytes,
@@ -76,7 +77,9 @@ class ScriptedTransport:
     async def connect_through(self, relay: PeerId, peer_id: PeerId) -> None:
         pass
 
-    def relay_for(self, may_relay: MayRelay) -> None:
+    def relay_for(
+        self, may_relay: MayRelay, rate: RateLimit = NO_LIMIT, *, introduces: bool = False
+    ) -> None:
         """See `Transport.relay_for`."""
 
     def path(self, peer_id: PeerId) -> Path | None:

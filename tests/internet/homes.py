@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from gossamer.node.base.settings import Switch
 from gossamer.node.demo.local_swarm import LocalNode
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.state_dir import StateDir
@@ -59,6 +60,11 @@ class Home(LocalNode):
         """The address that leads to this home, if a connection gets through its router."""
         return f"/ip4/{self.internet.public_host(self.number)}/tcp/{PORT}/p2p/{self.peer_id}"
 
+    @property
+    def public_ipv6_address(self) -> str:
+        """The IPv6 address that leads to this home, if it has no router."""
+        return f"/ip6/{self.internet.public_ipv6_host(self.number)}/tcp/{PORT}/p2p/{self.peer_id}"
+
 
 @dataclass
 class Rounds:
@@ -86,14 +92,20 @@ class Homes:
     """The daemons of one small internet. Use as a context: at its end no daemon is left."""
 
     def __init__(
-        self, folder: Path, machines: Sequence[Machine], options: Sequence[str] = ()
+        self,
+        folder: Path,
+        machines: Sequence[Machine],
+        options: Sequence[str] = (),
+        *,
+        lan: Switch = "off",
     ) -> None:
+        """`lan`: the internet here is one bridge, so multicast reaches every public machine."""
         self.internet = Internet(machines)
         self.homes = [
             Home(
                 root=folder / f"home{number}",
                 prefix=tuple(self.internet.prefix(number)),
-                options=("--threads", "1", "--log-level", "debug", *options),
+                options=("--threads", "1", "--log-level", "debug", "--lan", lan, *options),
                 listen=f"/ip4/0.0.0.0/tcp/{PORT}",
                 internet=self.internet,
                 number=number,
@@ -112,8 +124,9 @@ class Homes:
         traceback: TracebackType | None,
     ) -> None:
         for home in self.homes:
-            with contextlib.suppress(OSError):
-                home.kill()
+            if home.process is not None:
+                with contextlib.suppress(OSError):
+                    home.kill()
         self.internet.__exit__(kind, error, traceback)
 
     def watch(self, home: Home, seconds: float) -> Rounds:

@@ -109,7 +109,9 @@ class Machine:
     """A machine with a daemon."""
 
     router: Router | None = None
-    """The router of the machine's home; None: the machine has a public address."""
+    """The router of the machine's home; None: the machine has public addresses."""
+    has_ipv4: bool = True
+    """Whether a machine with public addresses has one of IPv4 besides that of IPv6."""
     line: Line = HOME_LINE
     """Its rate holds always; its delay and loss need a process, which runs if there are any."""
 
@@ -142,6 +144,10 @@ class Internet:
     def public_host(self, machine: int) -> str:
         """The address that others see."""
         return f"5.77.{self._moves[machine]}.{machine + 1}"
+
+    def public_ipv6_host(self, machine: int) -> str:
+        """The IPv6 address of a machine without a router."""
+        return f"2a05:77::{machine + 1:x}"
 
     def own_host(self, machine: int) -> str:
         """The address that the machine itself has."""
@@ -243,8 +249,12 @@ class Internet:
         run_tool("ip", "link", "set", port, "master", self._bridge, "up")
         for name in {gate, inner}:
             run_tool(*_in(name), "ip", "link", "set", "lo", "up")
-        address = f"{self.public_host(machine)}/16"
-        run_tool(*_in(gate), "ip", "addr", "add", address, "dev", LINE)
+        if what.router is not None or what.has_ipv4:
+            address = f"{self.public_host(machine)}/16"
+            run_tool(*_in(gate), "ip", "addr", "add", address, "dev", LINE)
+        if what.router is None:
+            address = f"{self.public_ipv6_host(machine)}/64"
+            run_tool(*_in(gate), "ip", "addr", "add", address, "dev", LINE, "nodad")
         run_tool(*_in(gate), "ip", "link", "set", LINE, "up")
         if what.router is not None:
             self._add_home(machine)

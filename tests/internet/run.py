@@ -14,6 +14,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from gossamer.node.app.client import give_order
+from gossamer.node.storage.state_dir import StateDir
 from tests.internet.homes import Homes
 from tests.internet.internet import Machine, Router
 from tests.internet.line import Line
@@ -68,9 +70,15 @@ TOPOLOGIES: dict[str, list[Machine]] = {
     "1 public, 3 crossable": [PUBLIC, CROSSABLE, CROSSABLE, CROSSABLE],
     "2 public, 2 strict": [PUBLIC, PUBLIC, STRICT, STRICT],
     "1 public, 3 strict": [PUBLIC, STRICT, STRICT, STRICT],
+    "1 public, 4 strict": [PUBLIC, STRICT, STRICT, STRICT, STRICT],
+    "rendezvous, 4 crossable": [PUBLIC, CROSSABLE, CROSSABLE, CROSSABLE, CROSSABLE],
     "4 public, 100 ms": [LONG] * 4,
     "4 public, 100 ms, 0.5 % lost": [LOSSY] * 4,
 }
+
+
+RENDEZVOUS = ("rendezvous, 4 crossable",)
+"""Topologies whose public machine founds the run, and then only introduces the others."""
 
 
 @dataclass
@@ -106,20 +114,25 @@ def measure(name: str, manifest_text: str, seconds: float, folder: Path) -> Row:
     corpus = folder / "corpus.txt"
     corpus.write_text("The quick brown fox jumps over the lazy dog. " * 20_000)
     with Homes(folder, machines) as homes:
-        founder = homes.homes[0]
-        wait = ("--wait-for-peers", str(len(machines) - 1))
-        founder.start("start", "--manifest", str(manifest), "--corpus", str(corpus), *wait)
+        founder, everybody, watched = homes.homes[0], len(machines), homes.homes[0]
+        options = ["--wait-for-peers", str(everybody - 1)]
+        if name in RENDEZVOUS:
+            options, everybody, watched = ["--relay", "introduce"], everybody - 1, homes.homes[1]
+        founder.start("start", "--manifest", str(manifest), "--corpus", str(corpus), *options)
         founder.wait_for(
             lambda status: status.phase == "training", PATIENCE_SECONDS, "the founded run"
         )
+        if name in RENDEZVOUS:
+            with homes.internet.inside(founder.number):
+                give_order(StateDir(founder.root), "pause")
         for home in homes.homes[1:]:
             home.start("join", founder.public_address)
         started = time.monotonic()
         while time.monotonic() < started + PATIENCE_SECONDS:
-            if homes.watch(founder, 1.0).share_of(len(machines)):
+            if homes.watch(watched, 1.0).share_of(everybody):
                 break
         first_seconds = time.monotonic() - started
-        rounds = homes.watch(founder, seconds)
+        rounds = homes.watch(watched, seconds)
         logs = [home.log_path.read_text(errors="replace") for home in homes.homes]
         ways = Counter(
             peer.path or "none"
@@ -132,7 +145,7 @@ def measure(name: str, manifest_text: str, seconds: float, folder: Path) -> Row:
         name,
         first_seconds,
         len(rounds.num_members),
-        rounds.share_of(len(machines)),
+        rounds.share_of(everybody),
         rounds.round_seconds,
         rounds.averaging_seconds,
         removed,

@@ -5,11 +5,16 @@ A short set; `python -m tests.internet.run` has all topologies, with a ring that
 
 from __future__ import annotations
 
+import json
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from gossamer.node.app.client import give_order
+from gossamer.node.peers.known_peers_file import SAVE_SECONDS
+from gossamer.node.storage.state_dir import StateDir
 from tests.internet.homes import PORT, Home, Homes
 from tests.internet.internet import Machine, Router
 from tests.support.daemons import MANIFEST, PATIENCE_SECONDS
@@ -23,6 +28,10 @@ MEASURED_SECONDS = 8.0
 BACK_SECONDS = 60.0
 """The kernel finds dead connections after 9 s, and a dial into nothing takes 10 s. The two cases
 took 22 and 27 s with the start of all daemons; a machine that tests something else needs longer."""
+
+CONNECT_SECONDS = 4.0
+"""From the start of a join to a connection as a member: 1.3 s for the fifth address, twice if it is
+dialled again, and some tenths for handshakes. On a busy machine it may take twice as long."""
 
 ROUNDS_MIN = 3
 SHARE_MIN = 0.95
@@ -156,6 +165,128 @@ def test_a_member_whose_address_changes_is_back_in_the_rounds(number: int, tmp_p
     except NamespacesUnavailable as reason:
         pytest.skip(str(reason))
     assert seconds < BACK_SECONDS
+
+
+def test_members_that_cannot_be_dialled_meet_through_one_that_only_introduces(
+    tmp_path: Path,
+) -> None:
+    """The public node is paused and relays no rings. The others cross their routers."""
+    machines = [PUBLIC, CROSSABLE, CROSSABLE, CROSSABLE]
+    try:
+        with Homes(tmp_path, machines) as homes:
+            rendezvous, *others = homes.homes
+            rendezvous.options = (*rendezvous.options, "--relay", "introduce")
+            _found(rendezvous, tmp_path)
+            rendezvous.wait_for(lambda status: status.round >= 1, PATIENCE_SECONDS, "its run")
+            with homes.internet.inside(rendezvous.number):
+                give_order(StateDir(rendezvous.root), "pause")
+            for other in others:
+                other.start("join", rendezvous.public_address)
+            for other in others:
+                _wait_for_round_of_all(other, len(others))
+            rounds = homes.watch(others[0], MEASURED_SECONDS)
+            statuses = [other.status() for other in others]
+    except NamespacesUnavailable as reason:
+        pytest.skip(str(reason))
+    assert len(rounds.num_members) >= ROUNDS_MIN
+    assert rounds.share_of(len(others)) >= SHARE_MIN, rounds
+    ids = {other.peer_id for other in others}
+    seen = {
+        peer.path
+        for status in statuses
+        if status is not None
+        for peer in status.peers
+        if peer.peer_id in ids
+    }
+    assert seen == {"crossed"}
+
+
+def test_a_member_finds_the_others_when_its_seed_is_gone(tmp_path: Path) -> None:
+    """It restarts while the peer that it joined by is dead, and knows the others from before."""
+    machines = [PUBLIC, PUBLIC, CROSSABLE]
+    try:
+        with Homes(tmp_path, machines) as homes:
+            _swarm(homes, tmp_path)
+            seed, watched, last = homes.homes
+            _wait_for_round_of_all(watched, len(machines))
+            time.sleep(SAVE_SECONDS + 1.0)  # the addresses of peers are on its disk
+            last.kill()
+            seed.kill()
+            _wait_for_round_of_all(watched, 1)
+            started = time.monotonic()
+            last.start("join")
+            _wait_for_round_of_all(watched, 2)
+            seconds = time.monotonic() - started
+    except NamespacesUnavailable as reason:
+        pytest.skip(str(reason))
+    assert seconds < BACK_SECONDS
+
+
+def test_a_member_with_ipv6_alone_is_in_every_round(tmp_path: Path) -> None:
+    """The founder has both families. The one without IPv4 and the one without IPv6 need a relay."""
+    machines = [PUBLIC, Machine(has_ipv4=False), CROSSABLE]
+    try:
+        with Homes(tmp_path, machines) as homes:
+            founder, modern, old = homes.homes
+            for home in (founder, modern):
+                home.options = (*home.options, "--listen", f"/ip6/::/tcp/{PORT}")
+            _found(founder, tmp_path, len(machines) - 1)
+            founder.wait_for(lambda status: status.phase == "training", PATIENCE_SECONDS, "a run")
+            modern.start("join", founder.public_ipv6_address)
+            old.start("join", founder.public_address)
+            for home in homes.homes:
+                _wait_for_round_of_all(home, len(machines))
+            rounds = homes.watch(founder, MEASURED_SECONDS)
+    except NamespacesUnavailable as reason:
+        pytest.skip(str(reason))
+    assert len(rounds.num_members) >= ROUNDS_MIN
+    assert rounds.share_of(len(machines)) >= SHARE_MIN, rounds
+
+
+def test_a_node_joins_the_run_of_its_own_network_without_an_address(tmp_path: Path) -> None:
+    """The bridge is one network, which multicast crosses."""
+    try:
+        with Homes(tmp_path, [PUBLIC, PUBLIC], lan="on") as homes:
+            founder, other = homes.homes
+            _found(founder, tmp_path)
+            founder.wait_for(lambda status: status.round >= 1, PATIENCE_SECONDS, "its run")
+            other.start("join")
+            _wait_for_round_of_all(other, 2)
+    except NamespacesUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+def test_of_five_addresses_the_right_one_is_found_at_once(tmp_path: Path) -> None:
+    """The founder announces four addresses where no machine is, and its own last."""
+    wrong = [f"/ip4/5.77.99.{number}/tcp/{PORT}" for number in range(1, 5)]
+    try:
+        with Homes(tmp_path, [PUBLIC, PUBLIC]) as homes:
+            founder, other = homes.homes
+            announced = [word for address in wrong for word in ("--announce", address)]
+            founder.options = (*founder.options, *announced)
+            other.options = (*other.options, "--log-format", "json")
+            _found(founder, tmp_path)
+            founder.wait_for(lambda status: status.round >= 1, PATIENCE_SECONDS, "its run")
+            peer = founder.peer_id
+            other.start("join", *(f"{each}/p2p/{peer}" for each in wrong), founder.public_address)
+            other.wait_for(
+                lambda status: any(peer.path == "direct" for peer in status.peers),
+                PATIENCE_SECONDS,
+                "a connection",
+            )
+            log = other.log_path.read_text()
+    except NamespacesUnavailable as reason:
+        pytest.skip(str(reason))
+    asked, answered = (
+        next(
+            datetime.fromisoformat(line["time"])
+            for line in map(json.loads, log.splitlines())
+            if text in line["event"]
+        )
+        for text in ("asking for the run", "parameters")
+    )
+    print(f"connected after {(answered - asked).total_seconds()} s")
+    assert (answered - asked).total_seconds() < CONNECT_SECONDS
 
 
 def _wait_for_round_of_all(home: Home, number: int) -> None:

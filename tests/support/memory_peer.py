@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.stream_slots import StreamSlots
 from gossamer.node.network.transport import (
@@ -195,9 +196,12 @@ class MemoryPeer:
         if peer_id not in self.connections:
             MemoryConnection(self, other, middle)
 
-    def relay_for(self, may_relay: MayRelay) -> None:
-        """See `Transport.relay_for`."""
-        self.may_relay = may_relay
+    def relay_for(
+        self, may_relay: MayRelay, rate: RateLimit = NO_LIMIT, *, introduces: bool = False
+    ) -> None:
+        """See `Transport.relay_for`. No router here can be crossed: introductions lead nowhere."""
+        if not introduces:
+            self.may_relay = may_relay
 
     def path(self, peer_id: PeerId) -> Path | None:
         """See `Transport.path`."""

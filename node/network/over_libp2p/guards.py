@@ -201,7 +201,7 @@ class GuardedSwarm(Swarm):
             muxed_conn.was_dialled = direction == "outbound"
             circuit = layer_of(muxed_conn, CircuitEnd)
             if circuit is not None:
-                muxed_conn.path = Path("relayed", circuit.relay)
+                muxed_conn.path = circuit.path
         connection = await super().add_conn(muxed_conn, direction)
         if self.on_connected is not None:
             self.on_connected(connection)

@@ -99,21 +99,21 @@ class Paths:
 
     async def connect_through(self, relay: PeerId, peer: PeerId) -> None:
         """See `Transport.connect_through`."""
-        stream = await self.circuits.open(relay, peer)
+        stream, path = await self.circuits.open(relay, peer)
         near, far = ends()
         self._nursery.start_soon(carry, stream, far)
-        raw_conn, path = RawConnection(CircuitEnd(near, relay), True), Path("relayed", relay)
+        raw_conn = RawConnection(CircuitEnd(near, path), True)
         try:
             with trio.fail_after(HANDSHAKE_SECONDS_MAX):
                 await self._swarm.connect_over(raw_conn, libp2p_id(peer), path)
         except Exception as error:
             raise ConnectError(f"no connection to {peer} through {relay}: {why(error)}") from error
 
-    async def _serve_end(self, relay: PeerId, end: trio.SocketStream) -> None:
+    async def _serve_end(self, path: Path, end: trio.SocketStream) -> None:
         try:
-            await self._swarm.serve_circuit(CircuitEnd(end, relay))
+            await self._swarm.serve_circuit(CircuitEnd(end, path))
         except Exception as error:
-            logger.debug("a circuit through %s failed: %s", relay, why(error))
+            logger.debug("a circuit through %s failed: %s", path.relay, why(error))
 
     async def _drop_circuits(self, peer: PeerId) -> None:
         """Ends the relayed connections to a peer that has a direct one."""

@@ -24,8 +24,7 @@ from multiaddr import Multiaddr
 
 from gossamer.node.network.over_libp2p.noise import socket_of
 from gossamer.node.network.racing import RaceLost, race
-from gossamer.node.network.transport import RACE_SECONDS
-from gossamer.protocol.ids import PeerId
+from gossamer.node.network.transport import RACE_SECONDS, Path
 
 logger = logging.getLogger(__name__)
 
@@ -302,9 +301,10 @@ def _raw(stream: trio.SocketStream) -> RawConnection:
 class CircuitEnd(TrioTCPStream):
     """This process's end of a circuit, in the place of a TCP connection."""
 
-    def __init__(self, stream: trio.SocketStream, relay: PeerId) -> None:
+    def __init__(self, stream: trio.SocketStream, path: Path) -> None:
+        """`path`: the relay's."""
         super().__init__(stream)
-        self.relay = relay
+        self.path = path
 
     def get_remote_address(self) -> tuple[str, int] | None:
         """None: the other end's address is not known."""

@@ -18,6 +18,7 @@ from libp2p.protocol_muxer.exceptions import MultiselectClientError
 from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.pubsub.pb import rpc_pb2
 
+from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
 from gossamer.node.network.over_libp2p.addresses import (
     host_of,
     libp2p_id,
@@ -36,6 +37,7 @@ from gossamer.node.network.over_libp2p.stream import Libp2pStream
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
 from gossamer.node.network.racing import RaceLost, race
+from gossamer.node.network.relay import RelayTerms
 from gossamer.node.network.stream_slots import StreamSlots
 from gossamer.node.network.transport import (
     ADDRESSES_TRIED_MAX,
@@ -229,9 +231,11 @@ class Libp2pTransport:
         """See `Transport.connect_through`."""
         await self.paths.connect_through(relay, peer_id)
 
-    def relay_for(self, may_relay: MayRelay) -> None:
+    def relay_for(
+        self, may_relay: MayRelay, rate: RateLimit = NO_LIMIT, *, introduces: bool = False
+    ) -> None:
         """See `Transport.relay_for`."""
-        self.paths.circuits.may_relay = may_relay
+        self.paths.circuits.terms = RelayTerms(may_relay, rate, introduces)
 
     def path(self, peer_id: PeerId) -> Path | None:
         """See `Transport.path`."""

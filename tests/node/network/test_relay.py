@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 import trio
 
+from gossamer.node.base.rate_limit import BURST_SECONDS, Period, RateLimit
 from gossamer.node.network import relay
 from gossamer.node.network.frames import send_frame
 from gossamer.node.network.identity import Identity
@@ -173,6 +174,42 @@ def test_a_relay_carries_only_what_it_wants_to() -> None:
             await caller.connect_through(middle.peer_id, stranger)
         with pytest.raises(ConnectError, match="not connected"):
             await caller.connect_through(stranger, target.peer_id)
+
+    _run(story)
+
+
+def test_an_introduction_ends_after_what_a_crossing_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "INTRODUCTION_BYTES_MAX", 32 * 1024)
+
+    async def story(three: Three) -> None:
+        caller, middle, target = three.caller, three.relay, three.target
+        middle.relay_for(lambda _caller, _target: "", introduces=True)
+        await caller.connect_through(middle.peer_id, target.peer_id)
+        introduced = Path("relayed", middle.peer_id, introduced=True)
+        assert caller.path(target.peer_id) == introduced
+        await _until(lambda: caller.peer_id in target.peers())
+        assert target.path(caller.peer_id) == introduced
+        assert await _sends_back(caller, target, bytes(1024))
+        with pytest.raises((StreamClosed, ExceptionGroup)):
+            await _sends_back(caller, target, bytes(ECHO_BYTES))
+        await _until(lambda: target.peer_id not in caller.peers())
+        assert middle.paths.circuits.carried_bytes <= 32 * 1024
+        assert middle.paths.circuits.num_carried == 0
+
+    _run(story)
+
+
+def test_what_a_relay_carries_keeps_to_its_limit() -> None:
+    async def story(three: Three) -> None:
+        caller, middle, target = three.caller, three.relay, three.target
+        middle.relay_for(lambda _caller, _target: "", RateLimit([Period(8.0)]))
+        await caller.connect_through(middle.peer_id, target.peer_id)
+        started, before = trio.current_time(), middle.paths.circuits.carried_bytes
+        assert await _sends_back(caller, target, bytes(ECHO_BYTES))
+        carried = middle.paths.circuits.carried_bytes - before
+        assert carried >= 2 * ECHO_BYTES
+        # 8 Mbit/s are 1 MB/s, and what has gone before the limit holds is let through at once.
+        assert trio.current_time() - started >= 0.9 * carried / 1e6 - BURST_SECONDS
 
     _run(story)
 

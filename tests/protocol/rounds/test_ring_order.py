@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
+from collections.abc import Set as AbstractSet
+from typing import TypeAlias
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol import limits
-from gossamer.protocol.ids import PeerId
+from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.rounds.ring_order import (
+    PAIRS_PER_RELAY_MAX,
     RELAY_COST,
     UNREACHABLE_COST,
     Links,
@@ -25,26 +29,27 @@ from tests.support.builders import HEAD, peers
 NO_LINK = bytes(limits.LINK_BYTES)
 """The links of a peer that says that it is connected, and to no peer of the ring."""
 
-Pairs = set[tuple[int, int]]
+Pairs: TypeAlias = AbstractSet[tuple[int, int]]
 
 
-def said_by(num_peers: int, pairs: Pairs) -> dict[PeerId, bytes]:
-    """Returns the links that each peer lists, if these pairs are connected."""
+def said_by(num_peers: int, pairs: Pairs, relayed: Pairs = frozenset()) -> dict[PeerId, bytes]:
+    """Returns the links that each peer lists, if these pairs are connected, or through a relay."""
     names = peers(num_peers)
-    said: dict[PeerId, bytes] = {}
-    for place, name in enumerate(names):
-        others = [
-            names[other] for other in range(num_peers) if tuple(sorted((place, other))) in pairs
-        ]
-        said[name] = encode_links(others) or NO_LINK
-    return said
+
+    def others(place: int, among: Pairs) -> list[PeerId]:
+        return [names[n] for n in range(num_peers) if tuple(sorted((place, n))) in among]
+
+    return {
+        name: encode_links(others(place, pairs), others(place, relayed)) or NO_LINK
+        for place, name in enumerate(names)
+    }
 
 
 def with_public(num_public: int, num_private: int) -> dict[PeerId, bytes]:
-    """Connects every peer to the public peers, and no two private ones to each other."""
+    """Connects every peer to the public peers, which relay between the private ones."""
     size = num_public + num_private
     pairs = {(one, other) for one in range(num_public) for other in range(one + 1, size)}
-    return said_by(size, pairs)
+    return said_by(size, pairs, set(itertools.combinations(range(size), 2)) - pairs)
 
 
 def cost_of(said: dict[PeerId, bytes], attempt: int = 0) -> int:
@@ -123,11 +128,44 @@ def test_the_first_links_of_very_many_are_listed() -> None:
     assert listed == encode_links(reversed(peers(limits.RING_MEMBERS_MAX + 5)))
 
 
-def test_a_pair_costs_more_if_no_member_can_relay() -> None:
-    said = said_by(4, {(0, 1), (0, 2)})
+def test_a_pair_costs_more_if_it_has_no_connection_even_if_a_member_could_relay() -> None:
+    """No ring begins with a dial."""
+    said = said_by(4, {(0, 1), (0, 2), (0, 3)}, {(1, 2)})
     links = Links(peers(4), said)
     assert [links.cost(1, 0), links.cost(1, 2), links.cost(1, 3)] == [
         0,
         RELAY_COST,
         UNREACHABLE_COST,
     ]
+
+
+@pytest.mark.parametrize(
+    ("num_public", "num_private", "num_in_ring"),
+    [(1, 2, 3), (1, 3, 4), (1, 4, 4), (1, 7, 4), (2, 6, 8), (2, 9, 8), (3, 3, 6)],
+)
+def test_no_member_relays_between_more_than_two_pairs(
+    num_public: int, num_private: int, num_in_ring: int
+) -> None:
+    said = with_public(num_public, num_private)
+    for attempt in range(5):
+        kept = linked_members(HEAD, attempt, said)
+        assert len(kept) == num_in_ring
+        assert set(peers(num_public)) <= kept.keys()
+        assert cost_of(kept, attempt) <= PAIRS_PER_RELAY_MAX * num_public
+
+
+def test_members_sit_out_in_turn() -> None:
+    said = with_public(1, 4)
+    head, seen = HEAD, Counter[PeerId]()
+    for _ in range(40):
+        seen.update(list(linked_members(head, 0, said)))
+        head = digest_of(head)
+    (public,) = peers(1)
+    assert seen[public] == 40
+    assert all(20 <= seen[each] < 40 for each in said if each != public)
+
+
+def test_a_relay_that_is_no_member_has_room() -> None:
+    """A node that is paused relays as well, and nothing is known of its line."""
+    everybody = set(itertools.combinations(range(3), 2))
+    assert len(linked_members(HEAD, 0, said_by(3, set(), everybody))) == 3
