@@ -16,6 +16,7 @@ import trio
 
 from gossamer.node.app.assembly import Node, Runtime
 from gossamer.node.app.http import require_free
+from gossamer.node.app.listening import listen_addresses
 from gossamer.node.base.rate_limit import Limits, rate_limit_of
 from gossamer.node.base.settings import Found, Join, Role, Settings
 from gossamer.node.network.identity import Identity
@@ -121,11 +122,12 @@ class _Daemon:
         require_free(settings.api)
         identity = Identity.load_or_create(state_dir.identity_path)
         signed = _manifest_here(state_dir)
+        port = state_dir.read_port()
         async with open_libp2p_transport(
             identity,
-            settings.listen,
+            await listen_addresses(settings, port),
             announced=settings.announce,
-            port=state_dir.read_port(),
+            port=port,
             limits=Limits(rate_limit_of(settings.up_limit), rate_limit_of(settings.down_limit)),
             awake=runtime.awake,
         ) as transport:

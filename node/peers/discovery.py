@@ -21,9 +21,10 @@ from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.transport import ConnectError, Transport
 from gossamer.node.storage.state_dir import KnownPeers
 from gossamer.node.telemetry.metrics import Metrics
-from gossamer.protocol.ids import PeerId, digest_of, short
+from gossamer.protocol.ids import PeerId, short
 from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.policy.redial import BACK_OFF_SECONDS_MIN, Redial
+from gossamer.protocol.policy.relay_choice import relay_order
 from gossamer.protocol.wire.statements import Announce
 
 LOOK_SECONDS = 1.0
@@ -42,9 +43,6 @@ trips, and one lost packet costs a second."""
 RELAYS_TRIED_MAX = 3
 """Peers that are asked for a circuit. One that is connected to both ends is nearly always among
 the first: peers that can be reached are connected to everybody."""
-
-RELAY_RATE_MIN = 125_000.0
-"""Bytes a second at which a line counts that was not measured yet, or that is slower: 1 Mbit/s."""
 
 REUNION_SECONDS = 20.0
 """Limit of the time after which peers that were cut off from each other for minutes are connected
@@ -196,24 +194,11 @@ class Discovery:
         return address
 
     def _relays(self, peer: PeerId) -> list[PeerId]:
-        """Connected peers that may reach a peer: first those that everybody can reach, each as
-        often as its line is fast (weighted rendezvous hashing).
-
-        Both ends come to the same order, and the pairs of a swarm spread over its relays.
-        """
+        """Connected members that may reach a peer, the first to be asked first."""
         members = self._membership.known()
-        pair = min(peer, self._transport.peer_id), max(peer, self._transport.peer_id)
-
-        def preference(relay: PeerId) -> tuple[bool, float]:
-            announce = members[relay]
-            digest = digest_of(b"gossamer relay:", *map(str.encode, (*pair, relay)))
-            chance = (1 + int.from_bytes(digest[:6])) / 2.0**48
-            rate = max(announce.capacity.bandwidth_bytes_per_second, RELAY_RATE_MIN)
-            return announce.reach != "open", -math.log(min(chance, 1.0)) / rate
-
-        direct = []
+        direct = {}
         for relay in self._transport.peers():
             path = self._transport.path(relay)
             if path is not None and path.kind != "relayed" and relay in members:
-                direct.append(relay)
-        return sorted(direct, key=preference)[:RELAYS_TRIED_MAX]
+                direct[relay] = members[relay]
+        return relay_order(self._transport.peer_id, peer, direct)[:RELAYS_TRIED_MAX]

@@ -114,6 +114,26 @@ def test_a_forwarded_port_and_a_cloud_machine_are_announced_by_name(tmp_path: Pa
     assert {peer.path for peer in status.peers} == {"direct"}
 
 
+def test_a_forwarded_port_is_found_open_and_a_closed_one_is_not(tmp_path: Path) -> None:
+    """Members of other networks dial back; nobody has named an address."""
+    machines = [PUBLIC, FORWARDS, CROSSABLE, PUBLIC]
+    try:
+        with Homes(tmp_path, machines) as homes:
+            _swarm(homes, tmp_path)
+            for number, reach in enumerate(("open", "open", "crossable", "open")):
+                homes.homes[number].wait_for(
+                    lambda status, reach=reach: status.reach == reach,  # type: ignore[misc]
+                    PATIENCE_SECONDS,
+                    f"reach {reach} of home {number}",
+                )
+            time.sleep(MEASURED_SECONDS)
+            status = homes.homes[2].status()
+            assert status is not None
+            assert status.reach == "crossable"
+    except NamespacesUnavailable as reason:
+        pytest.skip(str(reason))
+
+
 def test_a_founder_behind_a_router_that_speaks_upnp_can_be_joined(tmp_path: Path) -> None:
     """The router forwards the port, the founder announces it, and gives it back when it leaves."""
     try:

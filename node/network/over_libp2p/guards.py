@@ -32,6 +32,7 @@ from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.network.over_libp2p.addresses import why
 from gossamer.node.network.over_libp2p.noise import NoiseSession, layer_of
 from gossamer.node.network.over_libp2p.tcp import CircuitEnd, PortReusingTcp
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
@@ -185,6 +186,23 @@ class GuardedSwarm(Swarm):
                     await muxed_conn.close()
                 await raw_conn.close()
             raise
+
+    async def answers_at(self, peer_id: ID, host: str, port: int) -> bool:
+        """Dials an address from a fresh port; says whether that peer answers. No connection stays.
+
+        Raises:
+            OSError: the kernel's reason why nothing answers.
+        """
+        raw_conn = await self.tcp.dial_afresh(host, port)
+        try:
+            await self.upgrader.security_multistream.secure_outbound(raw_conn, peer_id)
+        except Exception as error:
+            logger.debug("%s does not answer at %s:%d: %s", peer_id, host, port, why(error))
+            return False
+        finally:
+            with trio.CancelScope(shield=True):
+                await raw_conn.close()
+        return True
 
     async def serve_circuit(self, end: CircuitEnd) -> None:
         """Run one connection that a peer has opened through a relay, from handshake to end."""

@@ -251,6 +251,13 @@ class PortReusingTcp(TCP):
             raise OSError(errno.EADDRNOTAVAIL, "no listener's port to dial from")
         return _raw(await _connected(_bound(family, *source, shares=True), host, port))
 
+    async def dial_afresh(self, host: str, port: int) -> IRawConnection:
+        """Connect to an IP address from a port that the kernel chooses. Raises OSError."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        unconnected = socket.socket(family, socket.SOCK_STREAM)
+        unconnected.setblocking(False)
+        return _raw(await _connected(unconnected, host, port))
+
     async def _connect(self, target: tuple[socket.AddressFamily, str, int]) -> trio.SocketStream:
         family, host, port = target
         source = self._source(family, host, port)

@@ -26,6 +26,7 @@ from gossamer.node.network.over_libp2p.addresses import (
     peer_id_of,
     why,
 )
+from gossamer.node.network.over_libp2p.dial_back import DialBacks
 from gossamer.node.network.over_libp2p.gossip import GuardedPubsub
 from gossamer.node.network.over_libp2p.guards import (
     GuardedHost,
@@ -97,6 +98,7 @@ class Libp2pTransport:
         swarm.on_violation = self._on_offence
         self.paths = Paths(self, swarm, own, nursery, self._open_on)
         swarm.on_connected = self.paths.connected
+        nursery.start_soon(DialBacks(self, swarm, own, self.peers).run)
         pubsub.on_message = self._on_gossip
         pubsub.on_offence = self._on_offence
         pubsub.is_banned = swarm.is_banned

@@ -1,0 +1,198 @@
+"""Asks members of other networks to dial this node, and does them the same service.
+
+A peer that always dials first is never dialled, and would not learn that its port is open. The
+helper runs noise's handshake, which proves that the asker itself answers, and no more: neither side
+gets a connection that others could use. It dials from a fresh port, because many routers let in
+what comes from an address and port that they have seen before. A router that goes by the address
+alone makes this node look open; other peers then find it closed, and come by a relay.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
+
+import trio
+from multiaddr import Multiaddr
+
+from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.over_libp2p.addresses import libp2p_id, port_of
+from gossamer.node.network.over_libp2p.guards import GuardedSwarm
+from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
+from gossamer.node.network.over_libp2p.yamux import YamuxConnection
+from gossamer.node.network.reachability import is_private
+from gossamer.node.network.relay import Doors
+from gossamer.node.network.transport import Stream, TransportError
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.wire.dial_back_messages import (
+    DIAL_BACK_BYTES_MAX,
+    DIAL_BACK_PROTOCOL,
+    PORTS_MAX,
+    DialBack,
+    DialBackMessage,
+    Dialled,
+    decode_dial_back,
+    encode_dial_back,
+)
+
+logger = logging.getLogger(__name__)
+
+DIAL_SECONDS_MAX = 4.0
+"""A router that drops the dial says nothing; one lost packet costs a second."""
+
+ANSWER_SECONDS_MAX = PORTS_MAX * DIAL_SECONDS_MAX + 10.0
+"""The helper dials one port after another."""
+
+LOOK_SECONDS = 5.0
+"""Interval of the looks whether another member should be asked."""
+
+ASK_AGAIN_SECONDS = 900.0
+"""The same member is asked again after this time: the owner may have opened a port."""
+
+HELP_AGAIN_SECONDS = 30.0
+"""A peer is dialled back no more often than this."""
+
+HELPED_MAX = 256
+"""Peers whose last dial-back is remembered: as many as a ring has members."""
+
+HELPS_AT_ONCE_MAX = 4
+
+
+class DialBacks:
+    """Asks others for dial-backs, and answers them."""
+
+    def __init__(
+        self,
+        doors: Doors,
+        swarm: GuardedSwarm,
+        own: OwnAddresses,
+        peers: Callable[[], list[PeerId]],
+        *,
+        is_elsewhere: Callable[[str], bool] | None = None,
+    ) -> None:
+        """
+        Args:
+            peers: the connected peers.
+            is_elsewhere: whether a host is in another network; for tests on loopback.
+        """
+        self._doors = doors
+        self._swarm = swarm
+        self._own = own
+        self._peers = peers
+        self._is_elsewhere = is_elsewhere or self._is_in_another_network
+        self._asked: dict[PeerId, float] = {}
+        self._helped: OrderedDict[PeerId, float] = OrderedDict()
+        self._num_helping = 0
+        doors.handle(DIAL_BACK_PROTOCOL, self._answer, streams_per_peer_max=1)
+
+    # The asker
+
+    async def run(self) -> None:
+        """Asks one member after another until one has dialled this node; until cancelled."""
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            if self._own.reachability.reach == "open":
+                continue
+            peer = self._next()
+            if peer is not None:
+                self._asked[peer] = trio.current_time()
+                await self._ask(peer)
+
+    def _next(self) -> PeerId | None:
+        now, peers = trio.current_time(), self._peers()
+        self._asked = {peer: at for peer, at in self._asked.items() if peer in peers}
+        for peer in peers:
+            host = self._host_of(peer)
+            is_due = now >= self._asked.get(peer, -math.inf) + ASK_AGAIN_SECONDS
+            if is_due and host is not None and self._is_elsewhere(host):
+                return peer
+        return None
+
+    async def _ask(self, peer: PeerId) -> None:
+        host, ports = self._host_of(peer), self._ports()
+        if host is None or not ports:
+            return
+        try:
+            stream = await self._doors.open_stream(peer, DIAL_BACK_PROTOCOL)
+            try:
+                with trio.fail_after(ANSWER_SECONDS_MAX):
+                    await _say(stream, DialBack(ports))
+                    answer = await _hear(stream)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await stream.reset()
+        except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:
+            logger.debug("no dial-back from %s: %s", peer, error)
+            return
+        if isinstance(answer, Dialled) and answer.port:
+            logger.debug("%s has dialled back at port %d", peer, answer.port)
+            self._own.reachability.dialled_in(peer, host)
+
+    def _ports(self) -> tuple[int, ...]:
+        """Ports at which this node may answer outside, the most likely ones first."""
+        ports = dict.fromkeys(port_of(Multiaddr(address)) for address in self._own.all())
+        return tuple(islice((port for port in ports if port), PORTS_MAX))
+
+    def _is_in_another_network(self, host: str) -> bool:
+        return not is_private(host) and host not in self._own.reachability.hosts
+
+    def _host_of(self, peer: PeerId) -> str | None:
+        """The host at the other end of a direct connection; None without one."""
+        for connection in self._swarm.get_connections(libp2p_id(peer)):
+            muxed = connection.muxed_conn
+            if isinstance(muxed, YamuxConnection) and muxed.path.kind != "relayed":
+                remote = muxed.get_remote_address()
+                if remote is not None:
+                    return remote[0]
+        return None
+
+    # The helper
+
+    async def _answer(self, stream: Stream) -> None:
+        with trio.fail_after(ANSWER_SECONDS_MAX):
+            request = await _hear(stream)
+            if not isinstance(request, DialBack):
+                raise MalformedError("a dial-back that names no ports")
+            host = self._host_of(stream.peer_id)
+            port = 0
+            if host is not None and self._is_elsewhere(host) and self._may_help(stream.peer_id):
+                self._num_helping += 1
+                try:
+                    port = await self._dial(stream.peer_id, host, request.ports)
+                finally:
+                    self._num_helping -= 1
+            await _say(stream, Dialled(port))
+
+    def _may_help(self, peer: PeerId) -> bool:
+        now = trio.current_time()
+        is_due = now >= self._helped.get(peer, -math.inf) + HELP_AGAIN_SECONDS
+        if not is_due or self._num_helping >= HELPS_AT_ONCE_MAX:
+            return False
+        self._helped[peer] = now
+        self._helped.move_to_end(peer)
+        while len(self._helped) > HELPED_MAX:
+            self._helped.popitem(last=False)
+        return True
+
+    async def _dial(self, peer: PeerId, host: str, ports: tuple[int, ...]) -> int:
+        for port in ports:
+            with trio.move_on_after(DIAL_SECONDS_MAX), suppress(OSError):
+                if await self._swarm.answers_at(libp2p_id(peer), host, port):
+                    return port
+        return 0
+
+
+async def _say(stream: Stream, message: DialBackMessage) -> None:
+    await send_frame(stream, encode_dial_back(message))
+
+
+async def _hear(stream: Stream) -> DialBackMessage:
+    data, _ = await receive_frame(
+        stream, message_bytes_max=DIAL_BACK_BYTES_MAX, payload_bytes_max=0
+    )
+    return decode_dial_back(data)
