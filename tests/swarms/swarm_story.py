@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from random import Random
 
+from gossamer.protocol.rounds.ring_order import PAIRS_PER_RELAY_MAX
 from tests.support.faults import Fault, FaultKind, draw_faults
 
 MODES = ("distro", "fp32", "int4", "sparse", "fragments")
@@ -57,6 +59,13 @@ class SwarmStory:
     def private_names(self) -> str:
         """The peers behind strict routers."""
         return self.names[len(self.names) - self.num_private :]
+
+    def have_room_in_one_ring(self, names: Collection[str]) -> bool:
+        """Whether the peers with an open port may relay between all neighbours in a ring of these
+        that no dial brings together."""
+        num_private = len(set(names) & set(self.private_names))
+        num_open = len(names) - num_private
+        return num_private - num_open <= PAIRS_PER_RELAY_MAX * num_open
 
     @property
     def names(self) -> str:

@@ -165,6 +165,21 @@ def test_members_sit_out_in_turn() -> None:
     assert all(20 <= seen[each] < 40 for each in said if each != public)
 
 
+def test_it_is_also_the_turn_of_those_that_have_more_links_than_others() -> None:
+    """Three homes of two each, one of a single peer, and one public peer that relays."""
+    homes = {(1, 2), (3, 4), (5, 6)}
+    pairs = {(0, other) for other in range(1, 8)} | homes
+    said = said_by(8, pairs, set(itertools.combinations(range(8), 2)) - pairs)
+    head, seen = HEAD, Counter[PeerId]()
+    for _ in range(60):
+        kept = linked_members(head, 0, said)
+        assert cost_of(kept) <= PAIRS_PER_RELAY_MAX
+        seen.update(list(kept))
+        head = digest_of(head)
+    assert len(seen) == 8
+    assert min(seen.values()) >= 20
+
+
 def test_a_relay_that_is_no_member_has_room() -> None:
     """A node that is paused relays as well, and nothing is known of its line."""
     everybody = set(itertools.combinations(range(3), 2))
