@@ -157,8 +157,9 @@ class _Daemon:
             node = Node(settings, state_dir, identity, store, transport, signed, runtime)
             self._leave = node.leave
             async with trio.open_nursery() as nursery:
-                if settings.port_mapping == "on" and transport.own.needs_mapping():
-                    mapper = PortMapper(transport.port, UpnpGateway(), transport.own.note_mapping)
+                if settings.port_mapping == "on":
+                    own = transport.own
+                    mapper = PortMapper(transport.port, UpnpGateway(), own.hosts, own.note_mapping)
                     nursery.start_soon(mapper.run)
                 if settings.lan == "on":
                     lan = LanNeighbours(

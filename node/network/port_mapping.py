@@ -7,6 +7,7 @@ for long. An orderly end removes the mapping.
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -29,8 +30,11 @@ LEASE_SECONDS = 3600
 RENEW_SECONDS = LEASE_SECONDS / 2
 
 RETRY_SECONDS = 600.0
-"""Pause between two searches where there is no router: the machine may have moved to another
-network."""
+"""Pause between two searches where no router forwards a port: its owner may switch UPnP on."""
+
+LOOK_SECONDS = 10.0
+"""Interval of the looks at the machine's addresses: those that change are of another network, which
+has another router or none."""
 
 PORTS_TRIED = 8
 """Outer ports that are asked for, from the inner one on: another node of the home may have it."""
@@ -133,15 +137,18 @@ class PortMapper:
         self,
         port: int,
         gateway: Gateway,
+        hosts: Callable[[], list[str]],
         on_change: Callable[[Mapping | None], None],
     ) -> None:
         """
         Args:
             port: that this node listens on.
+            hosts: the machine's addresses that the node listens on now, loopback left out or not.
             on_change: gets the present mapping, or None when there is none any more.
         """
         self._port = port
         self._gateway = gateway
+        self._hosts = hosts
         self._on_change = on_change
         self._mapping: Mapping | None = None
         self._problem: str | None = None
@@ -150,31 +157,47 @@ class PortMapper:
         """Maps and renews until cancelled; then removes the mapping."""
         try:
             while True:
-                await self._map()
-                await trio.sleep(RENEW_SECONDS if self._mapping else RETRY_SECONDS)
+                hosts = self._hosts()
+                if needs_mapping(hosts):
+                    await self._map()
+                    pause = RENEW_SECONDS if self._mapping else RETRY_SECONDS
+                else:
+                    self._note(None)
+                    pause = math.inf
+                await self._sleep(pause, hosts)
         finally:
             if self._mapping is not None:
                 with trio.move_on_after(TALK_SECONDS_MAX) as scope:
                     scope.shield = True
                     await self._unmap(self._mapping.port)
 
+    async def _sleep(self, seconds: float, hosts: list[str]) -> None:
+        """Returns after this time, or when the machine has other addresses."""
+        with trio.move_on_after(seconds):
+            while self._hosts() == hosts:  # noqa: ASYNC110 - no event tells of it
+                await trio.sleep(LOOK_SECONDS)
+            self._problem = None  # that of the other network
+
     async def _map(self) -> None:
-        before = self._mapping
         try:
             with trio.fail_after(TALK_SECONDS_MAX):
-                self._mapping = await run_abandonable(partial(self._gateway.map, self._port))
+                mapping = await run_abandonable(partial(self._gateway.map, self._port))
         except MappingError as error:
-            self._mapping = None
+            self._note(None)
             self._tell_problem(str(error))
         except trio.TooSlowError:
-            self._mapping = None
+            self._note(None)
             self._tell_problem("the router does not answer in time")
         else:
+            self._note(mapping)
             self._problem = None
-        if self._mapping != before:
-            if self._mapping is not None:
-                log.info("the router forwards a port", address=self._mapping.address)
-            self._on_change(self._mapping)
+
+    def _note(self, mapping: Mapping | None) -> None:
+        if mapping != self._mapping:
+            self._mapping = mapping
+            if mapping is not None:
+                log.info("the router forwards a port", address=mapping.address)
+            self._on_change(mapping)
 
     def _tell_problem(self, problem: str) -> None:
         if problem != self._problem:

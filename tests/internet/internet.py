@@ -2,10 +2,11 @@
 
 Needs root, iproute2 and nftables. A bridge is the internet. A public machine is attached to it with
 an address of its own (of 5.77.0.0/16: miniupnpd refuses the ranges that are kept for
-documentation). A home is a router, attached likewise, and a machine behind it with a private
-address: the same one in every home. What a machine sends is shaped to the home's uplink, and what
-it receives where it leaves the bridge. Routers translate and filter with nftables, as most home
-routers do, and some speak UPnP (miniupnpd).
+documentation). A home is a router, attached likewise, and machines behind it with private
+addresses: the same ones in every home. What a home sends is shaped to its uplink, and what it
+receives where it leaves the bridge. Routers translate and filter with nftables, as most home
+routers do, and some speak UPnP (miniupnpd). No router leads back what its own home sends to the
+home's public address (no hairpin), unless it is said.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ from tests.support.netns import (
 LINE = "eth0"
 """The interface inside every namespace that leads to the internet."""
 
-PRIVATE_HOST = "192.168.1.10"
-"""The address of the machine in every home."""
+PRIVATE_HOST = "192.168.1.{}"
+"""The address of the machine with a place in its home: in every home the same ones."""
+
+FIRST_PLACE = 10
+"""The place of a home's first machine."""
 
 NUMBER_OF_MACHINES_MAX = 120
 """One byte of the address, for a router and its machine each."""
@@ -98,6 +102,8 @@ class Router:
     """All ports are forwarded to the machine (1:1 NAT)."""
     speaks_upnp: bool = False
     """Machines may ask for ports (miniupnpd)."""
+    has_hairpin: bool = False
+    """What the home sends to its own forwarded port comes back to it."""
 
 
 HOME_LINE = Line()
@@ -110,6 +116,8 @@ class Machine:
 
     router: Router | None = None
     """The router of the machine's home; None: the machine has public addresses."""
+    home_of: int | None = None
+    """The number of an earlier machine in whose home it is; it has that home's router."""
     has_ipv4: bool = True
     """Whether a machine with public addresses has one of IPv4 besides that of IPv6."""
     line: Line = HOME_LINE
@@ -135,6 +143,15 @@ class Internet:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._moves = [0] * len(machines)
         """Number of public addresses that each home has had before its present one."""
+        self._home = [
+            number if machine.home_of is None else machine.home_of
+            for number, machine in enumerate(machines)
+        ]
+        """The home of each machine, named by the machine that was there first."""
+        self._places = [FIRST_PLACE] * len(machines)
+        """The private address of each machine in its home."""
+        self._num_places = [FIRST_PLACE] * len(machines)
+        """Places that each home has given away, and some more."""
 
     def prefix(self, machine: int) -> list[str]:
         """Returns the words to put before a command that runs it on a machine. The command keeps
@@ -143,7 +160,8 @@ class Internet:
 
     def public_host(self, machine: int) -> str:
         """The address that others see."""
-        return f"5.77.{self._moves[machine]}.{machine + 1}"
+        home = self._home[machine]
+        return f"5.77.{self._moves[home]}.{home + 1}"
 
     def public_ipv6_host(self, machine: int) -> str:
         """The IPv6 address of a machine without a router."""
@@ -151,7 +169,9 @@ class Internet:
 
     def own_host(self, machine: int) -> str:
         """The address that the machine itself has."""
-        return PRIVATE_HOST if self.machines[machine].router else self.public_host(machine)
+        if self._has_router(machine):
+            return PRIVATE_HOST.format(self._places[machine])
+        return self.public_host(machine)
 
     @contextmanager
     def inside(self, machine: int) -> Iterator[None]:
@@ -168,11 +188,19 @@ class Internet:
     def move(self, machine: int) -> None:
         """The home gets another public address, as after a night: its connections break."""
         where, old = self._gate(machine), self.public_host(machine)
-        self._moves[machine] += 1
+        self._moves[self._home[machine]] += 1
         for verb, host in (("del", old), ("add", self.public_host(machine))):
             run_tool(*_in(where), "ip", "addr", verb, f"{host}/16", "dev", LINE)
-        if self.machines[machine].router is not None:
-            self._translate(machine)
+        if self._has_router(machine):
+            self._translate(self._home[machine])
+
+    def carry(self, machine: int, home: int) -> None:
+        """A machine is carried into the home of another one, behind that one's router."""
+        assert self._has_router(machine)
+        assert self._has_router(home)
+        run_tool(*_in(self._machine(machine)), "ip", "link", "del", LINE)
+        self._home[machine] = self._home[home]
+        self._plug_in(machine)
 
     def cut(self, machine: int) -> None:
         """Makes the machine's line silent in both directions."""
@@ -223,12 +251,14 @@ class Internet:
         return f"{self._tag}n{machine}"
 
     def _router(self, machine: int) -> str:
-        return f"{self._tag}r{machine}"
+        return f"{self._tag}r{self._home[machine]}"
+
+    def _has_router(self, machine: int) -> bool:
+        return self.machines[self._home[machine]].router is not None
 
     def _gate(self, machine: int) -> str:
         """The namespace that has the public address."""
-        has_router = self.machines[machine].router is not None
-        return self._router(machine) if has_router else self._machine(machine)
+        return self._router(machine) if self._has_router(machine) else self._machine(machine)
 
     def _port(self, machine: int) -> str:
         """The bridge's end of a home's line."""
@@ -238,6 +268,10 @@ class Internet:
         what, gate, inner = self.machines[machine], self._gate(machine), self._machine(machine)
         port = self._port(machine)
         run_tool("ip", "netns", "add", inner)
+        if what.home_of is not None:
+            run_tool(*_in(inner), "ip", "link", "set", "lo", "up")
+            self._plug_in(machine)
+            return
         if what.router is not None:
             run_tool("ip", "netns", "add", gate)
         line = what.line
@@ -265,21 +299,31 @@ class Internet:
             run_tool(*prefix, "tc", "qdisc", "add", "dev", end, "root", *shape)
 
     def _add_home(self, machine: int) -> None:
-        gate, inner = self._gate(machine), self._machine(machine)
-        run_tool(
-            *_in(gate), "ip", "link", "add", "lan", "type", "veth",
-            "peer", "name", LINE, "netns", inner,
-        )  # fmt: skip
+        gate = self._gate(machine)
+        run_tool(*_in(gate), "ip", "link", "add", "lan", "type", "bridge")
         run_tool(*_in(gate), "ip", "addr", "add", "192.168.1.1/24", "dev", "lan")
         run_tool(*_in(gate), "ip", "link", "set", "lan", "up")
-        run_tool(*_in(inner), "ip", "addr", "add", f"{PRIVATE_HOST}/24", "dev", LINE)
-        run_tool(*_in(inner), "ip", "link", "set", LINE, "up")
-        run_tool(*_in(inner), "ip", "route", "add", "default", "via", "192.168.1.1")
         run_tool(*_in(gate), "sysctl", "-q", "-w", "net.ipv4.ip_forward=1")
+        self._plug_in(machine)
         self._translate(machine)
         router = self.machines[machine].router
         if router is not None and router.speaks_upnp:
             self._serve_upnp(machine)
+
+    def _plug_in(self, machine: int) -> None:
+        """Attaches a machine to the network of its home."""
+        home, gate, inner = self._home[machine], self._gate(machine), self._machine(machine)
+        self._places[machine] = self._num_places[home]
+        self._num_places[home] += 1
+        host, port = self.own_host(machine), f"lan{machine}"
+        run_tool(
+            *_in(gate), "ip", "link", "add", port, "type", "veth",
+            "peer", "name", LINE, "netns", inner,
+        )  # fmt: skip
+        run_tool(*_in(gate), "ip", "link", "set", port, "master", "lan", "up")
+        run_tool(*_in(inner), "ip", "addr", "add", f"{host}/24", "dev", LINE)
+        run_tool(*_in(inner), "ip", "link", "set", LINE, "up")
+        run_tool(*_in(inner), "ip", "route", "add", "default", "via", "192.168.1.1")
 
     def _translate(self, machine: int) -> None:
         """Gives the router its rules."""
@@ -287,14 +331,18 @@ class Internet:
         assert router is not None
         public = self.public_host(machine)
         mapping = "masquerade fully-random" if router.ports == "random" else "masquerade"
-        inward = ""
+        inward, back = "", ""
+        inner = self.own_host(machine)
         if router.is_cloud:
-            inward = f"ip daddr {public} dnat to {PRIVATE_HOST}"
+            inward = f"ip daddr {public} dnat to {inner}"
         elif router.forwards is not None:
             inward = (
-                f"ip daddr {public} tcp dport {router.forwards} "
-                f"dnat to {PRIVATE_HOST}:{router.forwards}"
+                f"ip daddr {public} tcp dport {router.forwards} dnat to {inner}:{router.forwards}"
             )
+        if router.has_hairpin:
+            back = 'ip saddr 192.168.1.0/24 oifname "lan" masquerade'
+        elif inward:
+            inward = f'iifname "{LINE}" {inward}'
         refuse = "reject with tcp reset" if router.uninvited == "reset" else "drop"
         rules = f"""
             table ip gate {{
@@ -305,6 +353,7 @@ class Internet:
                 chain outward {{
                     type nat hook postrouting priority 100;
                     oifname "{LINE}" {mapping}
+                    {back}
                 }}
                 chain through {{
                     type filter hook forward priority 0; policy accept;

@@ -6,6 +6,8 @@ A short set; `python -m tests.internet.run` has all topologies, with a ring that
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from datetime import datetime
 from pathlib import Path
@@ -32,6 +34,9 @@ took 22 and 27 s with the start of all daemons; a machine that tests something e
 CONNECT_SECONDS = 4.0
 """From the start of a join to a connection as a member: 1.3 s for the fifth address, twice if it is
 dialled again, and some tenths for handshakes. On a busy machine it may take twice as long."""
+
+SLEEP_SECONDS = 20.0
+"""Longer than the kernels of the others keep a silent connection (10 s)."""
 
 ROUNDS_MIN = 3
 SHARE_MIN = 0.95
@@ -185,6 +190,70 @@ def test_a_member_whose_address_changes_is_back_in_the_rounds(number: int, tmp_p
     except NamespacesUnavailable as reason:
         pytest.skip(str(reason))
     assert seconds < BACK_SECONDS
+
+
+def test_a_laptop_that_sleeps_and_wakes_in_another_home_is_back_in_the_rounds(
+    tmp_path: Path,
+) -> None:
+    """It has another private and another public address, and all its connections are dead."""
+    machines = [PUBLIC, CROSSABLE, CROSSABLE]
+    try:
+        with Homes(tmp_path, machines) as homes:
+            _swarm(homes, tmp_path)
+            watched, _, laptop = homes.homes
+            _wait_for_round_of_all(watched, len(machines))
+            pids = homes.internet.pids(laptop.number)
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            asleep = watched.status()
+            assert asleep is not None
+            homes.internet.carry(laptop.number, 1)
+            after = watched.wait_for(
+                lambda status: (
+                    status.last_round is not None
+                    and status.round > asleep.round
+                    and len(status.last_round.contributors) == len(machines) - 1
+                ),
+                PATIENCE_SECONDS,
+                "a round without it",
+            ).round
+            time.sleep(SLEEP_SECONDS)
+            woken = time.monotonic()
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            _wait_for_round_of_all(watched, len(machines), after=after)
+            seconds = time.monotonic() - woken
+            print(f"back after {seconds:.1f} s")
+    except NamespacesUnavailable as reason:
+        pytest.skip(str(reason))
+    assert seconds < BACK_SECONDS
+
+
+@pytest.mark.parametrize("has_hairpin", [False, True], ids=["no hairpin", "hairpin"])
+def test_two_members_of_one_home_meet_inside_it(has_hairpin: bool, tmp_path: Path) -> None:
+    """The first one's port is forwarded and announced. Without a hairpin it leads nowhere from
+    inside the home, and the private addresses are those of the other home as well."""
+    home = Machine(Router(forwards=PORT, has_hairpin=has_hairpin))
+    machines = [PUBLIC, home, Machine(home_of=1), CROSSABLE]
+    try:
+        with Homes(tmp_path, machines) as homes:
+            first, second = homes.homes[1:3]
+            announced = f"/ip4/{homes.internet.public_host(first.number)}/tcp/{PORT}"
+            first.options = (*first.options, "--announce", announced)
+            _swarm(homes, tmp_path)
+            _wait_for_round_of_all(homes.homes[0], len(machines))
+            rounds = homes.watch(homes.homes[0], MEASURED_SECONDS)
+            status = second.wait_for(
+                lambda status: first.peer_id in {peer.peer_id for peer in status.peers},
+                PATIENCE_SECONDS,
+                "the other member of its home",
+            )
+            paths = {peer.peer_id: peer.path for peer in status.peers}
+    except NamespacesUnavailable as reason:
+        pytest.skip(str(reason))
+    assert len(rounds.num_members) >= ROUNDS_MIN
+    assert rounds.share_of(len(machines)) >= SHARE_MIN, rounds
+    assert paths[first.peer_id] == "direct"
 
 
 def test_members_that_cannot_be_dialled_meet_through_one_that_only_introduces(

@@ -18,7 +18,7 @@ from gossamer.node.network.over_libp2p.addresses import (
 from gossamer.node.network.over_libp2p.identify import PROTOCOL, ask_observed
 from gossamer.node.network.over_libp2p.noise import socket_of
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
-from gossamer.node.network.port_mapping import Mapping, needs_mapping
+from gossamer.node.network.port_mapping import Mapping
 from gossamer.node.network.reachability import (
     Endpoint,
     Neighbourhood,
@@ -69,10 +69,10 @@ class OwnAddresses:
         """A router forwards a port to this node, or does not any more."""
         self.mapped = () if mapping is None else (mapping.address,)
 
-    def needs_mapping(self) -> bool:
-        """Returns whether all addresses that this node listens on are behind a router."""
+    def hosts(self) -> list[str]:
+        """The addresses of this machine's interfaces on which the node listens."""
         bound = self._host.get_transport_addrs()
-        return needs_mapping([host_of(Multiaddr(a)) for each in bound for a in dialable(each)])
+        return [host_of(Multiaddr(a)) for each in bound for a in dialable(each)]
 
     def interfaces(self) -> list[Endpoint]:
         """The addresses of this machine's interfaces on which the node listens, without loopback

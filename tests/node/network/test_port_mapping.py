@@ -11,6 +11,7 @@ import trio.testing
 
 from gossamer.node.network import port_mapping
 from gossamer.node.network.port_mapping import (
+    LOOK_SECONDS,
     RENEW_SECONDS,
     RETRY_SECONDS,
     Mapping,
@@ -42,7 +43,12 @@ class Router:
         self.unmapped.append(port)
 
 
-def _run(router: Router, seconds: float, monkeypatch: pytest.MonkeyPatch) -> list[Mapping | None]:
+def _run(
+    router: Router,
+    seconds: float,
+    monkeypatch: pytest.MonkeyPatch,
+    hosts: Callable[[], list[str]] = lambda: ["192.168.1.10"],
+) -> list[Mapping | None]:
     """Returns the mappings that a mapper reports in this time."""
     told: list[Mapping | None] = []
 
@@ -54,7 +60,7 @@ def _run(router: Router, seconds: float, monkeypatch: pytest.MonkeyPatch) -> lis
 
     async def main() -> None:
         with trio.move_on_after(seconds):
-            await PortMapper(PORT, router, told.append).run()
+            await PortMapper(PORT, router, hosts, told.append).run()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     return told
@@ -91,6 +97,30 @@ def test_a_mapping_that_is_lost_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     router = Router(OUTER, MappingError("switched off"))
     assert _run(router, 1.5 * RENEW_SECONDS, monkeypatch) == [OUTER, None]
     assert router.unmapped == []
+
+
+def test_the_router_of_another_network_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A laptop is carried to another home, to a network without a router, and back."""
+    moves = [(0.0, "192.168.1.10"), (50.0, "10.0.0.7"), (100.0, "203.0.113.9"), (150.0, "10.0.0.7")]
+    other = Mapping("203.0.113.8", PORT)
+    asked: list[float] = []
+
+    class Timed(Router):
+        def map(self, port: int) -> Mapping:
+            asked.append(trio.current_time())
+            return super().map(port)
+
+    router = Timed(MappingError("no router answers"), other, OUTER)
+
+    def hosts() -> list[str]:
+        return [host for since, host in moves if since <= trio.current_time()][-1:]
+
+    assert _run(router, 200.0, monkeypatch, hosts) == [other, None, OUTER]
+    assert len(asked) == 3
+    assert all(
+        0 <= seconds - since <= LOOK_SECONDS
+        for seconds, since in zip(asked, (0, 50, 150), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
