@@ -333,7 +333,7 @@ class RoundDispatcher:
             case Compute():
                 self._take_outer_step(action)
             case Removed():
-                self._do.removed(action.peer, action.reason)
+                self._do.removed(action)
             case Committed():
                 self._phase, self.committed, self._wanted_step = "delivering", action, None
                 self.ends_seconds = now + LINGER_SECONDS

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.attempt import Committed, Removed
 from gossamer.protocol.rounds.ring import Average, Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import Member
@@ -90,7 +90,7 @@ class Effects(Protocol):
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
         """A peer broke the protocol."""
 
-    def removed(self, peer: PeerId, reason: str) -> None:
+    def removed(self, removed: Removed) -> None:
         """A member is out of the ring."""
 
     def notify_committed(self, committed: Committed) -> None:

@@ -29,7 +29,7 @@ from gossamer.protocol.codecs.payloads import Payloads
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.attempt import Committed, Removed
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Payload
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
@@ -300,10 +300,15 @@ class RoundDriver:
         """See `Effects`."""
         self._node.offence(peer, error)
 
-    def removed(self, peer: PeerId, reason: str) -> None:
+    def removed(self, removed: Removed) -> None:
         """See `Effects`."""
-        log.warning("a member is out of the ring", peer=peer, reason=reason)
-        self._node.removed(peer, reason)
+        log.warning(
+            "a member is out of the ring",
+            peer=removed.peer,
+            reason=removed.reason,
+            detail=removed.detail,
+        )
+        self._node.removed(removed.peer, removed.reason)
 
     def notify_committed(self, committed: Committed) -> None:
         """See `Effects`: `run` finds it when it wakes."""

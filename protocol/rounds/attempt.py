@@ -123,6 +123,8 @@ class Removed:
 
     peer: PeerId
     reason: str
+    detail: str
+    """Why this peer believes it: the accuser, or what this peer measured."""
 
 
 Action: TypeAlias = (
@@ -222,11 +224,14 @@ class Attempt:
         actions = list(self.reduce.rejected(chunk))
         return [*actions, *self.accuse(now, sender, "malformed chunk")]
 
-    def accuse(self, now: float, accused: PeerId, reason: str) -> list[Action]:
+    def accuse(
+        self, now: float, accused: PeerId, reason: str, detail: str = "found here"
+    ) -> list[Action]:
         """This peer accuses a member, or leaves by accusing itself; nothing once it is out."""
         if self.is_out or accused not in self.ring.members or accused in self.removed:
             return []
-        return [self._accuse(accused, reason), *self._accused(now, self._me, accused, reason)]
+        found = self._accused(now, self._me, accused, reason, detail)
+        return [self._accuse(accused, reason), *found]
 
     def link_measured(
         self, now: float, peer: PeerId, acked_bytes: int, busy_seconds: float, waiting_bytes: int
@@ -240,8 +245,10 @@ class Attempt:
         to_say = self.link_rate.to_say(now, peer)
         if to_say is not None:
             actions.append(self._self.seal(LinkRate(self.ring.ring_id, *to_say)))
-        slow = self.link_rate.too_slow(now, self.reduce.living, peer).member
-        return actions if slow is None else [*actions, *self.accuse(now, slow, SLOW)]
+        verdict = self.link_rate.too_slow(now, self.reduce.living, peer)
+        if verdict.member is None:
+            return actions
+        return [*actions, *self.accuse(now, verdict.member, SLOW, verdict.reason)]
 
     def statement(self, now: float, signed: Signed, statement: RingStatement) -> list[Action]:
         """A checked statement about this ring."""
@@ -250,7 +257,8 @@ class Attempt:
             return []
         match statement:
             case Accusation():
-                return self._accused(now, author, PeerId(statement.accused), statement.reason)
+                accused = PeerId(statement.accused)
+                return self._accused(now, author, accused, statement.reason, f"says {author}")
             case LinkRate():
                 self.link_rate.said(author, statement.sequence, statement.bytes_per_second)
                 return []
@@ -315,11 +323,16 @@ class Attempt:
         reason = reason[: limits.TEXT_CHARACTERS_MAX]
         return self._self.seal(Accusation(self.ring.ring_id, accused, reason))
 
-    def _accused(self, now: float, author: PeerId, accused: PeerId, reason: str) -> list[Action]:
+    def _accused(
+        self, now: float, author: PeerId, accused: PeerId, reason: str, detail: str
+    ) -> list[Action]:
         """A member of the ring, perhaps this peer, accused a member."""
         if not self.accusations.accuse(author, accused):
             return self._repeat()
-        actions: list[Action] = [Removed(accused, reason), *self.reduce.member_removed(accused)]
+        actions: list[Action] = [
+            Removed(accused, reason, detail),
+            *self.reduce.member_removed(accused),
+        ]
         self._progress_seconds = now
         if reason == SLOW:
             self.link_rate.put_out(author, accused)

@@ -7,6 +7,7 @@ python -m tests.internet.run "1 + 3 crossable" --seconds 60
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 import time
@@ -113,7 +114,7 @@ def measure(name: str, manifest_text: str, seconds: float, folder: Path) -> Row:
     manifest.write_text(manifest_text)
     corpus = folder / "corpus.txt"
     corpus.write_text("The quick brown fox jumps over the lazy dog. " * 20_000)
-    with Homes(folder, machines) as homes:
+    with Homes(folder, machines, ("--log-format", "json")) as homes:
         founder, everybody, watched = homes.homes[0], len(machines), homes.homes[0]
         options = ["--wait-for-peers", str(everybody - 1)]
         if name in RENDEZVOUS:
@@ -160,9 +161,13 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=list(TOPOLOGIES), help="topologies")
     parser.add_argument("--seconds", type=float, default=40.0, help="measured time of each")
     parser.add_argument("--large", action="store_true", help="a ring takes seconds at 20 Mbit/s")
-    parser.add_argument("--keep", type=Path, help="folder for logs and states")
+    parser.add_argument("--keep", type=Path, help="folder for logs (JSON) and states")
+    parser.add_argument("--chunk-elements", type=int, help="instead of the manifest's")
     options = parser.parse_args()
     manifest = LARGE_MANIFEST if options.large else MANIFEST
+    if options.chunk_elements:
+        words = f"chunk_elements = {options.chunk_elements}"
+        manifest = re.sub(r"chunk_elements = \d+", words, manifest)
     print(
         "| topology | first full round, s | rounds | with everybody | round, s | averaging, s "
         "| put out | paths |"

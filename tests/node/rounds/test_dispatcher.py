@@ -24,7 +24,7 @@ from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.attempt import Committed, Removed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.roster import Ring
@@ -126,7 +126,7 @@ class Member:
         """See `Effects`."""
         raise error
 
-    def removed(self, peer: PeerId, reason: str) -> None:
+    def removed(self, removed: Removed) -> None:
         """See `Effects`."""
 
     def notify_committed(self, committed: Committed) -> None:
