@@ -11,7 +11,6 @@ import errno
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Any
 
 import trio
@@ -22,6 +21,7 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
+from gossamer.node.network.over_libp2p.congestion import tune
 from gossamer.node.network.over_libp2p.noise import socket_of
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.transport import RACE_SECONDS, Path
@@ -33,12 +33,6 @@ DEAD_LINK_SECONDS = 9
 KEEPALIVE_IDLE_SECONDS = 4
 KEEPALIVE_INTERVAL_SECONDS = 2
 KEEPALIVE_PROBES = 3
-
-# Measures the line's rate and delay and ignores single losses (Cardwell et al., ACM Queue, 2016).
-CONGESTION_CONTROL = b"bbr"
-# Bytes that the kernel has taken and not sent: 50 ms of a line of 20 Mbit/s, and enough to keep a
-# line of 1 Gbit/s busy for a millisecond, until this process writes again.
-UNSENT_BYTES_MAX = 128 * 1024
 
 # The backlog of the kernel, for bursts of newcomers.
 LISTEN_BACKLOG = 128
@@ -59,22 +53,6 @@ _FAMILIES = {
 
 # Windows gives the word another meaning: two programs would get each other's connections.
 CAN_SHARE_PORTS = hasattr(socket, "SO_REUSEPORT") and not hasattr(socket, "SO_EXCLUSIVEADDRUSE")
-
-
-def tune(connection: object) -> None:
-    """Lets the kernel send at the line's rate on long lines, and keep little of what waits.
-
-    Without BBR one lost packet in 200 halves the rate of a line of 100 ms again and again. Without
-    a bound on unsent bytes seconds of chunks wait in the kernel, where a vote cannot pass them.
-    """
-    raw_socket = socket_of(connection)
-    if raw_socket is None:
-        return
-    if hasattr(socket, "TCP_CONGESTION"):
-        with suppress(OSError):  # not there, or not allowed to this user: the default stays
-            raw_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, CONGESTION_CONTROL)
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        raw_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
 
 
 def detect_dead_links(connection: object) -> None:

@@ -26,6 +26,7 @@ from gossamer.node.network.over_libp2p.addresses import (
     peer_id_of,
     why,
 )
+from gossamer.node.network.over_libp2p.congestion import LineEstimates
 from gossamer.node.network.over_libp2p.dial_back import DialBacks
 from gossamer.node.network.over_libp2p.gossip import GuardedPubsub
 from gossamer.node.network.over_libp2p.guards import (
@@ -93,6 +94,7 @@ class Libp2pTransport:
         self._peer_id = peer_id_of(host.get_id())
         self._topics: dict[str, GossipHandler] = {}
         self._traffic: dict[str, list[int]] = {}
+        self._estimates = LineEstimates()
         self._offence_handler: OffenceHandler | None = None
         host.count_stream = self._count
         swarm.on_violation = self._on_offence
@@ -250,7 +252,9 @@ class Libp2pTransport:
         connections = self.paths.connections(libp2p_id(peer_id))
         if not connections:
             raise ConnectError(f"not connected to {peer_id}")
-        return await self._open_on(connections[-1][0], peer_id, protocol)
+        connection, muxed = connections[-1]
+        self._estimates.look(muxed)
+        return await self._open_on(connection, peer_id, protocol)
 
     async def _open_on(self, connection: INetConn, peer_id: PeerId, protocol: str) -> Stream:
         what = f"stream {protocol} to {peer_id}"
