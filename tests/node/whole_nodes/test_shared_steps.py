@@ -344,7 +344,8 @@ def test_a_slow_line_costs_its_neighbours_at_most_one_round(
     def blamed() -> set[str]:
         """Returns the nodes that were blamed since the last call."""
         lines = [line for line in capsys.readouterr().out.splitlines() if "reason=slow" in line]
-        return {name for name in "abcd" if any(world.identity(name).peer_id in x for x in lines)}
+        words = {word for line in lines for word in line.split()}  # the detail names the accuser
+        return {name for name in "abcd" if f"peer={world.identity(name).peer_id}" in words}
 
     async def story(nursery: trio.Nursery) -> None:
         await start(world, nursery, "abcd")
