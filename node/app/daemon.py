@@ -159,7 +159,9 @@ class _Daemon:
             async with trio.open_nursery() as nursery:
                 if settings.port_mapping == "on":
                     own = transport.own
-                    mapper = PortMapper(transport.port, UpnpGateway(), own.hosts, own.note_mapping)
+                    mapper = PortMapper(
+                        transport.port, UpnpGateway(), own.interfaces, own.note_mapping
+                    )
                     nursery.start_soon(mapper.run)
                 if settings.lan == "on":
                     lan = LanNeighbours(

@@ -155,9 +155,7 @@ class LanNeighbours:
                     await trio.sleep(LOOK_SECONDS)
             finally:
                 if zeroconf is not None:
-                    with trio.move_on_after(TALK_SECONDS_MAX) as scope:
-                        scope.shield = True
-                        await run_abandonable(zeroconf.close)
+                    await _close(zeroconf)
 
     async def _open(self, endpoints: list[Endpoint]) -> Zeroconf | None:
         token = trio.lowlevel.current_trio_token()
@@ -207,9 +205,14 @@ async def look_around(seconds: float) -> list[Neighbour]:
     try:
         await trio.sleep(seconds)
     finally:
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(zeroconf.close)
+        await _close(zeroconf)
     return [found[peer] for peer in sorted(found)]
+
+
+async def _close(zeroconf: Zeroconf) -> None:
+    with trio.move_on_after(TALK_SECONDS_MAX) as scope:
+        scope.shield = True
+        await run_abandonable(zeroconf.close)
 
 
 def _zeroconf(hosts: list[str] | None) -> Zeroconf:

@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from gossamer.node.base.threads import run_abandonable
-from gossamer.node.network.reachability import is_private
+from gossamer.node.network.reachability import Endpoint, is_private
 
 SEARCH_MILLISECONDS = 2000
 """Time in which routers answer the search: they do within a few hundred milliseconds, or never."""
@@ -137,18 +137,18 @@ class PortMapper:
         self,
         port: int,
         gateway: Gateway,
-        hosts: Callable[[], list[str]],
+        interfaces: Callable[[], list[Endpoint]],
         on_change: Callable[[Mapping | None], None],
     ) -> None:
         """
         Args:
             port: that this node listens on.
-            hosts: the machine's addresses that the node listens on now, loopback left out or not.
+            interfaces: addresses of this machine's interfaces on which the node listens now.
             on_change: gets the present mapping, or None when there is none any more.
         """
         self._port = port
         self._gateway = gateway
-        self._hosts = hosts
+        self._interfaces = interfaces
         self._on_change = on_change
         self._mapping: Mapping | None = None
         self._problem: str | None = None
@@ -157,24 +157,24 @@ class PortMapper:
         """Maps and renews until cancelled; then removes the mapping."""
         try:
             while True:
-                hosts = self._hosts()
-                if needs_mapping(hosts):
+                interfaces = self._interfaces()
+                if needs_mapping([each.host for each in interfaces]):
                     await self._map()
                     pause = RENEW_SECONDS if self._mapping else RETRY_SECONDS
                 else:
                     self._note(None)
                     pause = math.inf
-                await self._sleep(pause, hosts)
+                await self._sleep(pause, interfaces)
         finally:
             if self._mapping is not None:
                 with trio.move_on_after(TALK_SECONDS_MAX) as scope:
                     scope.shield = True
                     await self._unmap(self._mapping.port)
 
-    async def _sleep(self, seconds: float, hosts: list[str]) -> None:
+    async def _sleep(self, seconds: float, interfaces: list[Endpoint]) -> None:
         """Returns after this time, or when the machine has other addresses."""
         with trio.move_on_after(seconds):
-            while self._hosts() == hosts:  # noqa: ASYNC110 - no event tells of it
+            while self._interfaces() == interfaces:  # noqa: ASYNC110 - no event tells of it
                 await trio.sleep(LOOK_SECONDS)
             self._problem = None  # that of the other network
 

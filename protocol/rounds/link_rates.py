@@ -356,13 +356,9 @@ class RingLinkRates:
         is_fed = self._arriving_bytes_per_second(now) >= threshold
         if not is_fed and now < slow_since_seconds + WORD_SECONDS:
             return Verdict(None, "the predecessor may yet say that its link became slow")
-        megabytes = [rate / 1e6 for rate in (self._links[successor].bytes_per_second, threshold)]
-        return Verdict(
-            successor,
-            "only the link to the successor is slow: {:.2f} MB/s, and {:.2f} is slow".format(
-                *megabytes
-            ),
-        )
+        rate = self._links[successor].bytes_per_second
+        rates = f"{rate / 1e6:.2f} MB/s, and less than {threshold / 1e6:.2f} is slow"
+        return Verdict(successor, f"only the link to the successor is slow: {rates}")
 
     def _left_between(self, author: PeerId, accused: PeerId) -> set[PeerId]:
         """Members that left a ring of shared steps because the link to the accused looked slow."""

@@ -58,9 +58,8 @@ class LineEstimates:
 
     Symptom: a connection that lost one small packet, while others filled the line, had an estimate
     of 62 kbit/s instead of 20 Mbit/s a second later. The next ring sent 0.09 MB/s on it, and put an
-    innocent member out as slow. In BBR only samples of a full line replace the estimate, and after
-    a timeout a lone small packet counts as one; then the estimate grows by a quarter every eight
-    round trips.
+    innocent member out as slow: the estimate took seconds to grow again. Seen in the kernel's view
+    of the sockets (``ss -ti``), where the estimate fell with the retransmission of that packet.
     """
 
     def __init__(self) -> None:

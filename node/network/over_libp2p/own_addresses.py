@@ -69,11 +69,6 @@ class OwnAddresses:
         """A router forwards a port to this node, or does not any more."""
         self.mapped = () if mapping is None else (mapping.address,)
 
-    def hosts(self) -> list[str]:
-        """The addresses of this machine's interfaces on which the node listens."""
-        bound = self._host.get_transport_addrs()
-        return [host_of(Multiaddr(a)) for each in bound for a in dialable(each)]
-
     def interfaces(self) -> list[Endpoint]:
         """The addresses of this machine's interfaces on which the node listens, without loopback
         and bridges of containers."""

@@ -19,6 +19,7 @@ from gossamer.node.network.port_mapping import (
     PortMapper,
     needs_mapping,
 )
+from gossamer.node.network.reachability import Endpoint
 
 PORT = 4610
 OUTER = Mapping("203.0.113.7", PORT)
@@ -58,9 +59,12 @@ def _run(
 
     monkeypatch.setattr(port_mapping, "run_abandonable", inline)
 
+    def interfaces() -> list[Endpoint]:
+        return [Endpoint(host, PORT) for host in hosts()]
+
     async def main() -> None:
         with trio.move_on_after(seconds):
-            await PortMapper(PORT, router, hosts, told.append).run()
+            await PortMapper(PORT, router, interfaces, told.append).run()
 
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
     return told
