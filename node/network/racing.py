@@ -25,6 +25,7 @@ async def race(
     ways: Sequence[Way],
     head_start_seconds: float,
     failure: type[Exception],
+    discard: Callable[[Result], None] | None = None,
 ) -> tuple[Way, Result]:
     """The first way that succeeds, and its result.
 
@@ -33,6 +34,8 @@ async def race(
 
     Args:
         failure: what an attempt raises when its way does not lead to the end.
+        discard: releases a result that is not returned: a second way may succeed in the same step,
+            and the race may be cancelled when it is won. None where a result holds nothing.
 
     Raises:
         RaceLost: every attempt failed; at once if there are no ways.
@@ -51,12 +54,19 @@ async def race(
         won.append((ways[place], result))
         scope.cancel()
 
-    async with trio.open_nursery() as nursery:
-        for place in range(len(ways)):
-            ended = trio.Event()
-            nursery.start_soon(run, place, ended, nursery.cancel_scope)
-            with trio.move_on_after(head_start_seconds):
-                await ended.wait()
+    returned = 0
+    try:
+        async with trio.open_nursery() as nursery:
+            for place in range(len(ways)):
+                ended = trio.Event()
+                nursery.start_soon(run, place, ended, nursery.cancel_scope)
+                with trio.move_on_after(head_start_seconds):
+                    await ended.wait()
+        returned = 1
+    finally:
+        if discard is not None:
+            for _, result in won[returned:]:
+                discard(result)
     if not won:
         raise RaceLost([each for each in failures if each is not None])
     return won[0]

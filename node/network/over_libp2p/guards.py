@@ -182,9 +182,11 @@ class GuardedSwarm(Swarm):
             return await self.add_conn(muxed_conn, direction="outbound")
         except BaseException:
             with trio.CancelScope(shield=True):
-                if muxed_conn is not None:
-                    await muxed_conn.close()
-                await raw_conn.close()
+                try:
+                    if muxed_conn is not None:
+                        await muxed_conn.close()
+                finally:
+                    await raw_conn.close()
             raise
 
     async def answers_at(self, peer_id: ID, host: str, port: int) -> bool:

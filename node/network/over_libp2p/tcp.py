@@ -212,7 +212,9 @@ class PortReusingTcp(TCP):
         targets = list(dict.fromkeys((each[0], each[4][0], each[4][1]) for each in found))
         ways = targets[:NAME_ADDRESSES_MAX]
         try:
-            _, stream = await race(self._connect, ways, RACE_SECONDS, OSError)
+            _, stream = await race(
+                self._connect, ways, RACE_SECONDS, OSError, discard=lambda each: each.socket.close()
+            )
         except RaceLost as lost:
             raise lost.failures[0] from None
         return _raw(stream)
@@ -278,8 +280,12 @@ class PortReusingTcp(TCP):
 def _raw(stream: trio.SocketStream) -> RawConnection:
     connection = TrioTCPStream(stream)
     connection.get_remote_address()  # remembered: the socket may be gone when asked later
-    detect_dead_links(connection)
-    tune(connection)
+    try:
+        detect_dead_links(connection)
+        tune(connection)
+    except OSError:
+        stream.socket.close()
+        raise
     return RawConnection(connection, True)
 
 
