@@ -70,13 +70,13 @@ def run_command(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        from gossamer.node.commands.user_errors import explain
+        from gossamer.node.commands.user_errors import exit_status, explain
 
         problems = explain(error)
         if problems is None:
             raise
         _complain(problems)
-        return 1
+        return exit_status(error)
     return result if isinstance(result, int) else 0
 
 

@@ -41,7 +41,13 @@ from gossamer.node.peers.known_peers_file import KnownPeersFile
 from gossamer.node.peers.offences import Offences
 from gossamer.node.peers.replication import keep_copies
 from gossamer.node.peers.run_blocks import RunBlocks
-from gossamer.node.peers.run_exchange import open_signed_manifest, serve_manifest
+from gossamer.node.peers.run_exchange import (
+    admits,
+    open_signed_manifest,
+    require_admitted,
+    serve_admission,
+    serve_manifest,
+)
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.participant import Participant
@@ -117,6 +123,7 @@ class Node:
 
         Raises:
             RemoteProtocolError: the manifest is not valid or not signed by its founder.
+            NotAdmittedError: the run does not admit this node.
         """
         self._runtime = runtime
         self._settings = settings
@@ -125,6 +132,7 @@ class Node:
         self._store = store
         self._transport = transport
         self.manifest: Manifest = open_signed_manifest(signed)
+        require_admitted(self.manifest, identity.peer_id)
         self.run_id = self.manifest.run_id
         self._randomness = random.Random(identity.peer_id)
         gpus = Gpus()
@@ -136,6 +144,7 @@ class Node:
         self.participant: Participant | None = None
         """The participant of the run; None until the run's data index is here."""
         self._offences = Offences(transport, self.metrics)
+        serve_admission(transport, functools.partial(admits, self.manifest))
         self._blocks = BlockService(transport, store, self._offences.note)
         serve_manifest(transport, signed)
 

@@ -8,7 +8,7 @@ from gossamer.node.base.settings import ConfigError
 from gossamer.node.machine.trainer import TrainerFailedError
 from gossamer.node.network.identity import IdentityError
 from gossamer.node.network.transport import TransportError
-from gossamer.node.peers.run_exchange import JoinError
+from gossamer.node.peers.run_exchange import JoinError, NotAdmittedError
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.state_dir import StateDirError
 from gossamer.protocol.errors import ManifestError
@@ -42,3 +42,9 @@ def explain(error: Exception) -> list[str] | None:
     if isinstance(error, OSError) and type(error).__module__ == "builtins" and error.filename:
         return [f"{error.filename}: {error.strerror}"]
     return [str(error)]
+
+
+def exit_status(error: Exception) -> int:
+    """Returns the status with which the program ends: 2 if the same command would fail again until
+    somebody changes something, so that a service manager does not start it again."""
+    return 2 if isinstance(error, NotAdmittedError) else 1

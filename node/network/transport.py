@@ -134,6 +134,9 @@ GossipHandler = Callable[[PeerId, bytes], bool | None]
 OffenceHandler = Callable[[PeerId, RemoteProtocolError], None]
 
 
+Admits = Callable[[PeerId], bool]
+"""Returns whether the run admits a peer."""
+
 MayRelay = Callable[[PeerId, PeerId], str]
 """(caller, target); the reason why this node does not carry their circuit, or an empty text."""
 
@@ -212,8 +215,11 @@ class Transport(Protocol):
         handler: StreamHandler,
         *,
         streams_per_peer_max: int = STREAMS_PER_PEER_MAX,
+        for_strangers: bool = False,
     ) -> None:
         """Run `handler` in its own task for each inbound stream of `protocol`.
+
+        With `for_strangers` peers are served that `admit` does not let in, too.
 
         A peer that has `streams_per_peer_max` of them open gets no other one: it is reset. When the
         handler returns the stream is closed; when it raises, the exception is logged and the stream
@@ -238,7 +244,15 @@ class Transport(Protocol):
         """
 
     def peers(self) -> list[PeerId]:
-        """The peers connected now, sorted."""
+        """The peers connected now, sorted, without strangers."""
+
+    def admit(self, admits: Admits) -> None:
+        """Serve only the peers that `admits` lets in.
+
+        The others are strangers. They get no gossip and no stream but those of handlers that are
+        for strangers. Call it before the first handler is registered. Without a call there are no
+        strangers.
+        """
 
     async def disconnect(self, peer_id: PeerId) -> None:
         """Drop every connection to a peer. Does nothing when there is none."""

@@ -7,6 +7,9 @@ The manifest is checked with its founder's signature, so a peer that hands it on
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import trio
 
 from gossamer.node.network.frames import receive_frame, send_frame
@@ -14,6 +17,7 @@ from gossamer.node.network.identity import verify
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.transport import (
     RACE_SECONDS,
+    Admits,
     ConnectError,
     ProtocolRefused,
     Stream,
@@ -24,9 +28,14 @@ from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.manifest import Manifest, SignedManifest, decode_manifest, signing_bytes
 from gossamer.protocol.wire.run_messages import (
+    ADMIT_PROTOCOL,
+    ADMIT_REPLY_BYTES_MAX,
     RUN_PROTOCOL,
     RUN_REPLY_BYTES_MAX,
+    Admitted,
+    decode_admitted,
     decode_signed_manifest,
+    encode_admitted,
     encode_signed_manifest,
 )
 
@@ -36,6 +45,10 @@ REQUEST_SECONDS = 30.0
 
 class JoinError(Exception):
     """This node cannot join; the text says why and what to do."""
+
+
+class NotAdmittedError(JoinError):
+    """The run does not admit this node."""
 
 
 def open_signed_manifest(signed: SignedManifest) -> Manifest:
@@ -64,6 +77,21 @@ def serve_manifest(transport: Transport, signed: SignedManifest) -> None:
     transport.handle(RUN_PROTOCOL, serve)
 
 
+def serve_admission(transport: Transport, admits: Admits) -> None:
+    """Tells every peer whether the run admits it, and serves strangers nothing else.
+
+    Call it before any other protocol is served.
+    """
+
+    async def serve(stream: Stream) -> None:
+        with trio.move_on_after(REQUEST_SECONDS):
+            await receive_frame(stream, message_bytes_max=0, payload_bytes_max=0)
+            await send_frame(stream, encode_admitted(Admitted(admits(stream.peer_id))))
+
+    transport.admit(admits)
+    transport.handle(ADMIT_PROTOCOL, serve, for_strangers=True)
+
+
 async def request_manifest(
     transport: Transport, addresses: tuple[str, ...], run_id: Digest | None
 ) -> SignedManifest:
@@ -72,6 +100,7 @@ async def request_manifest(
     Addresses are tried `RACE_SECONDS` apart, so one where no peer is costs little.
 
     Raises:
+        NotAdmittedError: a peer was reached, and its run does not admit this node.
         JoinError: none can be reached, or the run is not the wanted one, or nothing that this
             version understands.
     """
@@ -79,7 +108,13 @@ async def request_manifest(
     async def ask(address: str) -> SignedManifest:
         try:
             with trio.fail_after(REQUEST_SECONDS):
-                signed = await _request(transport, await transport.connect(address))
+                peer = await transport.connect(address)
+                if not await _is_admitted(transport, peer):
+                    raise NotAdmittedError(
+                        f"the run of the peer at {address} does not admit this node. Its id is "
+                        f"{transport.peer_id}: the founder of the run has to name it"
+                    )
+                signed = await _request(transport, peer)
             open_signed_manifest(signed)
         except trio.TooSlowError:
             raise JoinError(f"{address}: no answer in {REQUEST_SECONDS:.0f} s") from None
@@ -97,6 +132,9 @@ async def request_manifest(
     try:
         address, signed = await race(ask, addresses, RACE_SECONDS, JoinError)
     except RaceLost as lost:
+        for failure in lost.failures:
+            if isinstance(failure, NotAdmittedError):
+                raise failure from None
         raise JoinError("cannot join: " + "\n  ".join(map(str, lost.failures))) from None
     found = open_signed_manifest(signed).run_id
     if run_id is not None and found != run_id:
@@ -107,14 +145,47 @@ async def request_manifest(
     return signed
 
 
-async def _request(transport: Transport, peer: PeerId) -> SignedManifest:
-    stream = await transport.open_stream(peer, RUN_PROTOCOL)
+def require_admitted(manifest: Manifest, me: PeerId) -> None:
+    """Raises NotAdmittedError if a run does not admit this node."""
+    if not admits(manifest, me):
+        raise NotAdmittedError(
+            f"the run {manifest.name} admits only the peers that its founder named, and this node "
+            f"({me}) is not among them: its work would count nowhere"
+        )
+
+
+def admits(manifest: Manifest, peer: PeerId) -> bool:
+    """Returns whether a run admits a peer."""
+    return manifest.admission == "open" or peer in manifest.allowed
+
+
+async def _is_admitted(transport: Transport, peer: PeerId) -> bool:
+    """Asks a peer whether its run admits this node. Peers of earlier versions do not answer."""
     try:
-        await send_frame(stream, b"")
+        async with _asked(transport, peer, ADMIT_PROTOCOL) as stream:
+            message, _ = await receive_frame(
+                stream, message_bytes_max=ADMIT_REPLY_BYTES_MAX, payload_bytes_max=0
+            )
+    except ProtocolRefused:
+        return True
+    return decode_admitted(message).is_admitted
+
+
+async def _request(transport: Transport, peer: PeerId) -> SignedManifest:
+    async with _asked(transport, peer, RUN_PROTOCOL) as stream:
         _, payload = await receive_frame(
             stream, message_bytes_max=0, payload_bytes_max=RUN_REPLY_BYTES_MAX
         )
+    return decode_signed_manifest(payload)
+
+
+@asynccontextmanager
+async def _asked(transport: Transport, peer: PeerId, protocol: str) -> AsyncIterator[Stream]:
+    """A stream on which the one request, an empty frame, is sent."""
+    stream = await transport.open_stream(peer, protocol)
+    try:
+        await send_frame(stream, b"")
+        yield stream
     finally:
         with trio.CancelScope(shield=True):
             await stream.reset()
-    return decode_signed_manifest(payload)

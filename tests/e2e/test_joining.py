@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.demo.local_swarm import LocalSwarm
+from gossamer.node.network.identity import Identity
 from tests.support.daemons import (
+    MANIFEST,
     PATIENCE_SECONDS,
     digests_on_disk,
+    gossamer,
     in_rounds_of,
     poll,
     said,
@@ -57,3 +60,27 @@ def test_a_joiner_without_anybody_leaves_when_told(swarm: LocalSwarm, founded: P
     poll(lambda: said(node, "the run's data index cannot be had yet"), "word of what is missing")
     assert node.leave() == 0, node.tail()
     assert said(node, "left before")
+
+
+def test_a_closed_run_tells_a_stranger_its_id_and_takes_who_is_named(
+    swarm: LocalSwarm, tmp_path: Path, corpus: Path
+) -> None:
+    (swarm.root / "node2").mkdir(parents=True)
+    named = Identity.load_or_create(swarm.root / "node2" / "identity.key")
+    manifest = tmp_path / "closed.toml"
+    closed = f'admission = "allow"\nallowed = ["{named.peer_id}"]\n'
+    manifest.write_text(MANIFEST.replace("[tokenizer]", f"{closed}[tokenizer]", 1))
+    seed = swarm.found("--manifest", str(manifest), "--corpus", str(corpus))
+    seed.wait_for(in_rounds_of(1), PATIENCE_SECONDS, "round alone")
+
+    folder = tmp_path / "stranger"
+    options = ("--listen", "/ip4/127.0.0.1/tcp/0", "--api", "127.0.0.1:0")
+    refused = gossamer("join", seed.address(), "--state-dir", folder, *options)
+    assert refused.status == 2, refused
+    assert Identity.load_or_create(folder / "identity.key").peer_id in refused.err
+    assert not (folder / "manifest.msgpack").exists()
+    assert not [each for each in (folder / "blocks").rglob("*") if each.is_file()]
+
+    member = swarm.join(seed.address())
+    assert member.root.name == "node2"
+    member.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of two")

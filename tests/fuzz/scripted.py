@@ -9,6 +9,7 @@ import trio
 from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import (
+    Admits,
     Bytes,
     GossipHandler,
     MayRelay,
@@ -61,6 +62,8 @@ class ScriptedTransport:
     def __init__(self, answer: bytes = b"") -> None:
         self.peer_id = ME.peer_id
         self.answer = answer
+        self.fixed: dict[str, bytes] = {}
+        """Answers of the streams of a protocol, in the place of `answer`."""
         self.handlers: dict[str, StreamHandler] = {}
         self.topics: dict[str, GossipHandler] = {}
         self.banned: list[PeerId] = []
@@ -89,10 +92,18 @@ class ScriptedTransport:
         return ReachReport("open")
 
     async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
-        return ScriptedStream(self.answer, protocol)
+        return ScriptedStream(self.fixed.get(protocol, self.answer), protocol)
+
+    def admit(self, admits: Admits) -> None:
+        pass
 
     def handle(
-        self, protocol: str, handler: StreamHandler, *, streams_per_peer_max: int = 4
+        self,
+        protocol: str,
+        handler: StreamHandler,
+        *,
+        streams_per_peer_max: int = 4,
+        for_strangers: bool = False,
     ) -> None:
         self.handlers[protocol] = handler
 

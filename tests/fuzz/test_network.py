@@ -29,6 +29,7 @@ from gossamer.node.peers.run_exchange import (
     JoinError,
     open_signed_manifest,
     request_manifest,
+    serve_admission,
     serve_manifest,
 )
 from gossamer.node.rounds.effects import LinkTarget
@@ -51,7 +52,13 @@ from gossamer.protocol.wire.chain_messages import (
 )
 from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.ring_messages import Ack, ChunkMessage, HeldChunks, Hello
-from gossamer.protocol.wire.run_messages import RUN_PROTOCOL, decode_signed_manifest
+from gossamer.protocol.wire.run_messages import (
+    ADMIT_PROTOCOL,
+    RUN_PROTOCOL,
+    Admitted,
+    decode_admitted,
+    decode_signed_manifest,
+)
 from gossamer.protocol.wire.statements import Signed, encode_signed, seal
 from tests.fuzz.scripted import ME, ROGUE, Offences, ScriptedStream, ScriptedTransport
 from tests.support.builders import (
@@ -95,6 +102,7 @@ DECODERS: dict[str, tuple[Decoder, bytes]] = {
     "chain request": (decode_chain_request, encode(ChainRequest(HEAD, 7))),
     "chain reply": (decode_chain_reply, RECORDS),
     "statements": (decode_statement_store, STATEMENT_STORE),
+    "admission": (decode_admitted, encode(Admitted(True))),
     "run": (lambda data: open_signed_manifest(decode_signed_manifest(data)), MANIFEST),
 }
 
@@ -181,6 +189,7 @@ class Node:
             open_commit=_open_commit,
             on_offence=self.offences.note,
         )
+        serve_admission(self.transport, lambda _peer: True)
         serve_manifest(self.transport, SignedManifest(manifest=b"", signature=b""))
 
 
@@ -189,6 +198,7 @@ QUESTIONS: dict[str, list[tuple[bytes, bytes]]] = {
     BLOCKS_PROTOCOL: [(encode_request(digest_of(BLOCK)), b"")],
     CHAIN_PROTOCOL: [(encode(ChainRequest(HEAD, 0)), b"")],
     RUN_PROTOCOL: [(b"", b"")],
+    ADMIT_PROTOCOL: [(b"", b"")],
 }
 
 
@@ -204,7 +214,7 @@ def test_servers(
         try:
             await node.transport.handlers[protocol](stream)
         except (StreamClosed, RemoteProtocolError):
-            assert protocol in (STATEMENTS_PROTOCOL, CHAIN_PROTOCOL, RUN_PROTOCOL)
+            assert protocol != BLOCKS_PROTOCOL
         assert {peer for peer, _ in node.offences.noted} <= {stream.peer_id}
 
     _run(serve)
@@ -225,6 +235,11 @@ async def _fetch(node: Node) -> None:
 
 
 async def _join(node: Node) -> None:
+    node.transport.fixed[ADMIT_PROTOCOL] = frame(encode(Admitted(True)))
+    await _ask_to_join(node)
+
+
+async def _ask_to_join(node: Node) -> None:
     await request_manifest(node.transport, ("/ip4/127.0.0.1/tcp/1",), None)
 
 
@@ -239,6 +254,7 @@ ANSWERS: dict[str, tuple[Callable[[Node], Awaitable[None]], list[tuple[bytes, by
         ],
     ),
     "run": (_join, [(b"", MANIFEST)]),
+    "admission": (_ask_to_join, [(encode(Admitted(False)), b"")]),
 }
 
 

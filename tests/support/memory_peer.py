@@ -18,6 +18,7 @@ from gossamer.node.network.transport import (
     ADDRESSES_TRIED_MAX,
     RACE_SECONDS,
     STREAMS_PER_PEER_MAX,
+    Admits,
     ConnectError,
     GossipHandler,
     MayRelay,
@@ -68,6 +69,8 @@ class MemoryPeer:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._new_event = trio.Event()
         self._handlers: dict[str, StreamHandler] = {}
+        self._for_strangers: set[str] = set()
+        self.admits: Admits = lambda _peer: True
         self._topics: dict[str, GossipHandler] = {}
         self._seen: OrderedDict[int, None] = OrderedDict()
         self._banned: dict[PeerId, float] = {}
@@ -218,7 +221,11 @@ class MemoryPeer:
 
     def peers(self) -> list[PeerId]:
         """See `Transport.peers`."""
-        return sorted(self.connections)
+        return sorted(filter(self.admits, self.connections))
+
+    def admit(self, admits: Admits) -> None:
+        """See `Transport.admit`."""
+        self.admits = admits
 
     async def disconnect(self, peer_id: PeerId) -> None:
         """See `Transport.disconnect`."""
@@ -295,10 +302,12 @@ class MemoryPeer:
 
     def accept(self, theirs: MemoryStream, connection: MemoryConnection) -> bool:
         """Take an inbound stream, if we speak its protocol."""
+        peer_id = theirs.owner.peer_id
         handler = self._handlers.get(theirs.protocol)
+        if not self.admits(peer_id) and theirs.protocol not in self._for_strangers:
+            return False
         if handler is None or self.ended or connection.closed:
             return False
-        peer_id = theirs.owner.peer_id
         ours = MemoryStream(self, connection, peer_id, theirs.protocol)
         ours.other, theirs.other = theirs, ours
         self._nursery.start_soon(self._run_handler, handler, ours)
@@ -310,8 +319,11 @@ class MemoryPeer:
         handler: StreamHandler,
         *,
         streams_per_peer_max: int = STREAMS_PER_PEER_MAX,
+        for_strangers: bool = False,
     ) -> None:
         """See `Transport.handle`."""
+        if for_strangers:
+            self._for_strangers.add(protocol)
         slots = StreamSlots(streams_per_peer_max)
 
         async def in_slot(stream: Stream) -> None:
@@ -365,6 +377,8 @@ class MemoryPeer:
         for peer_id, connection in sorted(self.connections.items()):
             other = connection.ends[peer_id]
             if peer_id in (sender, author) or not other.has_topic(topic):
+                continue
+            if not self.admits(peer_id) or not other.admits(self._peer_id):
                 continue
             self.count("gossip", sent=len(data))
             if dice.random() < faults.loss:

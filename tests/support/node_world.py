@@ -289,6 +289,7 @@ def found(
     displacement: float = 0.0,
     checkpoint_rounds: int = 3,
     gather_seconds: float = 3.0,
+    allowed: tuple[str, ...] = (),
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     sync: SyncMode = msgspec.convert(codec if codec in ("sparse", "distro") else "diloco", SyncMode)
@@ -346,6 +347,8 @@ def found(
             heldout_tokens=SHARD_TOKENS,
         ),
         genesis_digest=genesis_digest_of(initial_weights(example.seed, model.num_parameters), 1024),
+        admission="allow" if allowed else "open",
+        allowed=allowed,
     )
     require_valid(manifest)
     signature = identity.sign(signing_bytes(manifest.run_id))
@@ -370,6 +373,8 @@ class World:
     gather_seconds: float = 3.0
     latency_seconds: float = 0.01
     """Latency of every link, one way."""
+    allowed: Sequence[str] = ()
+    """Names of the nodes that the run admits; empty: all."""
     run_in_thread: RunInThread = in_no_thread
     """Runs blocking calls; virtual time allows no threads."""
     look_seconds: float = 0.001
@@ -388,6 +393,7 @@ class World:
             displacement=self.displacement,
             checkpoint_rounds=self.checkpoint_rounds,
             gather_seconds=self.gather_seconds,
+            allowed=tuple(self.identity(name).peer_id for name in self.allowed),
         )
         digests = [digest_of(block).hex() for block in self._blocks]
         self._shard_files = [f"{digest[:2]}/{digest}" for digest in digests]

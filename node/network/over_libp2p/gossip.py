@@ -85,6 +85,15 @@ class GuardedPubsub(Pubsub):
         self._turn = trio.Lock()
         self._num_streams: Counter[ID] = Counter()
 
+    async def _handle_new_peer(self, peer_id: ID) -> None:
+        """Open the gossip stream to a peer, unless it is a stranger to the run.
+
+        The first message on that stream names our topics, and with them the run.
+        """
+        if isinstance(self.host, GuardedHost) and not self.host.doors.admits(peer_id):
+            return
+        await super()._handle_new_peer(peer_id)
+
     # -- reading
 
     async def stream_handler(self, stream: INetStream) -> None:

@@ -33,6 +33,7 @@ from multiaddr import Multiaddr
 
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.over_libp2p.addresses import why
+from gossamer.node.network.over_libp2p.negotiation import Doors, bound_host
 from gossamer.node.network.over_libp2p.noise import NoiseSession, layer_of
 from gossamer.node.network.over_libp2p.tcp import CircuitEnd, PortReusingTcp
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
@@ -297,6 +298,11 @@ class GuardedHost(BasicHost):
     """Streams: an exception in a handler costs the stream, never the host."""
 
     count_stream: Callable[[str, YamuxStream], None] | None = None
+
+    def __init__(self, swarm: GuardedSwarm) -> None:
+        super().__init__(swarm, disable_identify_address_discovery=True)
+        self.doors = Doors()
+        bound_host(self, self.doors)
 
     async def _swarm_stream_handler(self, net_stream: INetStream) -> None:
         """Negotiate and handle one inbound stream.

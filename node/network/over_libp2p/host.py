@@ -35,7 +35,7 @@ from gossamer.node.network.over_libp2p.guards import (
     GuardedMuxer,
     GuardedSwarm,
 )
-from gossamer.node.network.over_libp2p.negotiation import bound_host, bound_selector
+from gossamer.node.network.over_libp2p.negotiation import bound_selector
 from gossamer.node.network.over_libp2p.noise import FastNoiseTransport
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
 from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
@@ -167,6 +167,4 @@ def _new_host(
             high_watermark=connections_max,
         ),
     )
-    host = GuardedHost(swarm, disable_identify_address_discovery=True)
-    bound_host(host)
-    return host, swarm
+    return GuardedHost(swarm), swarm

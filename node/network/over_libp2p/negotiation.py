@@ -1,16 +1,20 @@
 """Bounds the reads of py-libp2p 0.8.1 while two sides agree on a protocol.
 
 Agreement happens three times: on the secure channel over bare TCP, on the muxer, and on the
-protocol of every stream. See `over_libp2p.guards` for how guards are put in and tested."""
+protocol of every stream. See `over_libp2p.guards` for how guards are put in and tested.
+`Doors` says which protocols of streams a peer is offered."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from libp2p.custom_types import TProtocol
 from libp2p.exceptions import ParseError
 from libp2p.host.basic_host import BasicHost
 from libp2p.identity.identify_push.identify_push import ID_PUSH
 from libp2p.io.abc import ReadWriteCloser
+from libp2p.peer.id import ID
 from libp2p.protocol_muxer.generic_selector import GenericMultistreamSelector
 from libp2p.protocol_muxer.multiselect import Multiselect
 from libp2p.protocol_muxer.multiselect_client import MultiselectClient
@@ -55,6 +59,37 @@ class _BoundedMultiselect(Multiselect):
         return await super().negotiate(communicator, *args, **kwargs)
 
 
+class Doors:
+    """The protocols that a peer is offered: all of them, or only those that strangers are served.
+
+    They stay the same while a connection lives, as long as `admits` does not change its mind.
+    """
+
+    def __init__(self) -> None:
+        self.admits: Callable[[ID], bool] = lambda _peer: True
+        """Returns whether a peer is no stranger."""
+        self.for_strangers: set[TProtocol] = set()
+
+
+class _DoorKeeper(_BoundedMultiselect):
+    """Agrees on the protocols of streams that others open."""
+
+    def __init__(self, handlers: dict[TProtocol | None, Any], doors: Doors) -> None:
+        super().__init__(handlers)
+        self._doors = doors
+
+    async def negotiate(self, communicator: Any, *args: Any, **kwargs: Any) -> Any:
+        """Does what py-libp2p's method does, with the protocols that are open to the caller."""
+        if self._doors.admits(communicator.read_writer.muxed_conn.peer_id):
+            return await super().negotiate(communicator, *args, **kwargs)
+        offered: dict[TProtocol | None, Any] = {
+            protocol: handler
+            for protocol, handler in self.handlers.items()
+            if protocol in self._doors.for_strangers
+        }
+        return await _BoundedMultiselect(offered).negotiate(communicator, *args, **kwargs)
+
+
 class _BoundedMultiselectClient(MultiselectClient):
     async def select_one_of(self, protocols: Any, communicator: Any, *args: Any) -> Any:
         """Does what py-libp2p's method does, with bounded reads."""
@@ -68,8 +103,9 @@ def bound_selector(selector: GenericMultistreamSelector[Any]) -> None:
     selector.multiselect_client = _BoundedMultiselectClient()
 
 
-def bound_host(host: BasicHost) -> None:
-    """Bounds what is read to agree on a stream's protocol, and drops one protocol.
+def bound_host(host: BasicHost, doors: Doors) -> None:
+    """Bounds what is read to agree on a stream's protocol, offers what `doors` says, and drops one
+    protocol.
 
     Symptom: by ``/ipfs/id/push/1.0.0`` any peer files any addresses under its id, for good.
     """
@@ -78,5 +114,5 @@ def bound_host(host: BasicHost) -> None:
         for protocol, handler in host.multiselect.handlers.items()
         if protocol != ID_PUSH
     }
-    host.multiselect = _BoundedMultiselect(handlers)
+    host.multiselect = _DoorKeeper(handlers, doors)
     host.multiselect_client = _BoundedMultiselectClient()

@@ -45,6 +45,7 @@ from gossamer.node.network.transport import (
     ADDRESSES_TRIED_MAX,
     RACE_SECONDS,
     STREAMS_PER_PEER_MAX,
+    Admits,
     ConnectError,
     GossipHandler,
     MayRelay,
@@ -203,8 +204,13 @@ class Libp2pTransport:
         return sorted(
             peer_id_of(peer)
             for peer, connections in self._swarm.get_connections_map().items()
-            if any(not connection.is_closed for connection in connections)
+            if self._host.doors.admits(peer)
+            and any(not connection.is_closed for connection in connections)
         )
+
+    def admit(self, admits: Admits) -> None:
+        """See `Transport.admit`."""
+        self._host.doors.admits = lambda peer: admits(peer_id_of(peer))
 
     async def disconnect(self, peer_id: PeerId) -> None:
         """See `Transport.disconnect`."""
@@ -291,8 +297,11 @@ class Libp2pTransport:
         handler: StreamHandler,
         *,
         streams_per_peer_max: int = STREAMS_PER_PEER_MAX,
+        for_strangers: bool = False,
     ) -> None:
         """See `Transport.handle`."""
+        if for_strangers:
+            self._host.doors.for_strangers.add(TProtocol(protocol))
         slots = StreamSlots(streams_per_peer_max)
 
         async def run(net_stream: NetStream) -> None:

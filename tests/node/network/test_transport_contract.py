@@ -23,6 +23,7 @@ from gossamer.protocol.limits import GOSSIP_BYTES_MAX
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 
 ECHO = "/gossamer-test/echo/1"
+DOOR = "/gossamer-test/door/1"
 MIB = 1024 * 1024
 
 Open = Callable[[Identity], AbstractAsyncContextManager[Transport]]
@@ -548,5 +549,37 @@ def test_addresses_can_be_dialled_and_name_us(run: Run) -> None:
                 assert address.endswith(f"/p2p/{server.peer_id}")
                 assert await client.connect(address) == server.peer_id
                 await client.disconnect(server.peer_id)
+
+    run(case)
+
+
+def test_strangers_are_served_only_what_is_for_strangers(run: Run) -> None:
+    async def case(open_transport: Open) -> None:
+        async with (
+            open_transport(Identity.generate()) as server,
+            open_transport(Identity.generate()) as friend,
+            open_transport(Identity.generate()) as stranger,
+        ):
+            server.admit(lambda peer: peer != stranger.peer_id)
+            server.handle(ECHO, echo)
+            server.handle(DOOR, echo, for_strangers=True)
+            heard: dict[PeerId, list[bytes]] = {friend.peer_id: [], stranger.peer_id: []}
+            server.subscribe("topic", lambda _author, _data: True)
+            for one in (friend, stranger):
+                note = heard[one.peer_id].append
+                one.subscribe("topic", lambda _author, data, note=note: note(data))  # type: ignore[misc]
+                await one.connect(server.addresses()[0])
+            with pytest.raises(ProtocolRefused):
+                await stranger.open_stream(server.peer_id, ECHO)
+            stream = await stranger.open_stream(server.peer_id, DOOR)
+            assert await call(stream, b"admit me") == b"admit me"
+            assert await call(await friend.open_stream(server.peer_id, ECHO), b"?") == b"?"
+            assert server.peers() == [friend.peer_id]
+            while not heard[friend.peer_id]:
+                await server.publish("topic", b"for members")
+                await trio.sleep(0.2)
+            await trio.sleep(2.0)
+            assert heard[stranger.peer_id] == []
+            assert stranger.traffic().get("gossip", (0, 0))[1] == 0
 
     run(case)
