@@ -204,6 +204,7 @@ class Node:
             clock=trio.current_time,
         )
         membership = Membership(self._identity.peer_id)
+        self._transport.keep_places_of(membership.is_known)
         admission = Admission(manifest, self._transport, membership, chain, self._offences)
         swarm = Swarm(
             self._transport, self._identity, membership, admission, incarnation, self._randomness,

@@ -134,8 +134,8 @@ GossipHandler = Callable[[PeerId, bytes], bool | None]
 OffenceHandler = Callable[[PeerId, RemoteProtocolError], None]
 
 
-Admits = Callable[[PeerId], bool]
-"""Returns whether the run admits a peer."""
+PeerTest = Callable[[PeerId], bool]
+"""Answers a question about a peer."""
 
 MayRelay = Callable[[PeerId, PeerId], str]
 """(caller, target); the reason why this node does not carry their circuit, or an empty text."""
@@ -246,13 +246,16 @@ class Transport(Protocol):
     def peers(self) -> list[PeerId]:
         """The peers connected now, sorted, without strangers."""
 
-    def admit(self, admits: Admits) -> None:
+    def admit(self, admits: PeerTest) -> None:
         """Serve only the peers that `admits` lets in.
 
         The others are strangers. They get no gossip and no stream but those of handlers that are
         for strangers. Call it before the first handler is registered. Without a call there are no
         strangers.
         """
+
+    def keep_places_of(self, is_member: PeerTest) -> None:
+        """Connections of members do not end in favour of newcomers, when there are too many."""
 
     async def disconnect(self, peer_id: PeerId) -> None:
         """Drop every connection to a peer. Does nothing when there is none."""

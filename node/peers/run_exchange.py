@@ -17,8 +17,8 @@ from gossamer.node.network.identity import verify
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.transport import (
     RACE_SECONDS,
-    Admits,
     ConnectError,
+    PeerTest,
     ProtocolRefused,
     Stream,
     Transport,
@@ -77,7 +77,7 @@ def serve_manifest(transport: Transport, signed: SignedManifest) -> None:
     transport.handle(RUN_PROTOCOL, serve)
 
 
-def serve_admission(transport: Transport, admits: Admits) -> None:
+def serve_admission(transport: Transport, admits: PeerTest) -> None:
     """Tells every peer whether the run admits it, and serves strangers nothing else.
 
     Call it before any other protocol is served.

@@ -9,12 +9,12 @@ import trio
 from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import (
-    Admits,
     Bytes,
     GossipHandler,
     MayRelay,
     OffenceHandler,
     Path,
+    PeerTest,
     ReachReport,
     Stream,
     StreamClosed,
@@ -94,7 +94,10 @@ class ScriptedTransport:
     async def open_stream(self, peer_id: PeerId, protocol: str) -> Stream:
         return ScriptedStream(self.fixed.get(protocol, self.answer), protocol)
 
-    def admit(self, admits: Admits) -> None:
+    def admit(self, admits: PeerTest) -> None:
+        pass
+
+    def keep_places_of(self, is_member: PeerTest) -> None:
         pass
 
     def handle(

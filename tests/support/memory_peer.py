@@ -18,12 +18,12 @@ from gossamer.node.network.transport import (
     ADDRESSES_TRIED_MAX,
     RACE_SECONDS,
     STREAMS_PER_PEER_MAX,
-    Admits,
     ConnectError,
     GossipHandler,
     MayRelay,
     OffenceHandler,
     Path,
+    PeerTest,
     ProtocolRefused,
     ReachReport,
     Stream,
@@ -70,7 +70,7 @@ class MemoryPeer:
         self._new_event = trio.Event()
         self._handlers: dict[str, StreamHandler] = {}
         self._for_strangers: set[str] = set()
-        self.admits: Admits = lambda _peer: True
+        self.admits: PeerTest = lambda _peer: True
         self._topics: dict[str, GossipHandler] = {}
         self._seen: OrderedDict[int, None] = OrderedDict()
         self._banned: dict[PeerId, float] = {}
@@ -223,9 +223,12 @@ class MemoryPeer:
         """See `Transport.peers`."""
         return sorted(filter(self.admits, self.connections))
 
-    def admit(self, admits: Admits) -> None:
+    def admit(self, admits: PeerTest) -> None:
         """See `Transport.admit`."""
         self.admits = admits
+
+    def keep_places_of(self, is_member: PeerTest) -> None:
+        """See `Transport.keep_places_of`; places are not short here."""
 
     async def disconnect(self, peer_id: PeerId) -> None:
         """See `Transport.disconnect`."""

@@ -38,6 +38,7 @@ from gossamer.node.network.over_libp2p.noise import NoiseSession, layer_of
 from gossamer.node.network.over_libp2p.tcp import CircuitEnd, PortReusingTcp
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 from gossamer.node.network.over_libp2p.yamux_stream import YamuxStream
+from gossamer.node.network.places import NoPlaceError, Place, inbound_max, network_of, place_to_free
 from gossamer.node.network.transport import ListenError, Path
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, public_key_of
@@ -46,12 +47,9 @@ logger = logging.getLogger(__name__)
 
 # A handshake is four round trips; a newcomer that needs longer can dial again.
 HANDSHAKE_SECONDS_MAX = 10.0
-# Connections that have not proven who they are: with this many, the oldest of the address that
+# Connections that have not proven who they are: with this many, the oldest of the network that
 # has the most must go, so that silent ones never keep an honest newcomer out.
 HANDSHAKES_MAX = 64
-# Inbound connections of one address: a household behind one router, or a machine full of daemons,
-# and a third of all that there may be. Identities cost nothing, addresses do.
-CONNECTIONS_PER_HOST_MAX = 128
 # Bans that are kept; beyond that those that have ended go.
 BANS_KEPT = 1024
 
@@ -100,6 +98,8 @@ class GuardedSwarm(Swarm):
 
     on_violation: Callable[[ID, RemoteProtocolError], None] | None = None
     on_connected: Callable[[SwarmConn], None] | None = None
+    is_member: Callable[[ID], bool] = staticmethod(lambda _peer: False)
+    """Returns whether a peer keeps its connection when places are short."""
 
     def __init__(
         self,
@@ -113,8 +113,9 @@ class GuardedSwarm(Swarm):
         super().__init__(peer_id, peerstore, upgrader, transports=[tcp], **kwargs)
         self.tcp = tcp
         self.auto_connector = _NoAutoConnector(self)
+        self._arriving = 0  # connections of others that are not in the books yet
         self._banned: dict[ID, float] = {}  # until when, by trio's clock
-        self._handshakes: dict[trio.CancelScope, str] = {}  # oldest first, and the other's host
+        self._handshakes: dict[trio.CancelScope, str] = {}  # oldest first, and the network
 
     async def _handle_inbound_connection(
         self, read_write_closer: ReadWriteCloser, maddr: Multiaddr
@@ -130,7 +131,7 @@ class GuardedSwarm(Swarm):
         scope = trio.CancelScope(deadline=trio.current_time() + HANDSHAKE_SECONDS_MAX)
         while len(self._handshakes) >= HANDSHAKES_MAX:
             self._drop_a_handshake()
-        self._handshakes[scope] = remote[0] if remote else ""
+        self._handshakes[scope] = network_of(remote[0]) if remote else ""
         muxed_conn = None
         try:
             with scope:
@@ -144,10 +145,10 @@ class GuardedSwarm(Swarm):
             await muxed_conn.event_closed.wait()  # the listener closes the socket after this
 
     def _drop_a_handshake(self) -> None:
-        per_host = Counter(self._handshakes.values())
-        worst = max(per_host.values())
-        for scope, host in self._handshakes.items():
-            if per_host[host] == worst:
+        per_network = Counter(self._handshakes.values())
+        worst = max(per_network.values())
+        for scope, network in self._handshakes.items():
+            if per_network[network] == worst:
                 scope.cancel()
                 del self._handshakes[scope]
                 return
@@ -213,7 +214,9 @@ class GuardedSwarm(Swarm):
 
     async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
         """Take a connection in, unless its peer or its address may not have it."""
-        reason = self._why_not(muxed_conn, direction)
+        reason = self._why_not(muxed_conn)
+        if reason is None and direction == "inbound":
+            reason = self._take_place(muxed_conn)
         if reason is not None:
             await muxed_conn.close()
             raise SwarmException(reason)
@@ -223,12 +226,16 @@ class GuardedSwarm(Swarm):
             circuit = layer_of(muxed_conn, CircuitEnd)
             if circuit is not None:
                 muxed_conn.path = circuit.path
-        connection = await super().add_conn(muxed_conn, direction)
+        self._arriving += direction == "inbound"
+        try:
+            connection = await super().add_conn(muxed_conn, direction)
+        finally:
+            self._arriving -= direction == "inbound"
         if self.on_connected is not None:
             self.on_connected(connection)
         return connection
 
-    def _why_not(self, muxed_conn: IMuxedConn, direction: str) -> str | None:
+    def _why_not(self, muxed_conn: IMuxedConn) -> str | None:
         """Why a connection is refused; None if it is not."""
         try:
             public_key_of(PeerId(muxed_conn.peer_id.to_base58()))
@@ -236,12 +243,35 @@ class GuardedSwarm(Swarm):
             return str(error)
         if self.is_banned(muxed_conn.peer_id):
             return "this peer is banned here for a while"
-        if direction == "inbound" and isinstance(muxed_conn, YamuxConnection):
-            host = _host_of(muxed_conn)
-            others = [connection.muxed_conn for connection in self.get_connections()]
-            inbound = [m for m in others if isinstance(m, YamuxConnection) and not m.was_dialled]
-            if sum(_host_of(other) == host for other in inbound) >= CONNECTIONS_PER_HOST_MAX:
-                return f"there are {CONNECTIONS_PER_HOST_MAX} connections from {host} already"
+        return None
+
+    def _take_place(self, newcomer: IMuxedConn) -> str | None:
+        """Finds a place for a connection that a peer has opened, by ending a stranger's if need be;
+        says why there is none.
+
+        Symptom: 400 idle connections keep everybody else out, and this node from dialling.
+        """
+        if not isinstance(newcomer, YamuxConnection):
+            return None
+        inbound = [
+            (connection, muxed)
+            for connection in self.get_connections()
+            for muxed in [connection.muxed_conn]
+            if isinstance(muxed, YamuxConnection) and not muxed.was_dialled
+        ]
+        inbound.sort(key=lambda pair: pair[1].opened_seconds)
+        taken = [Place(_network_of(each), self.is_member(each.peer_id)) for _, each in inbound]
+        places_max = inbound_max(self.connection_config.max_connections) - self._arriving
+        try:
+            freed = place_to_free(taken, _network_of(newcomer), places_max)
+        except NoPlaceError as error:
+            return str(error)
+        if freed is not None:
+            connection, muxed = inbound[freed]
+            logger.info("places are short: the connection of %s ends", muxed.peer_id)
+            self.remove_conn(connection)  # type: ignore[arg-type]  # the place is free at once
+            assert self.background_nursery is not None
+            self.background_nursery.start_soon(connection.close)
         return None
 
     def _note_violation(self, peer_id: ID, problem: str) -> None:
@@ -288,10 +318,10 @@ class GuardedSwarm(Swarm):
         self.listeners[str(maddr)] = listener
 
 
-def _host_of(connection: YamuxConnection) -> str:
-    """The other side's address, without the port."""
+def _network_of(connection: YamuxConnection) -> str:
+    """The network of the other side's address; empty for a circuit."""
     remote = connection.get_remote_address()
-    return remote[0] if remote else ""
+    return network_of(remote[0]) if remote else ""
 
 
 class GuardedHost(BasicHost):

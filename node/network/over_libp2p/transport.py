@@ -45,12 +45,12 @@ from gossamer.node.network.transport import (
     ADDRESSES_TRIED_MAX,
     RACE_SECONDS,
     STREAMS_PER_PEER_MAX,
-    Admits,
     ConnectError,
     GossipHandler,
     MayRelay,
     OffenceHandler,
     Path,
+    PeerTest,
     ProtocolRefused,
     ReachReport,
     Stream,
@@ -208,9 +208,13 @@ class Libp2pTransport:
             and any(not connection.is_closed for connection in connections)
         )
 
-    def admit(self, admits: Admits) -> None:
+    def admit(self, admits: PeerTest) -> None:
         """See `Transport.admit`."""
         self._host.doors.admits = lambda peer: admits(peer_id_of(peer))
+
+    def keep_places_of(self, is_member: PeerTest) -> None:
+        """See `Transport.keep_places_of`."""
+        self._swarm.is_member = lambda peer: is_member(peer_id_of(peer))
 
     async def disconnect(self, peer_id: PeerId) -> None:
         """See `Transport.disconnect`."""

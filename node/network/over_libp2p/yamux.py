@@ -114,6 +114,7 @@ class YamuxConnection(IMuxedConn):
         self.was_dialled = secured_conn.is_initiator
         """Whether this node dialled. After a simultaneous open both ends did."""
         self.path = Path("direct")
+        self.opened_seconds = trio.current_time()
         self._initiator = secured_conn.is_initiator if is_initiator is None else is_initiator
         self._next_stream_id = 1 if self._initiator else 2
         self._accepted_out, self._accepted_in = trio.open_memory_channel[YamuxStream](
