@@ -10,7 +10,7 @@ stay in the block store, so a node that is killed meanwhile goes on where it sto
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import structlog
@@ -51,6 +51,9 @@ is fetched in vain if the way turns out to lead nowhere."""
 
 BASES_MAX = 3
 """Checkpoints that are tried, newest first, before the whole is tried again later."""
+
+_Get = Callable[[list[Digest]], Awaitable[None]]
+"""Gets blocks, or raises FetchError or DiskError."""
 
 log = structlog.get_logger("sync")
 
@@ -248,22 +251,21 @@ class ChainSync:
         path = committed.chain.path_between(base, head)
         assert path is not None
         present = committed.head if committed.is_loaded else None
+        get = self._getter(sources)
         if present != base:
-            await self._fetch_checkpoint(base, sources)
+            await self._get_checkpoint(base, get)
             # The present state is given up only when everything on the way is here.
             for step in path:
-                await self._fetch_averages(step, sources)
+                await self._get_averages(step, get)
             await self._run_in_thread(lambda: committed.load_checkpoint(base))
         try:
-            await self._replay(path, sources)
+            await self._replay(path, get)
         except CannotRebuildError:
             if present is not None and present != base:
                 await self._run_in_thread(lambda: rebuild(committed, present))
             raise
 
-    async def _replay(
-        self, path: Sequence[Digest], sources: Callable[[], Sequence[PeerId]]
-    ) -> None:
+    async def _replay(self, path: Sequence[Digest], get: _Get) -> None:
         """Replays round by round, while the next round's averages are fetched."""
         committed = self._committed
         to_replay, fetched = trio.open_memory_channel[Digest](FETCH_AHEAD_ROUNDS - 1)
@@ -274,7 +276,7 @@ class ChainSync:
             async with to_replay:
                 for step in path:
                     try:
-                        await self._fetch_averages(step, sources)
+                        await self._get_averages(step, get)
                     except Exception as error:
                         failure = error
                         return
@@ -295,21 +297,30 @@ class ChainSync:
         if failure is not None:
             raise failure
 
-    async def fetch_ahead(self, head: Digest, sources: Callable[[], Sequence[PeerId]]) -> None:
-        """Fetches some of the blocks that `follow` will want, while this node has something else to
-        end first.
+    async def fetch(self, head: Digest, sources: Callable[[], Sequence[PeerId]]) -> None:
+        """Gets the blocks that `follow` needs to reach a head whose records are known.
 
-        Raises nothing: what is missing here `follow` asks for again.
+        Raises:
+            BehindError: blocks are missing everywhere.
+            DiskError: our own disk does not take them.
         """
         committed = self._committed
-        path = committed.chain.path_between(committed.head, head) or []
-        try:
-            for step in path[:FETCH_AHEAD_ROUNDS]:
-                update_digest = Digest(committed.header(step).update_digest)
-                await self._blocks.fetch([update_digest], sources, passes=1)
-                await self._blocks.fetch(committed.blocks.of_update(step), sources, passes=1)
-        except (FetchError, CannotRebuildError, DiskError) as error:
-            log.debug("could not fetch ahead", head=short(head), problem=str(error))
+        problems: list[str] = []
+
+        async def get(digests: list[Digest]) -> None:
+            await self._blocks.fetch(digests, sources, passes=1)
+
+        for base in self._bases(head):
+            path = committed.chain.path_between(base, head)
+            try:
+                if not committed.is_loaded or committed.head != base:
+                    await self._get_checkpoint(base, get)
+                for step in path or ():
+                    await self._get_averages(step, get)
+                return
+            except (FetchError, CannotRebuildError) as error:
+                problems.append(str(error))
+        raise BehindError("; ".join(problems) or f"no way to {short(head)} is known")
 
     async def fetch_update_index(
         self, header: Header, sources: Callable[[], Sequence[PeerId]]
@@ -325,31 +336,33 @@ class ChainSync:
         except FetchError as error:
             raise BehindError(str(error)) from error
 
-    async def _fetch_checkpoint(
-        self, base: Digest, sources: Callable[[], Sequence[PeerId]]
-    ) -> None:
+    async def _get_checkpoint(self, base: Digest, get: _Get) -> None:
         """All blocks of the state of `base`."""
         committed, chain = self._committed, self._committed.chain
         if committed.blocks.has_state(base):
             return
-        await self._fetch([chain.entry(base).state_digest], sources)
+        await get([chain.entry(base).state_digest])
         if base != chain.genesis:
-            await self._fetch([Digest(committed.header(base).ledger_digest)], sources)
-        await self._fetch(committed.blocks.of_state(base), sources)
+            await get([Digest(committed.header(base).ledger_digest)])
+        await get(committed.blocks.of_state(base))
 
-    async def _fetch_averages(self, step: Digest, sources: Callable[[], Sequence[PeerId]]) -> None:
+    async def _get_averages(self, step: Digest, get: _Get) -> None:
         """All blocks of the averaged chunks of a round."""
         committed = self._committed
-        await self._fetch([Digest(committed.header(step).update_digest)], sources)
-        await self._fetch(committed.blocks.of_update(step), sources)
+        await get([Digest(committed.header(step).update_digest)])
+        await get(committed.blocks.of_update(step))
 
-    async def _fetch(self, digests: list[Digest], sources: Callable[[], Sequence[PeerId]]) -> None:
-        self._committed.blocks.hold(digests)
-        self.blocks_wanted += len(digests)
+    def _getter(self, sources: Callable[[], Sequence[PeerId]]) -> _Get:
+        """Gets blocks that are held until the state is taken over."""
 
         def arrived(_digest: Digest) -> None:
             self.blocks_fetched += 1
 
-        # Asked once: where rounds are quick, averages that no peer has any more are given up at
-        # once, for a newer head.
-        await self._blocks.fetch(digests, sources, arrived, passes=1)
+        async def get(digests: list[Digest]) -> None:
+            self._committed.blocks.hold(digests)
+            self.blocks_wanted += len(digests)
+            # Asked once: where rounds are quick, averages that no peer has any more are given up
+            # at once, for a newer head.
+            await self._blocks.fetch(digests, sources, arrived, passes=1)
+
+        return get

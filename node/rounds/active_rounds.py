@@ -9,10 +9,10 @@ from __future__ import annotations
 import trio
 
 from gossamer.node.base.orders import Orders
+from gossamer.node.heads.prover import HeadProver
 from gossamer.node.network.identity import verify
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.dispatcher import HELLO_SECONDS
-from gossamer.node.rounds.heads import HeadProver
 from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.rounds.ring_service import CommittedRing, Receiver
 from gossamer.node.rounds.round_driver import RoundDriver

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from gossamer.protocol.ids import Digest
+from gossamer.node.heads.heads import BetterHead
 from gossamer.protocol.wire.statements import Phase
 
 OVERTAKEN_SECONDS = 5.0
@@ -27,17 +27,6 @@ class Decision:
 
     holds: bool
     reason: str
-
-
-@dataclass(frozen=True)
-class BetterHead:
-    """A proven head that wins over this node's committed head."""
-
-    head: Digest
-    tokens_total: int
-    """Tokens in its chain."""
-    since_seconds: float
-    """Local time since which some head has been better than this node's."""
 
 
 def is_too_early(round_number: int, phases: Sequence[Phase], wait_for_peers: int) -> Decision:

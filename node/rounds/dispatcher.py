@@ -54,7 +54,7 @@ HELLO_SECONDS = 10.0
 
 LINGER_SECONDS = 10.0
 """Time after the commit for which a member serves those that have not voted for it yet. A member
-that has not voted by then fetches the round instead (`heads.OVERTAKEN_SECONDS`)."""
+that has not voted by then fetches the round instead (`decisions.OVERTAKEN_SECONDS`)."""
 
 SILENT_SECONDS = 6.0
 """A connected successor from which nothing at all came for so long has failed: three signs of life

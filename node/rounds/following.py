@@ -12,11 +12,13 @@ import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskError, DiskHealth
+from gossamer.node.heads.fetcher import HeadFetcher
+from gossamer.node.heads.heads import Heads
+from gossamer.node.heads.prover import HeadProver
 from gossamer.node.network.transport import TransportError
 from gossamer.node.peers.chain_sync import BehindError, ChainSync
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.context import Phases
-from gossamer.node.rounds.heads import HeadProver, Heads
 from gossamer.node.rounds.round_end import WorkSaver
 from gossamer.node.rounds.settlement import Settlement
 from gossamer.node.rounds.turn import POLL_SECONDS
@@ -136,6 +138,7 @@ class Joiner:
         trainings: LocalTrainings,
         follower: Follower,
         head_prover: HeadProver,
+        head_fetcher: HeadFetcher,
         *,
         has_bootstrap: bool,
     ) -> None:
@@ -146,6 +149,7 @@ class Joiner:
         self._trainings = trainings
         self._follower = follower
         self._head_prover = head_prover
+        self._head_fetcher = head_fetcher
         self._has_bootstrap = has_bootstrap
 
     async def join(self) -> None:
@@ -175,7 +179,7 @@ class Joiner:
         if self._follower.heads.better() is not None:
             if not await self._follower.catch_up():
                 await self._follower.wait_for_disk()
-        elif self._head_prover.has_open_questions:
+        elif self._head_prover.has_open_questions or self._head_fetcher.is_at_work:
             await self._trainings.orders.wait(POLL_SECONDS)
         else:
             await self._begin_at_genesis()

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import trio
 
+from gossamer.node.heads.heads import Heads
 from gossamer.node.modes.contribution import Contribution
 from gossamer.node.modes.sync_mode import Promise, RoundWork, Spawn, SyncMode
 from gossamer.node.network.identity import verify
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.context import NodeContext
-from gossamer.node.rounds.heads import Heads
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.storage.work import Work
 from gossamer.protocol.ids import Digest, PeerId

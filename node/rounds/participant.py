@@ -16,12 +16,14 @@ import trio
 
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.orders import Orders
+from gossamer.node.heads.fetcher import HeadFetcher
+from gossamer.node.heads.heads import Heads
+from gossamer.node.heads.prover import HeadProver
 from gossamer.node.modes.table import MODES
 from gossamer.node.rounds.active_rounds import ActiveRounds
 from gossamer.node.rounds.context import NodeContext, Phases
 from gossamer.node.rounds.decisions import DecisionLog, goes_straight_on, is_too_early
 from gossamer.node.rounds.following import Follower, Joiner, LeaveRequested
-from gossamer.node.rounds.heads import HeadProver, Heads
 from gossamer.node.rounds.opening import RoundOpener
 from gossamer.node.rounds.round_end import HeldoutLoss, RoundEnd, WorkSaver
 from gossamer.node.rounds.settlement import Settlement
@@ -62,6 +64,7 @@ class Participant:
         self._phases = Phases(self.progress, metrics, swarm, orders)
         self._heads = Heads(committed, chain_sync, swarm, metrics)
         self._head_prover = HeadProver(committed, chain_sync, swarm, orders)
+        self._head_fetcher = HeadFetcher(self._heads, chain_sync, swarm, orders)
         trainings = LocalTrainings(
             context.manifest, trainer, context.feed, work, self.progress, orders,
             context.run_in_thread,
@@ -81,7 +84,7 @@ class Participant:
         )
         self._joiner = Joiner(
             committed, chain_sync, swarm, trainings, self._follower, self._head_prover,
-            has_bootstrap=has_bootstrap,
+            self._head_fetcher, has_bootstrap=has_bootstrap,
         )  # fmt: skip
         self.rounds = ActiveRounds(
             context.manifest.run_id, committed, swarm, self._head_prover, orders
@@ -133,6 +136,7 @@ class Participant:
         """Takes part in the run until asked to leave. Then returns, with everything on disk."""
         async with trio.open_nursery() as rounds:
             rounds.start_soon(self._head_prover.run)
+            rounds.start_soon(self._head_fetcher.run)
             try:
                 await self._joiner.join()
                 await self._follower.until_trainer_is_up()
@@ -190,9 +194,8 @@ class Participant:
         rounds.start_soon(self.rounds.drive, opened.driver)
         self.rounds.begin(opened)
         turn = Turn(
-            opened, self._heads, self._orders, self._phases, self._round_end, self._decisions,
-            rounds.start_soon,
-        )  # fmt: skip
+            opened, self._heads, self._orders, self._phases, self._round_end, self._decisions
+        )
         await turn.run()
 
     async def _end_training_ahead(self) -> None:

@@ -14,10 +14,10 @@ import trio
 
 from gossamer.node.base.disk_health import DiskError, DiskHealth
 from gossamer.node.base.threads import RunInThread
+from gossamer.node.heads.heads import Heads
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.modes.sync_mode import SyncMode
 from gossamer.node.network.transport import Transport
-from gossamer.node.rounds.heads import Heads
 from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.rounds.settlement import Settlement
 from gossamer.node.storage.committed import CommittedState

@@ -12,12 +12,18 @@ import math
 import trio
 
 from gossamer.node.base.orders import Orders
-from gossamer.node.modes.sync_mode import Spawn
+from gossamer.node.heads.heads import Heads
 from gossamer.node.rounds.context import Phases
-from gossamer.node.rounds.decisions import DecisionLog, gives_up_round, stops_training
-from gossamer.node.rounds.heads import Heads
+from gossamer.node.rounds.decisions import (
+    Decision,
+    DecisionLog,
+    gives_up_round,
+    is_overtaken,
+    stops_training,
+)
 from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.rounds.round_end import RoundEnd
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.rounds.attempt import Committed
 
 LEAVE_SECONDS = 20.0
@@ -39,7 +45,6 @@ class Turn:
         phases: Phases,
         round_end: RoundEnd,
         decisions: DecisionLog,
-        spawn: Spawn,
     ) -> None:
         self._opened = opened
         self._driver = opened.driver
@@ -48,8 +53,6 @@ class Turn:
         self._phases = phases
         self._round_end = round_end
         self._decisions = decisions
-        self._spawn = spawn
-        self._has_fetched_ahead = False
 
     async def run(self) -> None:
         """Trains and averages once.
@@ -84,22 +87,13 @@ class Turn:
     async def wait(self, *, heeds_others: bool) -> bool:
         """See `StopSignal`."""
         await self._orders.wait(POLL_SECONDS)
-        better = self._heads.better()
         decision = stops_training(
             wants_device=self._orders.wants_device,
-            better=better,
+            better=self._heads.better(),
             deadline_seconds=self._driver.machine.stop_training_seconds if heeds_others else None,
             now=trio.current_time(),
         )
-        if better is not None:
-            self._fetch_ahead()
         return self._decisions.note("does the training stop early", decision)
-
-    def _fetch_ahead(self) -> None:
-        """Uses the line for what a better head needs, while the round ends at this node."""
-        if not self._has_fetched_ahead:
-            self._has_fetched_ahead = True
-            self._spawn(self._heads.fetch_ahead)
 
     async def _go_on(self) -> None:
         """This node's work is handed to the ring."""
@@ -123,7 +117,8 @@ class Turn:
                 leave_seconds = min(leave_seconds, trio.current_time() + LEAVE_SECONDS)
             if driver.is_spoilt:
                 return None
-            overtaken = self._heads.overtaken(
+            overtaken = is_round_overtaken(
+                self._heads,
                 driver.ring_id,
                 driver.machine.attainable_tokens,
                 is_at_work=driver.machine.successor is not None,
@@ -135,8 +130,6 @@ class Turn:
                 is_ready=driver.machine.is_ready,
                 better=self._heads.better(),
             )
-            if overtaken.holds:
-                self._fetch_ahead()
             if self._decisions.note("is the round given up", decision):
                 return None
             with trio.move_on_after(POLL_SECONDS):
@@ -148,3 +141,25 @@ class Turn:
         if not self._opened.work.trains_in_ring:
             await self._driver.close_work()
         await self._opened.work.end(self._driver)
+
+
+def is_round_overtaken(
+    heads: Heads, ring_id: Digest | None, attainable_tokens: int, *, is_at_work: bool
+) -> Decision:
+    """Returns whether a better head makes the present round not worth waiting for.
+
+    Args:
+        ring_id: the ring that this node follows; None without one.
+        attainable_tokens: tokens of the chain if that ring commits with all present members.
+        is_at_work: whether this node still passes chunks of that ring on.
+    """
+    better = heads.better()
+    if better is None:
+        return Decision(False, "no better head is known")
+    return is_overtaken(
+        better,
+        attainable_tokens,
+        trio.current_time(),
+        is_on_mine=heads.is_on_mine(better.head),
+        is_finishing=is_at_work and heads.is_by_way_of(ring_id, better.head),
+    )

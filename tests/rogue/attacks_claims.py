@@ -19,11 +19,13 @@ from gossamer.protocol.rounds.roster import ring_id_of
 from gossamer.protocol.state.chain import Commit, encode_commit, encode_header
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, decode_request, encode_reply
-from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL
+from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL, decode_chain_request
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, Ack, ChunkMessage, Hello
 from gossamer.protocol.wire.statements import Accusation, Announce, Ready, Roster, Signed, Vote
 from tests.rogue.attacks_gossip import next_header, vote_for
 from tests.rogue.rogue import Rogue, encode, frame
+
+WITHOUT_BLOCKS_SECONDS = 60.0
 
 
 async def made_up_heads(rogue: Rogue, victims: list[PeerId]) -> None:
@@ -76,6 +78,46 @@ async def heads_that_lead_nowhere(rogue: Rogue, victims: list[PeerId]) -> None:
         await rogue.publish(rogue.topics()[1], b"\x01" + record)
         await rogue.gossip(announce)
         await trio.sleep(1.0)
+
+
+async def heads_without_blocks(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Every two seconds a head that its members have signed, which is the rogue alone. It proves
+    each one, and does not answer when it is asked for blocks."""
+    assert rogue.manifest is not None
+    tokens = WorkBounds(rogue.manifest).tokens_max
+    records: dict[bytes, bytes] = {}
+
+    async def prove(stream: Stream) -> None:
+        message, _ = await receive_frame(stream)
+        record = records.get(decode_chain_request(message).head)
+        await send_frame(stream, encode([] if record is None else [record]))
+        await stream.close()
+
+    async def keep_waiting(stream: Stream) -> None:
+        with suppress(TransportError):
+            await receive_frame(stream)
+            await trio.sleep_forever()
+
+    rogue.transport.handle(CHAIN_PROTOCOL, prove)
+    rogue.transport.handle(BLOCKS_PROTOCOL, keep_waiting)
+    with trio.move_on_after(WITHOUT_BLOCKS_SECONDS):
+        while True:
+            head = await rogue.head(victims[0])
+            header = next_header(
+                rogue, head.head, head.round, head.tokens_total, [rogue.me], tokens
+            )
+            records[header.digest] = encode_commit(
+                Commit(encode_header(header), (vote_for(rogue, header),))
+            )
+            announce = rogue.announce(
+                head,
+                phase="training",
+                head=header.digest,
+                round=header.round,
+                tokens_total=header.tokens_total,
+            )
+            await rogue.gossip(announce)
+            await trio.sleep(2.0)
 
 
 async def claims_to_all_data(rogue: Rogue, victims: list[PeerId]) -> None:

@@ -7,9 +7,9 @@ import math
 import pytest
 from structlog.testing import capture_logs
 
+from gossamer.node.heads.heads import BetterHead
 from gossamer.node.rounds.decisions import (
     OVERTAKEN_SECONDS,
-    BetterHead,
     Decision,
     DecisionLog,
     gives_up_round,

@@ -14,8 +14,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from gossamer.node.heads.heads import Heads
 from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS
-from gossamer.node.rounds.heads import Heads
+from gossamer.node.rounds.turn import is_round_overtaken
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, digest_of, peer_id_from_public_key
@@ -33,13 +34,11 @@ class Chain:
 
     def __init__(self, directory: Path) -> None:
         self.store = ChainStore(directory, RUN_ID, Digest(bytes(32)))
-        self.mine = self.add(RUN_ID, MINE_TOKENS)
-        committed = SimpleNamespace(
-            chain=self.store, head=self.mine, entry=self.store.entry(self.mine)
-        )
+        committed = SimpleNamespace(chain=self.store, head=RUN_ID)
         chain_sync = SimpleNamespace(unfinished=frozenset())
         unused: Any = None
         self.heads = Heads(cast(Any, committed), cast(Any, chain_sync), unused, unused)
+        self.mine = committed.head = self.add(RUN_ID, MINE_TOKENS)
 
     def add(self, parent: Digest, tokens: int, ring_id: Digest = OTHER_RING) -> Digest:
         before = self.store.entry(parent)
@@ -56,7 +55,9 @@ class Chain:
             ledger_digest=bytes(32),
             spans=(),
         )
-        return self.store.add(Commit(encode_header(header), ()), header)
+        head = self.store.add(Commit(encode_header(header), ()), header)
+        self.heads.note_counting(head)
+        return head
 
     def is_overtaken_after(self, seconds: float, *, is_at_work: bool = True) -> bool:
         """Returns whether my ring is left so long after the better head was first seen."""
@@ -64,7 +65,7 @@ class Chain:
         async def main() -> bool:
             self.heads.better()
             await trio.sleep(seconds)
-            return self.heads.overtaken(MY_RING, ATTAINABLE, is_at_work=is_at_work).holds
+            return is_round_overtaken(self.heads, MY_RING, ATTAINABLE, is_at_work=is_at_work).holds
 
         return trio.run(main, clock=MockClock(autojump_threshold=0.0))
 

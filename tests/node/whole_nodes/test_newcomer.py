@@ -89,17 +89,17 @@ def test_the_next_round_is_fetched_while_one_is_replayed(
     num_overlapped = 0
     replay_all, fetch, replay = (
         ChainSync._replay,
-        ChainSync._fetch_averages,
+        ChainSync._get_averages,
         CommittedState.replay,
     )
 
-    async def noted_replay_all(self, path, sources):  # type: ignore[no-untyped-def]
+    async def noted_replay_all(self, path, get):  # type: ignore[no-untyped-def]
         following.update(pairwise(path))
-        await replay_all(self, path, sources)
+        await replay_all(self, path, get)
 
-    async def noted_fetch(self, step, sources):  # type: ignore[no-untyped-def]
+    async def noted_fetch(self, step, get):  # type: ignore[no-untyped-def]
         is_fetching[step].set()
-        await fetch(self, step, sources)
+        await fetch(self, step, get)
 
     def patient_replay(self, head):  # type: ignore[no-untyped-def]
         nonlocal num_overlapped
@@ -109,7 +109,7 @@ def test_the_next_round_is_fetched_while_one_is_replayed(
         return replay(self, head)
 
     monkeypatch.setattr(ChainSync, "_replay", noted_replay_all)
-    monkeypatch.setattr(ChainSync, "_fetch_averages", noted_fetch)
+    monkeypatch.setattr(ChainSync, "_get_averages", noted_fetch)
     monkeypatch.setattr(CommittedState, "replay", patient_replay)
 
     async def story(nursery: trio.Nursery) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gossamer.node.rounds.decisions import BetterHead
-from gossamer.node.rounds.heads import AVOID_SECONDS
+from gossamer.node.heads.heads import AVOID_SECONDS, BetterHead
 from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS

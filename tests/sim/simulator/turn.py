@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from gossamer.node.heads.heads import BetterHead
 from gossamer.node.rounds.decisions import (
-    BetterHead,
     Decision,
     gives_up_round,
     is_overtaken,

@@ -1,0 +1,257 @@
+"""Heads: which one wins, and how this node gets there.
+
+Announcements say which heads the others hold. `prover` asks for the commit records on the way to
+them, and `fetcher` gets the blocks of those that are proven and would win over the committed one,
+and says which of them count. `better` names the heaviest of these, and `try_take_over` commits to
+it. So a head without blocks, which costs its author nothing, stops no training.
+
+A head may still lead nowhere: its blocks may have left with the peers that held them, or its
+signers may have signed a state that does not follow. A head that could not be reached is avoided
+for a while, and so are all heads of signers whose heads fail again and again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import structlog
+import trio
+
+from gossamer.node.heads.signers import Signers
+from gossamer.node.peers.chain_sync import BehindError, ChainSync
+from gossamer.node.peers.swarm import Swarm
+from gossamer.node.storage.committed import CommittedState
+from gossamer.node.telemetry.metrics import Metrics
+from gossamer.protocol.errors import RemoteProtocolError, UnprovenError
+from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
+from gossamer.protocol.wire.statements import Ready, Roster
+
+AVOID_SECONDS = 20.0
+"""A head that could not be reached is avoided this long."""
+
+FAILURES_MAX = 4
+"""Heads in a row of a peer with standing that could not be reached, before all its heads are
+avoided. Where rounds are quick, the blocks of the first ones may be gone before they are fetched.
+Of other peers one is enough."""
+
+SIGNER_AVOID_SECONDS_MAX = 300.0
+"""Longest time for which the heads of a signer are avoided. It begins with `AVOID_SECONDS` and
+doubles with each failure."""
+
+SIGNERS_KEPT = 1024
+"""Signers whose failures are remembered; with more, all are forgotten."""
+
+SIDE_ROUNDS_MAX = 4096
+"""Upper bound on committed rounds that are kept although no known head descends from them. A split
+swarm makes a few hundred, and each costs some 2 KiB of disk and memory."""
+
+log = structlog.get_logger("node")
+
+
+@dataclass(frozen=True)
+class BetterHead:
+    """A head that counts and wins over this node's committed head."""
+
+    head: Digest
+    tokens_total: int
+    """Tokens in its chain."""
+    since_seconds: float
+    """Local time since which some head has been better than this node's."""
+
+
+@dataclass
+class _Failures:
+    """A signer's heads that could not be reached."""
+
+    number: int = 0
+    """Since the last one that could be reached."""
+    until_seconds: float = -math.inf
+    """Local time until which its heads are avoided."""
+
+
+class Heads:
+    """Knows which heads win, and takes them over."""
+
+    def __init__(
+        self, committed: CommittedState, chain_sync: ChainSync, swarm: Swarm, metrics: Metrics
+    ) -> None:
+        self.signers = Signers(committed.chain)
+        self._committed = committed
+        self._chain_sync = chain_sync
+        self._swarm = swarm
+        self._metrics = metrics
+        self._counting: set[Digest] = set()
+        """Proven heads that count: see `fetcher`."""
+        self._avoided: dict[Digest, float] = {}
+        self._failures: dict[PeerId, _Failures] = {}
+        self._better_since: float | None = None
+
+    @property
+    def mine(self) -> Digest:
+        """The committed head of this node."""
+        return self._committed.head
+
+    def better(self) -> BetterHead | None:
+        """The heaviest head that counts and wins over the committed one; None if no head does."""
+        now, chain = trio.current_time(), self._committed.chain
+        self._counting = {head for head in self._counting if head in chain and self._wins(head)}
+        ready = [head for head in self._counting if not self._is_avoided(now, head)]
+        if not ready:
+            self._better_since = None
+            return None
+        best = min(ready, key=self._weight)
+        if self._better_since is None:
+            self._better_since = now
+        return BetterHead(best, chain.entry(best).tokens_total, self._better_since)
+
+    def wanted(self) -> list[Digest]:
+        """The proven heads that win over the committed one and do not count yet, the heaviest
+        first."""
+        now, chain = trio.current_time(), self._committed.chain
+        return sorted(
+            (
+                head
+                for head in chain.tips()
+                if self._wins(head)
+                and head not in self._counting
+                and chain.is_whole(head)
+                and head not in self._chain_sync.unfinished
+                and not self._is_avoided(now, head)
+            ),
+            key=self._weight,
+        )
+
+    def _wins(self, head: Digest) -> bool:
+        return self._committed.chain.is_heavier(head, self._committed.head)
+
+    def _weight(self, head: Digest) -> tuple[int, Digest]:
+        return -self._committed.chain.entry(head).tokens_total, head
+
+    def note_counting(self, head: Digest) -> None:
+        """The blocks of a wanted head are here, or it counts without them."""
+        self._counting.add(head)
+
+    def counts_at_once(self, head: Digest) -> bool:
+        """Returns whether a proven head counts before its blocks are here.
+
+        Its signers have worked with this node, or this node has no state that it could train.
+        """
+        return not self._committed.is_loaded or self._has_standing(self.signers.of(head))
+
+    def _has_standing(self, peers: frozenset[PeerId]) -> bool:
+        """Returns whether one of these signers is known from this node's own chain."""
+        known = self.signers.with_standing(self._committed.head)
+        return bool(peers & (known | {self._swarm.me}))
+
+    def _is_avoided(self, now: float, head: Digest) -> bool:
+        if self._avoided.get(head, -math.inf) > now:
+            return True
+        failures = [self._failures.get(peer) for peer in self.signers.of(head)]
+        return bool(failures) and all(
+            each is not None and each.until_seconds > now for each in failures
+        )
+
+    def _branch_of(self, head: Digest) -> Digest:
+        """The first round on the way to a head that is not an ancestor of the committed head."""
+        committed = self._committed
+        return (committed.chain.only_in(head, committed.head) or [head])[-1]
+
+    def is_by_way_of(self, ring_id: Digest | None, head: Digest) -> bool:
+        """Returns whether the branch of a head begins with the round that this ring commits."""
+        chain = self._committed.chain
+        return chain.header(self._branch_of(head)).ring_id == ring_id
+
+    def is_on_mine(self, head: Digest) -> bool:
+        """Returns whether a known head descends from the committed head."""
+        committed = self._committed
+        return not committed.chain.only_in(committed.head, head)
+
+    def is_near(self, head: Digest) -> bool:
+        """Returns whether this node is so few rounds behind a head that the others may wait for
+        it."""
+        committed = self._committed
+        chain = committed.chain
+        return committed.is_loaded and (
+            head not in chain or committed.head in chain.ancestors(head, NEAR_ROUNDS)
+        )
+
+    def recent(self) -> list[Digest]:
+        """The committed head and its ancestors, newest first, as far as `Swarm.awaited` looks."""
+        committed = self._committed
+        return committed.chain.ancestors(committed.head, TRAILING_ROUNDS)
+
+    async def try_take_over(self, head: Digest) -> bool:
+        """Makes a head the committed one.
+
+        Returns:
+            False if it could not be reached; it is avoided for a while then.
+
+        Raises:
+            DiskError: this node's disk does not take it, and would take no other head either.
+        """
+        try:
+            await self._take_over(head)
+        except (BehindError, RemoteProtocolError) as error:
+            log.warning(
+                "a heavier head could not be taken over", head=short(head), error=str(error)
+            )
+            self.avoid(head)
+            return False
+        for peer in self.signers.of(head):
+            self._failures.pop(peer, None)
+        self.note_new()
+        entry = self._committed.entry
+        log.info("at the swarm's head", round=entry.round, head=short(entry.head))
+        return True
+
+    def avoid(self, head: Digest) -> None:
+        """Avoids a head. A peer that announces it without helping others to it breaks the rules."""
+        now = trio.current_time()
+        self._counting.discard(head)
+        self._avoided = {h: t for h, t in self._avoided.items() if t > now}
+        self._avoided[head] = now + AVOID_SECONDS
+        if len(self._failures) >= SIGNERS_KEPT:
+            self._failures.clear()
+        for peer in self.signers.of(head):
+            failures = self._failures.setdefault(peer, _Failures())
+            failures.number += 1
+            free = FAILURES_MAX if self._has_standing(frozenset({peer})) else 1
+            if failures.number >= free:
+                doublings = min(failures.number - free, 10)
+                seconds = min(AVOID_SECONDS * 2**doublings, SIGNER_AVOID_SECONDS_MAX)
+                failures.until_seconds = now + seconds
+        swarm = self._swarm
+        for peer, announce in swarm.living().items():
+            if announce.head == head:
+                error = UnprovenError(f"at head {short(head)}, which cannot be reached")
+                swarm.offence(peer, error)
+
+    async def _take_over(self, head: Digest) -> None:
+        committed = self._committed
+        if committed.is_loaded and not committed.chain.is_heavier(head, committed.head):
+            raise BehindError("it is lighter than the committed head by now")
+        await self._chain_sync.follow(head, self._swarm.sources)
+
+    def note_new(self) -> None:
+        """The committed head has changed: forgets what belonged to earlier heads, and announces."""
+        entry = self._committed.entry
+        self._better_since = None
+        self._metrics.round.set(entry.round)
+        statement_store = self._swarm.gossip.statement_store
+        statement_store.age()
+        statement_store.keep(
+            lambda _signed, statement: (
+                not isinstance(statement, Ready | Roster) or statement.round > entry.round
+            )
+        )
+        self._forget_side_rounds()
+        self._swarm.admission.forgive_accusers()
+        self._swarm.announce()
+
+    def _forget_side_rounds(self) -> None:
+        chain, entry = self._committed.chain, self._committed.entry
+        if len(chain) - entry.round - 1 > SIDE_ROUNDS_MAX:
+            announced = {Digest(a.head) for a in self._swarm.living().values()}
+            chain.forget_all_but([entry.head, *sorted(announced)])

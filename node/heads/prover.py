@@ -1,0 +1,155 @@
+"""Proves the heads that others announce.
+
+An announcement is a claim, and a reason to ask its author for the commit records on the way to that
+head, while the node goes on with its rounds. So a peer that announces a head which does not exist,
+or with a wrong weight, delays only itself. Its failure to prove a head is an offence of little
+weight, because it may have lost its disk since; a wrong weight is an offence of much weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+import trio
+
+from gossamer.node.base.orders import Orders
+from gossamer.node.peers.chain_sync import BehindError, ChainSync, UnknownHeadError
+from gossamer.node.peers.swarm import Swarm
+from gossamer.node.storage.committed import CommittedState
+from gossamer.protocol.errors import ImplausibleError, RemoteProtocolError, UnprovenError
+from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.state.chain import is_heavier
+from gossamer.protocol.wire.statements import Announce
+
+LOOK_SECONDS = 1.0
+"""Interval of the looks without a new announcement: a peer may be due to be asked again."""
+
+ASKED_MAX = 8
+"""Peers that are asked at a time: enough that a few silent ones do not delay an honest one."""
+
+HEDGE_SECONDS = 3.0
+"""A second holder of a head is asked if the first one takes longer than this."""
+
+RETRY_SECONDS_MIN = 2.0
+RETRY_SECONDS_MAX = 60.0
+"""The pause before a peer that could not prove its head is asked again; it doubles each time."""
+
+log = structlog.get_logger("node")
+
+
+@dataclass
+class _Holder:
+    """A peer that is or was asked."""
+
+    head: Digest
+    """The newest head that it was asked for."""
+    asked_seconds: float
+    is_asked: bool = True
+    failures: int = 0
+    retry_seconds: float = 0.0
+
+
+class HeadProver:
+    """Proves announced heads that would win over the committed one."""
+
+    def __init__(
+        self, committed: CommittedState, chain_sync: ChainSync, swarm: Swarm, orders: Orders
+    ) -> None:
+        """`orders` is notified of each head that is proven."""
+        self._committed = committed
+        self._chain_sync = chain_sync
+        self._swarm = swarm
+        self._orders = orders
+        self._holders: dict[PeerId, _Holder] = {}
+        self._news = trio.Event()
+
+    def wake(self) -> None:
+        """There is a new announcement."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Asks until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._news = trio.Event()
+                self._look(nursery)
+                with trio.move_on_after(LOOK_SECONDS):
+                    await self._news.wait()
+
+    @property
+    def has_open_questions(self) -> bool:
+        """Returns whether a peer announces a better head and was not asked yet, or did not answer
+        yet."""
+        wanted = self._wanted()
+        return any(
+            peer not in self._holders or self._holders[peer].is_asked for peer in sorted(wanted)
+        )
+
+    def _wanted(self) -> dict[PeerId, Announce]:
+        """Living peers whose announced head would win over the committed one and is not proven."""
+        mine, chain = self._committed.entry, self._committed.chain
+        return {
+            peer: announce
+            for peer, announce in self._swarm.living().items()
+            if is_heavier(announce.tokens_total, announce.head, mine.tokens_total, mine.head)
+            and not chain.is_whole(Digest(announce.head))
+        }
+
+    def _look(self, nursery: trio.Nursery) -> None:
+        now = trio.current_time()
+        wanted = self._wanted()
+        for peer in [p for p, holder in self._holders.items() if not holder.is_asked]:
+            if peer not in wanted and now > self._holders[peer].retry_seconds:
+                del self._holders[peer]
+        num_asked = sum(holder.is_asked for holder in self._holders.values())
+        for peer in sorted(wanted, key=self._failures_of):
+            if num_asked >= ASKED_MAX:
+                return
+            head = Digest(wanted[peer].head)
+            if self._may_ask(now, peer, head):
+                num_asked += 1
+                failures = self._failures_of(peer)[0]
+                holder = self._holders[peer] = _Holder(head, now, failures=failures)
+                nursery.start_soon(self._ask, peer, holder, wanted[peer].tokens_total)
+
+    def _failures_of(self, peer: PeerId) -> tuple[int, PeerId]:
+        holder = self._holders.get(peer)
+        return (0 if holder is None else holder.failures, peer)
+
+    def _may_ask(self, now: float, peer: PeerId, head: Digest) -> bool:
+        holder = self._holders.get(peer)
+        if holder is not None and (holder.is_asked or now < holder.retry_seconds):
+            return False
+        return not any(
+            other.is_asked and other.head == head and now < other.asked_seconds + HEDGE_SECONDS
+            for other in self._holders.values()
+        )
+
+    async def _ask(self, peer: PeerId, holder: _Holder, claimed_tokens: int) -> None:
+        chain, swarm = self._committed.chain, self._swarm
+        try:
+            await self._chain_sync.learn(holder.head, peer)
+            if chain.entry(holder.head).tokens_total != claimed_tokens:
+                raise ImplausibleError("a head announced with tokens that are not in its chain")
+        except UnknownHeadError as error:
+            self._note_failure(holder, str(error))
+            swarm.offence(peer, UnprovenError(str(error)))
+        except BehindError as error:
+            self._note_failure(holder, str(error))
+        except RemoteProtocolError as error:
+            self._note_failure(holder, str(error))
+            swarm.offence(peer, error)
+        else:
+            holder.failures = 0
+            self._orders.notify()
+        finally:
+            holder.is_asked = False
+
+    @staticmethod
+    def _note_failure(holder: _Holder, problem: str) -> None:
+        doublings = min(holder.failures, 10)
+        seconds = min(RETRY_SECONDS_MIN * 2**doublings, RETRY_SECONDS_MAX)
+        holder.failures += 1
+        holder.retry_seconds = trio.current_time() + seconds
+        log.info("an announced head is not proven", head=short(holder.head), problem=problem)

@@ -1,0 +1,66 @@
+"""How much harm one rogue does to a swarm of honest nodes, beside the same swarm without it."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import structlog
+import trio
+
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.transport import TransportError
+from gossamer.protocol.ids import digest_of
+from tests.rogue.attacks_claims import heads_without_blocks
+from tests.rogue.catalogue import Attack
+from tests.rogue.rogue import Rogue
+from tests.support.node_world import World, simulate
+
+NAMES = "abcd"
+SECONDS = 60.0
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+
+
+def rounds_of(root: Path, attack: Attack | None) -> int:
+    """Rounds that a swarm commits in `SECONDS`, with or without an attack."""
+    world = World(root, seed=17)
+    committed = 0
+
+    async def story(nursery: trio.Nursery) -> None:
+        nonlocal committed
+        await nursery.start(world.run, "a")
+        for name in NAMES[1:]:
+            await nursery.start(world.run, name, ["a"])
+        await world.reach(4, *NAMES)
+        identity = Identity.from_seed(digest_of(b"rogue"))
+        async with world.network.transport(identity) as transport:
+            victims = [world.identity(name).peer_id for name in NAMES]
+            for victim in victims:
+                await transport.connect(world.network.addresses_of(victim)[0])
+            rogue = Rogue(transport, identity, random.Random(0))
+            await rogue.learn_run(victims[0])
+            before = world.round("b")
+            with trio.move_on_after(SECONDS):
+                with suppress(TransportError):  # banned meanwhile
+                    if attack is not None:
+                        await attack(rogue, victims)
+                await trio.sleep_forever()
+            committed = world.round("b") - before
+        await world.reach(world.round("b") + 2, *NAMES)
+        world.assert_one_chain(*NAMES)
+
+    simulate(world, story)
+    return committed
+
+
+def test_heads_whose_blocks_nobody_has_do_not_stop_training(tmp_path: Path) -> None:
+    undisturbed = rounds_of(tmp_path / "undisturbed", None)
+    attacked = rounds_of(tmp_path / "attacked", heads_without_blocks)
+    print(f"rounds in {SECONDS:.0f} s: {undisturbed} undisturbed, {attacked} attacked")
+    assert 2 * attacked >= undisturbed
