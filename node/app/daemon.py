@@ -19,6 +19,8 @@ from gossamer.node.app.http import require_free
 from gossamer.node.app.listening import listen_addresses
 from gossamer.node.base.rate_limit import Limits, rate_limit_of
 from gossamer.node.base.settings import Found, Join, Role, Settings
+from gossamer.node.base.threads import run_abandonable
+from gossamer.node.machine.capacity import free_memory_bytes, trains_on_host
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.lan import LanNeighbours
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
@@ -28,12 +30,14 @@ from gossamer.node.peers.run_exchange import (
     open_signed_manifest,
     request_manifest,
 )
+from gossamer.node.runs.needs import Needs, ask_owner, describe, needs_of, require_memory
 from gossamer.node.runs.starting import found_here
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.node.telemetry.gpus import Gpus
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest
-from gossamer.protocol.manifest import SignedManifest
+from gossamer.protocol.manifest import Manifest, SignedManifest
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -144,12 +148,14 @@ class _Daemon:
                     signed = await request_manifest(
                         transport, addresses, None if wanted is None else Digest(wanted)
                     )
+                    await self._require_consent(open_signed_manifest(signed), self._role)
                     state_dir.write_manifest(signed)
             if signed is None:
                 raise JoinError(
                     f"there is no run in {state_dir.root}: `gossamer start` founds one, "
                     "`gossamer join ADDRESS` joins one"
                 )
+            self._require_memory(open_signed_manifest(signed))
             store = BlockStore(
                 state_dir.blocks_path, settings.cache_bytes, check_place=state_dir.require_ours
             )
@@ -173,6 +179,29 @@ class _Daemon:
                     nursery.start_soon(lan.run)
                 await node.run()
                 nursery.cancel_scope.cancel()
+
+    def _require_memory(self, manifest: Manifest) -> Needs:
+        """Returns what a run needs here. Raises TooLargeError where that is too much."""
+        settings = self._settings
+        needs = needs_of(
+            manifest,
+            trains_on_host=trains_on_host(settings.device, Gpus().read()),
+            cache_bytes=settings.cache_bytes,
+        )
+        require_memory(manifest, needs, free_memory_bytes())
+        return needs
+
+    async def _require_consent(self, manifest: Manifest, role: Join) -> None:
+        """Asks the owner of this machine, where one is at the terminal.
+
+        Raises:
+            TooLargeError, NotWantedError: the run is not joined.
+        """
+        lines = describe(manifest, self._require_memory(manifest))
+        if role.asks_owner:
+            await run_abandonable(lambda: ask_owner(lines, print, input))
+        else:
+            log.info("joining a run", uses="; ".join(" ".join(each.split()) for each in lines))
 
 
 def _manifest_here(state_dir: StateDir) -> SignedManifest | None:

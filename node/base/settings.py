@@ -126,6 +126,8 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 
     addresses: tuple[str, ...]
     run_id: str | None = None
+    asks_owner: bool = False
+    """Whether to show what the run will use, and to ask on the terminal before joining."""
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):

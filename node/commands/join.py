@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+
 from gossamer.node.base.settings import Join, Resume, parse_links
 from gossamer.node.commands.nearby import links_nearby
 from gossamer.node.commands.options import Node, settings_of
@@ -10,7 +15,11 @@ from gossamer.node.commands.unnamed_peers import confirm_on_terminal
 from gossamer.node.storage.state_dir import StateDir
 
 
-def join(*addresses: str, options: Node = None) -> int:
+def join(
+    *addresses: str,
+    yes: Annotated[bool, Parameter(negative="")] = False,
+    options: Node = None,
+) -> int:
     """Join the run of a peer, or go on with it.
 
     Without an address it joins the run whose nodes it finds in this network.
@@ -20,6 +29,8 @@ def join(*addresses: str, options: Node = None) -> int:
     addresses
         Links that `gossamer start` and `gossamer status` show: /ip4/../tcp/../p2p/12D3..#RUN_ID
         An address without a peer id is dialled first, and the answering peer has to be confirmed.
+    yes
+        Join without a question. On a terminal `join` shows what the run will use and asks.
     """
     settings = settings_of(options)
     seeds, run_id = parse_links(confirm_on_terminal(addresses))
@@ -31,4 +42,5 @@ def join(*addresses: str, options: Node = None) -> int:
     seeds = seeds or settings.bootstrap
     if not seeds:
         seeds, run_id = parse_links(links_nearby(settings))
-    return run_node(settings, Join(addresses=seeds, run_id=run_id))
+    asks_owner = not yes and sys.stdin.isatty() and sys.stdout.isatty()
+    return run_node(settings, Join(addresses=seeds, run_id=run_id, asks_owner=asks_owner))

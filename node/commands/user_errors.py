@@ -9,6 +9,7 @@ from gossamer.node.machine.trainer import TrainerFailedError
 from gossamer.node.network.identity import IdentityError
 from gossamer.node.network.transport import TransportError
 from gossamer.node.peers.run_exchange import JoinError, NotAdmittedError
+from gossamer.node.runs.needs import TooLargeError
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.state_dir import StateDirError
 from gossamer.protocol.errors import ManifestError
@@ -47,4 +48,4 @@ def explain(error: Exception) -> list[str] | None:
 def exit_status(error: Exception) -> int:
     """Returns the status with which the program ends: 2 if the same command would fail again until
     somebody changes something, so that a service manager does not start it again."""
-    return 2 if isinstance(error, NotAdmittedError) else 1
+    return 2 if isinstance(error, NotAdmittedError | TooLargeError) else 1

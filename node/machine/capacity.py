@@ -129,6 +129,20 @@ def host_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return min(total, int(limit)) if limit.isdigit() else total
 
 
+def free_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that programs may still take, of the machine or of the container if that is less."""
+    free = int(psutil.virtual_memory().available)
+    limit, used = _read_line(cgroup / "memory.max"), _read_line(cgroup / "memory.current")
+    if limit.isdigit() and used.isdigit():
+        free = min(free, max(0, int(limit) - int(used)))
+    return free
+
+
+def trains_on_host(device: str, gpus: list[Gpu]) -> bool:
+    """Returns whether the trainer's vectors lie in host memory, as far as the settings say."""
+    return measure_capacity(device, gpus).device_kind in ("cpu", "mps")
+
+
 def num_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Logical cores that this process may use (affinity and the container's quota), at least 1."""
     if sys.platform == "linux":

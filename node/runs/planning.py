@@ -28,6 +28,7 @@ from statistics import mean
 from gossamer.node.runs.draft import Draft
 from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.protocol.codecs.payloads import Payloads, payloads_of
+from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state.sync_sets import SyncSets
 
 LINE_SHARE = 0.95
@@ -154,7 +155,7 @@ class RoundPlan:
 
 
 def plan_round(
-    draft: Draft, peers: int, line: Line, tokens_per_second: float | None = None
+    draft: Draft | Manifest, peers: int, line: Line, tokens_per_second: float | None = None
 ) -> RoundPlan:
     """Returns the cost of a round of this run to each of so many peers.
 
@@ -212,7 +213,7 @@ def plan_round(
     )
 
 
-def _fragments_advised(draft: Draft) -> int:
+def _fragments_advised(draft: Draft | Manifest) -> int:
     """Returns the most fragments that the manifest allows, up to `FRAGMENTS_ADVISED`."""
     outer, num_layers = draft.outer, draft.model.num_layers
     if draft.sync != "diloco":

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from gossamer.node.base.settings import Found, Settings
+from gossamer.node.machine.capacity import free_memory_bytes
 from gossamer.node.machine.trainer import TrainerFailedError
 from gossamer.node.machine.trainer_exit import TrainerExit
 from gossamer.node.machine.trainer_process import TrainerProcess
@@ -21,6 +22,7 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.node.runs.founding import sign_manifest
 from gossamer.node.runs.manifest_file import read_manifest_file
+from gossamer.node.runs.needs import needs_of, require_memory
 from gossamer.node.runs.preparing import prepare_elsewhere
 from gossamer.protocol.manifest import SignedManifest
 from gossamer.protocol.state.digest import FloatVector
@@ -40,6 +42,7 @@ async def found_here(
 
     Raises:
         ManifestError, CorpusError: the choices cannot be trained; one sentence a mistake.
+        TooLargeError: the model does not fit into this machine.
         TrainerFailedError: the trainer could not draw the initial weights.
     """
     if role.manifest_file is not None:
@@ -49,6 +52,8 @@ async def found_here(
         draft = draft_of_preset(preset)
         log.info(f"the settings of the preset {preset} {PRESETS[preset].origin}")
     log.info(f"founding {draft.name}: {draft.model.num_parameters:,} parameters")
+    needs = needs_of(draft, trains_on_host=True, cache_bytes=settings.cache_bytes)
+    require_memory(draft, needs, free_memory_bytes())  # the initial weights are drawn on the CPU
     with _Bars() as bars:
         data = await prepare_elsewhere(draft, role.corpus, blocks, settings.cache_bytes, bars.show)
     parameters = await initial_parameters(draft, settings)

@@ -9,14 +9,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
+from msgspec.structs import replace
 
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.network.identity import Identity
+from gossamer.node.network.over_libp2p.host import open_libp2p_transport
+from gossamer.node.peers.run_exchange import serve_manifest
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import short
+from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes
+from tests.support import builders
 from tests.support.daemons import (
     OPTIONS,
     PATIENCE_SECONDS,
+    Answer,
     add_founder,
     gossamer,
     refused,
@@ -173,3 +180,39 @@ def test_a_damaged_file_without_which_nothing_goes(
     assert str(path) in error
     assert "is damaged" in error
     assert path.read_bytes() == data
+
+
+def test_a_run_that_does_not_fit_is_refused_before_anything_is_allocated(tmp_path: Path) -> None:
+    """A stranger's manifest of 13 billion parameters: an error for people, also after a restart."""
+    founder = Identity.generate()
+    example = builders.manifest()
+    model = replace(
+        example.model, num_layers=64, width=4096, num_heads=32, num_kv_heads=32,
+        hidden_width=11008, vocabulary=32000,
+    )  # fmt: skip
+    outer = replace(example.outer, chunk_elements=2**20)
+    manifest = replace(example, founder=founder.peer_id, model=model, outer=outer, name="huge")
+    signed = SignedManifest(
+        manifest=encode_manifest(manifest),
+        signature=founder.sign(signing_bytes(manifest.run_id)),
+    )
+    folder = tmp_path / "node"
+    options = ("--state-dir", folder, "--listen", "/ip4/127.0.0.1/tcp/0", "--api", "127.0.0.1:0")
+
+    async def serve_and_join() -> Answer:
+        async with open_libp2p_transport(founder, ["/ip4/127.0.0.1/tcp/0"]) as transport:
+            serve_manifest(transport, signed)
+            return await trio.to_thread.run_sync(
+                lambda: gossamer("join", transport.addresses()[0], *options)
+            )
+
+    answer = trio.run(serve_and_join)
+    assert answer.status == 2, answer
+    assert "huge has 13," in answer.err
+    assert "a run may need 70%" in answer.err
+    assert not (folder / "manifest.msgpack").exists()
+    # The state directory of a run that was joined on a larger machine.
+    StateDir(folder).write_manifest(signed)
+    again = gossamer("join", *options)
+    assert again.status == 2, again
+    assert "huge has 13," in again.err

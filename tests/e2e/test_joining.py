@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +26,8 @@ from tests.support.daemons import (
 )
 
 pytestmark = pytest.mark.e2e
+
+ANY_API = "127.0.0.1:0"
 
 
 def test_one_alone_then_two_then_a_third_without_the_seed(swarm: LocalSwarm, founded: Path) -> None:
@@ -84,3 +90,29 @@ def test_a_closed_run_tells_a_stranger_its_id_and_takes_who_is_named(
     member = swarm.join(seed.address())
     assert member.root.name == "node2"
     member.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of two")
+
+
+def test_on_a_terminal_the_owner_is_asked_first(
+    swarm: LocalSwarm, founded: Path, tmp_path: Path
+) -> None:
+    seed = start_founder(swarm, founded)
+    folder = tmp_path / "asked"
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "gossamer.node.cli", "join", seed.address()]
+    options = ["--state-dir", str(folder), "--listen", "/ip4/127.0.0.1/tcp/0", "--api", ANY_API]
+    process = subprocess.Popen([*command, *options], stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    try:
+        shown = b""
+        while b"Join this run? [y/N]" not in shown:
+            shown += os.read(ours, 4096)
+        os.write(ours, b"n\n")
+        assert process.wait(PATIENCE_SECONDS) == 1
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    text = shown.decode()
+    for word in ("end-to-end", "founder", "parameters", "memory", "disk", "each round", "corpus"):
+        assert word in text, text
+    assert not (folder / "manifest.msgpack").exists()

@@ -1,0 +1,118 @@
+"""What a run needs of a machine, told and checked before anything large is allocated.
+
+A manifest comes from strangers. One of a billion parameters makes the daemon allocate tens of GB in
+its first seconds, and the system ends the process without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gossamer.node.base.units import format_bytes
+from gossamer.node.peers.run_exchange import JoinError
+from gossamer.node.runs.draft import Draft
+from gossamer.node.runs.planning import Line, plan_round
+from gossamer.protocol.ids import short
+from gossamer.protocol.manifest import Manifest
+
+DAEMON_BYTES_PER_PARAMETER = 32
+"""Six fp32 vectors of the state and of its successor, and the buffers of a ring."""
+
+TRAINER_BYTES_PER_PARAMETER = 16
+"""Parameters, gradient and AdamW's two moments in fp32; activations come on top."""
+
+PROCESS_BYTES = 400 * 1000**2
+"""A daemon and a trainer without a model: 130 and 250 MB resident (measured)."""
+
+STATE_BYTES_PER_PARAMETER = 8
+"""Parameters and momentum of a checkpoint, in fp32."""
+
+STATES_ON_DISK = 8
+"""Checkpoints, and averages between them, that a node keeps at most."""
+
+MEMORY_SHARE_MAX = 0.7
+"""Part of the free memory that a run may need by this estimate. The rest is for activations, and
+for what the owner does with the machine."""
+
+PEERS_SUPPOSED = 8
+"""Members for which the traffic of a round is told: it depends little on their number."""
+
+
+class TooLargeError(JoinError):
+    """The run does not fit into this machine."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The needs of a run, in bytes."""
+
+    memory: int
+    """Host memory of daemon and trainer."""
+    device_memory: int
+    """Memory of the training device, if that has its own."""
+    disk: int
+
+
+def needs_of(run: Manifest | Draft, *, trains_on_host: bool, cache_bytes: int) -> Needs:
+    """Returns what a run needs of a machine.
+
+    Args:
+        trains_on_host: whether the trainer's vectors lie in host memory.
+        cache_bytes: limit of the data cache.
+    """
+    parameters = run.model.num_parameters
+    trainer = TRAINER_BYTES_PER_PARAMETER * parameters
+    return Needs(
+        memory=PROCESS_BYTES
+        + DAEMON_BYTES_PER_PARAMETER * parameters
+        + (trainer if trains_on_host else 0),
+        device_memory=0 if trains_on_host else trainer,
+        disk=STATES_ON_DISK * STATE_BYTES_PER_PARAMETER * parameters + cache_bytes,
+    )
+
+
+def require_memory(run: Manifest | Draft, needs: Needs, free_bytes: int) -> None:
+    """Raises TooLargeError if a run needs more of the free memory than it may."""
+    if needs.memory > MEMORY_SHARE_MAX * free_bytes:
+        raise TooLargeError(
+            f"the run {run.name} has {run.model.num_parameters:,} parameters and needs some "
+            f"{format_bytes(needs.memory)} of memory here; {format_bytes(free_bytes)} are free, "
+            f"and a run may need {MEMORY_SHARE_MAX:.0%} of that. Free memory, or take a smaller "
+            "model"
+        )
+
+
+def describe(manifest: Manifest, needs: Needs) -> list[str]:
+    """Returns the lines that tell the owner of a machine what a run will use.
+
+    Call it after `require_memory`: the traffic is counted chunk by chunk.
+    """
+    model, device = manifest.model, needs.device_memory
+    plan = plan_round(manifest, PEERS_SUPPOSED, Line(1.0, 1.0))
+    own = f", and {format_bytes(device)} of the training device" if device else ""
+    return [
+        f"run       {manifest.name} ({short(manifest.run_id)})",
+        f"founder   {manifest.founder}",
+        f"model     {model.num_parameters:,} parameters; sync {manifest.sync}",
+        f"memory    some {format_bytes(needs.memory)}{own}",
+        f"disk      at most some {format_bytes(needs.disk)}",
+        f"network   some {format_bytes(plan.sent_bytes)} up and down in each round",
+        "shared    this node serves the run's state and parts of its corpus to other members",
+    ]
+
+
+class NotWantedError(JoinError):
+    """The owner of the machine does not want to join."""
+
+
+def ask_owner(lines: list[str], show: Callable[[str], None], ask: Callable[[str], str]) -> None:
+    """Shows what a run will use and asks whether to join it.
+
+    Raises:
+        NotWantedError: the answer is not yes.
+    """
+    for line in lines:
+        show(line)
+    if ask("Join this run? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise NotWantedError("not joined")

@@ -1,0 +1,80 @@
+"""What a run needs is told to the owner of the machine, and refused where it does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gossamer.node.machine.capacity import free_memory_bytes, host_memory_bytes
+from gossamer.node.runs.needs import (
+    PROCESS_BYTES,
+    NotWantedError,
+    TooLargeError,
+    ask_owner,
+    describe,
+    needs_of,
+    require_memory,
+)
+from gossamer.protocol.manifest import Manifest
+from tests.support.builders import manifest
+
+GB = 1000**3
+
+
+def large_manifest(layers: int = 64) -> Manifest:
+    """Some 13 billion parameters."""
+    example = manifest()
+    model = replace(
+        example.model, num_layers=layers, width=4096, num_heads=32, num_kv_heads=32,
+        hidden_width=11008, vocabulary=32000,
+    )  # fmt: skip
+    return replace(example, model=model)
+
+
+def test_memory_is_refused_above_seven_tenths_of_what_is_free() -> None:
+    run = large_manifest()
+    parameters = run.model.num_parameters
+    assert 12e9 < parameters < 14e9
+    needs = needs_of(run, trains_on_host=True, cache_bytes=0)
+    assert needs.memory == PROCESS_BYTES + 48 * parameters
+    require_memory(run, needs, int(needs.memory / 0.69))
+    with pytest.raises(
+        TooLargeError, match=r"13,\d+,\d+,\d+ parameters and needs some 6\d\d\.. GB"
+    ):
+        require_memory(run, needs, int(needs.memory / 0.71))
+
+
+def test_a_device_with_memory_of_its_own_holds_the_trainer() -> None:
+    run = large_manifest()
+    needs = needs_of(run, trains_on_host=False, cache_bytes=5 * GB)
+    assert needs.memory == PROCESS_BYTES + 32 * run.model.num_parameters
+    assert needs.device_memory == 16 * run.model.num_parameters
+    assert needs.disk > 5 * GB
+
+
+def test_the_owner_sees_what_is_used_and_decides() -> None:
+    run = manifest()
+    lines = describe(run, needs_of(run, trains_on_host=True, cache_bytes=4 * GB))
+    text = "\n".join(lines)
+    for word in (run.name, run.founder, f"{run.model.num_parameters:,}", "corpus", "each round"):
+        assert word in text
+    shown: list[str] = []
+    ask_owner(lines, shown.append, lambda _question: "Yes ")
+    assert shown == lines
+    for answer in ("", "n", "yep"):
+        with pytest.raises(NotWantedError):
+            ask_owner(lines, shown.append, lambda _question, answer=answer: answer)  # type: ignore[misc]
+
+
+def test_free_memory_is_a_part_of_the_machines() -> None:
+    assert 0 < free_memory_bytes() < host_memory_bytes()
+
+
+def test_free_memory_in_a_container(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("400\n")
+    assert free_memory_bytes(tmp_path) == 600
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory_bytes(tmp_path) > 1000
