@@ -1,0 +1,26 @@
+"""The cap on the tokens that one member counts for, in averages and in the choice of a head.
+
+Tokens are a member's own claim. With a cap a member that claims much more than the others counts
+for twice what the lower half of the members claims, and no more. So a minority that lies about its
+tokens cannot outweigh the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+CAP_FACTOR = 2
+"""The cap as a multiple of the lower median. In a ring of honest machines half of the members are at
+most this much faster than the median one."""
+
+
+def capped_tokens(tokens: Sequence[int]) -> list[int]:
+    """The tokens of each member, none above `CAP_FACTOR` times the lower median.
+
+    Members without tokens have no say in the median: otherwise they could silence the others.
+    """
+    positive = sorted(each for each in tokens if each > 0)
+    if not positive:
+        return [0] * len(tokens)
+    cap = CAP_FACTOR * positive[(len(positive) - 1) // 2]
+    return [min(each, cap) for each in tokens]
