@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 CAP_FACTOR = 2
-"""The cap as a multiple of the lower median. In a ring of honest machines half of the members are at
-most this much faster than the median one."""
+"""The cap as a multiple of the lower median: machines of one run often differ by a factor of two."""
 
 
 def capped_tokens(tokens: Sequence[int]) -> list[int]:
