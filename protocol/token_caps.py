@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 CAP_FACTOR = 2
-"""The cap as a multiple of the lower median: machines of one run often differ by a factor of two."""
+"""The cap as a multiple of the lower median. Machines of one run often differ by this much."""
 
 
 def capped_tokens(tokens: Sequence[int]) -> list[int]:
