@@ -205,7 +205,9 @@ class Node:
         )
         membership = Membership(self._identity.peer_id)
         self._transport.keep_places_of(membership.is_known)
-        admission = Admission(manifest, self._transport, membership, chain, self._offences)
+        admission = Admission(
+            manifest, self._transport, membership, chain, self._offences, committed.ring_rules
+        )
         swarm = Swarm(
             self._transport, self._identity, membership, admission, incarnation, self._randomness,
             self._runtime.awake,

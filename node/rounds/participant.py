@@ -62,7 +62,7 @@ class Participant:
         committed, swarm, chain_sync = context.committed, context.swarm, context.chain_sync
         metrics, work, trainer = context.metrics, context.work, context.trainer
         self._phases = Phases(self.progress, metrics, swarm, orders)
-        self._heads = Heads(committed, chain_sync, swarm, metrics)
+        self._heads = Heads(context.manifest, committed, chain_sync, swarm, metrics, self.progress)
         self._head_prover = HeadProver(committed, chain_sync, swarm, orders)
         self._head_fetcher = HeadFetcher(self._heads, chain_sync, swarm, orders)
         trainings = LocalTrainings(

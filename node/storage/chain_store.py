@@ -26,7 +26,6 @@ from gossamer.protocol.state.chain import (
     decode_commit,
     decode_header,
     encode_commit,
-    is_heavier,
 )
 
 log = structlog.get_logger("chain")
@@ -228,7 +227,7 @@ class ChainStore:
         return len(self._entries)
 
     def heads_by_weight(self) -> list[Digest]:
-        """Known heads whose chain is complete, the one that the head rule prefers first."""
+        """Known heads whose chain is complete, the one with the most tokens first."""
         leaves = [
             self._entries[head]
             for head in self.tips()
@@ -236,11 +235,6 @@ class ChainStore:
         ]
         leaves.sort(key=lambda entry: (-entry.tokens_total, entry.head))
         return [entry.head for entry in leaves] or [self.genesis]
-
-    def is_heavier(self, head: Digest, other: Digest) -> bool:
-        """The head rule between two known heads."""
-        a, b = self._entries[head], self._entries[other]
-        return is_heavier(a.tokens_total, a.head, b.tokens_total, b.head)
 
     def records_after(self, head: Digest, after_round: int) -> list[bytes]:
         """Encoded commit records on the way to `head` after a round, at most one reply's worth."""

@@ -15,7 +15,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
 
 from gossamer.protocol.accounting.ledger import Ledger, claim_rank, encode_ledger
 from gossamer.protocol.accounting.partitions import partition_shards
@@ -23,12 +27,12 @@ from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
-from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key
+from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key, public_key_of
 from gossamer.protocol.manifest import encode_manifest
 from gossamer.protocol.manifest import signing_bytes as manifest_signing_bytes
 from gossamer.protocol.rounds.inventory import Held, Inventory, encode_inventory
 from gossamer.protocol.rounds.ring_order import rank, rank_order
-from gossamer.protocol.rounds.roster import make_roster, ring_id_of
+from gossamer.protocol.rounds.roster import make_roster, open_roster, ring_id_of
 from gossamer.protocol.state.chain import (
     ChunkAverage,
     Commit,
@@ -51,7 +55,7 @@ from gossamer.protocol.wire.statements import (
     seal,
     signing_bytes,
 )
-from tests.support.builders import HEAD, RING_ID, RUN_ID, announce, header, manifest, ready, vote
+from tests.support.builders import HEAD, RING_ID, RUN_ID, announce, header_of, manifest, ready, vote
 
 PATH = Path(__file__).parent / "vectors.json"
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in (1, 2, 3)]
@@ -60,6 +64,15 @@ PEERS = [peer_id_from_public_key(key.public_key().public_bytes_raw()) for key in
 
 def sealed(index: int, statement: Statement) -> Signed:
     return seal(statement, PEERS[index], RUN_ID, KEYS[index].sign)
+
+
+def verify(author: PeerId, data: bytes, signature: bytes) -> bool:
+    """Returns whether a signature is one of its author."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key_of(author)).verify(signature, data)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def statement_vector(statement: Statement) -> dict[str, str]:
@@ -81,8 +94,10 @@ def vectors() -> dict[str, Any]:
     roster = make_roster(HEAD, 5, 0, readies, "fp32", 1024)
     organiser = PEERS.index(PeerId(roster.members[0].author))
     envelope = sealed(organiser, roster)
-    header_bytes = encode_header(header(PEERS))
-    votes = tuple(sealed(index, vote(digest_of(header_bytes))) for index in range(2))
+    ring = open_roster(envelope, roster, RUN_ID, verify, "fp32", 1024)
+    header_bytes = encode_header(header_of(ring, tokens_total=100_000))
+    say = vote(digest_of(header_bytes), ring_id=ring.ring_id)
+    votes = tuple(sealed(index, say) for index in range(2))
     run = msgspec.structs.replace(manifest(), founder=PEERS[0])
     update = UpdateIndex(
         "fp32",
@@ -130,7 +145,7 @@ def vectors() -> dict[str, Any]:
             "ring_id": ring_id_of(envelope).hex(),
         },
         "header": {"bytes": header_bytes.hex(), "digest": digest_of(header_bytes).hex()},
-        "commit": encode_commit(Commit(header_bytes, votes)).hex(),
+        "commit": encode_commit(Commit(header_bytes, envelope, votes)).hex(),
         "update": {"bytes": encode_update_index(update).hex(), "digest": update.digest.hex()},
         "inventory": {
             "num_members": 3,

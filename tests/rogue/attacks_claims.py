@@ -16,13 +16,12 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.rounds.roster import ring_id_of
-from gossamer.protocol.state.chain import Commit, encode_commit, encode_header
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, decode_request, encode_reply
 from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL, decode_chain_request
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, Ack, ChunkMessage, Hello
 from gossamer.protocol.wire.statements import Accusation, Announce, Ready, Roster, Signed, Vote
-from tests.rogue.attacks_gossip import next_header, vote_for
+from tests.rogue.attacks_gossip import lone_record
 from tests.rogue.rogue import Rogue, encode, frame
 
 WITHOUT_BLOCKS_SECONDS = 60.0
@@ -66,8 +65,7 @@ async def heads_that_lead_nowhere(rogue: Rogue, victims: list[PeerId]) -> None:
     tokens = WorkBounds(rogue.manifest).tokens_max
     for _ in range(4):
         head = await rogue.head(victims[0])
-        header = next_header(rogue, head.head, head.round, head.tokens_total, [rogue.me], tokens)
-        record = encode_commit(Commit(encode_header(header), (vote_for(rogue, header),)))
+        header, record = lone_record(rogue, head, tokens)
         announce = rogue.announce(
             head,
             phase="training",
@@ -103,12 +101,7 @@ async def heads_without_blocks(rogue: Rogue, victims: list[PeerId]) -> None:
     with trio.move_on_after(WITHOUT_BLOCKS_SECONDS):
         while True:
             head = await rogue.head(victims[0])
-            header = next_header(
-                rogue, head.head, head.round, head.tokens_total, [rogue.me], tokens
-            )
-            records[header.digest] = encode_commit(
-                Commit(encode_header(header), (vote_for(rogue, header),))
-            )
+            header, records[header.digest] = lone_record(rogue, head, tokens)
             announce = rogue.announce(
                 head,
                 phase="training",
