@@ -7,6 +7,7 @@ mistakes are reported at once. Each report names the place of the mistake (`--li
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,8 @@ THREADS_MAX = 1024
 LOG_STEPS_MAX = 1_000_000
 # Peers dial at most eight addresses of one peer; half of them are for what the node finds.
 ANNOUNCED_MAX = 4
+# More than the private networks that there are (RFC 1918, 4193, 6598).
+OWN_NETWORKS_MAX = 16
 
 Switch = Literal["on", "off"]
 RelayMode = Literal["on", "introduce", "off"]
@@ -76,6 +79,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     machine without IPv6 leaves out that address."""
     announce: tuple[str, ...] = ()
     """Addresses, without a peer id, that other peers are told before those that the node finds."""
+    own_networks: tuple[str, ...] = ()
+    """Private networks, such as `10.0.0.0/8`, whose addresses other peers may announce to this
+    node, besides the networks of its interfaces."""
     up_limit: tuple[str, ...] = ()
     """Limits of the upload in Mbit/s, such as `10` or `10@18:00-23:00`; the first that holds is
     used."""
@@ -329,6 +335,18 @@ def _announce(value: GivenValue) -> tuple[str, ...]:
     return addresses
 
 
+def _own_networks(value: GivenValue) -> tuple[str, ...]:
+    networks = _texts(value)
+    if len(networks) > OWN_NETWORKS_MAX:
+        raise ValueError(f"{len(networks)} networks; allowed: up to {OWN_NETWORKS_MAX}")
+    for text in networks:
+        try:
+            ipaddress.ip_network(text)
+        except ValueError as error:
+            raise ValueError(f"{error}; write a network as 10.1.0.0/16") from None
+    return networks
+
+
 def _limits(value: GivenValue) -> tuple[str, ...]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = f"{value:g}"
@@ -360,6 +378,7 @@ _PARSERS: dict[str, _Parser] = {
     "state_dir": _path,
     "listen": _listen,
     "announce": _announce,
+    "own_networks": _own_networks,
     "up_limit": _limits,
     "down_limit": _limits,
     "port_mapping": _choice(get_args(Switch)),

@@ -3,6 +3,7 @@
     identity.key       Ed25519 key, 0600                     (`identity`)
     lock               flock while a daemon runs; its pid is inside
     api                HOST:PORT of the running daemon's HTTP endpoint
+    seeds              addresses of peers that the owner gave, newest first
     manifest.msgpack   the `SignedManifest` of the run
     peers.msgpack      addresses of peers seen, newest first
     head               the newest committed header
@@ -20,11 +21,12 @@ import contextlib
 import fcntl
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from gossamer.node.base.address_text import parse_link
 from gossamer.node.base.disk_health import (
     TEMPORARY_SUFFIX,
     DiskError,
@@ -49,6 +51,11 @@ _KNOWN_PEERS_BYTES_MAX = (
 # Signature and msgpack envelope around the manifest's bytes.
 _SIGNED_MANIFEST_BYTES_MAX = limits.MANIFEST_BYTES_MAX + 1024
 _SMALL_FILE_BYTES_MAX = 256
+
+SEEDS_MAX = 64
+"""Addresses of the owner that are kept: the links of several joins."""
+
+_SEEDS_BYTES_MAX = SEEDS_MAX * (limits.ADDRESS_CHARACTERS_MAX + 1)
 
 
 class StateDirError(Exception):
@@ -83,6 +90,7 @@ class StateDir:
         self.lock_path = root / "lock"
         self.api_path = root / "api"
         self.port_path = root / "port"
+        self.seeds_path = root / "seeds"
         self.manifest_path = root / "manifest.msgpack"
         self.known_peers_path = root / "peers.msgpack"
         self.head_path = root / "head"
@@ -237,6 +245,27 @@ class StateDir:
             return 0  # the kernel chooses again
         text = (data or b"").strip()
         return int(text) if text.isdigit() and int(text) < 65_536 else 0
+
+    def write_seeds(self, addresses: Sequence[str]) -> None:
+        """Keeps the addresses that the owner gave: they are dialled whatever they are, also in
+        later lives. The newest `SEEDS_MAX` stay. DiskError."""
+        before = self.read_seeds()
+        after = tuple(dict.fromkeys((*addresses, *before)))[:SEEDS_MAX]
+        if after != before:
+            write_atomically(self.seeds_path, "".join(f"{each}\n" for each in after).encode())
+
+    def read_seeds(self) -> tuple[str, ...]:
+        """The addresses that the owner gave, the newest first. Lines that are none are left
+        out."""
+        try:
+            data = _read_bounded(self.seeds_path, _SEEDS_BYTES_MAX)
+        except (OSError, OversizedError):
+            return ()  # they have to be typed again
+        found = []
+        for line in (data or b"").decode("utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(parse_link(line).address)
+        return tuple(found[:SEEDS_MAX])
 
     def known_peers(self) -> KnownPeers:
         return KnownPeers(self.known_peers_path)
