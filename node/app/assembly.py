@@ -26,6 +26,7 @@ from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.threads import RunInThread
+from gossamer.node.heads.signers import Signers
 from gossamer.node.machine.hardware import Hardware
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer import MakeTrainer, Trainer
@@ -49,6 +50,7 @@ from gossamer.node.peers.run_exchange import (
     serve_manifest,
 )
 from gossamer.node.peers.swarm import Swarm
+from gossamer.node.peers.uploads import Uploads
 from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.rounds.ring_service import serve_ring
@@ -145,7 +147,8 @@ class Node:
         """The participant of the run; None until the run's data index is here."""
         self._offences = Offences(transport, self.metrics)
         serve_admission(transport, functools.partial(admits, self.manifest))
-        self._blocks = BlockService(transport, store, self._offences.note)
+        uploads = Uploads(rate_limit_of(settings.serve_limit))
+        self._blocks = BlockService(transport, store, self._offences.note, uploads=uploads)
         serve_manifest(transport, signed)
 
     # Orders
@@ -195,6 +198,10 @@ class Node:
             state_dir.chain_path, self.run_id, genesis_state, health=state_dir.health
         )
         committed = CommittedState(manifest, trainer.base, self._store, chain, state_dir)
+        signers = Signers(chain)
+        self._blocks.uploads.is_member = lambda peer: (
+            manifest.admission == "allow" or peer in signers.with_standing(committed.entry.head)
+        )
         work = Work(
             state_dir.root / "work",
             trainer.pending,

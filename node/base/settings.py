@@ -34,6 +34,9 @@ CONFIG_VARIABLE = "GOSSAMER_CONFIG"
 # Neighbouring ports that IANA lists as unassigned. Many machines use 4001, libp2p's usual port.
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/4610", "/ip6/::/tcp/4610")
 DEFAULT_API = "127.0.0.1:4611"
+# A newcomer gets a model of 150 million parameters from two peers in a minute, and a stranger takes
+# an eighth of what it could take of a fast machine.
+DEFAULT_SERVE_LIMIT = ("100",)
 # The limit of the data cache. The present state and its predecessor are not part of it.
 DEFAULT_CACHE_BYTES = 4 * 1024 * limits.MIB
 # A smaller cache would hold only a few of the largest blocks and drop them again at once.
@@ -94,6 +97,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     relay: RelayMode = "on"
     """Whether this node carries connections of members that cannot reach each other. `introduce`:
     only what it takes to cross their routers."""
+    serve_limit: tuple[str, ...] = DEFAULT_SERVE_LIMIT
+    """Limits of the model and corpus that all peers outside the newest rounds get from this node,
+    in the form of `up_limit`."""
     relay_limit: tuple[str, ...] = ()
     """Limits of what this node carries for others, in the form of `up_limit`."""
     api: str = DEFAULT_API
@@ -384,6 +390,7 @@ _PARSERS: dict[str, _Parser] = {
     "port_mapping": _choice(get_args(Switch)),
     "lan": _choice(get_args(Switch)),
     "relay": _choice(get_args(RelayMode)),
+    "serve_limit": _limits,
     "relay_limit": _limits,
     "api": lambda value: str(parse_host_port(str(value))),
     "api_hosts": _api_hosts,
