@@ -335,6 +335,7 @@ class Node:
                 reporter.status,
                 self.metrics.registry,
                 controls=self,
+                token=self._state_dir.new_token(),
                 hosts=self._settings.api_hosts,
             )
         )

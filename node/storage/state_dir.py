@@ -3,6 +3,7 @@
     identity.key       Ed25519 key, 0600                     (`identity`)
     lock               flock while a daemon runs; its pid is inside
     api                HOST:PORT of the running daemon's HTTP endpoint
+    token              secret that orders to the running daemon need, 0600
     seeds              addresses of peers that the owner gave, newest first
     manifest.msgpack   the `SignedManifest` of the run
     peers.msgpack      addresses of peers seen, newest first
@@ -20,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -51,6 +53,9 @@ _KNOWN_PEERS_BYTES_MAX = (
 # Signature and msgpack envelope around the manifest's bytes.
 _SIGNED_MANIFEST_BYTES_MAX = limits.MANIFEST_BYTES_MAX + 1024
 _SMALL_FILE_BYTES_MAX = 256
+
+TOKEN_BYTES = 32
+"""Random bytes of the secret for orders: nobody guesses it."""
 
 SEEDS_MAX = 64
 """Addresses of the owner that are kept: the links of several joins."""
@@ -89,6 +94,7 @@ class StateDir:
         self.identity_path = root / "identity.key"
         self.lock_path = root / "lock"
         self.api_path = root / "api"
+        self.token_path = root / "token"
         self.port_path = root / "port"
         self.seeds_path = root / "seeds"
         self.manifest_path = root / "manifest.msgpack"
@@ -140,6 +146,7 @@ class StateDir:
             finally:
                 self._lock_descriptor = None
                 remove_quietly(self.api_path)
+                remove_quietly(self.token_path)
                 # Emptied, not removed: a file that a waiting process has open must stay the lock.
                 with contextlib.suppress(OSError):
                     os.ftruncate(descriptor, 0)
@@ -165,6 +172,7 @@ class StateDir:
 
     def _remove_leftovers(self) -> None:
         self.api_path.unlink(missing_ok=True)
+        self.token_path.unlink(missing_ok=True)
         for leftover in self.root.glob(f".*{TEMPORARY_SUFFIX}"):
             leftover.unlink(missing_ok=True)
 
@@ -231,6 +239,33 @@ class StateDir:
         except (OSError, OversizedError) as error:
             raise StateDirError(f"{self.api_path} cannot be read: {error}") from error
         return None if data is None else data.decode("utf-8", errors="replace").strip()
+
+    def new_token(self) -> str:
+        """Makes the secret that orders to this daemon need, and leaves it for the commands of the
+        same user (0600). Each start has another one. DiskError."""
+        token = secrets.token_hex(TOKEN_BYTES)
+        write_atomically(self.token_path, f"{token}\n".encode(), mode=0o600)
+        return token
+
+    def read_token(self) -> str:
+        """The secret of the daemon that runs here.
+
+        Raises:
+            StateDirError: this user may not read it, or there is none.
+        """
+        try:
+            data = _read_bounded(self.token_path, _SMALL_FILE_BYTES_MAX)
+        except (OSError, OversizedError) as error:
+            raise StateDirError(
+                f"{self.token_path} cannot be read: {error}. Orders are for the user who runs the "
+                "node"
+            ) from error
+        if data is None:
+            raise StateDirError(
+                f"{self.token_path} is missing, and orders need it: the node is just starting, or "
+                "an older version of Gossamer runs. Try again, or end the node with a signal"
+            )
+        return data.decode("ascii", errors="replace").strip()
 
     def write_port(self, port: int) -> None:
         """Keeps the port that others reach this node by. DiskError."""

@@ -203,6 +203,24 @@ def test_locking_removes_what_a_crash_left(tmp_path: Path) -> None:
     assert state_dir.read_api() is None
 
 
+def test_the_secret_for_orders_is_its_users_alone_and_ends_with_the_daemon(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    state_dir.token_path.write_text("of a daemon that was killed")
+    before = os.umask(0)
+    try:
+        with state_dir.locked():
+            assert not state_dir.token_path.exists()
+            token = state_dir.new_token()
+            assert len(bytes.fromhex(token)) == state_dir_module.TOKEN_BYTES
+            assert stat.S_IMODE(state_dir.token_path.stat().st_mode) == 0o600
+            assert StateDir(tmp_path).read_token() == token
+            assert state_dir.new_token() != token
+    finally:
+        os.umask(before)
+    with pytest.raises(StateDirError, match="is missing"):
+        state_dir.read_token()
+
+
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StateDirError, match="cannot be used as state directory"):
