@@ -25,6 +25,7 @@ from gossamer.node.storage.committed import CommittedState
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.errors import RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.limits import MIB
 from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
 from gossamer.protocol.wire.statements import Ready, Roster
 
@@ -46,6 +47,9 @@ SIGNERS_KEPT = 1024
 SIDE_ROUNDS_MAX = 4096
 """Upper bound on committed rounds that are kept although no known head descends from them. A split
 swarm makes a few hundred, and each costs some 2 KiB of disk and memory."""
+
+SIDE_BYTES_MAX = 8 * MIB
+"""Bytes of such rounds: a record of the largest ring has more than ten times as many as usual."""
 
 log = structlog.get_logger("node")
 
@@ -87,6 +91,7 @@ class Heads:
         self._avoided: dict[Digest, float] = {}
         self._failures: dict[PeerId, _Failures] = {}
         self._better_since: float | None = None
+        self._needs_room = False
 
     @property
     def mine(self) -> Digest:
@@ -252,6 +257,21 @@ class Heads:
 
     def _forget_side_rounds(self) -> None:
         chain, entry = self._committed.chain, self._committed.entry
-        if len(chain) - entry.round - 1 > SIDE_ROUNDS_MAX:
-            announced = {Digest(a.head) for a in self._swarm.living().values()}
-            chain.forget_all_but([entry.head, *sorted(announced)])
+        num_beside = len(chain) - entry.round - 1
+        is_much = num_beside > SIDE_ROUNDS_MAX or chain.bytes_beside(entry.head) > SIDE_BYTES_MAX
+        if not is_much and not self._needs_room:
+            return
+        announced = {Digest(each.head) for each in self._swarm.living().values()}
+        # A chain that is being learned is announced by a head that is not here yet.
+        kept = announced | self._chain_sync.unfinished
+        if self._needs_room:
+            now = trio.current_time()
+            kept = {h for h in announced if h in chain and not self._is_avoided(now, h)}
+            self._chain_sync.unfinished.clear()
+        self._needs_room = False
+        chain.forget_all_but([entry.head, *sorted(kept)])
+
+    def make_room(self) -> None:
+        """At the next new head, forgets the committed rounds that are on the way to no head of a
+        living peer, or to avoided ones only. Not at once: a thread may be committing a round."""
+        self._needs_room = True

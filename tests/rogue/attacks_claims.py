@@ -26,6 +26,7 @@ from tests.rogue.attacks_gossip import next_header, vote_for
 from tests.rogue.rogue import Rogue, encode, frame
 
 WITHOUT_BLOCKS_SECONDS = 60.0
+LONG_CHAINS_SECONDS = 20.0
 
 
 async def made_up_heads(rogue: Rogue, victims: list[PeerId]) -> None:
@@ -118,6 +119,36 @@ async def heads_without_blocks(rogue: Rogue, victims: list[PeerId]) -> None:
             )
             await rogue.gossip(announce)
             await trio.sleep(2.0)
+
+
+async def long_chains(rogue: Rogue, victims: list[PeerId], *, num_rounds: int = 400) -> list[bytes]:
+    """A chain of rounds that it has signed alone, from the beginning of the run, heavier than the
+    others' and proven to whoever asks. Its blocks are nowhere. Returns the records."""
+    assert rogue.manifest is not None
+    tokens = WorkBounds(rogue.manifest).tokens_max
+    records: list[bytes] = []
+    parent, total = bytes(rogue.run_id), 0
+    for number in range(num_rounds):
+        header = next_header(rogue, parent, number, total, [rogue.me], tokens)
+        parent, total = header.digest, header.tokens_total
+        records.append(encode_commit(Commit(encode_header(header), (vote_for(rogue, header),))))
+
+    async def prove(stream: Stream) -> None:
+        message, _ = await receive_frame(stream)
+        after = decode_chain_request(message).after_round
+        await send_frame(stream, encode(records[after : after + limits.HEADERS_PER_REPLY_MAX]))
+        await stream.close()
+
+    rogue.transport.handle(CHAIN_PROTOCOL, prove)
+    with trio.move_on_after(LONG_CHAINS_SECONDS):
+        while True:
+            like = await rogue.head(victims[0])
+            claim = rogue.announce(
+                like, phase="training", head=parent, round=num_rounds, tokens_total=total
+            )
+            await rogue.gossip(claim)
+            await trio.sleep(2.0)
+    return records
 
 
 async def claims_to_all_data(rogue: Rogue, victims: list[PeerId]) -> None:
