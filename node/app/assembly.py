@@ -65,7 +65,7 @@ from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.training.data_feed import DataFeed
 from gossamer.protocol.accounting.partitions import shards_per_partition
 from gossamer.protocol.errors import RemoteProtocolError
-from gossamer.protocol.ids import Digest
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest, SignedManifest
 from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.shard_index import ShardIndex
@@ -217,6 +217,9 @@ class Node:
             self._transport, self._identity, membership, admission, incarnation, self._randomness,
             self._runtime.awake,
         )  # fmt: skip
+        swarm.gossip.statement_store.has_standing = lambda author: (
+            author == self._identity.peer_id or self._blocks.uploads.is_member(PeerId(author))
+        )
         if settings.relay != "off":
             swarm.relay(
                 rate_limit_of(settings.relay_limit), introduces=settings.relay == "introduce"

@@ -48,6 +48,10 @@ SIDE_ROUNDS_MAX = 4096
 """Upper bound on committed rounds that are kept although no known head descends from them. A split
 swarm makes a few hundred, and each costs some 2 KiB of disk and memory."""
 
+FUTURE_ROUNDS = 64
+"""Statements on rounds that are further ahead are forgotten. A node that is so far behind gets them
+again when it has caught up, and one that invents rounds keeps no room with them."""
+
 SIDE_BYTES_MAX = 8 * MIB
 """Bytes of such rounds: a record of the largest ring has more than ten times as many as usual."""
 
@@ -248,7 +252,8 @@ class Heads:
         statement_store.age()
         statement_store.keep(
             lambda _signed, statement: (
-                not isinstance(statement, Ready | Roster) or statement.round > entry.round
+                not isinstance(statement, Ready | Roster)
+                or entry.round < statement.round <= entry.round + FUTURE_ROUNDS
             )
         )
         self._forget_side_rounds()

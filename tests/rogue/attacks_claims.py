@@ -151,6 +151,20 @@ async def long_chains(rogue: Rogue, victims: list[PeerId], *, num_rounds: int = 
     return records
 
 
+async def rounds_of_the_future(rogue: Rogue, victims: list[PeerId]) -> int:
+    """It is ready for hundreds of heads of a round that nobody will see. Returns the bytes."""
+    head = await rogue.head(victims[0])
+    await rogue.gossip(rogue.announce(head, phase="paused"))
+    spans = tuple((2 * place, 0, 1) for place in range(limits.SPANS_MAX))
+    num_bytes = 0
+    for _ in range(300):
+        ready = rogue.ready(head, head=rogue.noise(32), round=limits.ROUNDS_MAX - 1, spans=spans)
+        signed = rogue.sealed(ready)
+        num_bytes += len(signed.payload)
+        await rogue.gossip(signed)
+    return num_bytes
+
+
 async def claims_to_all_data(rogue: Rogue, victims: list[PeerId]) -> None:
     """It claims every shard there is and trains on none."""
     for _ in range(20):

@@ -14,7 +14,8 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import TransportError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.policy.record_quota import RecordLimits
-from tests.rogue.attacks_claims import long_chains
+from gossamer.protocol.policy.statement_store import STRANGER_BYTES_MAX
+from tests.rogue.attacks_claims import long_chains, rounds_of_the_future
 from tests.rogue.rogue import Rogue
 from tests.support.node_world import World, simulate
 
@@ -81,6 +82,50 @@ def test_chains_that_strangers_sign_alone_are_under_a_quota(
         await world.reach(world.round("a") + 3, "a", "b")
         for name in "ab":  # nobody stands for them any more
             assert bytes_on_disk(world, name) - bytes_of_own_chain(world, name) <= LIMITS.peer
+        world.assert_one_chain("a", "b")
+
+    simulate(world, story)
+
+
+def test_statements_of_strangers_are_under_a_quota_and_go(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=29)
+    said: list[int] = []
+
+    async def attack(number: int) -> None:
+        identity = Identity.from_seed(digest_of(b"talker", bytes([number])))
+        async with world.network.transport(identity) as transport:
+            victims = [world.identity(name).peer_id for name in "ab"]
+            for victim in victims:
+                await transport.connect(world.network.addresses_of(victim)[0])
+            rogue = Rogue(transport, identity, random.Random(number))
+            await rogue.learn_run(victims[0])
+            num_bytes = await rounds_of_the_future(rogue, victims)
+            await trio.sleep(0.5)  # all of it has arrived
+            said.append(num_bytes)
+
+    def bytes_of_strangers(name: str) -> int:
+        context = world.participant(name).context
+        members = {world.identity(each).peer_id for each in "ab"}
+        statements = context.swarm.gossip.statement_store.statements()
+        return sum(len(each.payload) for each, _ in statements if each.author not in members)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "b", ["a"])
+        await world.reach(4, "a", "b")
+        peak = 0
+        async with trio.open_nursery() as rogues:
+            for number in range(NUM_ROGUES):
+                rogues.start_soon(attack, number)
+            while len(said) < NUM_ROGUES:
+                peak = max(peak, bytes_of_strangers("a"), bytes_of_strangers("b"))
+                await trio.sleep(0.001)
+        await world.reach(world.round("a") + 2, "a", "b")
+        kept = max(bytes_of_strangers("a"), bytes_of_strangers("b"))
+        print(f"strangers said {sum(said):,} bytes; at most {peak:,} were kept, and {kept:,} are")
+        assert sum(said) > 1.5 * NUM_ROGUES * STRANGER_BYTES_MAX
+        assert 0 < peak <= NUM_ROGUES * STRANGER_BYTES_MAX
+        assert kept < 10_000  # their announcements
         world.assert_one_chain("a", "b")
 
     simulate(world, story)
