@@ -29,6 +29,7 @@ from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.progress import Progress
 from gossamer.protocol.errors import RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.limits import MIB
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.head_choice import HeadChoice, HeadWeight
 from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
@@ -55,6 +56,13 @@ swarm makes a few hundred, and each costs some 2 KiB of disk and memory."""
 
 AT_WORK: frozenset[Phase] = frozenset({"training", "averaging"})
 """Phases of a peer that works on the round after its head."""
+
+FUTURE_ROUNDS = 64
+"""Statements on rounds that are further ahead are forgotten. A node that is so far behind gets them
+again when it has caught up, and one that invents rounds keeps no room with them."""
+
+SIDE_BYTES_MAX = 8 * MIB
+"""Bytes of such rounds: a record of the largest ring has more than ten times as many as usual."""
 
 log = structlog.get_logger("node")
 
@@ -107,6 +115,7 @@ class Heads:
         self._avoided: dict[Digest, float] = {}
         self._failures: dict[PeerId, _Failures] = {}
         self._better_since: float | None = None
+        self._needs_room = False
 
     @property
     def mine(self) -> Digest:
@@ -116,6 +125,10 @@ class Heads:
     def signers_of(self, head: Digest) -> frozenset[PeerId]:
         """The members that signed a known round."""
         return self._rounds.signers_of(head)
+
+    def members_at(self, head: Digest) -> Collection[PeerId]:
+        """The peers that have stake at a known head."""
+        return self._choice.stakes_at(head).keys()
 
     def better(self) -> BetterHead | None:
         """The heaviest head that counts and wins over the committed one; None if no head does."""
@@ -328,7 +341,8 @@ class Heads:
         statement_store.age()
         statement_store.keep(
             lambda _signed, statement: (
-                not isinstance(statement, Ready | Roster) or statement.round > entry.round
+                not isinstance(statement, Ready | Roster)
+                or entry.round < statement.round <= entry.round + FUTURE_ROUNDS
             )
         )
         self._forget_side_rounds()
@@ -337,6 +351,21 @@ class Heads:
 
     def _forget_side_rounds(self) -> None:
         chain, entry = self._committed.chain, self._committed.entry
-        if len(chain) - entry.round - 1 > SIDE_ROUNDS_MAX:
-            announced = {Digest(a.head) for a in self._swarm.living().values()}
-            chain.forget_all_but([entry.head, *sorted(announced)])
+        num_beside = len(chain) - entry.round - 1
+        is_much = num_beside > SIDE_ROUNDS_MAX or chain.bytes_beside(entry.head) > SIDE_BYTES_MAX
+        if not is_much and not self._needs_room:
+            return
+        announced = {Digest(each.head) for each in self._swarm.living().values()}
+        # A chain that is being learned is announced by a head that is not here yet.
+        kept = announced | self._chain_sync.unfinished
+        if self._needs_room:
+            now = trio.current_time()
+            kept = {h for h in announced if h in chain and not self._is_avoided(now, h)}
+            self._chain_sync.unfinished.clear()
+        self._needs_room = False
+        chain.forget_all_but([entry.head, *sorted(kept)])
+
+    def make_room(self) -> None:
+        """At the next new head, forgets the committed rounds that are on the way to no head of a
+        living peer, or to avoided ones only. Not at once: a thread may be committing a round."""
+        self._needs_room = True

@@ -19,6 +19,7 @@ from gossamer.node.base.orders import Orders
 from gossamer.node.heads.fetcher import HeadFetcher
 from gossamer.node.heads.heads import Heads
 from gossamer.node.heads.prover import HeadProver
+from gossamer.node.heads.side_records import SideRecords
 from gossamer.node.modes.table import MODES
 from gossamer.node.rounds.active_rounds import ActiveRounds
 from gossamer.node.rounds.context import NodeContext, Phases
@@ -63,6 +64,8 @@ class Participant:
         metrics, work, trainer = context.metrics, context.work, context.trainer
         self._phases = Phases(self.progress, metrics, swarm, orders)
         self._heads = Heads(context.manifest, committed, chain_sync, swarm, metrics, self.progress)
+        side_records = SideRecords(committed, self._heads.members_at, self._heads.make_room)
+        chain_sync.admits_record = side_records.admits
         self._head_prover = HeadProver(committed, chain_sync, swarm, orders)
         self._head_fetcher = HeadFetcher(self._heads, chain_sync, swarm, orders)
         trainings = LocalTrainings(
@@ -87,7 +90,7 @@ class Participant:
             self._head_fetcher, has_bootstrap=has_bootstrap,
         )  # fmt: skip
         self.rounds = ActiveRounds(
-            context.manifest.run_id, committed, swarm, self._head_prover, orders
+            context.manifest.run_id, committed, swarm, self._head_prover, side_records, orders
         )
 
     # Orders

@@ -13,6 +13,7 @@ from gossamer.node.base.units import format_bytes
 from gossamer.node.peers.run_exchange import JoinError
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.planning import Line, plan_round
+from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.ids import short
 from gossamer.protocol.manifest import Manifest
 
@@ -92,7 +93,7 @@ def describe(manifest: Manifest, needs: Needs) -> list[str]:
     plan = plan_round(manifest, PEERS_SUPPOSED, Line(1.0, 1.0))
     own = f", and {format_bytes(device)} of the training device" if device else ""
     return [
-        f"run       {manifest.name} ({short(manifest.run_id)})",
+        f"run       {printable(manifest.name)} ({short(manifest.run_id)})",
         f"founder   {manifest.founder}",
         f"model     {model.num_parameters:,} parameters; sync {manifest.sync}",
         f"memory    some {format_bytes(needs.memory)}{own}",

@@ -25,6 +25,7 @@ from tests.rogue.attacks_gossip import lone_record
 from tests.rogue.rogue import Rogue, encode, frame
 
 WITHOUT_BLOCKS_SECONDS = 60.0
+LONG_CHAINS_SECONDS = 20.0
 
 
 async def made_up_heads(rogue: Rogue, victims: list[PeerId]) -> None:
@@ -111,6 +112,56 @@ async def heads_without_blocks(rogue: Rogue, victims: list[PeerId]) -> None:
             )
             await rogue.gossip(announce)
             await trio.sleep(2.0)
+
+
+async def long_chains(rogue: Rogue, victims: list[PeerId], *, num_rounds: int = 400) -> list[bytes]:
+    """A chain of rounds that it has signed alone, from the beginning of the run, heavier than the
+    others' and proven to whoever asks. Its blocks are nowhere. Returns the records."""
+    assert rogue.manifest is not None
+    tokens = WorkBounds(rogue.manifest).tokens_max
+    records: list[bytes] = []
+    at = rogue.announce(await rogue.head(victims[0]), round=0, head=rogue.run_id, tokens_total=0)
+    for _ in range(num_rounds):
+        header, record = lone_record(rogue, at, tokens)
+        records.append(record)
+        at = rogue.announce(
+            at, round=header.round, head=header.digest, tokens_total=header.tokens_total
+        )
+
+    async def prove(stream: Stream) -> None:
+        message, _ = await receive_frame(stream)
+        after = decode_chain_request(message).after_round
+        await send_frame(stream, encode(records[after : after + limits.HEADERS_PER_REPLY_MAX]))
+        await stream.close()
+
+    rogue.transport.handle(CHAIN_PROTOCOL, prove)
+    with trio.move_on_after(LONG_CHAINS_SECONDS):
+        while True:
+            like = await rogue.head(victims[0])
+            claim = rogue.announce(
+                like,
+                phase="training",
+                head=at.head,
+                round=at.round,
+                tokens_total=at.tokens_total,
+            )
+            await rogue.gossip(claim)
+            await trio.sleep(2.0)
+    return records
+
+
+async def rounds_of_the_future(rogue: Rogue, victims: list[PeerId]) -> int:
+    """It is ready for hundreds of heads of a round that nobody will see. Returns the bytes."""
+    head = await rogue.head(victims[0])
+    await rogue.gossip(rogue.announce(head, phase="paused"))
+    spans = tuple((2 * place, 0, 1) for place in range(limits.SPANS_MAX))
+    num_bytes = 0
+    for _ in range(300):
+        ready = rogue.ready(head, head=rogue.noise(32), round=limits.ROUNDS_MAX - 1, spans=spans)
+        signed = rogue.sealed(ready)
+        num_bytes += len(signed.payload)
+        await rogue.gossip(signed)
+    return num_bytes
 
 
 async def claims_to_all_data(rogue: Rogue, victims: list[PeerId]) -> None:

@@ -46,6 +46,12 @@ def test_memory_is_refused_above_seven_tenths_of_what_is_free() -> None:
         require_memory(run, needs, int(needs.memory / 0.71))
 
 
+def test_a_founder_cannot_forge_the_lines_that_the_owner_is_shown() -> None:
+    run = replace(manifest(), name="small\n\x1b[2Kmemory    some 1 kB\u202e")
+    lines = describe(run, needs_of(run, trains_on_host=True, cache_bytes=0))
+    assert all(line.isprintable() for line in lines), lines
+
+
 def test_a_device_with_memory_of_its_own_holds_the_trainer() -> None:
     run = large_manifest()
     needs = needs_of(run, trains_on_host=False, cache_bytes=5 * GB)
