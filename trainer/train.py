@@ -7,8 +7,9 @@ This is DiLoCo (arXiv 2311.08105, algorithm 1), built of the parts that the daem
 1. Text becomes tokens, and tokens become shards. Each of k workers reads shards of its own.
 2. Inner steps: every worker copies the shared parameters theta, and takes H steps of AdamW alone.
 3. Pseudo-gradient: theta - local_parameters, what the worker has learnt, is used like a gradient.
-4. The ring averages the pseudo-gradients, weighted with the workers' tokens. Each chunk of them
-   goes from worker to worker; each adds its part and encodes the sum again. A coarse codec rounds:
+4. The ring averages the pseudo-gradients, weighted with the workers' tokens, each worker's capped
+   at twice the lower median. Each chunk goes from worker to worker; each adds its part and encodes
+   the sum again. A coarse codec rounds:
    a worker adds its rounding errors to its next pseudo-gradient (error feedback, arXiv 1901.09847).
    With `--codec sparse` only the largest values are sent (SparseLoCo, arXiv 2508.15706).
 5. Outer step: Nesterov momentum m on the average g, m' = mu * m + g, theta' = theta - rate * (g +

@@ -20,6 +20,7 @@ from gossamer.protocol.codecs.sparse_codec import DEFAULT_K, SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec, codec
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.manifest import OuterConfig, SyncMode
+from gossamer.protocol.token_caps import capped_tokens
 
 SPARSE = "sparse"
 DISTRO = "distro"
@@ -138,8 +139,9 @@ class SetPayloads:
         records = split(payload, mask, self.coder.encoded_bytes(num_elements))
         if records and records[-1].position >= len(tokens):
             raise MalformedError("a contribution of a peer that is not in the ring")
+        capped = capped_tokens(tokens)
         # A member whose header has no tokens for it is in too few chunks to count for one.
-        weights = {record.position: max(1, tokens[record.position]) for record in records}
+        weights = {record.position: max(1, capped[record.position]) for record in records}
         return reduce(records, weights, num_elements, self.coder.decode).average
 
 

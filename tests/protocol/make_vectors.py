@@ -41,6 +41,7 @@ from gossamer.protocol.state.chain import (
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import encode_state_index, index_of
 from gossamer.protocol.state.sync_sets import fragments_of
+from gossamer.protocol.token_caps import capped_tokens
 from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.statements import (
     Accusation,
@@ -53,6 +54,7 @@ from gossamer.protocol.wire.statements import (
 )
 from tests.support.builders import HEAD, RING_ID, RUN_ID, announce, header, manifest, ready, vote
 
+CLAIMED_TOKENS = [100, 110, 120, 10_000]
 PATH = Path(__file__).parent / "vectors.json"
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in (1, 2, 3)]
 PEERS = [peer_id_from_public_key(key.public_key().public_bytes_raw()) for key in KEYS]
@@ -115,6 +117,7 @@ def vectors() -> dict[str, Any]:
             "pace": statement_vector(LinkRate(RING_ID, 1, 1_250_000.0)),
             "vote": statement_vector(vote(HEAD, removed=[PEERS[1]])),
         },
+        "weights": {"tokens": CLAIMED_TOKENS, "weights": capped_tokens(CLAIMED_TOKENS)},
         "fragments": {
             "model": msgspec.to_builtins(run.model),
             "ranges": [

@@ -158,7 +158,7 @@ class Mode:
         Args:
             chunk: of the round.
             pendings: what the round exchanges, of those in the mask, in ring order.
-            weights: their tokens.
+            weights: their capped tokens.
         """
         assert isinstance(final.payload, Sum)
         encoded, part = final.payload.encoded, self._round_plan.range_of(chunk)
