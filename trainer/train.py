@@ -30,13 +30,14 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
+from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.codecs.payloads import SPARSE, payloads_of
 from gossamer.protocol.codecs.tensor_codecs import codec_names
 from gossamer.protocol.manifest import Manifest, SyncMode
 from gossamer.protocol.rounds.ring_parts import ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, index_of
-from gossamer.protocol.state.outer_momentum import norm_of, rates_of_round
+from gossamer.protocol.state.outer_momentum import rates_of_round
 from gossamer.protocol.state.outer_step import nesterov
 from gossamer.trainer.device import choose_device
 from gossamer.trainer.evaluate import batches_of, evaluate

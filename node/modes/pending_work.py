@@ -27,12 +27,12 @@ from gossamer.node.modes.sync_mode import (
 )
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.training.local_training import LocalTraining, LocalTrainings
+from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
-from gossamer.protocol.state.outer_momentum import norm_of
 from gossamer.protocol.state.sync_sets import SyncSet
 from gossamer.trainer.ipc.messages import Place, Ranges, Shared, Start
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
+from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads, payloads_named
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
 from gossamer.protocol.rounds.ring_parts import ring_average
 from gossamer.protocol.state.digest import FloatVector
-from gossamer.protocol.state.outer_momentum import norm_of, rates_of_round
+from gossamer.protocol.state.outer_momentum import rates_of_round
 from gossamer.protocol.state.outer_step import nesterov
 from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.trainer.ipc.messages import Start
