@@ -50,6 +50,14 @@ class MakeContribution(Protocol):
             me: a member of the ring.
         """
 
+    def root_of(self, pending: FloatVector, plan: ChunkPlan) -> bytes:
+        """The root over the records of some work, for this node's `Ready`. Empty where records are
+        not signed.
+
+        Args:
+            pending, plan: as above.
+        """
+
 
 class PendingWork:
     """The sync mode of finished work (a `SyncMode`)."""
@@ -148,8 +156,11 @@ class _PendingRound:
         if self._trainings.manifest.outer.displacement:
             pending = self._pending
             norm = await self._trainings.run_in_thread(lambda: norm_of(pending))
+        offered, plan, contributions = self._pending, self._sync_set.plan, self._mode
+        make = contributions.make_contribution
+        root = await self._trainings.run_in_thread(lambda: make.root_of(offered, plan))
         offer = self._trainings.work.offer(self._machine.head, self._machine.number)
-        return Promise(offer.tokens, self._trainings.progress.inner_step, norm, offer.spans)
+        return Promise(offer.tokens, self._trainings.progress.inner_step, norm, offer.spans, root)
 
     @property
     def may_train_ahead(self) -> bool:

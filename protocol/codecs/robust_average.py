@@ -18,8 +18,8 @@ Further steps let a minority pull again, and its pulls add up: with 3 of 8 hosti
 hides near the others' norm did more harm in three steps than in one (decision 59).
 
 The weights are tokens capped at the lower median itself. With a cap of twice that, three of eight
-that claim everything have more than half of the weight, and then no weighted average is safe.
-Longer work is longer as a vector too, so what a fast member loses is small.
+that claim everything have more than half of the weight, and then no weighted average is safe. Both
+bounds shorten an honest member that is much faster than the others.
 
 Each chunk is averaged by itself: its median and its distances follow from its own contributions,
 so a member reduces a chunk when it has it, and nothing has to be agreed beforehand. A liar that
@@ -46,8 +46,8 @@ WEIGHT_CAP = 1
 """Cap of a member's weight as a multiple of the lower median of the tokens of its ring."""
 
 FADE = 2.0
-"""Distance, as a multiple of the radius, from which on a member loses weight. Honest members of the
-measured runs were within it, with a peer that did four times the work of the others outside."""
+"""Distance, as a multiple of the radius, from which on a member loses weight. Of honest
+members only one that did four times the work of the others was farther away in a measured run."""
 
 _TILE = 8 * LANES
 """Elements that are looked at together: with those of a ring they stay in a processor's cache."""

@@ -26,9 +26,11 @@ from gossamer.protocol.codecs.chunk_values import (
     magnitude_of,
 )
 from gossamer.protocol.codecs.contributions import add_record
-from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads
+from gossamer.protocol.codecs.payloads import AveragedPayloads, SetPayloads
+from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec
+from gossamer.protocol.rounds.record_part import ring_of_records
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.token_caps import capped_tokens
 
@@ -175,7 +177,7 @@ def ring_average(
     pendings: Sequence[Float32Array],
     tokens: Sequence[int],
     plan: ChunkPlan,
-    payloads: SumPayloads | SetPayloads,
+    payloads: AveragedPayloads,
     error_decay: float = 1.0,
 ) -> Float32Array:
     """The average of the members' work, as all members decode it, weighted with capped tokens.
@@ -189,6 +191,8 @@ def ring_average(
         tokens: of each member.
         error_decay: of sparse parts, see `SetPart`.
     """
+    if isinstance(payloads, RecordPayloads):
+        return ring_of_records(pendings, tokens, plan, payloads, error_decay)
     parts: list[RingPart] = [
         SetPart(pending, plan, payloads.coder, position, error_decay)
         if isinstance(payloads, SetPayloads)

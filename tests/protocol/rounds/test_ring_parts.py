@@ -172,7 +172,7 @@ def test_a_ring_in_one_process_is_its_members_one_after_the_other(name: str) -> 
         parts = [
             SetPart(vector, PLAN, payloads.coder, position, 0.5)
             if isinstance(payloads, SetPayloads)
-            else SumPart(vector, PLAN, payloads.coder, tokens, position)
+            else SumPart(vector, PLAN, codec(name), tokens, position)
             for position, vector in enumerate(carried)
         ]
         payload: Buffer | None = None
