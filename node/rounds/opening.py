@@ -67,6 +67,7 @@ class OpenRound:
                 norm=promise.norm,
                 spans=promise.spans,
                 links=encode_links(*self._swarm.linked_and_relayed()),
+                root=promise.root,
             )
         )
 

@@ -20,7 +20,7 @@ from gossamer.node.heads.fetcher import HeadFetcher
 from gossamer.node.heads.heads import Heads
 from gossamer.node.heads.prover import HeadProver
 from gossamer.node.heads.side_records import SideRecords
-from gossamer.node.modes.table import MODES
+from gossamer.node.modes.table import mode_for
 from gossamer.node.rounds.active_rounds import ActiveRounds
 from gossamer.node.rounds.context import NodeContext, Phases
 from gossamer.node.rounds.decisions import DecisionLog, goes_straight_on, is_too_early
@@ -72,7 +72,7 @@ class Participant:
             context.manifest, trainer, context.feed, work, self.progress, orders,
             context.run_in_thread,
         )  # fmt: skip
-        self._mode = MODES[context.manifest.sync](context.me, committed, trainings)
+        self._mode = mode_for(context.manifest)(context.me, committed, trainings)
         self._settlement = Settlement(committed, work, chain_sync, swarm, trainings)
         self._saver = WorkSaver(
             committed, work, trainer, self._mode, context.health, context.run_in_thread

@@ -38,7 +38,7 @@ from gossamer.node.storage.state_blocks import (
 )
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans
-from gossamer.protocol.codecs.payloads import SetPayloads, SignPayloads, SumPayloads
+from gossamer.protocol.codecs.payloads import AveragedPayloads, SignPayloads
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, digest_of, short
 from gossamer.protocol.manifest import Manifest
@@ -117,7 +117,7 @@ class CommittedState:
         return self._next.sync_sets
 
     @property
-    def payloads(self) -> SumPayloads | SetPayloads | SignPayloads:
+    def payloads(self) -> AveragedPayloads | SignPayloads:
         return self._next.payloads
 
     @property

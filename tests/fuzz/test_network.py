@@ -67,6 +67,7 @@ from tests.support.builders import (
     RING_RULES,
     announce,
     commit_of,
+    header_of,
     manifest,
     peers,
     ready,
@@ -92,7 +93,7 @@ def signed(statement: object) -> Signed:
 RING = ring_of(peers(3))
 ROSTER = sealed(RING.organiser, RING.roster)
 BLOCK = b"a block"
-COMMIT = commit_of(RING, RING.members)
+COMMIT = commit_of(RING, RING.members, header_of(RING, run_id=RUN_ID))
 
 STATEMENTS = [signed(one) for one in (announce(), ready(), vote(HEAD), ring_of(peers(3)).roster)]
 STATEMENT_STORE = encode(STATEMENTS)

@@ -24,6 +24,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 from gossamer.protocol.accounting.ledger import Ledger, claim_rank, encode_ledger
 from gossamer.protocol.accounting.partitions import partition_shards
 from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.record_tree import RecordTree, leaf_of
+from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
@@ -45,6 +47,7 @@ from gossamer.protocol.state.chain import (
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import encode_state_index, index_of
 from gossamer.protocol.state.sync_sets import fragments_of
+from gossamer.protocol.token_caps import capped_tokens
 from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.statements import (
     Accusation,
@@ -57,6 +60,11 @@ from gossamer.protocol.wire.statements import (
 )
 from tests.support.builders import HEAD, RING_ID, RUN_ID, announce, header_of, manifest, ready, vote
 
+CLAIMED_TOKENS = [100, 110, 120, 10_000]
+RECORDS = RecordTree([leaf_of(chunk, block) for chunk, block in enumerate((b"a", b"b", b"c"))])
+PARTS = [
+    np.array(part, np.float32) for part in ([1, 2, -1.5, 0], [1.5, 1, -1, 0.25], [-10, 40, 30, 9])
+]
 PATH = Path(__file__).parent / "vectors.json"
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in (1, 2, 3)]
 PEERS = [peer_id_from_public_key(key.public_key().public_bytes_raw()) for key in KEYS]
@@ -129,6 +137,17 @@ def vectors() -> dict[str, Any]:
             "suspect": statement_vector(Accusation(RING_ID, PEERS[1], "reset")),
             "pace": statement_vector(LinkRate(RING_ID, 1, 1_250_000.0)),
             "vote": statement_vector(vote(HEAD, removed=[PEERS[1]])),
+        },
+        "weights": {"tokens": CLAIMED_TOKENS, "weights": capped_tokens(CLAIMED_TOKENS)},
+        "records": {
+            "chunks": ["a", "b", "c"],
+            "root": RECORDS.root.hex(),
+            "path of chunk 2": RECORDS.path(2).hex(),
+        },
+        "robust average": {
+            "parts": [part.tolist() for part in PARTS],
+            "tokens": [100, 300, 200],
+            "average": robust_average(PARTS, robust_weights([100, 300, 200])).tobytes().hex(),
         },
         "fragments": {
             "model": msgspec.to_builtins(run.model),

@@ -243,7 +243,7 @@ def _roster(rogue: Rogue, head: Announce, members: list[Signed]) -> Roster:
 Member = Callable[[Rogue, list[PeerId], Signed, Roster], Awaitable[None]]
 
 
-async def _as_member(rogue: Rogue, victims: list[PeerId], misbehave: Member) -> None:
+async def as_member(rogue: Rogue, victims: list[PeerId], misbehave: Member) -> None:
     """Takes part until a roster names it, then misbehaves; twice if it is let."""
     seen: set[Digest] = set()
     with trio.move_on_after(20.0):
@@ -275,7 +275,7 @@ async def member_that_is_silent(rogue: Rogue, victims: list[PeerId]) -> None:
         pass
 
     rogue.transport.handle(RING_PROTOCOL, serve)
-    await _as_member(rogue, victims, nothing)
+    await as_member(rogue, victims, nothing)
 
 
 async def member_that_passes_nothing_on(rogue: Rogue, victims: list[PeerId]) -> None:
@@ -284,8 +284,8 @@ async def member_that_passes_nothing_on(rogue: Rogue, victims: list[PeerId]) -> 
     async def nothing(_rogue: Rogue, _victims: list[PeerId], _s: Signed, _r: Roster) -> None:
         pass
 
-    rogue.transport.handle(RING_PROTOCOL, _acknowledge_all)
-    await _as_member(rogue, victims, nothing)
+    rogue.transport.handle(RING_PROTOCOL, acknowledge_all)
+    await as_member(rogue, victims, nothing)
 
 
 async def member_that_answers_nonsense(rogue: Rogue, victims: list[PeerId]) -> None:
@@ -309,10 +309,10 @@ async def member_that_answers_nonsense(rogue: Rogue, victims: list[PeerId]) -> N
         pass
 
     rogue.transport.handle(RING_PROTOCOL, serve)
-    await _as_member(rogue, victims, nothing)
+    await as_member(rogue, victims, nothing)
 
 
-async def _acknowledge_all(stream: Stream) -> None:
+async def acknowledge_all(stream: Stream) -> None:
     """Receives as a good member does, except that nothing comes of it."""
     received = 0
     with suppress(TransportError):
@@ -325,26 +325,26 @@ async def _acknowledge_all(stream: Stream) -> None:
 
 async def member_that_accuses_everybody(rogue: Rogue, victims: list[PeerId]) -> None:
     """It keeps its own line up, so that it is not accused first."""
-    rogue.transport.handle(RING_PROTOCOL, _acknowledge_all)
+    rogue.transport.handle(RING_PROTOCOL, acknowledge_all)
 
     async def accuse(rogue: Rogue, _victims: list[PeerId], signed: Signed, roster: Roster) -> None:
         for member in roster.members:
             if member.author != rogue.me:
                 await rogue.gossip(Accusation(ring_id_of(signed), member.author, "silent"))
 
-    await _as_member(rogue, victims, accuse)
+    await as_member(rogue, victims, accuse)
 
 
 async def member_that_votes_nonsense(rogue: Rogue, victims: list[PeerId]) -> None:
     """It votes for headers that no other member has, and holds all others to be out."""
-    rogue.transport.handle(RING_PROTOCOL, _acknowledge_all)
+    rogue.transport.handle(RING_PROTOCOL, acknowledge_all)
 
     async def vote(rogue: Rogue, victims: list[PeerId], signed: Signed, _roster: Roster) -> None:
         for sequence in range(1, 6):
             others = tuple(sorted(victims))
             await rogue.gossip(Vote(ring_id_of(signed), sequence, rogue.noise(32), others))
 
-    await _as_member(rogue, victims, vote)
+    await as_member(rogue, victims, vote)
 
 
 async def member_that_sends_wrong_chunks(rogue: Rogue, victims: list[PeerId]) -> None:
@@ -386,8 +386,8 @@ async def member_that_sends_wrong_chunks(rogue: Rogue, victims: list[PeerId]) ->
                 await rogue.say(hello, chunk_message, victim=victim, protocol=RING_PROTOCOL)
 
     # Otherwise it is out of the ring before its chunks are looked at.
-    rogue.transport.handle(RING_PROTOCOL, _acknowledge_all)
-    await _as_member(rogue, victims, send)
+    rogue.transport.handle(RING_PROTOCOL, acknowledge_all)
+    await as_member(rogue, victims, send)
 
 
 async def stranger_in_the_ring(rogue: Rogue, victims: list[PeerId]) -> None:

@@ -33,6 +33,7 @@ from gossamer.protocol.manifest import (
     ModelConfig,
     SignedManifest,
     SyncMode,
+    Trust,
     encode_manifest,
     signing_bytes,
 )
@@ -290,6 +291,7 @@ def found(
     checkpoint_rounds: int = 3,
     gather_seconds: float = 3.0,
     allowed: tuple[str, ...] = (),
+    trust: Trust = "members",
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     sync: SyncMode = msgspec.convert(codec if codec in ("sparse", "distro") else "diloco", SyncMode)
@@ -349,6 +351,7 @@ def found(
         genesis_digest=genesis_digest_of(initial_weights(example.seed, model.num_parameters), 1024),
         admission="allow" if allowed else "open",
         allowed=allowed,
+        trust=trust,
     )
     require_valid(manifest)
     signature = identity.sign(signing_bytes(manifest.run_id))
@@ -375,6 +378,7 @@ class World:
     """Latency of every link, one way."""
     allowed: Sequence[str] = ()
     """Names of the nodes that the run admits; empty: all."""
+    trust: Trust = "members"
     run_in_thread: RunInThread = in_no_thread
     """Runs blocking calls; virtual time allows no threads."""
     look_seconds: float = 0.001
@@ -394,6 +398,7 @@ class World:
             checkpoint_rounds=self.checkpoint_rounds,
             gather_seconds=self.gather_seconds,
             allowed=tuple(self.identity(name).peer_id for name in self.allowed),
+            trust=self.trust,
         )
         digests = [digest_of(block).hex() for block in self._blocks]
         self._shard_files = [f"{digest[:2]}/{digest}" for digest in digests]

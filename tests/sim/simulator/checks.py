@@ -45,6 +45,7 @@ from gossamer.protocol.rounds.ring import Average
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.state.chain import Commit, Header, check_follows, credits_of, signers_of
 from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.token_caps import capped_tokens
 from gossamer.protocol.wire.statements import Accusation
 from tests.sim.simulator import arithmetic
 from tests.sim.simulator.arithmetic import Sum
@@ -76,7 +77,7 @@ class Checks:
         self._states: dict[Digest, State] = {world.run_id: world.mode.genesis}
         self._steps: dict[tuple[object, ...], State] = {}
         self._offers: dict[tuple[bytes, int], tuple[FloatVector, int]] = {}
-        """For each ring and position the vector that its member offered, and its tokens."""
+        """For each ring and position the vector that its member offered, and its capped tokens."""
         self._accused: dict[bytes, set[PeerId]] = {}
         self._accused_living: set[bytes] = set()
         self._goal_round = 0
@@ -129,7 +130,8 @@ class Checks:
 
     def note_offer(self, ring: Ring, position: int, pending: FloatVector) -> None:
         """A member follows a ring with this vector."""
-        self._offers[ring.ring_id, position] = (pending, ring.weights[ring.members[position]])
+        weights = capped_tokens([ring.weights[member] for member in ring.members])
+        self._offers[ring.ring_id, position] = (pending, weights[position])
 
     def note_head(self, peer: Peer, head: Digest) -> None:
         """A peer stands at a head now."""

@@ -166,6 +166,7 @@ class Turn:
             loss=2.5,
             norm=1.0,
             spans=offer.spans,
+            root=self._world.mode.root_of(peer.work.offered_vector(machine.number)),
         )
         if self._world.scenario.overlap:
             self.ahead = Training(peer)
