@@ -24,7 +24,7 @@ from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
 from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
-from gossamer.node.network.reachability import Neighbourhood
+from gossamer.node.network.reachability import Endpoint, Neighbourhood
 from gossamer.node.peers.discovery import Discovery
 from gossamer.node.storage.state_dir import KnownPeers
 from gossamer.node.telemetry.gpus import Gpus
@@ -50,6 +50,9 @@ DIALS_TO_NETWORK_MAX = 68
 DIALS_IN_ALL_MAX = 384
 """Dials in all in `SECONDS`: 128 at once, and 4 a second, with some room. Without a budget there
 were 89 a second."""
+
+CROSSING_DIALS_MAX = 66
+"""Dials to one host in 30 s of crossings: 48 at once, and one every 2 s, with some room."""
 
 
 def _in_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,3 +219,30 @@ def test_an_address_that_the_owner_typed_is_dialled_whatever_it_is(
                 assert node.peers() == [server.peer_id]
 
     trio.run(main)
+
+
+def test_a_peer_that_crosses_routers_again_and_again_floods_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It names four ports of a third party, whose machine refuses each dial at once."""
+    num_dials = 0
+
+    async def refuse(_self: PortReusingTcp, host: str, _port: int) -> None:
+        nonlocal num_dials
+        assert host == VICTIM
+        num_dials += 1
+        await trio.sleep(0.01)
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(PortReusingTcp, "dial_from_listener", refuse)
+    _in_a_home(monkeypatch)
+    asker = Identity.from_seed(digest_of(b"asker")).peer_id
+    endpoints = [Endpoint(VICTIM, port) for port in range(1000, 1004)]
+
+    async def main() -> None:
+        async with open_libp2p_transport(Identity.generate(), LOOPBACK) as transport:
+            for _ in range(6):
+                assert not await transport.paths._dial(asker, endpoints, 5.0)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0.01))
+    assert 1 <= num_dials <= CROSSING_DIALS_MAX
