@@ -31,8 +31,9 @@ from gossamer.protocol.errors import RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.head_choice import HeadChoice, HeadWeight
+from gossamer.protocol.policy.head_choice import HeadChoice, HeadWeight, is_most_of
 from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
+from gossamer.protocol.state.chain import decode_header
 from gossamer.protocol.wire.statements import Announce, Phase, Ready, Roster
 
 AVOID_SECONDS = 20.0
@@ -108,6 +109,8 @@ class Heads:
         self._progress = progress
         self._rounds = KnownRounds(committed.chain)
         self._choice = HeadChoice(self._rounds, PeerId(manifest.founder))
+        self._rings: set[bytes] = set()
+        """Rings on the committed head that this node followed."""
         self._counting: set[Digest] = set()
         """Proven heads that count: see `fetcher`."""
         self._seen_seconds: dict[Digest, float] = {}
@@ -214,7 +217,24 @@ class Heads:
             if since is None:
                 since = self._seen_seconds.get(head, now)
             was_time = now >= since + self._gather_seconds
-        return self._choice.counts(head, mine, at_work, was_time=was_time).holds
+        of_mine = self._is_of_my_ring(head)
+        return self._choice.counts(
+            head, mine, at_work, was_time=was_time, is_of_my_ring=of_mine
+        ).holds
+
+    def followed(self, ring_id: Digest) -> None:
+        """Notes a ring on the committed head in which this node takes part."""
+        self._rings.add(ring_id)
+
+    def _is_of_my_ring(self, head: Digest) -> bool:
+        """Returns whether the way to a head begins with a round of a ring that this node followed,
+        signed by most of the ring's other members."""
+        if not self._rings:
+            return False
+        commit = self._committed.chain.commit(self._branch_of(head))
+        header = decode_header(commit.header)
+        signers = {vote.author for vote in commit.votes}
+        return header.ring_id in self._rings and is_most_of(len(signers), len(header.members))
 
     def note_counting(self, head: Digest) -> None:
         """The blocks of a wanted head are here, or it counts without them."""
@@ -223,9 +243,10 @@ class Heads:
     def counts_at_once(self, head: Digest) -> bool:
         """Returns whether a proven head counts before its blocks are here.
 
-        A member that has stake has signed it, or this node has no state that it could train.
+        A member that has stake has signed it, or most members of this node's own ring, or this
+        node has no state that it could train.
         """
-        if not self._committed.is_loaded:
+        if not self._committed.is_loaded or self._is_of_my_ring(head):
             return True
         fork = self._choice.fork_of(head, self.mine)
         return self._choice.weight(fork, head).support > 0
@@ -336,6 +357,7 @@ class Heads:
         """The committed head has changed: forgets what belonged to earlier heads, and announces."""
         entry = self._committed.entry
         self._better_since = None
+        self._rings.clear()
         self._metrics.round.set(entry.round)
         statement_store = self._swarm.gossip.statement_store
         statement_store.age()

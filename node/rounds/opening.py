@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import trio
 
@@ -14,7 +14,7 @@ from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.storage.work import Work
-from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.ring_order import encode_links
 from gossamer.protocol.rounds.roster import Ring
@@ -22,7 +22,7 @@ from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import RoundHints, RoundRules
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.sync_sets import SyncSet
-from gossamer.protocol.wire.statements import Announce, Ready
+from gossamer.protocol.wire.statements import Ready
 
 
 class OpenRound:
@@ -86,23 +86,20 @@ class NodeHost:
     def __init__(
         self,
         context: NodeContext,
-        recent_heads: Sequence[Digest],
-        is_lost: Callable[[Announce], bool],
+        heads: Heads,
         contribution_to: Callable[[Ring], Contribution],
         on_changed: Callable[[], None],
     ) -> None:
         """
         Args:
-            recent_heads: heads from which other peers are expected to come to this round's.
-            is_lost: whether an announced head loses to this round's parent.
+            heads: as they are at the beginning of the turn; they hear of each ring.
             contribution_to: makes this peer's part of a ring.
             on_changed: is called when the machine of the round may have changed.
         """
         self._context = context
-        self._recent_heads = recent_heads
-        self._is_lost = is_lost
+        self._heads, self._recent_heads = heads, heads.recent()
         self._parent = context.committed.entry
-        self.contribution_to = contribution_to
+        self._contribution_to = contribution_to
         self.outer_step = context.committed.compute
         self.reach = context.swarm.reach
         self.offence = context.swarm.offence
@@ -112,7 +109,14 @@ class NodeHost:
 
     def awaited(self) -> Awaited:
         """See `RoundHost`."""
-        return self._context.swarm.awaited(self._recent_heads, self._parent.round, self._is_lost)
+        return self._context.swarm.awaited(
+            self._recent_heads, self._parent.round, self._heads.is_lost
+        )
+
+    def contribution_to(self, ring: Ring) -> Contribution:
+        """See `RoundHost`."""
+        self._heads.followed(ring.ring_id)
+        return self._contribution_to(ring)
 
     def removed(self, _peer: PeerId, reason: str) -> None:
         """See `RoundHost`."""
@@ -183,8 +187,7 @@ class RoundOpener:
             run_in_thread=context.run_in_thread,
             host=NodeHost(
                 context,
-                self._heads.recent(),
-                self._heads.is_lost,
+                self._heads,
                 round_work.contribution,
                 round_work.machine_changed,
             ),

@@ -22,9 +22,11 @@ Rules
 - A chain that goes on from this peer's own head undoes nothing (`counts`). It is followed at once
   when its signers have no less stake than the members that are at work on this head. One of a
   minority is followed when the time to be ready for this round has passed, for it may be that the
-  others were late. One without support is followed only while no peer with stake is at work on
-  this head, this peer included. So newcomers go on where all members have left, and members that
-  come back follow them.
+  others were late. One that begins with the commit of a ring that this peer followed, signed by
+  most of its other members, is followed at once: so newcomers become members although the only
+  member with stake was too slow for their ring. One without support is followed only while no peer
+  with stake is at work on this head, this peer included. So newcomers go on where all members have
+  left, and members that come back follow them.
 
 A peer that goes on alone, because all others are gone, has its own stake behind its rounds and no
 more. The others, when they are back, follow it if they are not at work on the head that they left,
@@ -223,6 +225,7 @@ class HeadChoice:
         at_work: Collection[PeerId],
         *,
         was_time: bool,
+        is_of_my_ring: bool = False,
     ) -> Verdict:
         """Returns whether this peer may follow a head that wins over its own.
 
@@ -231,10 +234,14 @@ class HeadChoice:
                 does.
             was_time: whether this peer had the time that the manifest gives to be ready, since it
                 heard that a peer is ready for this round.
+            is_of_my_ring: whether it begins with a round of a ring that this peer followed, signed
+                by most of the ring's other members (`is_most_of`).
         """
         fork = self.fork_of(head, mine)
         if fork != mine:
             return Verdict(True, "more stake is behind another chain")
+        if is_of_my_ring:
+            return Verdict(True, "most members of the ring that this peer was in have gone on")
         signers = self._signers_since(mine, head)
         support = self.stake_of(mine, signers)
         opposed = self.stake_of(mine, frozenset(at_work) - signers)
@@ -246,6 +253,14 @@ class HeadChoice:
         stakes = self.stakes_at(mine)
         may_follow = not stakes.keys() & frozenset(at_work)
         return Verdict(may_follow, "no member that this chain knows has signed it")
+
+
+def is_most_of(num_signers: int, num_members: int) -> bool:
+    """Returns whether the signers of a ring's round are most members of its roster but this peer.
+
+    One other member alone is not enough.
+    """
+    return num_signers > 1 and 2 * num_signers > num_members - 1
 
 
 def _low_first(head: Digest) -> bytes:

@@ -13,6 +13,7 @@ from gossamer.protocol.policy.head_choice import (
     STANDING_ROUNDS,
     UNDO_ROUNDS_MAX,
     HeadChoice,
+    is_most_of,
 )
 from tests.support.builders import peers
 
@@ -186,6 +187,20 @@ def test_strangers_are_followed_only_while_no_member_is_at_work() -> None:
     head = rounds.add(mine, each(*INVENTED))
     for at_work, follows in (([FOUNDER], False), ([E, B], False), ([E], True), ([], True)):
         assert choice.counts(head, mine, at_work, was_time=True).holds is follows
+
+
+def test_the_ring_that_went_on_without_this_peer_is_followed() -> None:
+    """Otherwise newcomers whom the only member's line is too slow for would stay newcomers."""
+    rounds, choice = world()
+    mine = rounds.add(GENESIS, each(FOUNDER))
+    head = rounds.add(mine, each(B, C, D))
+    assert not choice.counts(head, mine, [FOUNDER], was_time=True).holds
+    assert choice.counts(head, mine, [FOUNDER], was_time=False, is_of_my_ring=True).holds
+
+
+def test_one_other_member_is_not_most_of_a_ring() -> None:
+    assert [is_most_of(1, members) for members in (2, 3)] == [False, False]
+    assert [is_most_of(2, members) for members in (3, 4, 5)] == [True, True, False]
 
 
 # Any tree

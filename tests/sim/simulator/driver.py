@@ -181,6 +181,7 @@ class Driver:
         pending = peer.work.offered_vector(self.machine.number)
         self.contribution = world.mode.contribution(pending, ring, peer.peer_id)
         world.checks.note_offer(ring, position, pending)
+        peer.heads.rings.add(ring.ring_id)
         self._num_computed = 0
         self.ring_began_seconds = world.now
         names = [world.name(member) for member in ring.members]

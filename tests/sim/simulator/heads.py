@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gossamer.node.heads.heads import AT_WORK, AVOID_SECONDS, BetterHead
 from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.protocol.ids import Digest
+from gossamer.protocol.policy.head_choice import is_most_of
 from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
 from gossamer.protocol.state.chain import Commit
 from tests.sim.simulator.scenario import CHUNK_BYTES
@@ -48,6 +49,8 @@ class Heads:
         """Until when, and how often it could not be reached."""
         self._seen_seconds: dict[Digest, float] = {}
         """Since when each head but mine is known."""
+        self.rings: set[bytes] = set()
+        """Rings on my head that this peer followed."""
         self._better: BetterHead | None = None
         self._looked_seconds = -POLL_SECONDS
         self._better_since_seconds: float | None = None
@@ -127,7 +130,15 @@ class Heads:
         since = peer.ready_since.get(mine, self._seen_seconds[head])
         was_time = peer.now >= since + self._world.scenario.gather_seconds
         choice = self._world.checks.choice
-        return choice.counts(head, mine, at_work, was_time=was_time).holds
+        return choice.counts(
+            head, mine, at_work, was_time=was_time, is_of_my_ring=self._is_of_my_ring(head)
+        ).holds
+
+    def _is_of_my_ring(self, head: Digest) -> bool:
+        checks = self._world.checks
+        first = checks.path(self.head, head)[-1]
+        header, num_votes = checks.headers[first], len(checks.commits[first].votes)
+        return header.ring_id in self.rings and is_most_of(num_votes, len(header.members))
 
     # Getting there
 
@@ -212,6 +223,7 @@ class Heads:
         """The head has changed and everything is settled."""
         peer, round_number = self._peer, self._world.checks.round_of(self.head)
         self._better_since_seconds = None
+        self.rings.clear()
         peer.statement_store.age()
         peer.statement_store.keep(
             lambda _, statement: (
