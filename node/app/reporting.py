@@ -20,6 +20,10 @@ from gossamer.protocol.wire.statements import Announce, Capacity
 
 GAUGE_SECONDS = 1.0
 
+SETTLED_ROUNDS = 16
+"""A head that so many rounds follow is not undone any more. Links name one whose round this number
+divides, so that a link stays the same for as many rounds."""
+
 
 class Reporter:
     """Reads the parts of a node, and keeps the gauges up to date."""
@@ -70,6 +74,7 @@ class Reporter:
             paused_reason=progress.paused_reason,
             round=entry.round,
             head=entry.head.hex(),
+            settled_head=self._settled_head(),
             state_digest=entry.state_digest.hex(),
             rounds_behind=self._rounds_behind(),
             inner_step=progress.inner_step,
@@ -95,6 +100,16 @@ class Reporter:
             outer_step=self._outer_step(),
             loss_history=progress.history.points(),
         )
+
+    def _settled_head(self) -> str | None:
+        committed = self._participant.context.committed
+        mine = committed.entry
+        settled_round = (mine.round // SETTLED_ROUNDS - 1) * SETTLED_ROUNDS
+        if settled_round <= 0:
+            return None
+        rounds_before = mine.round - settled_round
+        ancestors = committed.chain.ancestors(mine.head, rounds_before)
+        return ancestors[-1].hex() if len(ancestors) > rounds_before else None
 
     def _rounds_behind(self) -> int:
         mine = self._participant.context.committed.entry

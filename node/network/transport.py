@@ -254,6 +254,9 @@ class Transport(Protocol):
         strangers.
         """
 
+    def let_in(self, peer_id: PeerId) -> None:
+        """A peer is no stranger any more: if it is connected, gossip with it begins."""
+
     def keep_places_of(self, is_member: PeerTest) -> None:
         """Connections of members do not end in favour of newcomers, when there are too many."""
 

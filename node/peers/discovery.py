@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -71,12 +71,14 @@ class Discovery:
         metrics: Metrics,
         randomness: random.Random,
         awake: AwakeClock,
+        introduce: Callable[[PeerId], Awaitable[None]],
     ) -> None:
         """
         Args:
             bootstrap: addresses that are dialled while there is no connection.
             randomness: for the back-off between two dials.
             awake: tells when this process did not run, because connections break meanwhile.
+            introduce: is called with each peer that was dialled.
         """
         self._transport = transport
         self._known = known
@@ -84,6 +86,7 @@ class Discovery:
         self._membership = membership
         self._metrics = metrics
         self._awake = awake
+        self._introduce = introduce
         self._looked_seconds = -math.inf
         """Local time up to which stalls of this process were noticed."""
         self._redial = Redial(randomness)
@@ -161,6 +164,7 @@ class Discovery:
                 self._known.reached(peer, address)
             self._metrics.dials.add("connected")
             log.info("connected", peer=short(target.peer) if target.peer else key)
+            await self._introduce(peer)
         except ConnectError as error:
             self._metrics.dials.add("unreachable")
             self._redial.failed(trio.current_time(), key)

@@ -43,8 +43,10 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "sync": 'Data that peers exchange: "diloco" (whole pseudo-gradients, an outer Nesterov '
         'step), "sparse" (only their largest values, two bits each), or "distro" (the signs of the '
         "strongest frequencies of every step).",
-        "admission": 'Peers that may join: "open" (all) or "allow" (the founder and those below).',
-        "allowed": 'Peer ids that may join when admission is "allow"; see "gossamer status".',
+        "admission": 'Peers that may join: "open" (all), "allow" (the founder and those below), or '
+        '"invite" (these, and everybody whom a member invites with "gossamer invite").',
+        "allowed": 'Peer ids that may join when admission is not "open"; see "gossamer status". '
+        'With "invite" it may be empty.',
     },
     "corpus": {
         "paths": "Files and folders of text, .jsonl among them, relative to this file. "

@@ -97,6 +97,9 @@ class ScriptedTransport:
     def admit(self, admits: PeerTest) -> None:
         pass
 
+    def let_in(self, peer_id: PeerId) -> None:
+        """Nobody is a stranger here."""
+
     def keep_places_of(self, is_member: PeerTest) -> None:
         pass
 
