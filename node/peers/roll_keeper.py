@@ -52,6 +52,10 @@ EXCHANGE_SECONDS = 30.0
 ORDERS_SECONDS = 1.0
 """Interval of the looks for revocations that the operator has left."""
 
+INTRODUCE_AGAIN_SECONDS = 60.0
+"""Wait after a peer has not taken this node for a member: until then it has heard of this node, or
+this node was put out."""
+
 ADMISSIONS_AT_ONCE_MAX = 2
 """Streams of one peer that ask to come in: one, and one that it gave up a moment ago."""
 
@@ -91,6 +95,8 @@ class RollKeeper:
         self._topic = f"gossamer/{roll.run_id.hex()}/roll"
         self._send_news, self._news = trio.open_memory_channel[tuple[Changes, bool]](NEWS_MAX)
         self._is_saved = True
+        self._refused: dict[PeerId, float] = {}
+        """Time until which this node is not introduced again; members only, so they are few."""
         self._was_told = False
         """Whether a person was told that this node is no member."""
 
@@ -127,6 +133,8 @@ class RollKeeper:
 
     async def introduce(self, peer: PeerId) -> None:
         """Shows a peer that this node is a member, and learns whether the peer is one."""
+        if trio.current_time() < self._refused.get(peer, 0.0):
+            return
         claim = Claim(self.roll.chain_of(self._identity.peer_id), None, b"")
         try:
             with trio.fail_after(EXCHANGE_SECONDS):
@@ -135,7 +143,10 @@ class RollKeeper:
         except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:
             log.debug("not introduced", peer=short(peer), error=str(error))
             return
-        if not answer.is_admitted and self.roll.is_member(peer) and not self._was_told:
+        if answer.is_admitted or not self.roll.is_member(peer):
+            return
+        self._refused[peer] = trio.current_time() + INTRODUCE_AGAIN_SECONDS
+        if not self._was_told:
             self._was_told = True
             log.warning(
                 "a member of the run does not take this node for one: its work counts nowhere. "
