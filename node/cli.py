@@ -25,7 +25,7 @@ COMMANDS = (
     (
         "invite",
         "invitations:invite",
-        "Print an invitation to this node's run, for `gossamer join`.",
+        "Print an invitation to this node's run, for gossamer join.",
     ),
     ("members", "invitations:members", "List the members of an invite-only run."),
     ("revoke", "invitations:revoke", "Put a member out of an invite-only run for good."),

@@ -33,7 +33,7 @@ def invite(
     depth: Annotated[int | None, Parameter(show_default="as many as this node may give")] = None,
     options: State = None,
 ) -> int:
-    """Print an invitation to this node's run, for `gossamer join`.
+    """Print an invitation to this node's run, for gossamer join.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def invite(
 
 
 def members(*, options: State = None) -> int:
-    """List the members of an invite-only run, and who let them in."""
+    """List the members of an invite-only run."""
     run = InviteOnlyRun.here(StateDir(settings_of(options).state_dir))
     table = Table("member", "let in by", "since", "may invite", "by invitation", "")
     for row in run.members():
@@ -83,7 +83,9 @@ def members(*, options: State = None) -> int:
 
 
 def revoke(peer: str, *, options: State = None) -> int:
-    """Put a member, and all that came in through it, out of an invite-only run for good.
+    """Put a member out of an invite-only run for good.
+
+    All that came in through it go with it.
 
     Parameters
     ----------
