@@ -100,6 +100,34 @@ def test_members_that_come_back_know_each_other_without_the_founder(tmp_path: Pa
     simulate(world, story)
 
 
+def test_members_that_never_heard_of_each_other_show_their_chains(tmp_path: Path) -> None:
+    """c comes in by b while a is away, and e by a while c is. Then only c and e are left."""
+    world = World(tmp_path, seed=78, is_by_invitation=True)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await world.reach(1, "a")
+        for_c, for_e = invitation(world, "a"), invitation(world, "a")
+        await nursery.start(world.run, "b", ["a"], NumbersTrainer, invitation(world, "a"))
+        await world.until(lambda: in_round_of(world, "a", *"ab"))
+        await world.until(lambda: world.all_shards_are_with("b"))
+        world.network.part(world.identity("a").peer_id, world.identity("c").peer_id)
+        world.crash("a")
+        await nursery.start(world.run, "c", ["b"], NumbersTrainer, for_c)
+        await world.until(lambda: in_round_of(world, "c", *"bc"))
+        await world.until(lambda: world.all_shards_are_with("c"))
+        world.crash("b")
+        await nursery.start(world.run, "a")
+        await nursery.start(world.run, "e", ["a", "c"], NumbersTrainer, for_e)
+        assert named(world, roll(world, "e")) <= set("abe")
+        await world.until(lambda: "e" in named(world, roll(world, "a")))
+        world.crash("a")
+        await world.until(lambda: named(world, roll(world, "c")) == set("abce"))
+        await world.until(lambda: in_round_of(world, "e", *"ce"))
+
+    simulate(world, story)
+
+
 def test_a_revoked_member_is_shut_out_with_those_below_it(tmp_path: Path) -> None:
     """The founder revokes c while b is the only one that c and d are connected to."""
     world = World(tmp_path, seed=73, is_by_invitation=True)
@@ -116,9 +144,13 @@ def test_a_revoked_member_is_shut_out_with_those_below_it(tmp_path: Path) -> Non
         for pair in (("a", "c"), ("a", "d"), ("c", "d")):
             world.network.reset(*(ids[name] for name in pair))
             world.network.part(*(ids[name] for name in pair))
+        middle = world.network.get(ids["b"])
+        assert middle is not None
+        connections = [middle.connections[ids[name]] for name in "cd"]
         run_of(world, "a").revoke(ids["c"])
         await world.until(lambda: roll(world, "b").members() == {ids["a"], ids["b"]}, 10.0)
         await trio.sleep(1.0)
+        assert all(each.closed for each in connections), "streams that were open have ended"
         newest = world.round("b")
         before = {name: received(world, name) for name in "cd"}
         await world.until(lambda: world.round("b") >= newest + 5 and in_round_of(world, "b", *"ab"))
