@@ -231,7 +231,7 @@ class Node:
         known = self.known_peers
         discovery = Discovery(
             self._transport, known, settings.bootstrap, membership, self.metrics, self._randomness,
-            self._runtime.awake, self.entrance.introduce,
+            self._runtime.awake, self.entrance,
         )  # fmt: skip
         known_peers = KnownPeersFile(
             known, self._transport, membership, state_dir.health, self._runtime.run_in_thread

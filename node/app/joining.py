@@ -45,20 +45,25 @@ async def join_run(
     manifest = open_signed_manifest(signed)
     await require_consent(manifest)
     if manifest.admission == "invite":
-        page = applicant.page if applicant is not None else RollPage((), ())
-        _require_entry(manifest, page, transport)
-        RollFile(state_dir.root).write(page)
+        RollFile(state_dir.root).write(await _learn_roll(transport, manifest, applicant))
     if role.head is not None:
         write_pinned_head(state_dir.root, Digest(bytes.fromhex(role.head)))
     state_dir.write_manifest(signed)
     return signed
 
 
-def _require_entry(manifest: Manifest, page: RollPage, transport: Transport) -> None:
-    """Raises NotAdmittedError if the entries do not lead from a root of the run to this node."""
+async def _learn_roll(
+    transport: Transport, manifest: Manifest, applicant: Applicant | None
+) -> RollPage:
+    """Returns the roll of the peers that let this node in.
+
+    Raises:
+        NotAdmittedError: it does not lead from a root of the run to this node.
+    """
     roll = roll_of(manifest)
     try:
-        roll.add(page)
+        if applicant is not None:
+            await applicant.learn(transport, roll)
     except RemoteProtocolError as error:
         raise NotAdmittedError(
             f"the peer that let this node in sent a false entry: {error}"
@@ -68,3 +73,4 @@ def _require_entry(manifest: Manifest, page: RollPage, transport: Transport) -> 
             f"the run {manifest.name} is joined by invitation: ask a member for one "
             f"(`gossamer invite`). This node is {transport.peer_id}"
         )
+    return roll.page()

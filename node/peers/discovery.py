@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -19,6 +19,7 @@ import trio
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.transport import ConnectError, Transport
+from gossamer.node.peers.entrance import Entrance
 from gossamer.node.storage.state_dir import KnownPeers
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.ids import PeerId, short
@@ -71,14 +72,14 @@ class Discovery:
         metrics: Metrics,
         randomness: random.Random,
         awake: AwakeClock,
-        introduce: Callable[[PeerId], Awaitable[None]],
+        entrance: Entrance,
     ) -> None:
         """
         Args:
             bootstrap: addresses that are dialled while there is no connection.
             randomness: for the back-off between two dials.
             awake: tells when this process did not run, because connections break meanwhile.
-            introduce: is called with each peer that was dialled.
+            entrance: is told of each peer that was dialled, and knows who was put out.
         """
         self._transport = transport
         self._known = known
@@ -86,7 +87,7 @@ class Discovery:
         self._membership = membership
         self._metrics = metrics
         self._awake = awake
-        self._introduce = introduce
+        self._entrance = entrance
         self._looked_seconds = -math.inf
         """Local time up to which stalls of this process were noticed."""
         self._redial = Redial(randomness)
@@ -135,11 +136,12 @@ class Discovery:
         self, now: float, members: dict[PeerId, Announce], connected: set[PeerId]
     ) -> dict[str, _Target]:
         """Peers that should be connected and are not, by the key of their count of failures."""
-        me = self._transport.peer_id
+        me, is_out = self._transport.peer_id, self._entrance.is_out
         targets: dict[str, _Target] = {}
         for peer, announce in members.items():
             self._redial.heard(now, peer, (announce.incarnation, announce.sequence))
-            if peer not in connected and peer != me and announce.phase != "leaving":
+            is_here = announce.phase != "leaving" and not is_out(peer)
+            if peer not in connected and peer != me and is_here:
                 targets[peer] = _Target(peer, self._known.in_order(peer, announce.addresses))
                 # Of two peers that know each other the lower id dials at once. The other waits.
                 self._redial.want(now, peer, 0.0 if me < peer else BACK_OFF_SECONDS_MIN)
@@ -147,7 +149,7 @@ class Discovery:
             for address in self._bootstrap:
                 targets[address] = _Target(None, (address,))
             for peer, addresses in self._known.newest_first():
-                if peer != me:
+                if peer != me and not is_out(peer):
                     targets.setdefault(peer, _Target(peer, addresses))
             for key in targets:
                 self._redial.want(now, key, 0.0)
@@ -164,7 +166,7 @@ class Discovery:
                 self._known.reached(peer, address)
             self._metrics.dials.add("connected")
             log.info("connected", peer=short(target.peer) if target.peer else key)
-            await self._introduce(peer)
+            await self._entrance.introduce(peer)
         except ConnectError as error:
             self._metrics.dials.add("unreachable")
             self._redial.failed(trio.current_time(), key)

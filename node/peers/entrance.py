@@ -73,6 +73,11 @@ class Entrance:
             return self._keeper.roll.is_member(peer)
         return self._manifest.admission == "open" or peer in self._manifest.allowed
 
+    def is_out(self, peer: PeerId) -> bool:
+        """Returns whether a peer was put out of the run for good."""
+        roll = self.roll
+        return roll is not None and roll.was_member(peer) and not roll.is_member(peer)
+
     def require_known(self, peers: list[PeerId]) -> None:
         """Requires that every member of a header was let in once.
 
@@ -99,7 +104,7 @@ class Entrance:
     async def introduce(self, peer: PeerId) -> None:
         """Shows a peer that this node has dialled that it is a member, if the peer is a stranger
         here. Both may have come in while they did not hear of each other."""
-        if self._keeper is not None and not self.admits(peer):
+        if self._keeper is not None and not self._keeper.roll.was_member(peer):
             await self._keeper.introduce(peer)
 
 

@@ -1,25 +1,39 @@
-"""The questions of a newcomer, or of a member that is not known yet, on ``/gossamer/admit/1``."""
+"""The questions of a newcomer, or of a member that is not known yet, and those about the roll."""
 
 from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import trio
 
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.transport import Transport
-from gossamer.protocol.ids import Digest, PeerId, public_key_of
+from gossamer.node.network.transport import Transport, TransportError
+from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, public_key_of
+from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.wire.invitation_messages import (
     CLAIM_BYTES_MAX,
+    PIECES_MAX,
     PROBLEM_CHARACTERS_MAX,
+    ROLL_PROTOCOL,
     Claim,
     Invitation,
     RollPage,
     Welcomed,
+    decode_digests,
+    decode_page,
     decode_welcomed,
     encode,
     proof_bytes,
 )
 from gossamer.protocol.wire.run_messages import ADMIT_PROTOCOL
+
+PIECES_AT_ONCE = 32
+"""Pieces whose signatures are checked in one go: some 15 ms."""
+
+ROLL_SECONDS = 30.0
+"""Limit of one exchange: two round trips and a page of 256 KiB on a very bad line."""
 
 WELCOMED_BYTES_MAX = 2 * CLAIM_BYTES_MAX + 4 * PROBLEM_CHARACTERS_MAX
 
@@ -50,12 +64,44 @@ async def ask_to_come_in(transport: Transport, peer: PeerId, claim: Claim) -> We
     return decode_welcomed(message)
 
 
+async def pull_roll(transport: Transport, peer: PeerId, roll: Roll) -> AsyncIterator[RollPage]:
+    """Gets the pieces of a peer's roll that are missing in `roll`, in parts that are checked in a
+    moment each. Each sponsor comes before its newcomers.
+
+    Raises:
+        TransportError: the peer cannot be asked.
+        RemoteProtocolError: its answer is not valid.
+    """
+    stream = await transport.open_stream(peer, ROLL_PROTOCOL)
+    try:
+        await send_frame(stream, roll.digest())
+        _, listed = await receive_frame(
+            stream, message_bytes_max=0, payload_bytes_max=PIECES_MAX * DIGEST_BYTES
+        )
+        held = set(roll.digests())
+        wanted = [each for each in decode_digests(listed) if each not in held]
+        if not wanted:
+            return
+        await send_frame(stream, b"", b"".join(wanted))
+        message, _ = await receive_frame(stream, payload_bytes_max=0)
+    finally:
+        with trio.CancelScope(shield=True):
+            await stream.reset()
+    page = decode_page(message)
+    for start in range(0, len(page.entries), PIECES_AT_ONCE):
+        yield RollPage(page.entries[start : start + PIECES_AT_ONCE], ())
+        await trio.lowlevel.checkpoint()
+    for start in range(0, len(page.revocations), PIECES_AT_ONCE):
+        yield RollPage((), page.revocations[start : start + PIECES_AT_ONCE])
+        await trio.lowlevel.checkpoint()
+
+
 class Applicant:
     """A newcomer with an invitation, and what the peers that let it in have told it."""
 
     def __init__(self, invitation: Invitation, run_id: Digest, me: PeerId) -> None:
         self._claim = claim_of(invitation, run_id, me)
-        self._answers: list[Welcomed] = []
+        self._answers: dict[PeerId, Welcomed] = {}
 
     async def ask(self, transport: Transport, peer: PeerId) -> str:
         """Asks a peer to let this node in. Returns the reason why it does not; empty if it does.
@@ -65,12 +111,19 @@ class Applicant:
         """
         answer = await ask_to_come_in(transport, peer, self._claim)
         if answer.is_admitted:
-            self._answers.append(answer)
+            self._answers[peer] = answer
             return ""
         return answer.problem or "the invitation is not one of its run"
 
-    @property
-    def page(self) -> RollPage:
-        """The entries that this node was told: its own, and those of the peers that answered."""
-        chains = [chain for answer in self._answers for chain in (answer.yours, answer.mine)]
-        return RollPage(tuple(dict.fromkeys(each for chain in chains for each in chain)), ())
+    async def learn(self, transport: Transport, roll: Roll) -> None:
+        """Fills a roll with what the peers know that have let this node in.
+
+        Raises:
+            TransportError: none of them can be asked any more.
+            RemoteProtocolError: one of them sent a false piece.
+        """
+        for peer, answer in self._answers.items():
+            roll.add(RollPage((*answer.yours, *answer.mine), ()))
+            with trio.move_on_after(ROLL_SECONDS), suppress(TransportError):
+                async for page in pull_roll(transport, peer, roll):
+                    roll.add(page)

@@ -20,7 +20,7 @@ from gossamer.node.base.threads import RunInThread
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import ProtocolRefused, Stream, Transport, TransportError
-from gossamer.node.peers.introductions import ask_to_come_in
+from gossamer.node.peers.introductions import ROLL_SECONDS, ask_to_come_in, pull_roll
 from gossamer.node.peers.offences import Offences
 from gossamer.node.storage.roll_file import RollFile
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
@@ -46,9 +46,6 @@ RECONCILE_SECONDS = 2.0
 """A piece that gossip lost arrives after about this time. An exchange of equal rolls costs 32
 bytes."""
 
-EXCHANGE_SECONDS = 30.0
-"""Limit of one exchange: two round trips and a page of 256 KiB on a very bad line."""
-
 ORDERS_SECONDS = 1.0
 """Interval of the looks for revocations that the operator has left."""
 
@@ -61,9 +58,6 @@ ADMISSIONS_AT_ONCE_MAX = 2
 
 NEWS_MAX = 1024
 """Changes that wait to be published; as many as a run may have members."""
-
-PIECES_AT_ONCE = 32
-"""Pieces whose signatures are checked in one go: some 15 ms."""
 
 log = structlog.get_logger("peers")
 
@@ -135,11 +129,14 @@ class RollKeeper:
         """Shows a peer that this node is a member, and learns whether the peer is one."""
         if trio.current_time() < self._refused.get(peer, 0.0):
             return
-        claim = Claim(self.roll.chain_of(self._identity.peer_id), None, b"")
+        claim = Claim(self.roll.proof_of(self._identity.peer_id), None, b"")
         try:
-            with trio.fail_after(EXCHANGE_SECONDS):
+            with trio.fail_after(ROLL_SECONDS):
                 answer = await ask_to_come_in(self._transport, peer, claim)
-            self._take(peer, RollPage((*answer.yours, *answer.mine), ()))
+                self._take(peer, RollPage((*answer.yours, *answer.mine), ()))
+                if answer.is_admitted and not self.roll.is_member(peer):
+                    # Its roll may have the witnesses that are missing here.
+                    await self.reconcile(peer)
         except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:
             log.debug("not introduced", peer=short(peer), error=str(error))
             return
@@ -156,7 +153,7 @@ class RollKeeper:
             )
 
     async def _serve_admission(self, stream: Stream) -> None:
-        with trio.move_on_after(EXCHANGE_SECONDS):
+        with trio.move_on_after(ROLL_SECONDS):
             try:
                 message, _ = await receive_frame(
                     stream, message_bytes_max=CLAIM_BYTES_MAX, payload_bytes_max=0
@@ -192,7 +189,7 @@ class RollKeeper:
         if entry is not None:
             self._changed(roll.add(RollPage((entry,), ())), is_published=True)
             log.info("a peer is let in", peer=peer, sponsor=peer_of(entry.certificate.sponsor))
-        return Welcomed(True, "", roll.chain_of(peer), roll.chain_of(me))
+        return Welcomed(True, "", roll.proof_of(peer), roll.proof_of(me))
 
     def _refuse_banned(self, claim: Claim) -> None:
         """Raises NotWelcomeError while somebody of the same certificate, or above it, is banned."""
@@ -257,7 +254,7 @@ class RollKeeper:
 
     async def _reconcile_with(self, peer: PeerId) -> None:
         try:
-            with trio.fail_after(EXCHANGE_SECONDS):
+            with trio.fail_after(ROLL_SECONDS):
                 await self.reconcile(peer)
         except ProtocolRefused:
             await self.introduce(peer)
@@ -271,31 +268,15 @@ class RollKeeper:
             TransportError: the peer cannot be reached.
             RemoteProtocolError: its answer is not valid. It is reported as an offence too.
         """
-        stream = await self._transport.open_stream(peer, ROLL_PROTOCOL)
         try:
-            try:
-                await send_frame(stream, self.roll.digest())
-                _, listed = await receive_frame(
-                    stream, message_bytes_max=0, payload_bytes_max=PIECES_MAX * DIGEST_BYTES
-                )
-                held = set(self.roll.digests())
-                wanted = [each for each in decode_digests(listed) if each not in held]
-                if not wanted:
-                    return
-                await send_frame(stream, b"", b"".join(wanted))
-                message, _ = await receive_frame(stream, payload_bytes_max=0)
-            finally:
-                with trio.CancelScope(shield=True):
-                    await stream.reset()
-            for part in _parts(decode_page(message)):
-                self._take(peer, part)
-                await trio.lowlevel.checkpoint()
+            async for page in pull_roll(self._transport, peer, self.roll):
+                self._take(peer, page)
         except RemoteProtocolError as error:
             self._offences.note(peer, error)
             raise
 
     async def _serve_roll(self, stream: Stream) -> None:
-        with trio.move_on_after(EXCHANGE_SECONDS):
+        with trio.move_on_after(ROLL_SECONDS):
             try:
                 digest, _ = await receive_frame(
                     stream, message_bytes_max=DIGEST_BYTES, payload_bytes_max=0
@@ -322,11 +303,3 @@ class RollKeeper:
 
 def _listed(digests: Iterable[Digest]) -> list[bytes]:
     return [b"".join(list(digests)[:PIECES_MAX])]
-
-
-def _parts(page: RollPage) -> Iterable[RollPage]:
-    """Cuts a page into parts that are checked in a moment each; sponsors come first."""
-    for start in range(0, len(page.entries), PIECES_AT_ONCE):
-        yield RollPage(page.entries[start : start + PIECES_AT_ONCE], ())
-    for start in range(0, len(page.revocations), PIECES_AT_ONCE):
-        yield RollPage((), page.revocations[start : start + PIECES_AT_ONCE])

@@ -10,7 +10,8 @@ Rules
   other may fill the same slot twice; the order then says which entry stays.
 - A revocation counts if a root made it, or somebody above its target. It puts out the target and
   all below it, for good. Its slot is not free again, and what it witnessed stays.
-- An entry that does not count is forgotten. A peer that still holds it offers it again.
+- An entry that does not count is forgotten, and so is a revocation by somebody without an entry
+  that counts. A peer that still holds it offers it again.
 
 Convergence: of two members, look at the first entry in the order that one has and the other lacks.
 All entries before it are the same, so it counts with both as soon as they compare their rolls. So
@@ -30,6 +31,7 @@ from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
 from gossamer.protocol.policy.roll_order import Counted, count, peer_of
 from gossamer.protocol.wire.invitation_messages import (
     PAGE_BYTES_MAX,
+    PROOF_ENTRIES_MAX,
     Certificate,
     Claim,
     Entry,
@@ -105,6 +107,20 @@ class Roll:
             chain.append(entry)
             entry = self._counted.entries.get(entry.certificate.sponsor)
         return tuple(reversed(chain))
+
+    def proof_of(self, peer: PeerId) -> tuple[Entry, ...]:
+        """Returns the entries by which a roll that knows only the roots knows a peer: its chain and
+        those of all witnesses, each behind the ones that it needs. At most `PROOF_ENTRIES_MAX`; the
+        witnesses that are farthest away are left out first."""
+        found: dict[bytes, Entry] = {}
+        wanted = [entry.newcomer for entry in reversed(self.chain_of(peer))]
+        while wanted and len(found) < PROOF_ENTRIES_MAX:
+            key = wanted.pop(0)
+            entry = self._counted.entries.get(key)
+            if entry is not None and key not in found:
+                found[key] = entry
+                wanted += [entry.witness, entry.certificate.sponsor]
+        return tuple(each for key, each in self._counted.entries.items() if key in found)
 
     def sponsors(self, peer: PeerId) -> tuple[PeerId, ...]:
         """Returns the peers between a root and a peer, the root left out, from the top down."""
@@ -231,6 +247,11 @@ class Roll:
     def _take(self, counted: Counted, revocations: list[Revocation]) -> Changes:
         before, members = set(self._counted.entries.values()), self._members
         self._counted = counted
+        # A revoker whose entry does not count any more is unknown elsewhere, so it is here.
+        known = self.roots | counted.entries.keys()
+        self._revocations = {
+            each: held for each, held in self._revocations.items() if each in known
+        }
         taken = tuple(each for each in revocations if self._keep(each))
         self._counted.out = self._find_out()
         self._members = frozenset(
@@ -328,8 +349,6 @@ class Roll:
 
     def _keep(self, revocation: Revocation) -> bool:
         """Keeps a revocation among the lowest targets of its revoker; says whether it is kept."""
-        if revocation.revoker not in self.roots | self._counted.entries.keys():
-            return False
         held = self._revocations.setdefault(revocation.revoker, {})
         held[revocation.target] = revocation
         most = limits.MEMBERS_MAX if revocation.revoker in self.roots else REVOCATIONS_MAX

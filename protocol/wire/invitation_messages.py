@@ -44,9 +44,12 @@ SLOTS_MAX = 64
 
 UNIX_SECONDS_MAX = 2**40
 
-CLAIM_BYTES_MAX = 2048
-"""Of a claim: `DEPTH_MAX` entries of at most 360 bytes and a few bytes of msgpack. It is read from
-strangers."""
+PROOF_ENTRIES_MAX = 16
+"""Entries in one claim: those above a member, and those of the witnesses, as many as have room. A
+stranger can make a member check three signatures of each."""
+
+CLAIM_BYTES_MAX = PROOF_ENTRIES_MAX * 360 + 512
+"""Of a claim: entries of at most 360 bytes, a certificate and a proof. Strangers send it."""
 
 PROBLEM_CHARACTERS_MAX = 200
 
@@ -128,7 +131,8 @@ class Claim(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """The caller's proof that it may come in, or that it is in already."""
 
     entries: tuple[Entry, ...]
-    """From below a root down: to the sponsor of the certificate, or without one to the caller."""
+    """Those that lead from a root to the sponsor of the certificate, or without one to the caller,
+    and those of their witnesses; each behind the ones that it needs."""
     certificate: Certificate | None
     proof: bytes
     """The one-time key's signature over the caller; empty without a certificate."""
@@ -143,9 +147,9 @@ class Welcomed(
     problem: str
     """The reason for people why the holder of a genuine invitation is not let in."""
     yours: tuple[Entry, ...]
-    """The entries from below a root down to the caller."""
+    """The entries that lead to the caller, as in a claim."""
     mine: tuple[Entry, ...]
-    """Those down to the peer that answers."""
+    """Those that lead to the peer that answers."""
 
 
 class RollPage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -173,8 +177,8 @@ class Invitation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 INVITATION_ADDRESSES_MAX = 4
 """Addresses in an invitation besides the link's: one living peer is enough."""
 
-INVITATION_BYTES_MAX = CLAIM_BYTES_MAX + INVITATION_ADDRESSES_MAX * (
-    limits.ADDRESS_CHARACTERS_MAX + 8
+INVITATION_BYTES_MAX = (
+    DEPTH_MAX * 360 + 512 + INVITATION_ADDRESSES_MAX * (limits.ADDRESS_CHARACTERS_MAX + 8)
 )
 
 Message: TypeAlias = Certificate | Entry | Revocation | Claim | Welcomed | RollPage | Invitation
@@ -199,7 +203,7 @@ def decode_claim(data: bytes | bytearray) -> Claim:
         MalformedError, OversizedError: anything else.
     """
     claim = _decode(data, Claim, CLAIM_BYTES_MAX)
-    _check_chain(claim.entries)
+    _check_entries(claim.entries, PROOF_ENTRIES_MAX)
     if claim.certificate is not None:
         check_certificate(claim.certificate)
         _check_length("proof", claim.proof, SIGNATURE_BYTES)
@@ -217,8 +221,8 @@ def decode_welcomed(data: bytes | bytearray) -> Welcomed:
     welcomed = _decode(data, Welcomed, 2 * CLAIM_BYTES_MAX + 4 * PROBLEM_CHARACTERS_MAX)
     if len(welcomed.problem) > PROBLEM_CHARACTERS_MAX:
         raise OversizedError(f"a reason of {len(welcomed.problem)} characters")
-    _check_chain(welcomed.yours)
-    _check_chain(welcomed.mine)
+    _check_entries(welcomed.yours, PROOF_ENTRIES_MAX)
+    _check_entries(welcomed.mine, PROOF_ENTRIES_MAX)
     return welcomed
 
 
@@ -258,7 +262,7 @@ def decode_invitation(data: bytes) -> Invitation:
     invitation = _decode(data, Invitation, INVITATION_BYTES_MAX)
     _check_length("secret", invitation.secret, PUBLIC_KEY_BYTES)
     check_certificate(invitation.certificate)
-    _check_chain(invitation.entries)
+    _check_entries(invitation.entries, DEPTH_MAX)
     if len(invitation.addresses) > INVITATION_ADDRESSES_MAX or any(
         len(address) > limits.ADDRESS_CHARACTERS_MAX for address in invitation.addresses
     ):
@@ -304,9 +308,9 @@ def check_revocation(revocation: Revocation) -> None:
     _check_length("revocation's signature", revocation.signature, SIGNATURE_BYTES)
 
 
-def _check_chain(entries: tuple[Entry, ...]) -> None:
-    if len(entries) > DEPTH_MAX:
-        raise OversizedError(f"a chain of {len(entries)} entries; at most {DEPTH_MAX}")
+def _check_entries(entries: tuple[Entry, ...], most: int) -> None:
+    if len(entries) > most:
+        raise OversizedError(f"{len(entries)} entries; at most {most}")
     for entry in entries:
         check_entry(entry)
 
