@@ -38,7 +38,7 @@ def invite(
     Parameters
     ----------
     slots
-        Number of nodes that it lets in, at most 64. Whoever has the text can use it.
+        Number of nodes that it lets in, at most 64. Anybody who has the text can use it.
     expires
         Time until which it lets nodes in, such as 30m, 12h or 7d.
     depth
@@ -57,7 +57,7 @@ def invite(
     print(Link(address, run_id, status.settled_head, invitation_text(invitation)))
     print(
         f"Lets in {slots} {'node' if slots == 1 else 'nodes'} until {_when(until)}. Send it over a "
-        "channel that you trust: whoever has it can use it.",
+        "channel that you trust: anybody who has it can use it.",
         file=sys.stderr,
     )
     return 0

@@ -105,7 +105,7 @@ def three_levels(roll: Roll) -> None:
     come_in(roll, C, 3, certificate(B, 3))
 
 
-# Who comes in
+# Coming in
 
 
 def test_a_newcomer_comes_in_by_a_chain_though_all_above_it_are_away() -> None:
@@ -231,7 +231,7 @@ def test_a_run_has_as_many_members_as_its_nodes_remember() -> None:
     assert not roll.is_member(peer(2000 + limits.MEMBERS_MAX))
 
 
-# Who goes
+# Going
 
 
 @pytest.mark.parametrize("revoker", [ROOT, A, B])
