@@ -226,7 +226,8 @@ class Roll:
             ForgedError: a signature in a piece that might count is false. Nothing is taken.
         """
         before = self._counted.entries
-        counted = count(self.roots, [*before.values(), *page.entries])
+        fresh = [each for each in page.entries if before.get(each.newcomer) != each]
+        counted = count(self.roots, [*before.values(), *fresh]) if fresh else self._counted
         # What does not count is not checked: signatures take time, and anybody can make many.
         for entry in counted.entries.values():
             if before.get(entry.newcomer) != entry:
