@@ -346,6 +346,9 @@ class Node:
             f"{manifest.data.num_tokens:,} tokens",
             run=self.run_id.hex()[:16],
         )
+        if manifest.admission == "invite":
+            log.info("others join with the text that `gossamer invite` prints here")
+            return
         for address in self._transport.addresses():
             log.info(f"others join with: gossamer join {address}")
 

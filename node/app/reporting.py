@@ -63,6 +63,7 @@ class Reporter:
             peer_id=self._transport.peer_id,
             run_id=node.manifest.run_id.hex(),
             run_name=node.manifest.name,
+            admission=node.manifest.admission,
             version=package_version("gossamer"),
             addresses=tuple(addresses),
             reach=reach.reach,

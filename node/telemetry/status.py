@@ -139,6 +139,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None
     """None while a joining node does not know the run of its seed."""
     run_name: str | None = None
+    admission: str | None = None
+    """The manifest's rule of who comes in: `open`, `allow` or `invite`."""
     version: str
     addresses: tuple[str, ...] = ()
     """Addresses that other peers can dial, with `/p2p/`."""

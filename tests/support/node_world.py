@@ -427,10 +427,11 @@ class World:
         seeds: Sequence[str] = (),
         trainer: type[NumbersTrainer] = NumbersTrainer,
         invitation: bytes | None = None,
+        head: Digest | None = None,
         task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """One life of a node; `seeds` are names of nodes that run already. With an invitation it
-        joins like a person's node."""
+        joins like a person's node, by a link that may name a head."""
         identity = self.identity(name)
         state_dir = StateDir(self.root / name)
         with trio.CancelScope() as scope, state_dir.locked():
@@ -453,7 +454,12 @@ class World:
                 )
                 if invitation is not None:
                     run_id = decode_manifest(self.signed.manifest).run_id.hex()
-                    role = Join(addresses=bootstrap, run_id=run_id, invitation=invitation)
+                    role = Join(
+                        addresses=bootstrap,
+                        run_id=run_id,
+                        head=head.hex() if head is not None else None,
+                        invitation=invitation,
+                    )
                     await join_run(transport, role, bootstrap, state_dir, _consent)
                 await nursery.start(runtime.awake.run)
                 node = Node(

@@ -10,6 +10,7 @@ import trio
 from msgspec.structs import replace
 
 from gossamer.node.network.transport import ProtocolRefused
+from gossamer.node.peers.entrance import roll_of
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
 from gossamer.node.peers.introductions import ask_to_come_in, claim_of
 from gossamer.node.peers.run_exchange import NotAdmittedError
@@ -21,13 +22,21 @@ from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.policy.roll_order import peer_of
 from gossamer.protocol.wire.invitation_messages import (
+    Claim,
     Invitation,
     decode_invitation,
     encode,
 )
 from gossamer.protocol.wire.run_messages import ADMIT_PROTOCOL, RUN_PROTOCOL
 from tests.rogue.rogue import Rogue, frame
-from tests.support.node_world import FIRST_UNIX_SECONDS, NumbersTrainer, World, headers_of, simulate
+from tests.support.node_world import (
+    FIRST_UNIX_SECONDS,
+    NumbersTrainer,
+    World,
+    headers_of,
+    simulate,
+    tokens_of,
+)
 
 DAY = 86_400
 
@@ -64,8 +73,11 @@ def test_a_newcomer_comes_in_while_its_sponsor_is_away(tmp_path: Path) -> None:
         await world.until(lambda: in_round_of(world, "a", "a", "b"))
         await world.until(lambda: world.all_shards_are_with("b"))
         world.crash("a")
-        await nursery.start(world.run, "c", ["b"], NumbersTrainer, for_c)
+        settled = world.path("b")[0]
+        await nursery.start(world.run, "c", ["b"], NumbersTrainer, for_c, settled)
         await world.until(lambda: in_round_of(world, "c", "b", "c"))
+        assert world.nodes["c"].pinned_head == settled
+        assert world.nodes["b"].pinned_head is None
         roll = world.nodes["c"].entrance.roll
         entry = roll.entry(world.identity("c").peer_id) if roll is not None else None
         assert entry is not None
@@ -208,6 +220,34 @@ def test_a_hundred_identities_of_one_invitation_become_one(tmp_path: Path) -> No
         for number in range(100, 110):
             await ask("ab"[number % 2], number, secret)
         assert len(admitted) == 2
+
+    simulate(world, story)
+
+
+def test_a_newcomer_follows_rounds_of_a_member_that_lost_its_slot(tmp_path: Path) -> None:
+    """Another newcomer had come in by the same invitation before, unheard of by the rest."""
+    world = World(tmp_path, seed=79, is_by_invitation=True)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await world.reach(1, "a")
+        text = invitation(world, "a")
+        await nursery.start(world.run, "b", ["a"], NumbersTrainer, text)
+        await world.until(lambda: in_round_of(world, "a", *"ab"))
+        founder, other = world.identity("a"), world.identity("g")
+        claim = claim_of(decode_invitation(text), world.nodes["a"].run_id, other.peer_id)
+        elsewhere = roll_of(decode_manifest(world.signed.manifest))
+        early = FIRST_UNIX_SECONDS - 1000
+        entry = elsewhere.let_in(claim, other.peer_id, founder.peer_id, early, founder.sign)
+        assert entry is not None
+        async with world.network.transport(other) as transport:
+            await transport.connect(world.network.addresses_of(founder.peer_id)[0])
+            await ask_to_come_in(transport, founder.peer_id, Claim((entry,), None, b""))
+        await world.until(lambda: named(world, roll(world, "a")) == {"a", "g"})
+        world.crash("b")
+        await nursery.start(world.run, "e", ["a"], NumbersTrainer, invitation(world, "a"))
+        await world.until(lambda: in_round_of(world, "e", *"ae"))
+        assert any(tokens_of(world, header, "b") for header in headers_of(world, "e"))
 
     simulate(world, story)
 
