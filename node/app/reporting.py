@@ -12,6 +12,7 @@ from gossamer.node.network.transport import Path
 from gossamer.node.peers.block_exchange import BlockService
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.telemetry.metrics import PEER_PATHS, package_version
 from gossamer.node.telemetry.reach_text import reach_text
 from gossamer.node.telemetry.status import CapacityStatus, DataStatus, OuterStep, PeerStatus, Status
@@ -52,6 +53,7 @@ class Reporter:
         """Returns the present status. It is called on the event loop for every request."""
         node, progress = self._participant.context, self._participant.progress
         entry = node.committed.entry
+        settled = settled_head(node.committed.chain, entry.head)
         capacity = self._capacity()
         traffic = self._transport.traffic().values()
         addresses, reach, peers = (
@@ -75,7 +77,7 @@ class Reporter:
             paused_reason=progress.paused_reason,
             round=entry.round,
             head=entry.head.hex(),
-            settled_head=self._settled_head(),
+            settled_head=settled.hex() if settled is not None else None,
             state_digest=entry.state_digest.hex(),
             rounds_behind=self._rounds_behind(),
             inner_step=progress.inner_step,
@@ -101,16 +103,6 @@ class Reporter:
             outer_step=self._outer_step(),
             loss_history=progress.history.points(),
         )
-
-    def _settled_head(self) -> str | None:
-        committed = self._participant.context.committed
-        mine = committed.entry
-        settled_round = (mine.round // SETTLED_ROUNDS - 1) * SETTLED_ROUNDS
-        if settled_round <= 0:
-            return None
-        rounds_before = mine.round - settled_round
-        ancestors = committed.chain.ancestors(mine.head, rounds_before)
-        return ancestors[-1].hex() if len(ancestors) > rounds_before else None
 
     def _rounds_behind(self) -> int:
         mine = self._participant.context.committed.entry
@@ -180,6 +172,18 @@ class Reporter:
             metrics.block_verify_failures.inc(failures - self._verify_failures)
             self._verify_failures = failures
             await trio.sleep(GAUGE_SECONDS)
+
+
+def settled_head(chain: ChainStore, head: Digest) -> Digest | None:
+    """Returns the ancestor of a head that links name, see `SETTLED_ROUNDS`; None if there is none
+    yet."""
+    round_number = chain.entry(head).round
+    settled_round = (round_number // SETTLED_ROUNDS - 1) * SETTLED_ROUNDS
+    if settled_round <= 0:
+        return None
+    num_after = round_number - settled_round
+    ancestors = chain.ancestors(head, num_after)
+    return ancestors[-1] if len(ancestors) > num_after else None
 
 
 def _peer_status(peer: str, announce: Announce, path: Path | None) -> PeerStatus:
