@@ -10,7 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from gossamer.node.app.client import fetch_status
 from gossamer.node.base.address_text import Link
@@ -66,7 +66,8 @@ def invite(
 def members(*, options: State = None) -> int:
     """List the members of an invite-only run."""
     run = InviteOnlyRun.here(StateDir(settings_of(options).state_dir))
-    table = Table("member", "let in by", "since", "may invite", "by invitation", "")
+    whole = Column("member", overflow="fold")
+    table = Table(whole, "let in by", "since", "may invite", "by invitation", "")
     for row in run.members():
         invited = f"{row.depth} deep" if row.depth else "nobody"
         table.add_row(

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from gossamer.node.base.links import Links, invitation_text, parse_links
 from gossamer.node.base.settings import ConfigError
+from gossamer.node.cli import run_command
 from gossamer.node.commands.invitations import parse_duration
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.peers.introductions import claim_of
@@ -166,3 +167,21 @@ def test_a_pinned_head_is_kept(tmp_path: Path) -> None:
     assert read_pinned_head(tmp_path) == head
     (tmp_path / "pinned_head").write_bytes(b"\xff" * 64)
     assert read_pinned_head(tmp_path) is None
+
+
+def test_the_commands_show_what_they_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state_dir = founded(tmp_path / "a")
+    run = let_in(state_dir, NEWCOMER)
+    where = ("--state-dir", str(state_dir.root))
+    assert run_command(["members", *where]) == 0
+    shown = capsys.readouterr().out
+    for peer in (run.identity.peer_id, FRIEND.peer_id, NEWCOMER.peer_id):
+        assert peer in shown
+    assert run_command(["revoke", NEWCOMER.peer_id[-8:], *where]) == 0
+    assert NEWCOMER.peer_id in capsys.readouterr().out
+    assert run_command(["revoke", "nobody", *where]) == 1
+    assert "`gossamer members` lists them" in capsys.readouterr().err
+    assert run_command(["invite", *where]) == 1
+    assert "no node runs" in capsys.readouterr().err
