@@ -23,7 +23,7 @@ import structlog
 import trio
 
 from gossamer.node.app.http import serve_http
-from gossamer.node.app.reporting import Reporter
+from gossamer.node.app.reporting import Reporter, say_hello
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
@@ -268,7 +268,7 @@ class Node:
         )
         if self._runtime.serves_http:
             await self._start_http(nursery, reporter)
-        self._say_hello()
+        say_hello(self.manifest, self._transport.addresses())
         nursery.start_soon(swarm.run)
         nursery.start_soon(reporter.run)
         nursery.start_soon(feed.run, trainer.queue)
@@ -338,19 +338,6 @@ class Node:
         )
         self._state_dir.write_api(api)
         log.info(f"status page at http://{api}/")
-
-    def _say_hello(self) -> None:
-        manifest = self.manifest
-        log.info(
-            f"run {manifest.name}: {manifest.model.num_parameters:,} parameters, "
-            f"{manifest.data.num_tokens:,} tokens",
-            run=self.run_id.hex()[:16],
-        )
-        if manifest.admission == "invite":
-            log.info("others join with the text that `gossamer invite` prints here")
-            return
-        for address in self._transport.addresses():
-            log.info(f"others join with: gossamer join {address}")
 
     def _standing(self) -> Standing:
         context, progress = self._node.context, self._node.progress

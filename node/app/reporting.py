@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskHealth
@@ -17,6 +18,7 @@ from gossamer.node.telemetry.metrics import PEER_PATHS, package_version
 from gossamer.node.telemetry.reach_text import reach_text
 from gossamer.node.telemetry.status import CapacityStatus, DataStatus, OuterStep, PeerStatus, Status
 from gossamer.protocol.ids import Digest
+from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.wire.statements import Announce, Capacity
 
 GAUGE_SECONDS = 1.0
@@ -24,6 +26,8 @@ GAUGE_SECONDS = 1.0
 SETTLED_ROUNDS = 16
 """A head that so many rounds follow is not undone any more. Links name one whose round this number
 divides, so that a link stays the same for as many rounds."""
+
+log = structlog.get_logger("node")
 
 
 class Reporter:
@@ -172,6 +176,20 @@ class Reporter:
             metrics.block_verify_failures.inc(failures - self._verify_failures)
             self._verify_failures = failures
             await trio.sleep(GAUGE_SECONDS)
+
+
+def say_hello(manifest: Manifest, addresses: Sequence[str]) -> None:
+    """Logs which run this node takes part in, and how others join it."""
+    log.info(
+        f"run {manifest.name}: {manifest.model.num_parameters:,} parameters, "
+        f"{manifest.data.num_tokens:,} tokens",
+        run=manifest.run_id.hex()[:16],
+    )
+    if manifest.admission == "invite":
+        log.info("others join with the text that `gossamer invite` prints here")
+        return
+    for address in addresses:
+        log.info(f"others join with: gossamer join {address}")
 
 
 def settled_head(chain: ChainStore, head: Digest) -> Digest | None:

@@ -1,7 +1,8 @@
 """The roll of an invite-only run on one node: who is let in, and how the members agree on it.
 
-A new entry or revocation goes to all members by gossip. About every `RECONCILE_SECONDS` this node
-compares its roll with that of one random member, so nothing depends on a gossip message. A member
+A new entry or revocation goes to all members by gossip. This node compares its roll with that of
+each member that it gets connected to, and about every `RECONCILE_SECONDS` with that of a random
+one, so nothing depends on a gossip message. A member
 that does not know this node refuses the exchange, and is shown this node's own chain of entries.
 
 Topic:    gossamer/<run id>/roll   a `RollPage` of new pieces
@@ -25,13 +26,14 @@ from gossamer.node.peers.offences import Offences
 from gossamer.node.storage.roll_file import RollFile
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, short
-from gossamer.protocol.policy.roll import Changes, NotWelcomeError, Roll
+from gossamer.protocol.policy.roll import Changes, NotWelcomeError, Roll, UnknownClaimError
 from gossamer.protocol.policy.roll_order import peer_of
 from gossamer.protocol.wire.invitation_messages import (
     CLAIM_BYTES_MAX,
     PIECES_MAX,
     PROBLEM_CHARACTERS_MAX,
     ROLL_PROTOCOL,
+    Certificate,
     Claim,
     RollPage,
     Welcomed,
@@ -42,9 +44,12 @@ from gossamer.protocol.wire.invitation_messages import (
 )
 from gossamer.protocol.wire.run_messages import ADMIT_PROTOCOL, Admitted, encode_admitted
 
-RECONCILE_SECONDS = 2.0
-"""A piece that gossip lost arrives after about this time. An exchange of equal rolls costs 32
+RECONCILE_SECONDS = 5.0
+"""A piece that gossip lost arrives after some times as long. An exchange of equal rolls costs 32
 bytes."""
+
+LOOK_SECONDS = 0.5
+"""Interval of the looks for new connections."""
 
 ORDERS_SECONDS = 1.0
 """Interval of the looks for revocations that the operator has left."""
@@ -180,23 +185,22 @@ class RollKeeper:
         roll, me = self.roll, self._identity.peer_id
         self._changed(roll.add(RollPage(claim.entries, ())), is_published=True)
         try:
-            self._refuse_banned(claim)
             now = int(self._unix_seconds())
             entry = roll.let_in(claim, peer, me, now, self._identity.sign)
+            if entry is not None:
+                self._refuse_banned(entry.certificate)
         except NotWelcomeError as error:
-            log.info("a peer is not let in", peer=peer, reason=str(error))
-            return Welcomed(False, str(error)[:PROBLEM_CHARACTERS_MAX], (), ())
+            log.debug("a peer is not let in", peer=peer, reason=str(error))
+            is_told = not isinstance(error, UnknownClaimError)
+            return Welcomed(False, str(error)[:PROBLEM_CHARACTERS_MAX] if is_told else "", (), ())
         if entry is not None:
             self._changed(roll.add(RollPage((entry,), ())), is_published=True)
             log.info("a peer is let in", peer=peer, sponsor=peer_of(entry.certificate.sponsor))
         return Welcomed(True, "", roll.proof_of(peer), roll.proof_of(me))
 
-    def _refuse_banned(self, claim: Claim) -> None:
-        """Raises NotWelcomeError while somebody of the same certificate, or above it, is banned."""
-        if claim.certificate is None:
-            return
-        sponsor = peer_of(claim.certificate.sponsor)
-        others = [sponsor, *self.roll.of_certificate(claim.certificate.key)]
+    def _refuse_banned(self, certificate: Certificate) -> None:
+        """Raises NotWelcomeError while somebody of a certificate, or above it, is banned."""
+        others = [peer_of(certificate.sponsor), *self.roll.of_certificate(certificate.key)]
         if any(map(self._offences.is_banned, others)):
             raise NotWelcomeError("its sponsor, or a holder of the same invitation, is banned now")
 
@@ -246,11 +250,21 @@ class RollKeeper:
                     log.debug("could not publish", topic=self._topic, error=str(error))
 
     async def _reconcile_forever(self) -> None:
+        compared: set[PeerId] = set()
+        due_seconds = 0.0
         while True:
             peers = self._transport.peers()
-            if peers:
+            compared.intersection_update(peers)
+            new = [peer for peer in peers if peer not in compared]
+            if new:
+                compared.add(new[0])
+                await self._reconcile_with(new[0])
+            elif peers and trio.current_time() >= due_seconds:
+                wait_seconds = RECONCILE_SECONDS * self._random.uniform(0.8, 1.2)
+                due_seconds = trio.current_time() + wait_seconds
                 await self._reconcile_with(self._random.choice(peers))
-            await trio.sleep(RECONCILE_SECONDS * self._random.uniform(0.8, 1.2))
+            else:
+                await trio.sleep(LOOK_SECONDS)
 
     async def _reconcile_with(self, peer: PeerId) -> None:
         try:

@@ -51,6 +51,11 @@ class NotWelcomeError(Exception):
     """A genuine invitation does not let its holder in; the text says why, for people."""
 
 
+class UnknownClaimError(NotWelcomeError):
+    """A claim that shows no invitation of this run, as far as this roll knows: its holder is told
+    nothing."""
+
+
 @dataclass(frozen=True)
 class Changes:
     """The effect of new pieces on a roll."""
@@ -185,6 +190,7 @@ class Roll:
         Raises:
             ForgedError: a signature of the claim is false.
             NotWelcomeError: the claim is genuine, and lets nobody in, or nobody any more.
+            UnknownClaimError: nothing here shows that the claim is genuine.
         """
         if self.is_member(newcomer):
             return None
@@ -192,9 +198,9 @@ class Roll:
         if self.was_member(newcomer):
             raise NotWelcomeError("it was put out, by its name or with those above it")
         if certificate is None:
-            raise NotWelcomeError("its place was taken by a newcomer that came before it")
+            raise UnknownClaimError("it is not known here, or its slot went to an earlier newcomer")
         if certificate.sponsor not in self.roots | self._counted.entries.keys():
-            raise NotWelcomeError("its sponsor is not known as a member of this run")
+            raise UnknownClaimError("its sponsor is not known as a member of this run")
         self._check_certificate(certificate)
         if not self._verify(peer_of(certificate.key), proof_bytes(self.run_id, key), claim.proof):
             raise ForgedError("a proof that the invitation's secret did not sign")

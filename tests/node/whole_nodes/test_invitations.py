@@ -9,12 +9,14 @@ import pytest
 import trio
 from msgspec.structs import replace
 
+from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import ProtocolRefused
 from gossamer.node.peers.entrance import roll_of
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
 from gossamer.node.peers.introductions import ask_to_come_in, claim_of
 from gossamer.node.peers.run_exchange import NotAdmittedError
 from gossamer.node.runs.inviting import InviteOnlyRun
+from gossamer.node.storage.roll_file import RollFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import PeerId
@@ -24,6 +26,7 @@ from gossamer.protocol.policy.roll_order import peer_of
 from gossamer.protocol.wire.invitation_messages import (
     Claim,
     Invitation,
+    Welcomed,
     decode_invitation,
     encode,
 )
@@ -305,6 +308,17 @@ def test_a_claim_that_is_forged_gets_no_answer_and_is_an_offence(tmp_path: Path)
                 said = frame(message)
                 assert await rogue.say(said, victim=victim, protocol=ADMIT_PROTOCOL) == b""
             assert world.nodes["a"]._offences.is_banned(thief.peer_id)
+        # One that shows nothing of this run is told nothing.
+        stranger = world.identity("stranger")
+        manifest = decode_manifest(world.signed.manifest)
+        alone = Roll(run_id, [stranger.peer_id], verify)
+        theirs = InviteOnlyRun(manifest, stranger, alone, RollFile(tmp_path))
+        foreign = theirs.invite(1, FIRST_UNIX_SECONDS + DAY, 0, ())
+        async with world.network.transport(stranger) as transport:
+            await transport.connect(world.network.addresses_of(victim)[0])
+            for told in (claim_of(foreign, run_id, stranger.peer_id), Claim((), None, b"")):
+                answer = await ask_to_come_in(transport, victim, told)
+                assert answer == Welcomed(False, "", (), ())
         assert roll(world, "a").members() == {victim}
 
     simulate(world, story)
