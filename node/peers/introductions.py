@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import TypeVar
 
 import trio
 
@@ -35,6 +35,8 @@ PIECES_AT_ONCE = 32
 ROLL_SECONDS = 30.0
 """Limit of one exchange: two round trips and a page of 256 KiB on a very bad line."""
 
+_Piece = TypeVar("_Piece")
+
 WELCOMED_BYTES_MAX = 2 * CLAIM_BYTES_MAX + 4 * PROBLEM_CHARACTERS_MAX
 
 
@@ -64,9 +66,9 @@ async def ask_to_come_in(transport: Transport, peer: PeerId, claim: Claim) -> We
     return decode_welcomed(message)
 
 
-async def pull_roll(transport: Transport, peer: PeerId, roll: Roll) -> AsyncIterator[RollPage]:
-    """Gets the pieces of a peer's roll that are missing in `roll`, in parts that are checked in a
-    moment each. Each sponsor comes before its newcomers.
+async def pull_roll(transport: Transport, peer: PeerId, roll: Roll) -> list[RollPage]:
+    """Returns the pieces of a peer's roll that are missing in `roll`, unchecked, in parts that can
+    be checked in a moment each. Each sponsor comes before its newcomers.
 
     Raises:
         TransportError: the peer cannot be asked.
@@ -81,19 +83,23 @@ async def pull_roll(transport: Transport, peer: PeerId, roll: Roll) -> AsyncIter
         held = set(roll.digests())
         wanted = [each for each in decode_digests(listed) if each not in held]
         if not wanted:
-            return
+            return []
         await send_frame(stream, b"", b"".join(wanted))
         message, _ = await receive_frame(stream, payload_bytes_max=0)
     finally:
         with trio.CancelScope(shield=True):
             await stream.reset()
     page = decode_page(message)
-    for start in range(0, len(page.entries), PIECES_AT_ONCE):
-        yield RollPage(page.entries[start : start + PIECES_AT_ONCE], ())
-        await trio.lowlevel.checkpoint()
-    for start in range(0, len(page.revocations), PIECES_AT_ONCE):
-        yield RollPage((), page.revocations[start : start + PIECES_AT_ONCE])
-        await trio.lowlevel.checkpoint()
+    return [
+        *(RollPage(part, ()) for part in _parts(page.entries)),
+        *(RollPage((), part) for part in _parts(page.revocations)),
+    ]
+
+
+def _parts(pieces: tuple[_Piece, ...]) -> list[tuple[_Piece, ...]]:
+    return [
+        pieces[start : start + PIECES_AT_ONCE] for start in range(0, len(pieces), PIECES_AT_ONCE)
+    ]
 
 
 class Applicant:
@@ -125,5 +131,6 @@ class Applicant:
         for peer, answer in self._answers.items():
             roll.add(RollPage((*answer.yours, *answer.mine), ()))
             with trio.move_on_after(ROLL_SECONDS), suppress(TransportError):
-                async for page in pull_roll(transport, peer, roll):
+                for page in await pull_roll(transport, peer, roll):
                     roll.add(page)
+                    await trio.lowlevel.checkpoint()

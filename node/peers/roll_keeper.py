@@ -35,6 +35,7 @@ from gossamer.protocol.wire.invitation_messages import (
     ROLL_PROTOCOL,
     Certificate,
     Claim,
+    Revocation,
     RollPage,
     Welcomed,
     decode_claim,
@@ -120,13 +121,22 @@ class RollKeeper:
             nursery.start_soon(self._reconcile_forever)
             while True:
                 for revocation in await run_in_thread(self._file.take_orders):
-                    log.info("a revocation", target=peer_of(revocation.target))
-                    changes = self.roll.add(RollPage((), (revocation,)))
-                    self._changed(changes, is_published=True)
+                    self._carry_out(revocation)
                 if not self._is_saved:
                     page, self._is_saved = self.roll.page(), True
                     await run_in_thread(lambda page=page: self._file.save(page))  # type: ignore[misc]
                 await trio.sleep(ORDERS_SECONDS)
+
+    def _carry_out(self, revocation: Revocation) -> None:
+        """Takes a revocation that the operator has left."""
+        target = peer_of(revocation.target)
+        try:
+            changes = self.roll.add(RollPage((), (revocation,)))
+        except RemoteProtocolError as error:
+            log.warning("an order to revoke is damaged; give it again", error=str(error))
+            return
+        log.info("a revocation", target=target, puts_out=len(changes.gone))
+        self._changed(changes, is_published=True)
 
     # Newcomers
 
@@ -148,13 +158,13 @@ class RollKeeper:
         if answer.is_admitted or not self.roll.is_member(peer):
             return
         self._refused[peer] = trio.current_time() + INTRODUCE_AGAIN_SECONDS
-        if not self._was_told:
+        if answer.problem and not self._was_told:
             self._was_told = True
             log.warning(
                 "a member of the run does not take this node for one: its work counts nowhere. "
                 "Ask for a new invitation, and join with a new --state-dir",
                 peer=short(peer),
-                reason=answer.problem or "unknown",
+                reason=answer.problem,
             )
 
     async def _serve_admission(self, stream: Stream) -> None:
@@ -283,8 +293,9 @@ class RollKeeper:
             RemoteProtocolError: its answer is not valid. It is reported as an offence too.
         """
         try:
-            async for page in pull_roll(self._transport, peer, self.roll):
+            for page in await pull_roll(self._transport, peer, self.roll):
                 self._take(peer, page)
+                await trio.lowlevel.checkpoint()
         except RemoteProtocolError as error:
             self._offences.note(peer, error)
             raise

@@ -19,7 +19,7 @@ from gossamer.node.runs.inviting import InviteOnlyRun
 from gossamer.node.storage.roll_file import RollFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import ForgedError
-from gossamer.protocol.ids import PeerId
+from gossamer.protocol.ids import PeerId, public_key_of
 from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.policy.roll_order import peer_of
@@ -320,6 +320,27 @@ def test_a_claim_that_is_forged_gets_no_answer_and_is_an_offence(tmp_path: Path)
                 answer = await ask_to_come_in(transport, victim, told)
                 assert answer == Welcomed(False, "", (), ())
         assert roll(world, "a").members() == {victim}
+
+    simulate(world, story)
+
+
+def test_a_damaged_order_to_revoke_does_not_end_the_node(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=80, is_by_invitation=True)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await world.reach(1, "a")
+        run = run_of(world, "a")
+        me = run.identity.peer_id
+        order = run.roll.revoke(me, public_key_of(world.identity("b").peer_id), run.identity.sign)
+        path = run.file.order(replace(order, signature=bytes(64)))
+        (run.file.revoked_path / "other").write_bytes(b"no revocation")
+        await world.until(lambda: not path.exists())
+        await world.reach(world.round("a") + 3, "a")
+        assert roll(world, "a").page().revocations == ()
+        run.file.order(order)
+        await world.until(lambda: roll(world, "a").page().revocations == (order,))
+        assert list(run.file.revoked_path.iterdir()) == []
 
     simulate(world, story)
 
