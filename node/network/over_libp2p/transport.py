@@ -216,6 +216,7 @@ class Libp2pTransport:
         """See `Transport.let_in`."""
         if self._swarm.get_connections(libp2p_id(peer_id)):
             self._pubsub.let_in(libp2p_id(peer_id))
+            self.paths.let_in(libp2p_id(peer_id))
 
     def keep_places_of(self, is_member: PeerTest) -> None:
         """See `Transport.keep_places_of`."""
