@@ -24,9 +24,10 @@ from gossamer.node.peers.run_exchange import NotAdmittedError, require_admitted,
 from gossamer.node.storage.roll_file import DamagedRollError, RollFile
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
-from gossamer.protocol.ids import PeerId
+from gossamer.protocol.ids import PeerId, public_key_of
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.roll import Roll, roots_of
+from gossamer.protocol.policy.roll import NO_PAGE, Roll, roots_of
+from gossamer.protocol.wire.invitation_messages import Entry
 
 log = structlog.get_logger("peers")
 
@@ -51,16 +52,12 @@ class Entrance:
         self._manifest = manifest
         self._keeper: RollKeeper | None = None
         if manifest.admission == "invite":
+            roll, file = roll_of(manifest), RollFile(state_dir.root, state_dir.health)
+            own = _load(roll, file, manifest, identity.peer_id)
+            randomness = random.Random(f"roll {identity.peer_id}")
             self._keeper = RollKeeper(
-                roll_of(manifest),
-                transport,
-                identity,
-                offences,
-                RollFile(state_dir.root, state_dir.health),
-                unix_seconds,
-                random.Random(f"roll {identity.peer_id}"),
+                roll, transport, identity, offences, file, own, unix_seconds, randomness
             )
-            _load(self._keeper.roll, RollFile(state_dir.root), manifest, identity.peer_id)
             transport.admit(self.admits)
             self._keeper.open()
         else:
@@ -112,20 +109,22 @@ def roll_of(manifest: Manifest) -> Roll:
     return Roll(manifest.run_id, roots_of(manifest.founder, manifest.allowed), verify)
 
 
-def _load(roll: Roll, file: RollFile, manifest: Manifest, me: PeerId) -> None:
-    """Fills a roll from the disk.
+def _load(roll: Roll, file: RollFile, manifest: Manifest, me: PeerId) -> Entry | None:
+    """Fills a roll from the disk, and returns the entry by which this node came in. It may not
+    count: then the node asks the others to be let in again.
 
     Raises:
-        NotAdmittedError: this node is not on it, and the file is whole.
+        NotAdmittedError: this node is not in the file, and the file is whole.
     """
     try:
-        page = file.read()
-        if page is not None:
-            roll.add(page)
+        page = file.read() or NO_PAGE
+        roll.add(page)
     except (DamagedRollError, RemoteProtocolError) as error:
         log.warning("the roll cannot be read; the other members have it", error=str(error))
-        return
-    if not roll.is_member(me):
+        return None
+    key = public_key_of(me)
+    own = next((each for each in page.entries if each.newcomer == key), None)
+    if roll.was_member(me) != roll.is_member(me) or (own is None and key not in roll.roots):
         raise NotAdmittedError(
             f"this node ({me}) is no member of the run {manifest.name}"
             + (
@@ -136,3 +135,4 @@ def _load(roll: Roll, file: RollFile, manifest: Manifest, me: PeerId) -> None:
             + ". A member lets it in with `gossamer invite`; a node that was put out needs a new "
             "--state-dir for it"
         )
+    return own

@@ -35,6 +35,7 @@ from gossamer.protocol.wire.invitation_messages import (
     ROLL_PROTOCOL,
     Certificate,
     Claim,
+    Entry,
     Revocation,
     RollPage,
     Welcomed,
@@ -78,11 +79,13 @@ class RollKeeper:
         identity: Identity,
         offences: Offences,
         file: RollFile,
+        own: Entry | None,
         unix_seconds: Callable[[], float],
         randomness: random.Random,
     ) -> None:
         """
         Args:
+            own: the entry by which this node came in; None for a root.
             unix_seconds: the clock by which certificates expire.
         """
         self.roll = roll
@@ -90,6 +93,7 @@ class RollKeeper:
         self._identity = identity
         self._offences = offences
         self._file = file
+        self._own = own
         self._unix_seconds = unix_seconds
         self._random = randomness
         self._topic = f"gossamer/{roll.run_id.hex()}/roll"
@@ -123,9 +127,16 @@ class RollKeeper:
                 for revocation in await run_in_thread(self._file.take_orders):
                     self._carry_out(revocation)
                 if not self._is_saved:
-                    page, self._is_saved = self.roll.page(), True
+                    page, self._is_saved = self._page(), True
                     await run_in_thread(lambda page=page: self._file.save(page))  # type: ignore[misc]
                 await trio.sleep(ORDERS_SECONDS)
+
+    def _page(self) -> RollPage:
+        """Returns the roll for the disk, with this node's own entry though it may not count."""
+        page = self.roll.page()
+        if self._own is None or self._own in page.entries:
+            return page
+        return RollPage((*page.entries, self._own), page.revocations)
 
     def _carry_out(self, revocation: Revocation) -> None:
         """Takes a revocation that the operator has left."""
@@ -141,10 +152,20 @@ class RollKeeper:
     # Newcomers
 
     async def introduce(self, peer: PeerId) -> None:
-        """Shows a peer that this node is a member, and learns whether the peer is one."""
+        """Shows a peer that this node is a member, and learns whether the peer is one.
+
+        The certificate is shown again, too: if this node's witness lost its own slot, the peer is
+        the new witness.
+        """
         if trio.current_time() < self._refused.get(peer, 0.0):
             return
-        claim = Claim(self.roll.proof_of(self._identity.peer_id), None, b"")
+        self._own = self.roll.entry(self._identity.peer_id) or self._own
+        if self._own is None:
+            claim = Claim((), None, b"")
+        else:
+            sponsor = peer_of(self._own.certificate.sponsor)
+            entries = self.roll.proof_of(self._identity.peer_id) or self.roll.proof_of(sponsor)
+            claim = Claim(entries, self._own.certificate, self._own.proof)
         try:
             with trio.fail_after(ROLL_SECONDS):
                 answer = await ask_to_come_in(self._transport, peer, claim)

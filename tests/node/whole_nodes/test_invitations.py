@@ -237,6 +237,9 @@ def test_a_newcomer_follows_rounds_of_a_member_that_lost_its_slot(tmp_path: Path
         text = invitation(world, "a")
         await nursery.start(world.run, "b", ["a"], NumbersTrainer, text)
         await world.until(lambda: in_round_of(world, "a", *"ab"))
+        # b lets in c, whose invitation is its own.
+        await nursery.start(world.run, "c", ["b"], NumbersTrainer, invitation(world, "a"))
+        await world.until(lambda: in_round_of(world, "a", *"abc"))
         founder, other = world.identity("a"), world.identity("g")
         claim = claim_of(decode_invitation(text), world.nodes["a"].run_id, other.peer_id)
         elsewhere = roll_of(decode_manifest(world.signed.manifest))
@@ -249,7 +252,10 @@ def test_a_newcomer_follows_rounds_of_a_member_that_lost_its_slot(tmp_path: Path
         await world.until(lambda: named(world, roll(world, "a")) == {"a", "g"})
         world.crash("b")
         await nursery.start(world.run, "e", ["a"], NumbersTrainer, invitation(world, "a"))
-        await world.until(lambda: in_round_of(world, "e", *"ae"))
+        await world.until(lambda: in_round_of(world, "e", *"ace"))
+        again = roll(world, "c").entry(world.identity("c").peer_id)
+        assert again is not None
+        assert again.witness == public_key_of(founder.peer_id), "c was let in again"
         assert any(tokens_of(world, header, "b") for header in headers_of(world, "e"))
 
     simulate(world, story)
