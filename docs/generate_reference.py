@@ -196,7 +196,9 @@ def http_page() -> str:
     parts = [
         "# HTTP endpoint",
         f"At `{config.DEFAULT_API}` unless the setting `api` says otherwise. An order (POST) "
-        "needs the header `X-Gossamer: 1`, no `Origin` header, and a sender on this machine. "
+        "needs the header `X-Gossamer: 1`, no `Origin` header, a sender on this machine that is no "
+        "proxy, and `Authorization: Bearer` with the secret in the file `token` of the state "
+        "directory. "
         "The `Host` header must be an address, a loopback name, or a name of the setting "
         "`api_hosts`. No request has a body.",
         _table(("method", "path", "meaning"), _routes()),

@@ -5,7 +5,11 @@ from __future__ import annotations
 KIB = 1024
 MIB = 1024 * KIB
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
+
+# So many members have to fit a ring of signed records (`trust = "open"`): a chunk is one block with
+# a record of each. With fewer the ring would leave out members of a run of common size.
+OPEN_MEMBERS_MIN = 31
 
 # One peer's ring position is one bit of a chunk's contributor mask, and a roster carries a signed
 # Ready (some 400 bytes) a member in one gossip message: 256 members stay far below 1 MiB.

@@ -20,6 +20,7 @@ from gossamer.protocol.manifest_checks import problems_of
 
 Codec = Literal["fp32", "fp16", "int8", "int4"]
 SyncMode = Literal["diloco", "sparse", "distro"]
+Trust = Literal["open", "members"]
 
 _SIGNATURE_CONTEXT = b"gossamer manifest 1:"
 
@@ -205,6 +206,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     allowed: tuple[str, ...]
     """Peer ids that may join when `admission` is `allow`. With `invite` they and the founder are
     the roots, which are in and may invite others (`protocol.policy.roll`)."""
+    trust: Trust = "members"
+    """Whether members of a ring trust each other's sums (`members`), or check each contribution
+    against what its member signed (`open`)."""
 
     @property
     def run_id(self) -> Digest:

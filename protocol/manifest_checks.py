@@ -38,6 +38,7 @@ def problems_of(manifest: Manifest) -> list[str]:
     if not checks.problems:  # what these say together needs each of them to be right
         checks.fragments(manifest)
         checks.chunks(manifest)
+    checks.trust(manifest)
     checks.sync(manifest)
     checks.rounds(manifest.rounds)
     checks.data(manifest.data, manifest.model.vocabulary)
@@ -201,6 +202,15 @@ class _Checks:
         self.require(
             not outer.displacement or manifest.sync == "diloco",
             'outer.displacement is not 0: only sync = "diloco" chooses its momentum',
+        )
+
+    def trust(self, manifest: Manifest) -> None:
+        if manifest.trust != "open":
+            return
+        self.require(
+            manifest.sync != "distro",
+            'trust is "open"; with sync = "distro" only "members" is allowed: the signs of single '
+            "steps are not signed",
         )
 
     def rounds(self, rounds: RoundConfig) -> None:

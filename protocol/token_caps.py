@@ -13,13 +13,13 @@ CAP_FACTOR = 2
 """The cap as a multiple of the lower median. Machines of one run often differ by this much."""
 
 
-def capped_tokens(tokens: Sequence[int]) -> list[int]:
-    """The tokens of each member, none above `CAP_FACTOR` times the lower median.
+def capped_tokens(tokens: Sequence[int], factor: int = CAP_FACTOR) -> list[int]:
+    """The tokens of each member, none above `factor` times the lower median.
 
     Members without tokens have no say in the median: otherwise they could silence the others.
     """
     positive = sorted(each for each in tokens if each > 0)
     if not positive:
         return [0] * len(tokens)
-    cap = CAP_FACTOR * positive[(len(positive) - 1) // 2]
+    cap = factor * positive[(len(positive) - 1) // 2]
     return [min(each, cap) for each in tokens]

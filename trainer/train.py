@@ -7,10 +7,12 @@ This is DiLoCo (arXiv 2311.08105, algorithm 1), built of the parts that the daem
 1. Text becomes tokens, and tokens become shards. Each of k workers reads shards of its own.
 2. Inner steps: every worker copies the shared parameters theta, and takes H steps of AdamW alone.
 3. Pseudo-gradient: theta - local_parameters, what the worker has learnt, is used like a gradient.
-4. The ring averages the pseudo-gradients, weighted with the workers' tokens. Each chunk of them
-   goes from worker to worker; each adds its part and encodes the sum again. A coarse codec rounds:
+4. The ring averages the pseudo-gradients, weighted with the workers' tokens, each worker's capped
+   at twice the lower median. Each chunk goes from worker to worker; each adds its part and encodes
+   the sum again. A coarse codec rounds:
    a worker adds its rounding errors to its next pseudo-gradient (error feedback, arXiv 1901.09847).
-   With `--codec sparse` only the largest values are sent (SparseLoCo, arXiv 2508.15706).
+   With `--codec sparse` only the largest values are sent (SparseLoCo, arXiv 2508.15706). With
+   `--trust open` each worker's chunk stays by itself, and the average of all is a robust one.
 5. Outer step: Nesterov momentum m on the average g, m' = mu * m + g, theta' = theta - rate * (g +
    mu * m'). Rounds of the warm-up take the plain average; some presets choose mu in every round.
 
@@ -24,18 +26,20 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
 from msgspec.structs import replace
 
+from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.codecs.payloads import SPARSE, payloads_of
 from gossamer.protocol.codecs.tensor_codecs import codec_names
-from gossamer.protocol.manifest import Manifest, SyncMode
+from gossamer.protocol.manifest import Manifest, SyncMode, Trust
 from gossamer.protocol.rounds.ring_parts import ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, index_of
-from gossamer.protocol.state.outer_momentum import norm_of, rates_of_round
+from gossamer.protocol.state.outer_momentum import rates_of_round
 from gossamer.protocol.state.outer_step import nesterov
 from gossamer.trainer.device import choose_device
 from gossamer.trainer.evaluate import batches_of, evaluate
@@ -91,9 +95,11 @@ class Worker:
 class Swarm:
     """The state that all peers hold: parameters and outer momentum, each (num_parameters,)."""
 
-    def __init__(self, run: Preset | Manifest, sync: SyncMode, seed: int) -> None:
+    def __init__(
+        self, run: Preset | Manifest, sync: SyncMode, seed: int, trust: Trust = "members"
+    ) -> None:
         assert run.outer.fragments == 1, "every round averages all parameters here"
-        self._run, self._payloads = run, payloads_of(sync, run.outer)
+        self._run, self._payloads = run, payloads_of(sync, run.outer, trust)
         self.plan = ChunkPlan(run.model.num_parameters, run.outer.chunk_elements)
         decoder = Decoder(run.model)
         decoder.initialise(seed)
@@ -123,6 +129,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=80)
     parser.add_argument("--inner-steps", type=int, help="of a round after the warm-up")
     parser.add_argument("--codec", choices=(*codec_names(), SPARSE), default="fp16")
+    parser.add_argument("--trust", choices=get_args(Trust), default="members")
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="files and folders")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -132,7 +139,7 @@ def main() -> None:
     run = replace(run, outer=replace(run.outer, codec=options.codec, inner_steps=steps))
     with tempfile.TemporaryDirectory() as folder:
         text = cut_text(options.text, Path(folder), run.tokenizer, run.model, options.seed)
-        swarm = Swarm(run, sync, options.seed)
+        swarm = Swarm(run, sync, options.seed, options.trust)
         workers = [Worker(run, text.token_bytes) for _ in range(options.peers)]
         for number, worker in enumerate(workers):
             text.push_shards(worker.queue, range(number, len(text.index.shards), len(workers)))

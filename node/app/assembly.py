@@ -28,6 +28,7 @@ from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.threads import RunInThread
+from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.machine.hardware import Hardware
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer import MakeTrainer, Trainer
@@ -46,6 +47,7 @@ from gossamer.node.peers.replication import keep_copies
 from gossamer.node.peers.run_blocks import RunBlocks
 from gossamer.node.peers.run_exchange import open_signed_manifest, serve_manifest
 from gossamer.node.peers.swarm import Swarm
+from gossamer.node.peers.uploads import Uploads
 from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.rounds.ring_service import serve_ring
@@ -61,8 +63,9 @@ from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.training.data_feed import DataFeed
 from gossamer.protocol.accounting.partitions import shards_per_partition
 from gossamer.protocol.errors import RemoteProtocolError
-from gossamer.protocol.ids import Digest
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest, SignedManifest
+from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
@@ -147,7 +150,8 @@ class Node:
         self.entrance = Entrance(
             self.manifest, identity, transport, state_dir, self._offences, runtime.unix_seconds
         )
-        self._blocks = BlockService(transport, store, self._offences.note)
+        uploads = Uploads(rate_limit_of(settings.serve_limit))
+        self._blocks = BlockService(transport, store, self._offences.note, uploads=uploads)
         serve_manifest(transport, signed)
 
     # Orders
@@ -198,6 +202,10 @@ class Node:
             state_dir.chain_path, self.run_id, genesis_state, health=state_dir.health
         )
         committed = CommittedState(manifest, trainer.base, self._store, chain, state_dir)
+        choice = HeadChoice(KnownRounds(chain), PeerId(manifest.founder))
+        self._blocks.uploads.is_member = lambda peer: (
+            manifest.admission == "allow" or peer in choice.stakes_at(committed.entry.head)
+        )
         work = Work(
             state_dir.root / "work",
             trainer.pending,
@@ -209,12 +217,21 @@ class Node:
         membership = Membership(self._identity.peer_id)
         self._transport.keep_places_of(membership.is_known)
         admission = Admission(
-            manifest, self._transport, membership, chain, self._offences, self.entrance
+            manifest,
+            self._transport,
+            membership,
+            chain,
+            self._offences,
+            self.entrance,
+            committed.ring_rules,
         )
         swarm = Swarm(
             self._transport, self._identity, membership, admission, incarnation, self._randomness,
             self._runtime.awake,
         )  # fmt: skip
+        swarm.gossip.statement_store.has_standing = lambda author: (
+            author == self._identity.peer_id or self._blocks.uploads.is_member(PeerId(author))
+        )
         if settings.relay != "off":
             swarm.relay(
                 rate_limit_of(settings.relay_limit), introduces=settings.relay == "introduce"
@@ -333,6 +350,7 @@ class Node:
                 reporter.status,
                 self.metrics.registry,
                 controls=self,
+                token=self._state_dir.new_token(),
                 hosts=self._settings.api_hosts,
             )
         )

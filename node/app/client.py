@@ -50,10 +50,17 @@ def give_order(state_dir: StateDir, order: Order) -> None:
     Raises:
         NotRunningError, ClientError: as `fetch_status`.
     """
-    _ask(state_dir, "POST", f"/api/{order}")
+    try:
+        token = state_dir.read_token()
+    except StateDirError as error:
+        # Of a node that is not there at all, that is the better word.
+        if state_dir.read_api() is not None:
+            raise ClientError(str(error)) from error
+        token = ""
+    _ask(state_dir, "POST", f"/api/{order}", token)
 
 
-def _ask(state_dir: StateDir, method: str, path: str) -> bytes:
+def _ask(state_dir: StateDir, method: str, path: str, token: str = "") -> bytes:
     try:
         address = state_dir.read_api()
     except StateDirError as error:
@@ -69,7 +76,10 @@ def _ask(state_dir: StateDir, method: str, path: str) -> bytes:
         raise ClientError(f"{state_dir.api_path} is damaged: {error}") from error
     connection = http.client.HTTPConnection(where.host, where.port, timeout=TIMEOUT_SECONDS)
     try:
-        connection.request(method, path, headers={"X-Gossamer": "1", "Connection": "close"})
+        headers = {"X-Gossamer": "1", "Connection": "close"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        connection.request(method, path, headers=headers)
         answer = connection.getresponse()
         data = answer.read(_ANSWER_BYTES_MAX + 1)
     except ConnectionRefusedError as error:

@@ -6,6 +6,7 @@ SIGINT or SIGTERM asks the node to leave in order. A second signal ends the proc
 from __future__ import annotations
 
 import ctypes
+import ipaddress
 import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -123,21 +124,26 @@ class _Daemon:
         identity = Identity.load_or_create(state_dir.identity_path)
         signed = _manifest_here(state_dir)
         port = state_dir.read_port()
+        given = settings.bootstrap
+        if not isinstance(self._role, Found):
+            given = (*self._role.addresses, *given)
+        state_dir.write_seeds(given)
         async with open_libp2p_transport(
             identity,
             await listen_addresses(settings, port),
             announced=settings.announce,
+            typed=state_dir.read_seeds(),
+            networks=[ipaddress.ip_network(each) for each in settings.own_networks],
             port=port,
             limits=Limits(rate_limit_of(settings.up_limit), rate_limit_of(settings.down_limit)),
             awake=runtime.awake,
         ) as transport:
             state_dir.write_port(transport.port)
-            addresses = settings.bootstrap
+            addresses = given
             if isinstance(self._role, Found):
                 signed = await found_here(self._role, identity, state_dir.blocks_path, settings)
                 state_dir.write_manifest(signed)
             else:
-                addresses = (*self._role.addresses, *addresses)
                 if isinstance(self._role, Join):
                     log.debug("asking for the run", addresses=len(addresses))
                     signed = await join_run(

@@ -9,6 +9,8 @@ this machine can attack it in two ways:
   foreign page can send that header only after a CORS preflight, which nothing here answers.
   Orders are accepted only from this machine.
 
+Orders have more rules, see `order_rules`.
+
 Requests have no body. h11 bounds the headers (16 KiB). Idle and stalled connections are closed.
 """
 
@@ -38,6 +40,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gossamer.node.app.order_rules import LOOPBACK_NAMES, host_of, refuse_order
 from gossamer.node.base.address_text import HostPort, parse_host_port
 from gossamer.node.telemetry.status import Status, encode_status, is_ready, link_of
 
@@ -70,8 +73,6 @@ class _RunInThread(Protocol):
 
 _run_in_thread = cast(_RunInThread, trio.to_thread.run_sync)
 
-CONTROL_HEADER = "x-gossamer"
-_LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 # A client that reads nothing delays the end of its connection, and an orderly exit, no longer.
 _STALLED_CLIENT_MS_MAX = 5_000
 _IDLE_SECONDS_MAX = 15
@@ -100,6 +101,7 @@ async def serve_http(
     status: Callable[[], Status],
     registry: CollectorRegistry,
     controls: Controls,
+    token: str,
     *,
     hosts: Sequence[str] = (),
     task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED,
@@ -112,6 +114,7 @@ async def serve_http(
     Args:
         bind: HOST:PORT; port 0 picks a free one.
         status: returns the status; it is called on the event loop for each request.
+        token: the secret that orders need.
         hosts: host names that requests may use besides loopback names and addresses.
 
     Raises:
@@ -120,7 +123,7 @@ async def serve_http(
     listener = _bind(parse_host_port(bind))
     name = listener.getsockname()
     address = str(HostPort(name[0], name[1]))
-    app = build_app(status, registry, controls, hosts)
+    app = build_app(status, registry, controls, token, hosts)
     with listener:
         started = task_status
         while True:
@@ -196,6 +199,7 @@ def build_app(
     status: Callable[[], Status],
     registry: CollectorRegistry,
     controls: Controls,
+    token: str,
     hosts: Sequence[str] = (),
 ) -> ASGIApp:
     """The endpoint as an ASGI application; see `serve_http`."""
@@ -239,9 +243,9 @@ def build_app(
             Route("/metrics", show_metrics),
             Route("/livez", show_alive),
             Route("/readyz", show_ready),
-            Route("/api/pause", _order(controls.pause), methods=["POST"]),
-            Route("/api/resume", _order(controls.resume), methods=["POST"]),
-            Route("/api/leave", _order(controls.leave), methods=["POST"]),
+            Route("/api/pause", _order(controls.pause, token), methods=["POST"]),
+            Route("/api/resume", _order(controls.resume, token), methods=["POST"]),
+            Route("/api/leave", _order(controls.leave, token), methods=["POST"]),
         ]
     )
     return _Guard(app, hosts)
@@ -256,27 +260,16 @@ def qr_code(link: str) -> bytes:
     return picture.getvalue()
 
 
-def _order(act: Callable[[], None]) -> Callable[[Request], Awaitable[Response]]:
+def _order(act: Callable[[], None], token: str) -> Callable[[Request], Awaitable[Response]]:
     # Async, because Starlette runs a plain function in a thread, and orders change the daemon.
     async def handle(request: Request) -> Response:
-        refusal = _refuse_order(request)
+        refusal = refuse_order(request, token)
         if refusal is not None:
             return refusal
         act()
         return JSONResponse({"accepted": True}, status_code=202)
 
     return handle
-
-
-def _refuse_order(request: Request) -> Response | None:
-    if request.client is None or not _is_loopback(request.client.host):
-        return PlainTextResponse("orders are accepted only from this machine\n", status_code=403)
-    if request.headers.get(CONTROL_HEADER) != "1" or "origin" in request.headers:
-        return PlainTextResponse(
-            "orders come from `gossamer pause | resume | leave`: header X-Gossamer: 1 is missing\n",
-            status_code=403,
-        )
-    return None
 
 
 class _Guard:
@@ -294,7 +287,7 @@ class _Guard:
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
         self._app = app
-        self._hosts = frozenset(name.lower() for name in (*_LOOPBACK_NAMES, *hosts))
+        self._hosts = frozenset(name.lower() for name in (*LOOPBACK_NAMES, *hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -338,13 +331,9 @@ class _Guard:
     def _is_known_host(self, values: list[bytes]) -> bool:
         if len(values) != 1:
             return False
-        host = values[0].decode("latin-1").strip().lower()
-        if host.startswith("["):
-            host = host[1:].partition("]")[0]
-        elif host.count(":") <= 1:
-            host = host.partition(":")[0]
+        host = host_of(values[0].decode("latin-1"))
         # Only names can be rebound: the owner of a name decides where it points.
-        return host.rstrip(".") in self._hosts or _is_address(host)
+        return host in self._hosts or _is_address(host)
 
 
 def _is_address(host: str) -> bool:
@@ -353,15 +342,6 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
 
 
 def _load_page() -> tuple[str, str]:

@@ -19,11 +19,12 @@ from gossamer.node.telemetry.reach_text import reach_text
 from gossamer.node.telemetry.status import CapacityStatus, DataStatus, OuterStep, PeerStatus, Status
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
 from gossamer.protocol.wire.statements import Announce, Capacity
 
 GAUGE_SECONDS = 1.0
 
-SETTLED_ROUNDS = 16
+SETTLED_ROUNDS = UNDO_ROUNDS_MAX
 """A head that so many rounds follow is not undone any more. Links name one whose round this number
 divides, so that a link stays the same for as many rounds."""
 

@@ -7,6 +7,7 @@ mistakes are reported at once. Each report names the place of the mistake (`--li
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,9 @@ CONFIG_VARIABLE = "GOSSAMER_CONFIG"
 # Neighbouring ports that IANA lists as unassigned. Many machines use 4001, libp2p's usual port.
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/4610", "/ip6/::/tcp/4610")
 DEFAULT_API = "127.0.0.1:4611"
+# A newcomer gets a model of 150 million parameters from two peers in a minute, and a stranger takes
+# an eighth of what it could take of a fast machine.
+DEFAULT_SERVE_LIMIT = ("100",)
 # The limit of the data cache. The present state and its predecessor are not part of it.
 DEFAULT_CACHE_BYTES = 4 * 1024 * limits.MIB
 # A smaller cache would hold only a few of the largest blocks and drop them again at once.
@@ -41,6 +45,8 @@ THREADS_MAX = 1024
 LOG_STEPS_MAX = 1_000_000
 # Peers dial at most eight addresses of one peer; half of them are for what the node finds.
 ANNOUNCED_MAX = 4
+# More than the private networks that there are (RFC 1918, 4193, 6598).
+OWN_NETWORKS_MAX = 16
 
 Switch = Literal["on", "off"]
 RelayMode = Literal["on", "introduce", "off"]
@@ -75,6 +81,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     machine without IPv6 leaves out that address."""
     announce: tuple[str, ...] = ()
     """Addresses, without a peer id, that other peers are told before those that the node finds."""
+    own_networks: tuple[str, ...] = ()
+    """Private networks, such as `10.0.0.0/8`, whose addresses other peers may announce to this
+    node, besides the networks of its interfaces."""
     up_limit: tuple[str, ...] = ()
     """Limits of the upload in Mbit/s, such as `10` or `10@18:00-23:00`; the first that holds is
     used."""
@@ -87,6 +96,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     relay: RelayMode = "on"
     """Whether this node carries connections of members that cannot reach each other. `introduce`:
     only what it takes to cross their routers."""
+    serve_limit: tuple[str, ...] = DEFAULT_SERVE_LIMIT
+    """Limits of the model and corpus that all peers outside the newest rounds get from this node,
+    in the form of `up_limit`."""
     relay_limit: tuple[str, ...] = ()
     """Limits of what this node carries for others, in the form of `up_limit`."""
     api: str = DEFAULT_API
@@ -309,6 +321,18 @@ def _announce(value: GivenValue) -> tuple[str, ...]:
     return addresses
 
 
+def _own_networks(value: GivenValue) -> tuple[str, ...]:
+    networks = _texts(value)
+    if len(networks) > OWN_NETWORKS_MAX:
+        raise ValueError(f"{len(networks)} networks; allowed: up to {OWN_NETWORKS_MAX}")
+    for text in networks:
+        try:
+            ipaddress.ip_network(text)
+        except ValueError as error:
+            raise ValueError(f"{error}; write a network as 10.1.0.0/16") from None
+    return networks
+
+
 def _limits(value: GivenValue) -> tuple[str, ...]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = f"{value:g}"
@@ -340,11 +364,13 @@ _PARSERS: dict[str, _Parser] = {
     "state_dir": _path,
     "listen": _listen,
     "announce": _announce,
+    "own_networks": _own_networks,
     "up_limit": _limits,
     "down_limit": _limits,
     "port_mapping": _choice(get_args(Switch)),
     "lan": _choice(get_args(Switch)),
     "relay": _choice(get_args(RelayMode)),
+    "serve_limit": _limits,
     "relay_limit": _limits,
     "api": lambda value: str(parse_host_port(str(value))),
     "api_hosts": _api_hosts,

@@ -147,7 +147,7 @@ def _path(peer: PeerStatus) -> str:
     """The way to a peer, for people."""
     if peer.path == "relayed":
         return f"through {printable((peer.relay or _DASH)[-6:])}"
-    return peer.path or "none"
+    return printable(peer.path or "none")
 
 
 def _work(work: WorkStatus) -> str:

@@ -3,10 +3,9 @@
 A proven head is a claim that there is a heavier state. `HeadFetcher` asks for the blocks that lead
 there. The signers of the head decide what that means for the node's own round:
 
-- Peers that signed rounds of this node's own chain have worked with it. Their head counts at once,
-  because a round that this node ended without them would be on a branch that loses.
-- A head of others counts when its blocks are here. Headers cost their authors nothing, so a head
-  without blocks must not stop anything.
+- A head that members with stake signed counts at once, because a round that this node ended without
+  them would be on a branch that loses.
+- A head of others counts when its blocks are here, if it counts at all (`HeadChoice.counts`).
 
 Fetches run side by side, so one that does not answer delays no other one.
 """
@@ -69,7 +68,7 @@ class HeadFetcher:
     def _look(self, nursery: trio.Nursery) -> None:
         """Begins fetches, at most one for each signer at a time."""
         for head in self._heads.wanted():
-            signers = self._heads.signers.of(head)
+            signers = self._heads.signers_of(head)
             counts_at_once = self._heads.counts_at_once(head)
             if counts_at_once:
                 self._heads.note_counting(head)

@@ -5,6 +5,8 @@ them, and `fetcher` gets the blocks of those that are proven and would win over 
 and says which of them count. `better` names the heaviest of these, and `try_take_over` commits to
 it. So a head without blocks, which costs its author nothing, stops no training.
 
+`protocol/policy/head_choice.py` has the rule: the members that worked with this node decide.
+
 A head may still lead nowhere: its blocks may have left with the peers that held them, or its
 signers may have signed a state that does not follow. A head that could not be reached is avoided
 for a while, and so are all heads of signers whose heads fail again and again.
@@ -13,20 +15,25 @@ for a while, and so are all heads of signers whose heads fail again and again.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import structlog
 import trio
 
-from gossamer.node.heads.signers import Signers
+from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.peers.chain_sync import BehindError, ChainSync
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.telemetry.metrics import Metrics
+from gossamer.node.telemetry.progress import Progress
 from gossamer.protocol.errors import RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.limits import MIB
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.head_choice import HeadChoice, HeadWeight
 from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
-from gossamer.protocol.wire.statements import Ready, Roster
+from gossamer.protocol.wire.statements import Announce, Phase, Ready, Roster
 
 AVOID_SECONDS = 20.0
 """A head that could not be reached is avoided this long."""
@@ -47,6 +54,16 @@ SIDE_ROUNDS_MAX = 4096
 """Upper bound on committed rounds that are kept although no known head descends from them. A split
 swarm makes a few hundred, and each costs some 2 KiB of disk and memory."""
 
+AT_WORK: frozenset[Phase] = frozenset({"training", "averaging"})
+"""Phases of a peer that works on the round after its head."""
+
+FUTURE_ROUNDS = 64
+"""Statements on rounds that are further ahead are forgotten. A node that is so far behind gets them
+again when it has caught up, and one that invents rounds keeps no room with them."""
+
+SIDE_BYTES_MAX = 8 * MIB
+"""Bytes of such rounds: a record of the largest ring has more than ten times as many as usual."""
+
 log = structlog.get_logger("node")
 
 
@@ -55,8 +72,8 @@ class BetterHead:
     """A head that counts and wins over this node's committed head."""
 
     head: Digest
-    tokens_total: int
-    """Tokens in its chain."""
+    weight: HeadWeight
+    """Its weight where its chain parts from this node's."""
     since_seconds: float
     """Local time since which some head has been better than this node's."""
 
@@ -75,36 +92,75 @@ class Heads:
     """Knows which heads win, and takes them over."""
 
     def __init__(
-        self, committed: CommittedState, chain_sync: ChainSync, swarm: Swarm, metrics: Metrics
+        self,
+        manifest: Manifest,
+        committed: CommittedState,
+        chain_sync: ChainSync,
+        swarm: Swarm,
+        metrics: Metrics,
+        progress: Progress,
     ) -> None:
-        self.signers = Signers(committed.chain)
+        self._gather_seconds = manifest.rounds.gather_seconds
         self._committed = committed
         self._chain_sync = chain_sync
         self._swarm = swarm
         self._metrics = metrics
+        self._progress = progress
+        self._rounds = KnownRounds(committed.chain)
+        self._choice = HeadChoice(self._rounds, PeerId(manifest.founder))
         self._counting: set[Digest] = set()
         """Proven heads that count: see `fetcher`."""
+        self._seen_seconds: dict[Digest, float] = {}
+        """Local time since which each of them is known."""
         self._avoided: dict[Digest, float] = {}
         self._failures: dict[PeerId, _Failures] = {}
         self._better_since: float | None = None
+        self._needs_room = False
 
     @property
     def mine(self) -> Digest:
         """The committed head of this node."""
         return self._committed.head
 
+    def signers_of(self, head: Digest) -> frozenset[PeerId]:
+        """The members that signed a known round."""
+        return self._rounds.signers_of(head)
+
+    def members_at(self, head: Digest) -> Collection[PeerId]:
+        """The peers that have stake at a known head."""
+        return self._choice.stakes_at(head).keys()
+
     def better(self) -> BetterHead | None:
         """The heaviest head that counts and wins over the committed one; None if no head does."""
-        now, chain = trio.current_time(), self._committed.chain
-        self._counting = {head for head in self._counting if head in chain and self._wins(head)}
-        ready = [head for head in self._counting if not self._is_avoided(now, head)]
-        if not ready:
+        now, chain, mine = trio.current_time(), self._committed.chain, self.mine
+        self._counting = {head for head in self._counting if head in chain and self._may_win(head)}
+        self._seen_seconds = {
+            head: self._seen_seconds.get(head, now) for head in sorted(self._counting)
+        }
+        best = self._choice.best([mine, *self._eligible(now)])
+        if best == mine:
             self._better_since = None
             return None
-        best = min(ready, key=self._weight)
         if self._better_since is None:
             self._better_since = now
-        return BetterHead(best, chain.entry(best).tokens_total, self._better_since)
+        fork = self._choice.fork_of(best, mine)
+        return BetterHead(best, self._choice.weight(fork, best), self._better_since)
+
+    def _eligible(self, now: float) -> list[Digest]:
+        """The heads among which this node chooses, but its own."""
+        return [
+            head
+            for head in sorted(self._counting)
+            if not self._is_avoided(now, head) and self._may_follow(now, head)
+        ]
+
+    def attainable(self, members: Collection[PeerId], tokens_total: int) -> HeadWeight:
+        """The weight of the round on the committed head if these members commit it.
+
+        Args:
+            tokens_total: tokens of the chain then.
+        """
+        return HeadWeight(self._choice.stake_of(self.mine, members), tokens_total)
 
     def wanted(self) -> list[Digest]:
         """The proven heads that win over the committed one and do not count yet, the heaviest
@@ -114,20 +170,51 @@ class Heads:
             (
                 head
                 for head in chain.tips()
-                if self._wins(head)
-                and head not in self._counting
+                if head not in self._counting
                 and chain.is_whole(head)
+                and self._is_best(now, head)
                 and head not in self._chain_sync.unfinished
                 and not self._is_avoided(now, head)
+                and self._may_follow(now, head, was_time=True)
             ),
             key=self._weight,
         )
 
-    def _wins(self, head: Digest) -> bool:
-        return self._committed.chain.is_heavier(head, self._committed.head)
+    def _may_win(self, head: Digest) -> bool:
+        """Returns whether a known head is not this node's past, nor parts from it too early."""
+        return self._choice.fork_of(head, self.mine) != head and self._choice.may_undo(
+            self.mine, head
+        )
 
-    def _weight(self, head: Digest) -> tuple[int, Digest]:
-        return -self._committed.chain.entry(head).tokens_total, head
+    def _is_best(self, now: float, head: Digest) -> bool:
+        """Returns whether the best head is this one or descends from it."""
+        if not self._may_win(head):
+            return False
+        best = self._choice.best([self.mine, head, *self._eligible(now)])
+        return self._choice.fork_of(best, head) == head
+
+    def _weight(self, head: Digest) -> tuple[int, int, Digest]:
+        weight = self._choice.weight(self._choice.fork_of(head, self.mine), head)
+        return -weight.support, -weight.tokens_total, head
+
+    def _may_follow(self, now: float, head: Digest, *, was_time: bool | None = None) -> bool:
+        """Returns whether this node may follow a head that wins, see `HeadChoice.counts`."""
+        if not self._committed.is_loaded:
+            return True
+        mine, me = self.mine, self._swarm.me
+        at_work = {
+            peer
+            for peer, announce in self._swarm.living().items()
+            if announce.head == mine and announce.phase in AT_WORK
+        }
+        if self._progress.phase in AT_WORK:
+            at_work.add(me)
+        if was_time is None:
+            since = self._swarm.ready_since(mine)
+            if since is None:
+                since = self._seen_seconds.get(head, now)
+            was_time = now >= since + self._gather_seconds
+        return self._choice.counts(head, mine, at_work, was_time=was_time).holds
 
     def note_counting(self, head: Digest) -> None:
         """The blocks of a wanted head are here, or it counts without them."""
@@ -136,19 +223,21 @@ class Heads:
     def counts_at_once(self, head: Digest) -> bool:
         """Returns whether a proven head counts before its blocks are here.
 
-        Its signers have worked with this node, or this node has no state that it could train.
+        A member that has stake has signed it, or this node has no state that it could train.
         """
-        return not self._committed.is_loaded or self._has_standing(self.signers.of(head))
+        if not self._committed.is_loaded:
+            return True
+        fork = self._choice.fork_of(head, self.mine)
+        return self._choice.weight(fork, head).support > 0
 
-    def _has_standing(self, peers: frozenset[PeerId]) -> bool:
-        """Returns whether one of these signers is known from this node's own chain."""
-        known = self.signers.with_standing(self._committed.head)
-        return bool(peers & (known | {self._swarm.me}))
+    def _has_standing(self, peer: PeerId) -> bool:
+        """Returns whether a peer has stake at this node's head."""
+        return peer == self._swarm.me or peer in self._choice.stakes_at(self.mine)
 
     def _is_avoided(self, now: float, head: Digest) -> bool:
         if self._avoided.get(head, -math.inf) > now:
             return True
-        failures = [self._failures.get(peer) for peer in self.signers.of(head)]
+        failures = [self._failures.get(peer) for peer in sorted(self.signers_of(head))]
         return bool(failures) and all(
             each is not None and each.until_seconds > now for each in failures
         )
@@ -177,6 +266,15 @@ class Heads:
             head not in chain or committed.head in chain.ancestors(head, NEAR_ROUNDS)
         )
 
+    def is_lost(self, announce: Announce) -> bool:
+        """Returns whether an announced head is on a branch that loses to the committed head.
+
+        A head that is not proven here counts as one: a lie costs one gathering and no more.
+        """
+        head = Digest(announce.head)
+        is_known = self._committed.chain.is_whole(head)
+        return not is_known or self._choice.best([self.mine, head]) == self.mine
+
     def recent(self) -> list[Digest]:
         """The committed head and its ancestors, newest first, as far as `Swarm.awaited` looks."""
         committed = self._committed
@@ -199,7 +297,7 @@ class Heads:
             )
             self.avoid(head)
             return False
-        for peer in self.signers.of(head):
+        for peer in sorted(self.signers_of(head)):
             self._failures.pop(peer, None)
         self.note_new()
         entry = self._committed.entry
@@ -214,10 +312,10 @@ class Heads:
         self._avoided[head] = now + AVOID_SECONDS
         if len(self._failures) >= SIGNERS_KEPT:
             self._failures.clear()
-        for peer in self.signers.of(head):
+        for peer in sorted(self.signers_of(head)):
             failures = self._failures.setdefault(peer, _Failures())
             failures.number += 1
-            free = FAILURES_MAX if self._has_standing(frozenset({peer})) else 1
+            free = FAILURES_MAX if self._has_standing(peer) else 1
             if failures.number >= free:
                 doublings = min(failures.number - free, 10)
                 seconds = min(AVOID_SECONDS * 2**doublings, SIGNER_AVOID_SECONDS_MAX)
@@ -230,8 +328,8 @@ class Heads:
 
     async def _take_over(self, head: Digest) -> None:
         committed = self._committed
-        if committed.is_loaded and not committed.chain.is_heavier(head, committed.head):
-            raise BehindError("it is lighter than the committed head by now")
+        if committed.is_loaded and not self._is_best(trio.current_time(), head):
+            raise BehindError("it does not win over the committed head any more")
         await self._chain_sync.follow(head, self._swarm.sources)
 
     def note_new(self) -> None:
@@ -243,7 +341,8 @@ class Heads:
         statement_store.age()
         statement_store.keep(
             lambda _signed, statement: (
-                not isinstance(statement, Ready | Roster) or statement.round > entry.round
+                not isinstance(statement, Ready | Roster)
+                or entry.round < statement.round <= entry.round + FUTURE_ROUNDS
             )
         )
         self._forget_side_rounds()
@@ -252,6 +351,21 @@ class Heads:
 
     def _forget_side_rounds(self) -> None:
         chain, entry = self._committed.chain, self._committed.entry
-        if len(chain) - entry.round - 1 > SIDE_ROUNDS_MAX:
-            announced = {Digest(a.head) for a in self._swarm.living().values()}
-            chain.forget_all_but([entry.head, *sorted(announced)])
+        num_beside = len(chain) - entry.round - 1
+        is_much = num_beside > SIDE_ROUNDS_MAX or chain.bytes_beside(entry.head) > SIDE_BYTES_MAX
+        if not is_much and not self._needs_room:
+            return
+        announced = {Digest(each.head) for each in self._swarm.living().values()}
+        # A chain that is being learned is announced by a head that is not here yet.
+        kept = announced | self._chain_sync.unfinished
+        if self._needs_room:
+            now = trio.current_time()
+            kept = {h for h in announced if h in chain and not self._is_avoided(now, h)}
+            self._chain_sync.unfinished.clear()
+        self._needs_room = False
+        chain.forget_all_but([entry.head, *sorted(kept)])
+
+    def make_room(self) -> None:
+        """At the next new head, forgets the committed rounds that are on the way to no head of a
+        living peer, or to avoided ones only. Not at once: a thread may be committing a round."""
+        self._needs_room = True

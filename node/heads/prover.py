@@ -19,7 +19,6 @@ from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.errors import ImplausibleError, RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, short
-from gossamer.protocol.state.chain import is_heavier
 from gossamer.protocol.wire.statements import Announce
 
 LOOK_SECONDS = 1.0
@@ -51,7 +50,7 @@ class _Holder:
 
 
 class HeadProver:
-    """Proves announced heads that would win over the committed one."""
+    """Proves announced heads that are not known here."""
 
     def __init__(
         self, committed: CommittedState, chain_sync: ChainSync, swarm: Swarm, orders: Orders
@@ -87,13 +86,16 @@ class HeadProver:
         )
 
     def _wanted(self) -> dict[PeerId, Announce]:
-        """Living peers whose announced head would win over the committed one and is not proven."""
-        mine, chain = self._committed.entry, self._committed.chain
+        """Living peers whose announced head might win over the committed one and is not proven.
+
+        Which of two chains wins is not said by their lengths or tokens, so this node wants to know
+        every head that is not its own past.
+        """
+        chain = self._committed.chain
         return {
             peer: announce
             for peer, announce in self._swarm.living().items()
-            if is_heavier(announce.tokens_total, announce.head, mine.tokens_total, mine.head)
-            and not chain.is_whole(Digest(announce.head))
+            if not chain.is_whole(Digest(announce.head))
         }
 
     def _look(self, nursery: trio.Nursery) -> None:

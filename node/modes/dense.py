@@ -34,6 +34,10 @@ class DenseContributions:
         position = ring.members.index(me)
         return _FinishedSum(pending, plan, self._payloads.coder, tokens, position)
 
+    def root_of(self, pending: FloatVector, plan: ChunkPlan) -> bytes:
+        """See `MakeContribution`: members trust each other's sums."""
+        return b""
+
 
 def dense_mode(me: PeerId, committed: CommittedState, trainings: LocalTrainings) -> SyncMode:
     """See `MakeMode`."""

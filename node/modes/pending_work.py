@@ -27,12 +27,12 @@ from gossamer.node.modes.sync_mode import (
 )
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.training.local_training import LocalTraining, LocalTrainings
+from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
-from gossamer.protocol.state.outer_momentum import norm_of
 from gossamer.protocol.state.sync_sets import SyncSet
 from gossamer.trainer.ipc.messages import Place, Ranges, Shared, Start
 
@@ -48,6 +48,14 @@ class MakeContribution(Protocol):
         Args:
             pending: (plan.num_elements,), the work that the ring averages. The ring only reads it.
             me: a member of the ring.
+        """
+
+    def root_of(self, pending: FloatVector, plan: ChunkPlan) -> bytes:
+        """The root over the records of some work, for this node's `Ready`. Empty where records are
+        not signed.
+
+        Args:
+            pending, plan: as above.
         """
 
 
@@ -148,8 +156,11 @@ class _PendingRound:
         if self._trainings.manifest.outer.displacement:
             pending = self._pending
             norm = await self._trainings.run_in_thread(lambda: norm_of(pending))
+        offered, plan, contributions = self._pending, self._sync_set.plan, self._mode
+        make = contributions.make_contribution
+        root = await self._trainings.run_in_thread(lambda: make.root_of(offered, plan))
         offer = self._trainings.work.offer(self._machine.head, self._machine.number)
-        return Promise(offer.tokens, self._trainings.progress.inner_step, norm, offer.spans)
+        return Promise(offer.tokens, self._trainings.progress.inner_step, norm, offer.spans, root)
 
     @property
     def may_train_ahead(self) -> bool:

@@ -48,6 +48,8 @@ class Promise:
     """L2 norm of the work; 0 where the mode does not send it."""
     spans: tuple[Span, ...]
     """Data behind the work."""
+    root: bytes = b""
+    """Root over the records of the work, where the run signs them."""
 
 
 class RoundOutcome(Protocol):

@@ -19,6 +19,7 @@ from zeroconf import Error as ZeroconfError
 from zeroconf import IPVersion, ServiceBrowser, ServiceInfo, ServiceStateChange, Zeroconf
 
 from gossamer.node.base.threads import run_abandonable
+from gossamer.node.network.dial_rules import why_not_dialled
 from gossamer.node.network.reachability import Endpoint
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
@@ -40,6 +41,9 @@ TALK_SECONDS_MAX = 10.0
 """
 
 _RUN_ID_CHARACTERS = 64
+
+_ANYWHERE = (ipaddress.ip_network("0.0.0.0/0"), ipaddress.ip_network("::/0"))
+"""Any private network may be a neighbour's; multicast and the services of a cloud are none."""
 
 log = structlog.get_logger("network")
 
@@ -72,6 +76,7 @@ def neighbour_of(info: ServiceInfo) -> Neighbour | None:
         hosts = info.parsed_addresses()
     except (KeyError, ValueError, MalformedError):
         return None
+    hosts = [host for host in hosts if not why_not_dialled(host, _ANYWHERE, is_on_loopback=True)]
     if not hosts or not info.port:
         return None
     endpoints = [Endpoint(host, info.port) for host in hosts if "%" not in host]

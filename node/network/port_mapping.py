@@ -17,7 +17,8 @@ import structlog
 import trio
 
 from gossamer.node.base.threads import run_abandonable
-from gossamer.node.network.reachability import Endpoint, is_private
+from gossamer.node.network.dial_rules import is_private
+from gossamer.node.network.reachability import Endpoint
 
 SEARCH_MILLISECONDS = 2000
 """Time in which routers answer the search: they do within a few hundred milliseconds, or never."""

@@ -15,46 +15,26 @@ One observer alone is not believed: it could make this node announce a stranger'
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
+from gossamer.node.network.dial_rules import (
+    IPNetwork,
+    address_of,
+    is_loopback,
+    is_near,
+    is_private,
+    why_not_dialled,
+)
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.wire.statements import Reach
-
-IPNetwork: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 OBSERVERS_MIN = 2
 """Networks that have to see an address before it is announced."""
 
 OBSERVERS_MAX = 256
 """Observers that are remembered: as many as a ring has members. The oldest ones are forgotten."""
-
-_PRIVATE = tuple(
-    ipaddress.ip_network(network)
-    for network in (
-        "0.0.0.0/8",
-        "10.0.0.0/8",
-        "100.64.0.0/10",
-        "127.0.0.0/8",
-        "169.254.0.0/16",
-        "172.16.0.0/12",
-        "192.168.0.0/16",
-        "::1/128",
-        "fc00::/7",
-        "fe80::/10",
-    )
-)
-"""Networks whose addresses mean something in one home or data centre only (RFC 1918, 4193, 6598).
-"""
-
-
-def is_private(host: str) -> bool:
-    """Returns whether an IP address has a meaning in its own network only."""
-    address = ipaddress.ip_address(host.partition("%")[0])
-    return any(address in network for network in _PRIVATE if network.version == address.version)
 
 
 @dataclass(frozen=True)
@@ -64,49 +44,41 @@ class Neighbourhood:
     outer_hosts: frozenset[str]
     """Global addresses of this machine, or of the router that it is behind."""
     networks: tuple[IPNetwork, ...]
-    """Networks of its interfaces."""
+    """Networks of its interfaces, and those that its owner names."""
+    is_on_loopback: bool = False
+    """Whether this node has no other addresses than loopback ones."""
+
+    def why_not(self, host: str) -> str:
+        """The reason why a peer may not make this node dial a host, see `dial_rules`."""
+        return why_not_dialled(host, self.networks, is_on_loopback=self.is_on_loopback)
+
+    def is_near(self, host: str) -> bool:
+        """Returns whether a host is an IP address in a network of this machine."""
+        return is_near(host, self.networks)
 
     def worth_dialling(self, hosts: Sequence[str]) -> list[bool]:
-        """Returns those of one peer's hosts that are worth a dial from here.
+        """Returns those of one peer's hosts that may be dialled and are worth it.
 
         An address of another home's network belongs to a stranger here, or to no machine. So a
-        private address is dialled only behind the same outer address, or, if one of both sides has
-        no outer address, in a network of this machine's interfaces. Loopback leads to the peer only
-        if the peer has nothing else.
+        private address in a network of this machine is dialled only behind the same outer address,
+        or if one of both sides has no outer address. Loopback leads to the peer only if the peer
+        has nothing else.
 
         Args:
             hosts: IP addresses or names; an empty one is not known.
         """
-        outer = {host for host in hosts if host and not (is_ip(host) and is_private(host))}
-        is_home = bool(outer & self.outer_hosts)
-        may_be_home = not outer or not self.outer_hosts
-        worth = []
+        outer = {host for host in hosts if host and not (address_of(host) and is_private(host))}
+        may_be_home = not outer or not self.outer_hosts or bool(outer & self.outer_hosts)
         is_elsewhere = any(host and not is_loopback(host) for host in hosts)
+        worth = []
         for host in hosts:
-            if host in outer or not host:
-                worth.append(True)
-                continue
-            if is_loopback(host):
+            if self.why_not(host):
+                worth.append(False)
+            elif is_loopback(host):
                 worth.append(not is_elsewhere)
             else:
-                address = ipaddress.ip_address(host)
-                is_near = any(address in network for network in self.networks)
-                worth.append(is_home or (may_be_home and is_near))
+                worth.append(not host or host in outer or may_be_home)
         return worth
-
-
-def is_ip(host: str) -> bool:
-    """Returns whether a host is an IP address and not a name."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether a host is an IP address of the machine itself."""
-    return is_ip(host) and ipaddress.ip_address(host).is_loopback
 
 
 @dataclass(frozen=True)

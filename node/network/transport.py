@@ -160,6 +160,9 @@ class Transport(Protocol):
     async def connect(self, address: str) -> PeerId:
         """Connect to a full multiaddr, with or without ``/p2p/<peer id>``; returns who answered.
 
+        The address is one that the owner of this machine gave: it is dialled whatever it is. For
+        addresses that peers tell there is `connect_any`.
+
         A live connection to that peer is kept; a dead one is dropped first.
 
         Raises:
@@ -170,6 +173,9 @@ class Transport(Protocol):
 
     async def connect_any(self, peer_id: PeerId, addresses: Sequence[str]) -> str:
         """Connect to one peer by the first of its addresses that answers, and return that address.
+
+        The addresses are what peers tell. Those of networks that this machine is not in are left
+        out, and dials that lead nowhere have a budget (`node/network/dial_guard.py`).
 
         They are tried in order, each `RACE_SECONDS` after the one before, or as soon as that one
         has failed. At most `ADDRESSES_TRIED_MAX` are tried.

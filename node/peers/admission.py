@@ -16,7 +16,8 @@ from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.policy.plausible_work import WorkBounds
-from gossamer.protocol.state.chain import Commit, Header, open_commit
+from gossamer.protocol.rounds.commit_proof import RingRules, open_commit
+from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.wire.statements import Announce, RingStatement, Roster, Statement
 
 FAR_MAX = 8
@@ -45,10 +46,12 @@ class Admission:
         known_heads: KnownHeads,
         offences: Offences,
         entrance: Entrance,
+        ring_rules: RingRules,
     ) -> None:
         """
         Args:
             known_heads: the chain. A commit record of a head in it is not opened again.
+            ring_rules: what the rosters of this run must say.
         """
         self.run_id = manifest.run_id
         self.offences = offences
@@ -57,6 +60,7 @@ class Admission:
         self._known_heads = known_heads
         self._entrance = entrance
         self._bounds = WorkBounds(manifest)
+        self._ring_rules = ring_rules
         self._accusers: set[PeerId] = set()
         """Peers that put this node out of a ring on the present head."""
         self._far_ready: dict[bytes, set[PeerId]] = {}
@@ -153,10 +157,10 @@ class Admission:
         """Returns the header of a commit record that counts in this run.
 
         Raises:
-            RemoteProtocolError: the votes do not commit it, its members claim work that they cannot
-                have done, or the run does not admit one of them.
+            RemoteProtocolError: its roster and votes do not prove it, its members claim work that
+                they cannot have done, or the run does not admit one of them.
         """
-        header = open_commit(commit, self.run_id, verify)
+        header = open_commit(commit, self.run_id, verify, self._ring_rules)
         self._bounds.check_header(header)
         self._entrance.require_known([PeerId(member.peer_id) for member in header.members])
         return header

@@ -18,6 +18,7 @@ import trio
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.transport import OffenceHandler, Stream, StreamClosed, Transport
 from gossamer.node.peers.fetching import INLINE_BYTES_MAX, Download, FetchLimits
+from gossamer.node.peers.uploads import Uploads
 from gossamer.node.storage.block_files import BlockError, CorruptBlockError, MissingBlockError
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
@@ -68,6 +69,7 @@ class BlockService:
 
     Args:
         on_offence: told when a peer sends wrong bytes or breaks the protocol.
+        uploads: the order in which peers are served; without it there is no budget.
 
     Attributes:
         blocks_served, bytes_served: whole blocks sent, since the start.
@@ -85,6 +87,7 @@ class BlockService:
         on_offence: OffenceHandler | None = None,
         fetch_limits: FetchLimits | None = None,
         serve_limits: ServeLimits | None = None,
+        uploads: Uploads | None = None,
     ) -> None:
         self.blocks_served = 0
         self.bytes_served = 0
@@ -97,6 +100,7 @@ class BlockService:
         self._on_offence = on_offence
         self._fetch_limits = fetch_limits or FetchLimits()
         self._serve_limits = serve_limits or ServeLimits()
+        self.uploads = uploads or Uploads()
         self._num_streams = 0
         self._checking = trio.CapacityLimiter(_CHECKING_THREADS)
         self._fetch_numbers = itertools.count()
@@ -247,7 +251,7 @@ class BlockService:
     async def _serve(self, stream: Stream) -> None:
         """Handler of one inbound stream."""
         peer_id = stream.peer_id
-        if self._num_streams >= self._serve_limits.streams_max:
+        if self._num_streams >= self.uploads.streams_max(peer_id, self._serve_limits.streams_max):
             await stream.reset()
             return
         self._num_streams += 1
@@ -291,7 +295,7 @@ class BlockService:
             self.not_found += 1
             await send_frame(stream, encode_reply(digest, found=False))
             return
-        with file:
+        with file, self.uploads.serving(stream.peer_id):
             await self._send_block(stream, digest, file, inline=inline)
 
     async def _send_block(
@@ -309,6 +313,7 @@ class BlockService:
                 piece = await trio.to_thread.run_sync(file.read, PIECE_BYTES)
             if not piece:
                 raise OSError(f"block {short(digest)} became shorter while it was sent")
+            await self.uploads.turn(stream.peer_id, len(piece))
             await stream.send(head, piece)
             head = b""
             rest_bytes -= len(piece)

@@ -58,6 +58,10 @@ _Get = Callable[[list[Digest]], Awaitable[None]]
 log = structlog.get_logger("sync")
 
 
+AdmitsRecord = Callable[[PeerId, Commit, Header], bool]
+"""Returns whether a record of (bringer, record, its header) is kept."""
+
+
 class BehindError(Exception):
     """The wanted head could not be reached now; the text says why."""
 
@@ -96,6 +100,8 @@ class ChainSync:
         self._open_commit = open_commit
         self._on_offence = on_offence
         self._listener: ReplayListener | None = None
+        self.admits_record: AdmitsRecord = lambda _bringer, _commit, _header: True
+        """Returns whether a record that a peer brings is kept."""
         self.unfinished: set[Digest] = set()
         """Rounds on the way to a head, up to which the records have come. Their states are no goal:
         for old ones, no peer has them any more."""
@@ -146,16 +152,31 @@ class ChainSync:
                 after_round = max(0, after_round - step)
                 step *= 2
                 continue
-            parent = Digest(headers[0].parent)
-            for commit, header in zip(commits, headers, strict=True):
-                if not chain.entry(parent).is_parent_of(header):
-                    raise MalformedError("chain whose rounds do not follow each other")
-                self.unfinished.discard(parent)
-                parent = chain.add(commit, header)
-            if parent != head:
-                self.unfinished.add(parent)
+            self._take(peer, commits, headers, head)
             after_round = headers[-1].round
         raise BehindError("the chain is too long")
+
+    def _take(
+        self, peer: PeerId, commits: Sequence[Commit], headers: Sequence[Header], head: Digest
+    ) -> None:
+        """Keeps a page of records whose first parent is known.
+
+        Raises:
+            MalformedError: they do not follow each other.
+            BehindError: the peer has brought as much as it may.
+        """
+        chain, parent = self._committed.chain, Digest(headers[0].parent)
+        for place, (commit, header) in enumerate(zip(commits, headers, strict=True)):
+            if not chain.entry(parent).is_parent_of(header):
+                raise MalformedError("chain whose rounds do not follow each other")
+            if not self.admits_record(peer, commit, header):
+                if place:
+                    self.unfinished.add(parent)
+                raise BehindError(f"{short(peer)} has brought as many records as are kept")
+            self.unfinished.discard(parent)
+            parent = chain.add(commit, header)
+        if parent != head:
+            self.unfinished.add(parent)
 
     async def _request(self, peer: PeerId, request: ChainRequest) -> list[bytes]:
         try:

@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 import trio
@@ -19,7 +20,6 @@ import trio
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.transport import ConnectError, Transport
-from gossamer.node.peers.entrance import Entrance
 from gossamer.node.storage.state_dir import KnownPeers
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.ids import PeerId, short
@@ -60,6 +60,16 @@ class _Target:
     addresses: tuple[str, ...]
 
 
+class Members(Protocol):
+    """Who takes part in the run; see `entrance.Entrance`."""
+
+    def is_out(self, peer: PeerId, /) -> bool:
+        """Returns whether a peer was put out of the run for good."""
+
+    async def introduce(self, peer: PeerId, /) -> None:
+        """This node has dialled a peer."""
+
+
 class Discovery:
     """Dials the peers that should be connected and are not."""
 
@@ -72,7 +82,7 @@ class Discovery:
         metrics: Metrics,
         randomness: random.Random,
         awake: AwakeClock,
-        entrance: Entrance,
+        entrance: Members,
     ) -> None:
         """
         Args:

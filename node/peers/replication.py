@@ -28,6 +28,10 @@ CACHE_SHARE = 0.8
 """Part of the cache that copies may fill; the rest is for the shards of one's own training."""
 
 LOOK_SECONDS = 5.0
+"""Interval of the looks while no copy is wanted."""
+
+ALONE_SECONDS = 0.5
+"""The same while this node knows no other: what only the first one has is copied at once."""
 
 BATCH_SHARDS = 8
 """Shards in one fetch: it opens streams once, and a change of keepers waits for it."""
@@ -51,7 +55,7 @@ async def keep_copies(
         # No other peer may have it: neither the cache's limit nor a full disk may evict it.
         store.pin(_PIN, [*_kept(mine, store), *wanted])
         if not wanted or not living:
-            await trio.sleep(LOOK_SECONDS)
+            await trio.sleep(LOOK_SECONDS if living else ALONE_SECONDS)
             continue
         for batch in batches(wanted, BATCH_SHARDS):
             try:

@@ -26,7 +26,7 @@ from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS, Awaited, Membership, awaited
 from gossamer.protocol.state.chain import Commit, Header
-from gossamer.protocol.wire.statements import Announce, Signed, Statement
+from gossamer.protocol.wire.statements import Announce, Ready, Signed, Statement
 
 WATCH_SECONDS = 0.1
 """Interval of the looks for broken connections."""
@@ -34,6 +34,10 @@ WATCH_SECONDS = 0.1
 GREET_SECONDS = 0.5
 """New connections are greeted with an announcement at most this often. All peers receive it, and a
 peer that comes and goes could make this node repeat it without end."""
+
+READY_HEADS_MAX = 64
+"""Heads for which the time of the first `Ready` is remembered. A peer can make up heads; then the
+time since a head was seen counts instead."""
 
 log = structlog.get_logger("swarm")
 
@@ -84,6 +88,8 @@ class Swarm:
         self._awake = awake
         self._listener: SwarmListener | None = None
         self._connected: set[PeerId] = set()
+        self._ready_since: dict[Digest, float] = {}
+        """By head; the oldest first."""
         self._greeted_seconds = float("-inf")
         self.gossip = Gossip(transport, identity, admission.run_id, self, randomness)
         self._announcer = Announcer(transport, self.gossip, incarnation)
@@ -140,10 +146,12 @@ class Swarm:
         """Living others, connected to this node or not, sorted by peer id."""
         return self.membership.living(self._awake.awake_seconds())
 
-    def awaited(self, chain: Sequence[Digest], round_number: int, tokens_total: int) -> Awaited:
+    def awaited(
+        self, chain: Sequence[Digest], round_number: int, is_lost: Callable[[Announce], bool]
+    ) -> Awaited:
         """Others that a round waits for, see `membership.awaited`."""
         living = {p: said for p, said in self.living().items() if not self.admission.is_accuser(p)}
-        return awaited(living, chain, round_number, tokens_total)
+        return awaited(living, chain, round_number, is_lost)
 
     def sources(self) -> list[PeerId]:
         """Peers that can be asked for blocks: the connected ones, but for those behind a relay. The
@@ -219,7 +227,20 @@ class Swarm:
             if self.membership.announced(now, author, statement, self._transport.peers()):
                 self._told.members_changed()
             return
+        if isinstance(statement, Ready):
+            self._note_ready(Digest(statement.head))
         self._told.heard(signed, statement)
+
+    def _note_ready(self, head: Digest) -> None:
+        if head not in self._ready_since:
+            self._ready_since[head] = trio.current_time()
+            if len(self._ready_since) > READY_HEADS_MAX:
+                del self._ready_since[next(iter(self._ready_since))]
+
+    def ready_since(self, head: Digest) -> float | None:
+        """Local time since which some other peer has been ready for the round after a head; None:
+        no other peer was."""
+        return self._ready_since.get(head)
 
     def heard_commit(self, commit: Commit) -> bool:
         header = self.admission.open_if_new(commit)

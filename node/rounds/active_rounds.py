@@ -10,6 +10,7 @@ import trio
 
 from gossamer.node.base.orders import Orders
 from gossamer.node.heads.prover import HeadProver
+from gossamer.node.heads.side_records import SideRecords
 from gossamer.node.network.identity import verify
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.dispatcher import HELLO_SECONDS
@@ -34,12 +35,14 @@ class ActiveRounds:
         committed: CommittedState,
         swarm: Swarm,
         head_prover: HeadProver,
+        side_records: SideRecords,
         orders: Orders,
     ) -> None:
         self._run_id = run_id
         self._committed = committed
         self._swarm = swarm
         self._head_prover = head_prover
+        self._side_records = side_records
         self._orders = orders
         self._newest: OpenRound | None = None
         self._drivers: list[RoundDriver] = []
@@ -112,7 +115,12 @@ class ActiveRounds:
         if driver is not None and driver.commit_received(commit):
             return
         chain, parent = self._committed.chain, Digest(header.parent)
-        if parent in chain and chain.entry(parent).is_parent_of(header):
+        bringer = PeerId(min((vote.author for vote in commit.votes), default=""))
+        if (
+            parent in chain
+            and chain.entry(parent).is_parent_of(header)
+            and self._side_records.admits(bringer, commit, header)
+        ):
             chain.add(commit, header)
         self._orders.notify()
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from gossamer.node.heads.heads import BetterHead
+from gossamer.protocol.policy.head_choice import HeadWeight
 from gossamer.protocol.wire.statements import Phase
 
 OVERTAKEN_SECONDS = 5.0
@@ -89,7 +90,7 @@ def stops_training(
 
 def is_overtaken(
     better: BetterHead,
-    attainable_tokens: int,
+    attainable: HeadWeight,
     now: float,
     *,
     is_on_mine: bool,
@@ -98,7 +99,7 @@ def is_overtaken(
     """Returns whether a better head makes this node's present round not worth waiting for.
 
     Args:
-        attainable_tokens: tokens of the chain if the present ring commits with all its members.
+        attainable: weight of the present ring's commit if all its members sign it.
         now: local time.
         is_on_mine: whether the better head descends from this node's committed head.
         is_finishing: whether the better head includes the commit of the ring that this node still
@@ -107,7 +108,7 @@ def is_overtaken(
     # A lone commit on this node's head does not stop a ring of many. Two branches that go on side
     # by side are different: the one that is behind now yields. If each went by what its own ring
     # may yet commit, the branches would overtake each other in turn and never meet.
-    if is_on_mine and better.tokens_total < attainable_tokens:
+    if is_on_mine and better.weight < attainable:
         return Decision(False, "the present ring can outweigh the better head")
     # A peer that stayed for the commit of another ring, in order to make one of the same weight,
     # would split the swarm into two halves that overtake each other in turn.

@@ -239,8 +239,11 @@ class RoundDispatcher:
 
     def has_to_check(self, mask: int, finisher: int | None) -> bool:
         """Returns whether a payload must be checked before it is taken. An average must be, and so
-        must a partial sum that travels on without an addition here that would find its faults."""
-        return finisher is not None or bool(mask >> self._position & 1)
+        must a partial sum that travels on without an addition here that would find its faults. Sets
+        of signed records always are: an addition does not look at the others' records."""
+        if finisher is not None or self._payloads.are_signed:
+            return True
+        return bool(mask >> self._position & 1)
 
     def partial_sum_received(
         self, now: float, ring_id: Digest, sender: PeerId, chunk: int, mask: int, payload: Payload

@@ -171,6 +171,7 @@ class Joiner:
         while not self._committed.is_loaded:
             await self._try_to_load()
         await settlement.settle()
+        await self._hear_heads()
         await self._hear_claims()
         self._trainings.feed.carry(work.account.state.spans)
 
@@ -183,6 +184,13 @@ class Joiner:
             await self._trainings.orders.wait(POLL_SECONDS)
         else:
             await self._begin_at_genesis()
+
+    async def _hear_heads(self) -> None:
+        """Hears how far the others are, before this node works on its own head. Otherwise it would
+        oppose those that went on while it was away."""
+        with trio.move_on_after(FIRST_CONTACT_SECONDS):
+            while self._head_prover.has_open_questions or self._head_fetcher.is_at_work:
+                await self._trainings.orders.wait(POLL_SECONDS)
 
     async def _hear_claims(self) -> None:
         """Hears all claims on data from one peer, before this node claims any: otherwise it would

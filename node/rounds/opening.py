@@ -22,7 +22,7 @@ from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import RoundHints, RoundRules
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.sync_sets import SyncSet
-from gossamer.protocol.wire.statements import Ready
+from gossamer.protocol.wire.statements import Announce, Ready
 
 
 class OpenRound:
@@ -67,6 +67,7 @@ class OpenRound:
                 norm=promise.norm,
                 spans=promise.spans,
                 links=encode_links(*self._swarm.linked_and_relayed()),
+                root=promise.root,
             )
         )
 
@@ -86,17 +87,20 @@ class NodeHost:
         self,
         context: NodeContext,
         recent_heads: Sequence[Digest],
+        is_lost: Callable[[Announce], bool],
         contribution_to: Callable[[Ring], Contribution],
         on_changed: Callable[[], None],
     ) -> None:
         """
         Args:
             recent_heads: heads from which other peers are expected to come to this round's.
+            is_lost: whether an announced head loses to this round's parent.
             contribution_to: makes this peer's part of a ring.
             on_changed: is called when the machine of the round may have changed.
         """
         self._context = context
         self._recent_heads = recent_heads
+        self._is_lost = is_lost
         self._parent = context.committed.entry
         self.contribution_to = contribution_to
         self.outer_step = context.committed.compute
@@ -108,8 +112,7 @@ class NodeHost:
 
     def awaited(self) -> Awaited:
         """See `RoundHost`."""
-        parent = self._parent
-        return self._context.swarm.awaited(self._recent_heads, parent.round, parent.tokens_total)
+        return self._context.swarm.awaited(self._recent_heads, self._parent.round, self._is_lost)
 
     def removed(self, _peer: PeerId, reason: str) -> None:
         """See `RoundHost`."""
@@ -181,6 +184,7 @@ class RoundOpener:
             host=NodeHost(
                 context,
                 self._heads.recent(),
+                self._heads.is_lost,
                 round_work.contribution,
                 round_work.machine_changed,
             ),

@@ -19,7 +19,8 @@ from gossamer.node.base.orders import Orders
 from gossamer.node.heads.fetcher import HeadFetcher
 from gossamer.node.heads.heads import Heads
 from gossamer.node.heads.prover import HeadProver
-from gossamer.node.modes.table import MODES
+from gossamer.node.heads.side_records import SideRecords
+from gossamer.node.modes.table import mode_for
 from gossamer.node.rounds.active_rounds import ActiveRounds
 from gossamer.node.rounds.context import NodeContext, Phases
 from gossamer.node.rounds.decisions import DecisionLog, goes_straight_on, is_too_early
@@ -62,14 +63,16 @@ class Participant:
         committed, swarm, chain_sync = context.committed, context.swarm, context.chain_sync
         metrics, work, trainer = context.metrics, context.work, context.trainer
         self._phases = Phases(self.progress, metrics, swarm, orders)
-        self._heads = Heads(committed, chain_sync, swarm, metrics)
+        self._heads = Heads(context.manifest, committed, chain_sync, swarm, metrics, self.progress)
+        side_records = SideRecords(committed, self._heads.members_at, self._heads.make_room)
+        chain_sync.admits_record = side_records.admits
         self._head_prover = HeadProver(committed, chain_sync, swarm, orders)
         self._head_fetcher = HeadFetcher(self._heads, chain_sync, swarm, orders)
         trainings = LocalTrainings(
             context.manifest, trainer, context.feed, work, self.progress, orders,
             context.run_in_thread,
         )  # fmt: skip
-        self._mode = MODES[context.manifest.sync](context.me, committed, trainings)
+        self._mode = mode_for(context.manifest)(context.me, committed, trainings)
         self._settlement = Settlement(committed, work, chain_sync, swarm, trainings)
         self._saver = WorkSaver(
             committed, work, trainer, self._mode, context.health, context.run_in_thread
@@ -87,7 +90,7 @@ class Participant:
             self._head_fetcher, has_bootstrap=has_bootstrap,
         )  # fmt: skip
         self.rounds = ActiveRounds(
-            context.manifest.run_id, committed, swarm, self._head_prover, orders
+            context.manifest.run_id, committed, swarm, self._head_prover, side_records, orders
         )
 
     # Orders

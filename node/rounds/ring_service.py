@@ -88,6 +88,7 @@ class RingReceiver:
     ) -> None:
         assert dispatcher.machine.ring is not None
         self.num_members = len(dispatcher.machine.ring.members)
+        self._roots = [ready.root for ready in dispatcher.machine.ring.ready]
         self._dispatcher = dispatcher
         self._ring_id = ring_id
         self._plan = plan
@@ -135,8 +136,8 @@ class RingReceiver:
             raise MalformedError(f"{len(payload)} bytes are no chunk of such members")
 
     def _checked(self, chunk: int, mask: int, payload: Payload) -> Digest:
-        """The digest of a payload that can be averaged; MalformedError for another."""
-        self._payloads.check(payload, self._plan.elements_of(chunk), mask)
+        """The digest of a payload that can be averaged; RemoteProtocolError for another."""
+        self._payloads.check(payload, self._plan.elements_of(chunk), mask, chunk, self._roots)
         return digest_of(payload)
 
 

@@ -24,6 +24,7 @@ from gossamer.node.rounds.decisions import (
 from gossamer.node.rounds.opening import OpenRound
 from gossamer.node.rounds.round_end import RoundEnd
 from gossamer.protocol.ids import Digest
+from gossamer.protocol.policy.head_choice import HeadWeight
 from gossamer.protocol.rounds.attempt import Committed
 
 LEAVE_SECONDS = 20.0
@@ -120,7 +121,9 @@ class Turn:
             overtaken = is_round_overtaken(
                 self._heads,
                 driver.ring_id,
-                driver.machine.attainable_tokens,
+                self._heads.attainable(
+                    driver.machine.attainable_members, driver.machine.attainable_tokens
+                ),
                 is_at_work=driver.machine.successor is not None,
             )
             decision = gives_up_round(
@@ -144,13 +147,13 @@ class Turn:
 
 
 def is_round_overtaken(
-    heads: Heads, ring_id: Digest | None, attainable_tokens: int, *, is_at_work: bool
+    heads: Heads, ring_id: Digest | None, attainable: HeadWeight, *, is_at_work: bool
 ) -> Decision:
     """Returns whether a better head makes the present round not worth waiting for.
 
     Args:
         ring_id: the ring that this node follows; None without one.
-        attainable_tokens: tokens of the chain if that ring commits with all present members.
+        attainable: weight of that ring's commit if all its members sign it.
         is_at_work: whether this node still passes chunks of that ring on.
     """
     better = heads.better()
@@ -158,7 +161,7 @@ def is_round_overtaken(
         return Decision(False, "no better head is known")
     return is_overtaken(
         better,
-        attainable_tokens,
+        attainable,
         trio.current_time(),
         is_on_mine=heads.is_on_mine(better.head),
         is_finishing=is_at_work and heads.is_by_way_of(ring_id, better.head),

@@ -9,6 +9,8 @@ import msgspec
 
 from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.protocol import limits
+from gossamer.protocol.codecs.payloads import payloads_of
+from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import DIGEST_BYTES, PeerId, peer_id_from_public_key
 from gossamer.protocol.manifest import (
@@ -19,6 +21,7 @@ from gossamer.protocol.manifest import (
     OuterConfig,
     RoundConfig,
     SyncMode,
+    Trust,
 )
 from gossamer.protocol.manifest_checks import problems_of
 from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
@@ -65,6 +68,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     seed: int
     sync: SyncMode
+    trust: Trust
     admission: Admission
     allowed: tuple[str, ...]
     """Peer ids, besides the founder's, that may join when `admission` is `allow`, and that may join
@@ -90,6 +94,7 @@ def draft_of_preset(preset: str = DEFAULT_PRESET, *, name: str = DEFAULT_RUN_NAM
         name=name,
         seed=DEFAULT_SEED,
         sync="diloco",
+        trust="members",
         admission="open",
         allowed=(),
         corpus=CorpusDraft(),
@@ -125,6 +130,7 @@ def manifest_of(
         genesis_digest=genesis_digest,
         admission=draft.admission,
         allowed=draft.allowed,
+        trust=draft.trust,
     )
 
 
@@ -177,6 +183,14 @@ def problems_of_draft(draft: Draft) -> list[str]:
                 f"outer.top_k is {draft.outer.top_k}; with a model of this size the parts of only "
                 f"{members_max} peers fit one message, and {DISTRO_MEMBERS_MIN} must fit"
             )
+    if draft.trust == "open" and draft.sync != "distro" and not found:
+        elements_max = open_chunk_elements_max(draft.sync, draft.outer)
+        if draft.outer.chunk_elements > elements_max:
+            found.append(
+                f'outer.chunk_elements is {draft.outer.chunk_elements}; with trust = "open" and '
+                f"these codec settings at most {elements_max}, so that the records of "
+                f"{limits.OPEN_MEMBERS_MIN} peers fit one message"
+            )
     if draft.corpus.max_bytes < 0:
         found.append(f"corpus.max_bytes is {draft.corpus.max_bytes}; allowed: 0 (all) or more")
     if not draft.corpus.text_field:
@@ -204,6 +218,14 @@ def _probe(draft: Draft) -> Manifest:
         data=data,
         genesis_digest=bytes(DIGEST_BYTES),
     )
+
+
+def open_chunk_elements_max(sync: SyncMode, outer: OuterConfig) -> int:
+    """Returns the most elements of a chunk with which a ring of signed records has room for enough
+    members."""
+    payloads = payloads_of(sync, outer, "open")
+    assert isinstance(payloads, RecordPayloads)
+    return payloads.elements_max(limits.OPEN_MEMBERS_MIN)
 
 
 def unknown_preset(preset: str) -> str:

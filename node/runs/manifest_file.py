@@ -22,6 +22,7 @@ from gossamer.node.runs.draft import (
     VOCABULARY_MAX,
     Draft,
     draft_of_preset,
+    open_chunk_elements_max,
     preset_names,
     problems_of_draft,
     unknown_preset,
@@ -212,7 +213,12 @@ class _Given:
         if "outer.chunk_elements" not in self._named and _is_sized(model):
             fragments = min(max(1, outer.fragments), model.num_layers)
             exchanged = model.num_parameters // fragments
-            outer = replace(outer, chunk_elements=default_chunk_elements(exchanged))
+            chunk_elements = default_chunk_elements(exchanged)
+            values = self._values[""]
+            sync = values.get("sync", base.sync)
+            if values.get("trust") == "open" and sync != "distro" and 1 <= outer.top_k <= 4096:
+                chunk_elements = min(chunk_elements, open_chunk_elements_max(sync, outer))
+            outer = replace(outer, chunk_elements=chunk_elements)
         return replace(
             base,
             **self._values[""],

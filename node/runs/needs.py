@@ -13,6 +13,8 @@ from gossamer.node.base.units import format_bytes
 from gossamer.node.peers.run_exchange import JoinError
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.planning import Line, plan_round
+from gossamer.node.telemetry.logs import printable
+from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.ids import short
 from gossamer.protocol.manifest import Manifest
 
@@ -36,7 +38,8 @@ MEMORY_SHARE_MAX = 0.7
 for what the owner does with the machine."""
 
 PEERS_SUPPOSED = 8
-"""Members for which the traffic of a round is told: it depends little on their number."""
+"""Members for which the traffic of a round is told. With sums it depends little on their number;
+with signed records it grows with it."""
 
 
 class TooLargeError(JoinError):
@@ -62,14 +65,25 @@ def needs_of(run: Manifest | Draft, *, trains_on_host: bool, cache_bytes: int) -
         cache_bytes: limit of the data cache.
     """
     parameters = run.model.num_parameters
+    records = _records_bytes(run)
     trainer = TRAINER_BYTES_PER_PARAMETER * parameters
     return Needs(
         memory=PROCESS_BYTES
         + DAEMON_BYTES_PER_PARAMETER * parameters
-        + (trainer if trains_on_host else 0),
+        + (trainer if trains_on_host else 0)
+        + records,
         device_memory=0 if trains_on_host else trainer,
-        disk=STATES_ON_DISK * STATE_BYTES_PER_PARAMETER * parameters + cache_bytes,
+        disk=STATES_ON_DISK * max(STATE_BYTES_PER_PARAMETER * parameters, records) + cache_bytes,
     )
+
+
+def _records_bytes(run: Manifest | Draft) -> int:
+    """Returns the size of a round's records, where members sign them."""
+    if run.trust != "open":
+        return 0
+    elements = run.outer.chunk_elements
+    part_bytes = payloads_of(run.sync, run.outer, run.trust).part_bytes(elements)
+    return PEERS_SUPPOSED * part_bytes * -(-run.model.num_parameters // elements)
 
 
 def require_memory(run: Manifest | Draft, needs: Needs, free_bytes: int) -> None:
@@ -92,9 +106,10 @@ def describe(manifest: Manifest, needs: Needs) -> list[str]:
     plan = plan_round(manifest, PEERS_SUPPOSED, Line(1.0, 1.0))
     own = f", and {format_bytes(device)} of the training device" if device else ""
     return [
-        f"run       {manifest.name} ({short(manifest.run_id)})",
+        f"run       {printable(manifest.name)} ({short(manifest.run_id)})",
         f"founder   {manifest.founder}",
-        f"model     {model.num_parameters:,} parameters; sync {manifest.sync}",
+        f"model     {model.num_parameters:,} parameters",
+        f"modes     sync {manifest.sync}, trust {manifest.trust}",
         f"memory    some {format_bytes(needs.memory)}{own}",
         f"disk      at most some {format_bytes(needs.disk)}",
         f"network   some {format_bytes(plan.sent_bytes)} up and down in each round",

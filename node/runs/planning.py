@@ -179,7 +179,7 @@ def plan_round(
         step_seconds = 2 * (peers - 1) * HOP_SECONDS + model.num_parameters * TAKE_SECONDS
         shared_steps_seconds = outer.inner_steps * step_seconds
     else:
-        payloads = payloads_of(draft.sync, outer)
+        payloads = payloads_of(draft.sync, outer, draft.trust)
     slower = min(line.up, line.down) * MEGA / BITS_PER_BYTE * LINE_SHARE
     payload_of, sent_of, averaging_of = [], [], []
     turns = SyncSets(model, outer, draft.sync).turns

@@ -26,7 +26,6 @@ from gossamer.protocol.state.chain import (
     decode_commit,
     decode_header,
     encode_commit,
-    is_heavier,
 )
 
 log = structlog.get_logger("chain")
@@ -41,6 +40,8 @@ class Entry:
     parent: Digest
     tokens_total: int
     state_digest: Digest
+    num_bytes: int = 0
+    """Length of the commit record."""
 
     def is_parent_of(self, header: Header) -> bool:
         """Returns whether a header follows this round and counts its tokens right."""
@@ -92,7 +93,8 @@ class ChainStore:
                 remove_quietly(path)  # half-written when the process died
             return
         try:
-            commit = decode_commit(_read(path))
+            record = _read(path)
+            commit = decode_commit(record)
             header = decode_header(commit.header)
         except (OSError, RemoteProtocolError) as error:
             log.warning(
@@ -101,15 +103,16 @@ class ChainStore:
                 error=str(error),
             )
             return
-        self._remember(digest_of(commit.header), header)
+        self._remember(digest_of(commit.header), header, len(record))
 
-    def _remember(self, head: Digest, header: Header) -> None:
+    def _remember(self, head: Digest, header: Header, num_bytes: int) -> None:
         self._entries[head] = Entry(
             head,
             header.round,
             Digest(header.parent),
             header.tokens_total,
             Digest(header.state_digest),
+            num_bytes,
         )
 
     def _file(self, entry: Entry) -> Path:
@@ -121,8 +124,8 @@ class ChainStore:
         with self._adding:
             if head not in self._entries:
                 # In this order: who finds the entry finds its record too.
-                self._unwritten[head] = encode_commit(commit)
-                self._remember(head, header)
+                self._unwritten[head] = record = encode_commit(commit)
+                self._remember(head, header, len(record))
             try:
                 self._write_all()
             except DiskError as error:
@@ -224,11 +227,21 @@ class ChainStore:
                 self._unwritten.pop(head, None)
                 remove_quietly(self._file(self._entries.pop(head)))
 
+    def bytes_beside(self, head: Digest) -> int:
+        """Bytes of the records that are not on the way to a known head."""
+        entries = self._entries.copy()  # at once, while another thread adds
+        path = self.path_between(self.genesis, head) or []
+        if len(path) + 1 == len(entries):
+            return 0
+        for each in path:
+            entries.pop(each, None)
+        return sum(entry.num_bytes for entry in entries.values())
+
     def __len__(self) -> int:
         return len(self._entries)
 
     def heads_by_weight(self) -> list[Digest]:
-        """Known heads whose chain is complete, the one that the head rule prefers first."""
+        """Known heads whose chain is complete, the one with the most tokens first."""
         leaves = [
             self._entries[head]
             for head in self.tips()
@@ -236,11 +249,6 @@ class ChainStore:
         ]
         leaves.sort(key=lambda entry: (-entry.tokens_total, entry.head))
         return [entry.head for entry in leaves] or [self.genesis]
-
-    def is_heavier(self, head: Digest, other: Digest) -> bool:
-        """The head rule between two known heads."""
-        a, b = self._entries[head], self._entries[other]
-        return is_heavier(a.tokens_total, a.head, b.tokens_total, b.head)
 
     def records_after(self, head: Digest, after_round: int) -> list[bytes]:
         """Encoded commit records on the way to `head` after a round, at most one reply's worth."""

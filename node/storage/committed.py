@@ -38,10 +38,11 @@ from gossamer.node.storage.state_blocks import (
 )
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans
-from gossamer.protocol.codecs.payloads import SetPayloads, SignPayloads, SumPayloads
+from gossamer.protocol.codecs.payloads import AveragedPayloads, SignPayloads
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, digest_of, short
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.rounds.commit_proof import RingRules, check_contributors, open_ring
 from gossamer.protocol.rounds.proposal import Parent, Proposal
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.state.chain import ChunkAverage, Commit, Header, Member, UpdateIndex
@@ -116,8 +117,14 @@ class CommittedState:
         return self._next.sync_sets
 
     @property
-    def payloads(self) -> SumPayloads | SetPayloads | SignPayloads:
+    def payloads(self) -> AveragedPayloads | SignPayloads:
         return self._next.payloads
+
+    @property
+    def ring_rules(self) -> RingRules:
+        """The values that the manifest demands of every roster."""
+        payloads, chunk_elements = self.payloads, self._manifest.outer.chunk_elements
+        return RingRules(payloads.name, chunk_elements, payloads.members_max(chunk_elements))
 
     @property
     def shared_parameters(self) -> SharedParameters | None:
@@ -350,6 +357,9 @@ class CommittedState:
             averages = self.blocks.read_update(header, update)
             masks = [average.mask() for average in update.averages]
             try:
+                # The signatures were checked when the record was taken.
+                ring = open_ring(commit, self._manifest.run_id, lambda *_: True, self.ring_rules)
+                check_contributors(header, ring, masks)
                 state_digest = self._compute(averages, masks, header.members)
             except RemoteProtocolError as error:
                 raise CannotRebuildError(f"round {header.round}: {error}") from error

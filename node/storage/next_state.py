@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gossamer.node.storage.shared_parameters import SharedParameters, sign_payloads
-from gossamer.protocol.codecs.payloads import SetPayloads, SignPayloads, SumPayloads, payloads_of
+from gossamer.protocol.codecs.payloads import AveragedPayloads, SignPayloads, payloads_of
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.rounds.ring import Payload
@@ -44,13 +44,13 @@ class NextState:
         """
         self._manifest, self._plan = manifest, plan
         self.sync_sets = SyncSets(manifest.model, manifest.outer, manifest.sync)
-        self.payloads: SumPayloads | SetPayloads | SignPayloads
+        self.payloads: AveragedPayloads | SignPayloads
         self.shared_parameters: SharedParameters | None = None
         if manifest.sync == "distro":
             self.payloads = sign_payloads(manifest.model, manifest.outer)
             self.shared_parameters = SharedParameters(manifest, self.payloads, base)
         else:
-            self.payloads = payloads_of(manifest.sync, manifest.outer)
+            self.payloads = payloads_of(manifest.sync, manifest.outer, manifest.trust)
         self.vectors = StateVectors(np.empty_like(base), np.empty_like(base))
         """The vectors of the next state; without an index they hold nothing that means
         something."""

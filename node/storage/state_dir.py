@@ -3,6 +3,8 @@
     identity.key       Ed25519 key, 0600                     (`identity`)
     lock               flock while a daemon runs; its pid is inside
     api                HOST:PORT of the running daemon's HTTP endpoint
+    token              secret that orders to the running daemon need, 0600
+    seeds              addresses of peers that the owner gave, newest first
     manifest.msgpack   the `SignedManifest` of the run
     peers.msgpack      addresses of peers seen, newest first
     head               the newest committed header
@@ -19,12 +21,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from gossamer.node.base.address_text import parse_link
 from gossamer.node.base.disk_health import (
     TEMPORARY_SUFFIX,
     DiskError,
@@ -49,6 +53,14 @@ _KNOWN_PEERS_BYTES_MAX = (
 # Signature and msgpack envelope around the manifest's bytes.
 _SIGNED_MANIFEST_BYTES_MAX = limits.MANIFEST_BYTES_MAX + 1024
 _SMALL_FILE_BYTES_MAX = 256
+
+TOKEN_BYTES = 32
+"""Random bytes of the secret for orders: nobody guesses it."""
+
+SEEDS_MAX = 64
+"""Addresses of the owner that are kept: the links of several joins."""
+
+_SEEDS_BYTES_MAX = SEEDS_MAX * (limits.ADDRESS_CHARACTERS_MAX + 1)
 
 
 class StateDirError(Exception):
@@ -82,7 +94,9 @@ class StateDir:
         self.identity_path = root / "identity.key"
         self.lock_path = root / "lock"
         self.api_path = root / "api"
+        self.token_path = root / "token"
         self.port_path = root / "port"
+        self.seeds_path = root / "seeds"
         self.manifest_path = root / "manifest.msgpack"
         self.known_peers_path = root / "peers.msgpack"
         self.head_path = root / "head"
@@ -132,6 +146,7 @@ class StateDir:
             finally:
                 self._lock_descriptor = None
                 remove_quietly(self.api_path)
+                remove_quietly(self.token_path)
                 # Emptied, not removed: a file that a waiting process has open must stay the lock.
                 with contextlib.suppress(OSError):
                     os.ftruncate(descriptor, 0)
@@ -157,6 +172,7 @@ class StateDir:
 
     def _remove_leftovers(self) -> None:
         self.api_path.unlink(missing_ok=True)
+        self.token_path.unlink(missing_ok=True)
         for leftover in self.root.glob(f".*{TEMPORARY_SUFFIX}"):
             leftover.unlink(missing_ok=True)
 
@@ -224,6 +240,33 @@ class StateDir:
             raise StateDirError(f"{self.api_path} cannot be read: {error}") from error
         return None if data is None else data.decode("utf-8", errors="replace").strip()
 
+    def new_token(self) -> str:
+        """Makes the secret that orders to this daemon need, and leaves it for the commands of the
+        same user (0600). Each start has another one. DiskError."""
+        token = secrets.token_hex(TOKEN_BYTES)
+        write_atomically(self.token_path, f"{token}\n".encode(), mode=0o600)
+        return token
+
+    def read_token(self) -> str:
+        """The secret of the daemon that runs here.
+
+        Raises:
+            StateDirError: this user may not read it, or there is none.
+        """
+        try:
+            data = _read_bounded(self.token_path, _SMALL_FILE_BYTES_MAX)
+        except (OSError, OversizedError) as error:
+            raise StateDirError(
+                f"{self.token_path} cannot be read: {error}. Orders are for the user who runs the "
+                "node"
+            ) from error
+        if data is None:
+            raise StateDirError(
+                f"{self.token_path} is missing, and orders need it: the node is just starting, or "
+                "an older version of Gossamer runs. Try again, or end the node with a signal"
+            )
+        return data.decode("ascii", errors="replace").strip()
+
     def write_port(self, port: int) -> None:
         """Keeps the port that others reach this node by. DiskError."""
         if port != self.read_port():
@@ -237,6 +280,27 @@ class StateDir:
             return 0  # the kernel chooses again
         text = (data or b"").strip()
         return int(text) if text.isdigit() and int(text) < 65_536 else 0
+
+    def write_seeds(self, addresses: Sequence[str]) -> None:
+        """Keeps the addresses that the owner gave: they are dialled whatever they are, also in
+        later lives. The newest `SEEDS_MAX` stay. DiskError."""
+        before = self.read_seeds()
+        after = tuple(dict.fromkeys((*addresses, *before)))[:SEEDS_MAX]
+        if after != before:
+            write_atomically(self.seeds_path, "".join(f"{each}\n" for each in after).encode())
+
+    def read_seeds(self) -> tuple[str, ...]:
+        """The addresses that the owner gave, the newest first. Lines that are none are left
+        out."""
+        try:
+            data = _read_bounded(self.seeds_path, _SEEDS_BYTES_MAX)
+        except (OSError, OversizedError):
+            return ()  # they have to be typed again
+        found = []
+        for line in (data or b"").decode("utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(parse_link(line).address)
+        return tuple(found[:SEEDS_MAX])
 
     def known_peers(self) -> KnownPeers:
         return KnownPeers(self.known_peers_path)

@@ -104,6 +104,21 @@ def printable(text: str) -> str:
     )
 
 
+def printable_json(text: str) -> str:
+    """Returns a JSON text whose strings hold no character that moves a cursor or turns the order of
+    others around: each is written as its escape, so the value stays the same.
+
+    Encoders escape the first 32 control characters alone. Those of ISO 6429 beyond them, and those
+    that turn the direction of text, would reach the terminal as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
+        for character in text
+    )
+
+
 def _add_time(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     event["time"] = time.time()
     return event
@@ -130,7 +145,7 @@ def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
         **_with_hex(event),
     }
     try:
-        return msgspec.json.encode(ordered, enc_hook=str).decode()
+        return printable_json(msgspec.json.encode(ordered, enc_hook=str).decode())
     except UnicodeEncodeError:  # a file name that is not UTF-8
         return json.dumps(ordered, default=str)
 

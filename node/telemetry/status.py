@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from gossamer.node.telemetry.logs import printable_json
 from gossamer.protocol.wire.statements import Capacity, Phase
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -201,8 +202,9 @@ _decoder = msgspec.json.Decoder(Status)
 
 
 def encode_status(status: Status) -> bytes:
-    """Encodes a status as JSON. Numbers that are not finite become null."""
-    return _encoder.encode(status)
+    """Encodes a status as JSON. Numbers that are not finite become null. Characters of peers' texts
+    that a terminal would obey are escaped."""
+    return printable_json(_encoder.encode(status).decode()).encode()
 
 
 def decode_status(data: bytes) -> Status:

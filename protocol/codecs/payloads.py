@@ -4,22 +4,25 @@ A *sum* (`sync = "diloco"`) is the weighted sum of its members' parts, and each 
 anew. Its average is the weighted mean, encoded once. A *set* is a list of the members'
 contributions, which no other member changes (`contributions`). Its average is the same list, and
 every peer reduces it: to a mean (`sync = "sparse"`) or to a shared step (`sync = "distro"`), in
-which a late member has no part. The rules of the ring are the same for all of them.
+which a late member has no part. With `trust = "open"` both `diloco` and `sparse` move sets of
+signed records (`record_payloads`). The rules of the ring are the same for all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
 from gossamer.protocol.codecs.contributions import RECORD_PREFIX_BYTES, reduce, split
+from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.sparse_codec import DEFAULT_K, SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec, codec
 from gossamer.protocol.errors import MalformedError
-from gossamer.protocol.manifest import OuterConfig, SyncMode
+from gossamer.protocol.manifest import OuterConfig, SyncMode, Trust
+from gossamer.protocol.token_caps import capped_tokens
 
 SPARSE = "sparse"
 DISTRO = "distro"
@@ -36,6 +39,11 @@ class Payloads(Protocol):
     def are_steps(self) -> bool:
         """Returns whether each chunk waits for the one before it."""
 
+    @property
+    def are_signed(self) -> bool:
+        """Returns whether a payload can be checked against what its members have signed: then it
+        is, whenever it comes."""
+
     def part_bytes(self, num_elements: int) -> int:
         """Size of one member's part of a chunk."""
 
@@ -48,11 +56,23 @@ class Payloads(Protocol):
     def members_max(self, num_elements: int) -> int:
         """Most members of a ring with chunks of this size: a chunk has to fit one block."""
 
-    def check(self, payload: Buffer, num_elements: int, mask: int) -> None:
+    def check(
+        self,
+        payload: Buffer,
+        num_elements: int,
+        mask: int,
+        chunk: int = 0,
+        roots: Sequence[bytes] = (),
+    ) -> None:
         """Checks a payload.
 
+        Args:
+            chunk: its number.
+            roots: that the ring's members have signed, by ring position; only signed payloads are
+                compared with them.
+
         Raises:
-            MalformedError: the payload is not a chunk of these members.
+            RemoteProtocolError: the payload is not a chunk of these members.
         """
 
     def contributors(self, payload: Buffer, mask: int) -> int:
@@ -63,6 +83,7 @@ class SumPayloads:
     """Sums in the encoding of a dense codec."""
 
     are_steps = False
+    are_signed = False
 
     def __init__(self, coder: TensorCodec) -> None:
         self.coder = coder
@@ -83,7 +104,14 @@ class SumPayloads:
     def members_max(self, num_elements: int) -> int:
         return limits.RING_MEMBERS_MAX
 
-    def check(self, payload: Buffer, num_elements: int, mask: int) -> None:
+    def check(
+        self,
+        payload: Buffer,
+        num_elements: int,
+        mask: int,
+        chunk: int = 0,
+        roots: Sequence[bytes] = (),
+    ) -> None:
         self.coder.decode(payload, num_elements)
 
     def contributors(self, payload: Buffer, mask: int) -> int:
@@ -108,6 +136,7 @@ class SetPayloads:
 
     name = SPARSE
     are_steps = False
+    are_signed = False
 
     def __init__(self, coder: SparseCodec) -> None:
         self.coder = coder
@@ -124,7 +153,14 @@ class SetPayloads:
     def members_max(self, num_elements: int) -> int:
         return _members_of_set(self.part_bytes(num_elements))
 
-    def check(self, payload: Buffer, num_elements: int, mask: int) -> None:
+    def check(
+        self,
+        payload: Buffer,
+        num_elements: int,
+        mask: int,
+        chunk: int = 0,
+        roots: Sequence[bytes] = (),
+    ) -> None:
         for record in split(payload, mask, self.coder.encoded_bytes(num_elements)):
             self.coder.decode(record.block, num_elements)
 
@@ -138,8 +174,9 @@ class SetPayloads:
         records = split(payload, mask, self.coder.encoded_bytes(num_elements))
         if records and records[-1].position >= len(tokens):
             raise MalformedError("a contribution of a peer that is not in the ring")
+        capped = capped_tokens(tokens)
         # A member whose header has no tokens for it is in too few chunks to count for one.
-        weights = {record.position: max(1, tokens[record.position]) for record in records}
+        weights = {record.position: max(1, capped[record.position]) for record in records}
         return reduce(records, weights, num_elements, self.coder.decode).average
 
 
@@ -148,6 +185,7 @@ class SignPayloads:
 
     name = DISTRO
     are_steps = True
+    are_signed = False
 
     def __init__(self, coder: SignCodec) -> None:
         self.coder = coder
@@ -168,7 +206,14 @@ class SignPayloads:
     def members_max(self, num_elements: int) -> int:
         return _members_of_set(self.part_bytes(num_elements))
 
-    def check(self, payload: Buffer, num_elements: int, mask: int) -> None:
+    def check(
+        self,
+        payload: Buffer,
+        num_elements: int,
+        mask: int,
+        chunk: int = 0,
+        roots: Sequence[bytes] = (),
+    ) -> None:
         self.updates(payload, mask)
 
     def contributors(self, payload: Buffer, mask: int | None) -> int:
@@ -195,12 +240,18 @@ def _members_of_set(part_bytes: int) -> int:
     return min(limits.RING_MEMBERS_MAX, limits.BLOCK_BYTES_MAX // part_bytes)
 
 
-def payloads_named(name: str, top_k: int = DEFAULT_K) -> SumPayloads | SetPayloads:
+AveragedPayloads: TypeAlias = SumPayloads | SetPayloads | RecordPayloads
+"""The kinds whose averages are vectors."""
+
+
+def payloads_named(name: str, top_k: int = DEFAULT_K, trust: Trust = "members") -> AveragedPayloads:
     """The kind of that name. VersionError if this version does not know it."""
+    if trust == "open":
+        return RecordPayloads(name, SparseCodec(top_k) if name == SPARSE else codec(name))
     return SetPayloads(SparseCodec(top_k)) if name == SPARSE else SumPayloads(codec(name))
 
 
-def payloads_of(sync: SyncMode, outer: OuterConfig) -> SumPayloads | SetPayloads:
+def payloads_of(sync: SyncMode, outer: OuterConfig, trust: Trust) -> AveragedPayloads:
     """The kind that a run of averages uses. VersionError for a codec that this version does not
     know."""
-    return payloads_named(SPARSE if sync == "sparse" else outer.codec, outer.top_k)
+    return payloads_named(SPARSE if sync == "sparse" else outer.codec, outer.top_k, trust)

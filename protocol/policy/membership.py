@@ -19,7 +19,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -55,7 +55,7 @@ def awaited(
     living: Mapping[PeerId, Announce],
     chain: Sequence[Digest],
     round_number: int,
-    tokens_total: int,
+    is_lost: Callable[[Announce], bool],
 ) -> Awaited:
     """The peers for which a round waits, no longer than its gathering lasts.
 
@@ -66,14 +66,14 @@ def awaited(
     If these are no more than half of the peers that took part lately, the round waits for the
     trailing peers as well. Otherwise a few peers with short rounds would run away from the many
     that fetch each round from them, over the lines of those few, and their work would be lost with
-    them. The round also waits for peers on another branch with fewer tokens: they are about to come
-    over. Their own word suffices, as it does for the others: a lie costs one gathering and no more.
+    them. The round also waits for peers on another branch that loses: they are about to come over.
+    Their own word suffices, as it does for the others: a lie costs one gathering and no more.
 
     Args:
         living: the newest announcement of each other living peer.
         chain: the round's parent and the heads before it, newest first, `TRAILING_ROUNDS` of them.
         round_number: of the parent.
-        tokens_total: of the parent's chain.
+        is_lost: whether a head that a peer announces loses to the parent.
     """
     near = set(chain[: NEAR_ROUNDS + 1])
     recent = set(chain[: TRAILING_ROUNDS + 1])
@@ -83,7 +83,7 @@ def awaited(
             at_work.append(peer)
         elif announce.phase in ("training", "averaging", "syncing"):
             is_close = abs(round_number - announce.round) <= TRAILING_ROUNDS
-            if announce.head in recent or (is_close and announce.tokens_total < tokens_total):
+            if announce.head in recent or (is_close and is_lost(announce)):
                 trailing.append(peer)
     return Awaited(at_work, [] if 1 + len(at_work) > len(trailing) else trailing)
 

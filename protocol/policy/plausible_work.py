@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import ImplausibleError
+from gossamer.protocol.errors import ImplausibleError, MalformedError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state.chain import Header
@@ -39,20 +39,22 @@ class WorkBounds:
         # This round, the carried rounds, and the round in which these go stale.
         self.tokens_max = REPEATS * round_tokens * (manifest.stale_rounds + 2)
         """Most tokens of one peer in one round."""
+        self._has_roots = manifest.trust == "open"
         self.span_tokens_max = 2 * self.tokens_max + limits.SPANS_MAX * (context + 1)
         """Most tokens of data that one peer consumes in one round: a sequence has one token more
         than it has targets."""
 
     def check_statement(self, statement: Statement, run_id: Digest) -> None:
-        """Raises ImplausibleError for a `Ready`, alone or in a roster, that cannot be true."""
+        """Raises ImplausibleError for a `Ready`, alone or in a roster, that cannot be true, and
+        MalformedError for one with or without a root against the manifest."""
         if isinstance(statement, Ready):
-            self._check(statement.tokens, statement.spans)
+            self._check_ready(statement)
         elif isinstance(statement, Roster):
             for member in statement.members:
                 # The signatures are checked where the roster is opened for good.
                 ready = open_signed(member, run_id, lambda *_: True)
                 if isinstance(ready, Ready):
-                    self._check(ready.tokens, ready.spans)
+                    self._check_ready(ready)
 
     def check_header(self, header: Header) -> None:
         """Raises ImplausibleError for a header that takes more than its members can have done."""
@@ -61,6 +63,12 @@ class WorkBounds:
         consumed = sum(span.stop - span.start for span in header.spans)
         if consumed > len(header.members) * self.span_tokens_max:
             raise ImplausibleError(f"header that consumes {consumed} tokens of data")
+
+    def _check_ready(self, ready: Ready) -> None:
+        if bool(ready.root) != self._has_roots:
+            what = "with" if ready.root else "without"
+            raise MalformedError(f"a Ready {what} a root over its records")
+        self._check(ready.tokens, ready.spans)
 
     def _check(self, tokens: int, spans: Iterable[Span]) -> None:
         if tokens > self.tokens_max:

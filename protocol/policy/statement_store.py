@@ -45,6 +45,13 @@ AUTHOR_BYTES_MAX = 1 * limits.MIB
 STATEMENT_STORE_BYTES_MAX = 64 * limits.MIB
 """Bytes of all authors, so that many bad peers cannot take the node's memory."""
 
+STRANGER_BYTES_MAX = 256 * limits.KIB
+"""Bytes of one author without standing: the largest roster, or a few of a usual ring."""
+
+STRANGERS_BYTES_MAX = 16 * limits.MIB
+"""Bytes of all authors without standing. A thousand newcomers need some 4 MiB for what they say of
+one round."""
+
 _OVERHEAD_BYTES = 200
 """Author, signature and the reply's msgpack, for every statement."""
 
@@ -58,12 +65,19 @@ class _Entry(NamedTuple):
 class StatementStore:
     """Newest statement by key. Insertion order is kept, so that replies are deterministic."""
 
-    def __init__(self, near: Callable[[], Collection[str]] | None = None) -> None:
+    def __init__(
+        self,
+        near: Callable[[], Collection[str]] | None = None,
+        has_standing: Callable[[str], bool] = lambda _author: True,
+    ) -> None:
         """
         Args:
             near: authors that are connected here; None: all. Other authors make room for them.
+            has_standing: whether an author has taken part in the newest rounds. Others have less
+                room, each and together.
         """
         self._near = near
+        self.has_standing = has_standing
         self._digests: set[Digest] = set()
         self._entries: dict[tuple[str, ...], _Entry] = {}
         self._old: set[tuple[str, ...]] = set()
@@ -146,24 +160,37 @@ class StatementStore:
         author = entry.signed.author
         num_more = 0 if replaced is not None else 1
         more_bytes = entry.num_bytes - (replaced.num_bytes if replaced is not None else 0)
+        bytes_max = AUTHOR_BYTES_MAX if self.has_standing(author) else STRANGER_BYTES_MAX
         return (
             entry.num_bytes <= STATEMENT_BYTES_MAX
             and self._count_of[author] + num_more <= AUTHOR_STATEMENTS_MAX
-            and self._bytes_of[author] + more_bytes <= AUTHOR_BYTES_MAX
+            and self._bytes_of[author] + more_bytes <= bytes_max
         )
 
     def _has_room(self, entry: _Entry) -> bool:
         return (
             len(self._entries) < STATEMENTS_MAX
             and self._num_bytes + entry.num_bytes <= STATEMENT_STORE_BYTES_MAX
+            and not self._is_beyond_strangers_share(entry)
         )
+
+    def _is_beyond_strangers_share(self, entry: _Entry) -> bool:
+        """Returns whether a statement is a stranger's and strangers have no room for it."""
+        if self._num_bytes + entry.num_bytes <= STRANGERS_BYTES_MAX:
+            return False
+        if self.has_standing(entry.signed.author):
+            return False
+        strangers = (author for author in self._bytes_of if not self.has_standing(author))
+        of_strangers = sum(self._bytes_of[author] for author in strangers)
+        return of_strangers + entry.num_bytes > STRANGERS_BYTES_MAX
 
     def _victim_of(self, entry: _Entry) -> tuple[str, ...] | None:
         """Key of the statement that makes room in a full store; None: the new one has to wait.
 
         Far authors make room for near ones. Otherwise the author with the most statements does, if
         it has more than the author of the new one would have. So no number of authors can keep a
-        few from being heard.
+        few from being heard. A stranger makes no other author give way than strangers, while it is
+        the strangers' room that is full.
         """
         near = None if self._near is None else self._near()
 
@@ -173,6 +200,8 @@ class StatementStore:
             return (is_far, max(count / STATEMENTS_MAX, size / STATEMENT_STORE_BYTES_MAX))
 
         authors = sorted({old.signed.author for old in self._entries.values()})
+        if self._is_beyond_strangers_share(entry):
+            authors = [author for author in authors if not self.has_standing(author)]
         heaviest = max(authors, key=weight)
         if weight(heaviest) <= weight(entry.signed.author, 1, entry.num_bytes):
             return None

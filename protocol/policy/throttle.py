@@ -38,6 +38,15 @@ class Throttle:
         self._tokens -= amount
         return True
 
+    def holds(self, now: float, amount: float = 1.0) -> bool:
+        """Returns whether `try_take` would take `amount`."""
+        self._fill(now)
+        return self._tokens >= amount
+
+    def give_back(self, amount: float = 1.0) -> None:
+        """Puts back what was taken for nothing; the bucket holds no more than its burst."""
+        self._tokens = min(self._rate.burst, self._tokens + amount)
+
     def is_full(self, now: float) -> bool:
         """Returns whether the bucket is full, so that it need not be kept."""
         self._fill(now)

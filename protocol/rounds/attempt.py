@@ -157,7 +157,7 @@ class Attempt:
         self.reduce = reduce
         self.link_rate = link_rate
         self.accusations = Accusations(ring.members, self._me)
-        self._commitment = Commitment(ring.ring_id, ring.members, self._me)
+        self._commitment = Commitment(ring, self._me)
         self._generation = 0
         self._computed_averages: list[Average] = []
         self._proposal: Proposal | None = None

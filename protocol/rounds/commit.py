@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.states import COMMIT, CommitState
 from gossamer.protocol.state.chain import Commit, quorum_reached
 from gossamer.protocol.wire.statements import Signed, Vote
@@ -49,10 +50,11 @@ class _Heard:
 class Commitment:
     """One member's view of the votes of one ring. Events carry the local clock in seconds."""
 
-    def __init__(self, ring_id: Digest, members: Sequence[PeerId], me: PeerId) -> None:
-        self._ring_id = ring_id
+    def __init__(self, ring: Ring, me: PeerId) -> None:
+        self._ring_id = ring.ring_id
+        self._roster = ring.envelope
         self.state: CommitState = COMMIT.initial
-        self._members = tuple(members)
+        self._members = ring.members
         self._me = me
         self._votes: dict[PeerId, _Heard] = {}
         self._sequence = 0
@@ -107,7 +109,8 @@ class Commitment:
             return None
         if self.state != "decided":
             self.state = COMMIT.after(self.state, "quorum")
-        return Commit(self._header, tuple(heard.signed for heard in mine.values()))
+        votes = tuple(heard.signed for heard in mine.values())
+        return Commit(self._header, self._roster, votes)
 
     def has_my_header(self, peer: PeerId) -> bool:
         """Returns whether a member's newest vote is for this peer's header: then the member has all

@@ -26,10 +26,13 @@ from gossamer.protocol.codecs.chunk_values import (
     magnitude_of,
 )
 from gossamer.protocol.codecs.contributions import add_record
-from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads
+from gossamer.protocol.codecs.payloads import AveragedPayloads, SetPayloads
+from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec
+from gossamer.protocol.rounds.record_part import ring_of_records
 from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.token_caps import capped_tokens
 
 _ERROR_SHARE = 0.5
 """Lower bound on the share by which a rounding error is divided, as a part of the mean share. An
@@ -62,7 +65,8 @@ class SumPart:
     """A member's part of a dense ring.
 
     A chunk on its way is the sum of w_i * delta_i over its contributors, with w_i the share of a
-    member in the ring's tokens. The average is that sum divided by the sum of their w_i.
+    member in the ring's capped tokens (`token_caps`). The average is that sum divided by the sum of
+    their w_i.
     """
 
     def __init__(
@@ -80,8 +84,8 @@ class SumPart:
             position: this member's.
         """
         self._pending, self._plan, self._codec = pending, plan, coder
-        self._tokens = tuple(tokens)
-        self._weight = np.float32(tokens[position] / sum(tokens))
+        self._weights = capped_tokens(tokens)
+        self._weight = np.float32(self._weights[position] / sum(self._weights))
         self._error_weight = max(self._weight, np.float32(_ERROR_SHARE / len(tokens)))
         # Errors of the newest sum and of the newest average. After a fault a chunk may come round
         # again, and the errors of its earlier sum do not count then.
@@ -99,8 +103,8 @@ class SumPart:
     def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
         """See `RingPart`: the encoded average."""
         # Exactly one when all members contribute: a division by almost one would round all values.
-        present = sum(tokens for i, tokens in enumerate(self._tokens) if mask >> i & 1)
-        divisor = np.float32(present / sum(self._tokens))
+        present = sum(weight for i, weight in enumerate(self._weights) if mask >> i & 1)
+        divisor = np.float32(present / sum(self._weights))
         values = self._codec.decode(payload, self._plan.elements_of(chunk)) / divisor
         # An error of the average belongs to the whole ring. As part of this member's next delta it
         # weighs w, so it has to be 1 / w times as large.
@@ -173,10 +177,10 @@ def ring_average(
     pendings: Sequence[Float32Array],
     tokens: Sequence[int],
     plan: ChunkPlan,
-    payloads: SumPayloads | SetPayloads,
+    payloads: AveragedPayloads,
     error_decay: float = 1.0,
 ) -> Float32Array:
-    """The average of the members' work, weighted with their tokens, as all members decode it.
+    """The average of the members' work, as all members decode it, weighted with capped tokens.
 
     The ring of a round without faults: chunk c begins with member c mod N and walks once round, and
     the last member finishes it. So the same additions are done in the same order as between peers.
@@ -187,6 +191,8 @@ def ring_average(
         tokens: of each member.
         error_decay: of sparse parts, see `SetPart`.
     """
+    if isinstance(payloads, RecordPayloads):
+        return ring_of_records(pendings, tokens, plan, payloads, error_decay)
     parts: list[RingPart] = [
         SetPart(pending, plan, payloads.coder, position, error_decay)
         if isinstance(payloads, SetPayloads)

@@ -150,6 +150,8 @@ class Ring:
     roster: Roster
     members: tuple[PeerId, ...]
     ready: tuple[Ready, ...]
+    envelope: Signed
+    """The roster as its organiser signed it, for the commit record."""
 
     @property
     def weights(self) -> dict[PeerId, int]:
@@ -201,6 +203,7 @@ def open_roster(
         roster,
         tuple(members),
         tuple(readies),
+        signed,
     )
 
 

@@ -163,14 +163,25 @@ class RoundView:
     def attainable_tokens(self) -> int:
         """Tokens of the chain if the followed ring commits with all its living members.
 
-        Another ring may commit a head on the same parent. This peer leaves its own ring for that
-        head only if the head has more tokens than this. Otherwise the commit of a single peer would
-        stop a ring of many members. Without a ring: the parent's tokens.
+        Without a ring: the parent's tokens.
         """
         attempt = self._attempt
         if attempt is None or attempt.is_out or self.state == "gathering":
             return self._parent.tokens_total
         return attempt.attainable_tokens
+
+    @property
+    def attainable_members(self) -> tuple[PeerId, ...]:
+        """Members that will sign the round if the followed ring commits with all living ones.
+
+        Another ring may commit a head on the same parent. This peer leaves its own ring for that
+        head only if the head weighs more than these members and `attainable_tokens`. Otherwise the
+        commit of a single peer would stop a ring of many members. Empty without a ring.
+        """
+        attempt = self._attempt
+        if attempt is None or attempt.is_out or self.state == "gathering":
+            return ()
+        return tuple(peer for peer in attempt.ring.members if peer not in attempt.removed)
 
     def average_of(self, ring_id: Digest, chunk: int) -> Payload | None:
         """The best average of a chunk so far; None: there is none, or the ring is not followed."""

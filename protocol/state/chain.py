@@ -1,4 +1,4 @@
-"""The chain of committed rounds, and the rule that picks one head among several.
+"""The chain of committed rounds: headers, and the records that commit them.
 
 Rules
 -----
@@ -6,9 +6,8 @@ Rules
   parent of the first header is the run id.
 - A header is *committed* when enough members of its ring signed votes for it (`quorum_reached`):
   more than half of the members that no signer counts as out of the ring.
-- Among committed heads the one with the most contributed tokens in its chain wins, then the lowest
-  digest (`is_heavier`). Every peer applies this rule to all heads that it knows, so a swarm that
-  was split joins again without a coordinator.
+- Of several committed heads every peer chooses by the same rule (`policy.head_choice`), so a swarm
+  that was split joins again without a coordinator.
 - The tokens of a member count in proportion to the chunks whose average contains it. Its spans of
   data count if it is in at least half of the chunks.
 """
@@ -20,17 +19,9 @@ from collections.abc import Sequence
 import msgspec
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
+from gossamer.protocol.errors import MalformedError, OversizedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of, public_key_of
-from gossamer.protocol.wire.statements import (
-    Signed,
-    Span,
-    Verify,
-    Vote,
-    check_norm,
-    check_spans,
-    open_signed,
-)
+from gossamer.protocol.wire.statements import Signed, Span, Vote, check_norm, check_spans
 
 
 class ChunkAverage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -95,10 +86,13 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A header with the votes that make it binding."""
+    """A header with the statements that prove it (`rounds.commit_proof`)."""
 
     header: bytes
+    roster: Signed
+    """The roster of the header's ring, with the signed `Ready` of every member."""
     votes: tuple[Signed, ...]
+    """The votes that make the header binding."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -235,32 +229,21 @@ def quorum_reached(members: Sequence[str], votes: dict[str, Vote]) -> bool:
     return 2 * len(signers) > len(living)
 
 
-def open_commit(commit: Commit, run_id: Digest, verify: Verify) -> Header:
-    """The header of a commit record, with its values, its votes and the quorum checked.
+def credits_of(header: Header) -> dict[PeerId, int]:
+    """The members of which a round took tokens, each with these."""
+    return {PeerId(member.peer_id): member.tokens for member in header.members if member.tokens}
+
+
+def signers_of(commit: Commit) -> frozenset[PeerId]:
+    """The members that signed a round and of which it took tokens, as far as this record tells.
+
+    Records of one round may hold different votes: enough of them, whichever came first.
 
     Raises:
-        MalformedError: not a header of this run.
-        ForgedError: votes that are forged, for something else, or too few.
+        MalformedError: the record has no header.
     """
-    header = decode_header(commit.header)
-    if header.run_id != run_id:
-        raise MalformedError("header of another run")
-    if len(commit.votes) > len(header.members):
-        raise MalformedError("commit record with more votes than members")
-    head = digest_of(commit.header)
-    votes: dict[str, Vote] = {}
-    for signed in commit.votes:
-        vote = open_signed(signed, run_id, verify)
-        if (
-            not isinstance(vote, Vote)
-            or vote.header_digest != head
-            or vote.ring_id != header.ring_id
-        ):
-            raise ForgedError("commit record with a vote for something else")
-        votes[signed.author] = vote
-    if not quorum_reached([member.peer_id for member in header.members], votes):
-        raise ForgedError(f"header of round {header.round} without the votes of its members")
-    return header
+    credits = credits_of(decode_header(commit.header))
+    return frozenset(PeerId(vote.author) for vote in commit.votes).intersection(credits)
 
 
 def check_follows(header: Header, parent_head: bytes, round_number: int, tokens_total: int) -> None:
@@ -275,15 +258,6 @@ def check_follows(header: Header, parent_head: bytes, round_number: int, tokens_
         raise MalformedError(f"header of round {header.round} after round {round_number}")
     if header.tokens_total != tokens_total + header.tokens:
         raise MalformedError("header whose total is not its parent's and its own tokens")
-
-
-def is_heavier(
-    tokens_a: int, head_a: Digest | bytes, tokens_b: int, head_b: Digest | bytes
-) -> bool:
-    """The head rule: whether head a wins over head b."""
-    if tokens_a != tokens_b:
-        return tokens_a > tokens_b
-    return head_a < head_b
 
 
 def tokens_taken(tokens: int, num_chunks_in: int, num_chunks: int) -> int:

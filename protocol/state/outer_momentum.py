@@ -24,8 +24,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
+from gossamer.protocol.codecs.inner_products import inner_product
 from gossamer.protocol.manifest import OuterConfig
 from gossamer.protocol.state.digest import FloatVector
 
@@ -35,9 +34,6 @@ PLAIN_SHARE = 0.25
 
 _HALVINGS = 30
 """Halvings of the interval in which the momentum is sought: to 1e-9, finer than fp32 near 0.9."""
-
-_LANES = 4096
-"""Running sums of an inner product: element i goes to lane i mod `_LANES`."""
 
 
 class Products(NamedTuple):
@@ -126,22 +122,3 @@ def momentum_for(
         else:
             high = middle
     return low
-
-
-def inner_product(a: FloatVector, b: FloatVector) -> float:
-    """The sum of products, the same bits on every machine.
-
-    A product of two fp32 is exact in float64. The lanes are added up one row after the other, each
-    addition rounded by itself, and the sum of the lanes is rounded once.
-    """
-    lanes = np.zeros(_LANES)
-    for start in range(0, len(a), _LANES):
-        left = a[start : start + _LANES].astype(np.float64)
-        left *= b[start : start + _LANES]
-        lanes[: len(left)] += left
-    return math.fsum(lanes)
-
-
-def norm_of(vector: FloatVector) -> float:
-    """The Euclidean norm of a vector, (num_elements,)."""
-    return math.sqrt(inner_product(vector, vector))

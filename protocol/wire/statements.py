@@ -106,6 +106,9 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     links: bytes = b""
     """The peers that the author is connected to, `limits.LINK_BYTES` of the digest of each, sorted
     (`ring_order.encode_links`). Empty: the author says nothing about its connections."""
+    root: bytes = b""
+    """Root over the author's records, chunk by chunk (`record_tree`), in a run with
+    `trust = "open"`; empty in others."""
 
 
 class Roster(
@@ -322,6 +325,8 @@ def _check(statement: Statement) -> None:
                 and len(statement.links) <= limits.LINKS_BYTES_MAX,
                 f"links of {len(statement.links)} bytes",
             )
+            if statement.root:
+                _check_digest(statement.root, "root")
         case Roster():
             _check_count(statement.round, limits.ROUNDS_MAX, "round")
             _check_digest(statement.head, "head")

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from gossamer.protocol.codecs.payloads import SetPayloads, SumPayloads, payloads_named
+from gossamer.protocol.codecs.inner_products import norm_of
+from gossamer.protocol.codecs.payloads import AveragedPayloads, payloads_named
 from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig
 from gossamer.protocol.rounds.ring_parts import ring_average
 from gossamer.protocol.state.digest import FloatVector
-from gossamer.protocol.state.outer_momentum import norm_of, rates_of_round
+from gossamer.protocol.state.outer_momentum import rates_of_round
 from gossamer.protocol.state.outer_step import nesterov
 from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.trainer.ipc.messages import Start
@@ -102,7 +103,7 @@ class Swarm:
         members: Sequence[Worker],
         tokens: Sequence[int],
         outer: OuterConfig,
-        payloads: SumPayloads | SetPayloads,
+        payloads: AveragedPayloads,
     ) -> None:
         """The ring of these members, in this order, and the outer step."""
         sync_set = self.sync_sets.of_round(number)
@@ -187,7 +188,7 @@ def train_diloco(setting: Setting, arm: Arm) -> Curve:
 
 
 def train_rounds(
-    setting: Setting, arm: Arm, payloads_of: Callable[[int], SumPayloads | SetPayloads]
+    setting: Setting, arm: Arm, payloads_of: Callable[[int], AveragedPayloads]
 ) -> Curve:
     """All rounds, with the setting's outer step; `payloads_of` a round's number."""
     outer, total = setting.outer, setting.inner.total_steps

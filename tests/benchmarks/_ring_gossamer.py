@@ -27,9 +27,8 @@ from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.payloads import (
     DISTRO,
-    SetPayloads,
+    AveragedPayloads,
     SignPayloads,
-    SumPayloads,
     payloads_named,
 )
 from gossamer.protocol.ids import Digest, PeerId, digest_of
@@ -74,7 +73,7 @@ def head_of(repeat: int) -> Digest:
 class OuterStep:
     """The arithmetic of a commit on a state of zeros: Nesterov and the digests of every chunk."""
 
-    def __init__(self, plan: ChunkPlan, payloads: SumPayloads | SetPayloads | SignPayloads) -> None:
+    def __init__(self, plan: ChunkPlan, payloads: AveragedPayloads | SignPayloads) -> None:
         self._plan = plan
         self._payloads = payloads
         self._zeros = np.zeros(plan.chunk_elements, np.float32)
@@ -136,7 +135,7 @@ class Peer(OpenListener):
         self._assignment = channel.assignment
         self._identity = identity
         self._transport = transport
-        self._payloads: SumPayloads | SetPayloads | SignPayloads
+        self._payloads: AveragedPayloads | SignPayloads
         if self._assignment.codec == DISTRO:
             self._plan = _ring_steps.PLAN
             self._payloads = _ring_steps.payloads_of(self._assignment.num_elements)

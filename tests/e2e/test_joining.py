@@ -18,6 +18,7 @@ from tests.support.daemons import (
     PATIENCE_SECONDS,
     digests_on_disk,
     gossamer,
+    has_all_data,
     in_rounds_of,
     poll,
     said,
@@ -44,6 +45,8 @@ def test_one_alone_then_two_then_a_third_without_the_seed(swarm: LocalSwarm, fou
     assert "peers=2" in lines[begun]
     seed.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of two")
 
+    # A shard that one node alone has is gone with it.
+    poll(lambda: has_all_data(second) or None, "copy of all data")
     seed.kill()
     third = swarm.join(second.address())
     for node in (second, third):

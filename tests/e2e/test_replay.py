@@ -82,7 +82,7 @@ def leads_there(record: Record, text: Text, read: Sequence[Reading]) -> bool:
             worker_of[name].deal_spans(spans)
         tokens = swarm.train_round(header.round, first, steps, 0, members)
         assert tokens == [member.tokens for member in header.members]
-        payloads = payloads_of(manifest.sync, outer)
+        payloads = payloads_of(manifest.sync, outer, manifest.trust)
         swarm.take_round(header.round, members, tokens, outer, payloads)
     return record.state_digest(swarm.parameters, swarm.momentum) == header.state_digest
 

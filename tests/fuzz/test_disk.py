@@ -21,13 +21,13 @@ from gossamer.node.storage.incarnation import Incarnation
 from gossamer.node.storage.state_dir import KnownPeers, StateDir, StateDirError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest
-from gossamer.protocol.state.chain import Commit, encode_commit, encode_header
-from tests.support.builders import header, manifest, peer, peers, sealed, vote
+from gossamer.protocol.state.chain import encode_commit, encode_header
+from tests.support.builders import commit_of, header, manifest, peer, peers, ring_of
 from tests.support.mutations import anything
 from tests.support.node_world import World, simulate
 
 HEADER = encode_header(header(peers(3)))
-COMMIT = encode_commit(Commit(HEADER, (sealed(peer(0), vote(digest_of(HEADER))),)))
+COMMIT = encode_commit(commit_of(ring_of(peers(3)), peers(2)))
 KNOWN = msgspec.msgpack.encode([(peer(0), ("/ip4/192.0.2.1/tcp/4001",)), (peer(1), ())])
 MANIFEST = msgspec.msgpack.encode(
     SignedManifest(manifest=encode_manifest(manifest()), signature=bytes(64))

@@ -40,9 +40,10 @@ from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest
+from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.inventory import encode_inventory
 from gossamer.protocol.rounds.ring import Send
-from gossamer.protocol.state.chain import Commit, Header, encode_commit, encode_header, open_commit
+from gossamer.protocol.state.chain import Commit, Header, encode_commit
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_reply, encode_request
 from gossamer.protocol.wire.chain_messages import (
     CHAIN_PROTOCOL,
@@ -63,8 +64,10 @@ from gossamer.protocol.wire.statements import Signed, encode_signed, seal
 from tests.fuzz.scripted import ME, ROGUE, Offences, ScriptedStream, ScriptedTransport
 from tests.support.builders import (
     HEAD,
+    RING_RULES,
     announce,
-    header,
+    commit_of,
+    header_of,
     manifest,
     peers,
     ready,
@@ -87,10 +90,10 @@ def signed(statement: object) -> Signed:
     return seal(statement, ROGUE.peer_id, RUN_ID, ROGUE.sign)  # type: ignore[arg-type]
 
 
-ROSTER = sealed(PeerId(ring_of(peers(3)).organiser), ring_of(peers(3)).roster)
+RING = ring_of(peers(3))
+ROSTER = sealed(RING.organiser, RING.roster)
 BLOCK = b"a block"
-HEADER = encode_header(header([ROGUE.peer_id], run_id=RUN_ID))
-COMMIT = Commit(HEADER, (signed(vote(digest_of(HEADER))),))
+COMMIT = commit_of(RING, RING.members, header_of(RING, run_id=RUN_ID))
 
 STATEMENTS = [signed(one) for one in (announce(), ready(), vote(HEAD), ring_of(peers(3)).roster)]
 STATEMENT_STORE = encode(STATEMENTS)
@@ -143,7 +146,7 @@ async def _no_thread(function: Callable[[], object]) -> object:
 
 
 def _open_commit(commit: Commit) -> Header:
-    return open_commit(commit, RUN_ID, lambda *_: True)
+    return open_commit(commit, RUN_ID, lambda *_: True, RING_RULES)
 
 
 class _Listener(OpenListener):

@@ -15,12 +15,18 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
 from msgspec.structs import replace
 
 from gossamer.protocol.accounting.ledger import Ledger, claim_rank, encode_ledger
 from gossamer.protocol.accounting.partitions import partition_shards
 from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.record_tree import RecordTree, leaf_of
+from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
@@ -30,7 +36,7 @@ from gossamer.protocol.manifest import signing_bytes as manifest_signing_bytes
 from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.rounds.inventory import Held, Inventory, encode_inventory
 from gossamer.protocol.rounds.ring_order import rank, rank_order
-from gossamer.protocol.rounds.roster import make_roster, ring_id_of
+from gossamer.protocol.rounds.roster import make_roster, open_roster, ring_id_of
 from gossamer.protocol.state.chain import (
     ChunkAverage,
     Commit,
@@ -43,6 +49,7 @@ from gossamer.protocol.state.chain import (
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import encode_state_index, index_of
 from gossamer.protocol.state.sync_sets import fragments_of
+from gossamer.protocol.token_caps import capped_tokens
 from gossamer.protocol.wire.framing import encode_prefix
 from gossamer.protocol.wire.invitation_messages import (
     Certificate,
@@ -63,8 +70,13 @@ from gossamer.protocol.wire.statements import (
     seal,
     signing_bytes,
 )
-from tests.support.builders import HEAD, RING_ID, RUN_ID, announce, header, manifest, ready, vote
+from tests.support.builders import HEAD, RING_ID, RUN_ID, announce, header_of, manifest, ready, vote
 
+CLAIMED_TOKENS = [100, 110, 120, 10_000]
+RECORDS = RecordTree([leaf_of(chunk, block) for chunk, block in enumerate((b"a", b"b", b"c"))])
+PARTS = [
+    np.array(part, np.float32) for part in ([1, 2, -1.5, 0], [1.5, 1, -1, 0.25], [-10, 40, 30, 9])
+]
 PATH = Path(__file__).parent / "vectors.json"
 KEYS = [Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32) for seed in (1, 2, 3)]
 PEERS = [peer_id_from_public_key(key.public_key().public_bytes_raw()) for key in KEYS]
@@ -72,6 +84,15 @@ PEERS = [peer_id_from_public_key(key.public_key().public_bytes_raw()) for key in
 
 def sealed(index: int, statement: Statement) -> Signed:
     return seal(statement, PEERS[index], RUN_ID, KEYS[index].sign)
+
+
+def verify(author: PeerId, data: bytes, signature: bytes) -> bool:
+    """Returns whether a signature is one of its author."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key_of(author)).verify(signature, data)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def invitation_vector() -> dict[str, str]:
@@ -122,8 +143,10 @@ def vectors() -> dict[str, Any]:
     roster = make_roster(HEAD, 5, 0, readies, "fp32", 1024)
     organiser = PEERS.index(PeerId(roster.members[0].author))
     envelope = sealed(organiser, roster)
-    header_bytes = encode_header(header(PEERS))
-    votes = tuple(sealed(index, vote(digest_of(header_bytes))) for index in range(2))
+    ring = open_roster(envelope, roster, RUN_ID, verify, "fp32", 1024)
+    header_bytes = encode_header(header_of(ring, tokens_total=100_000))
+    say = vote(digest_of(header_bytes), ring_id=ring.ring_id)
+    votes = tuple(sealed(index, say) for index in range(2))
     run = msgspec.structs.replace(manifest(), founder=PEERS[0])
     update = UpdateIndex(
         "fp32",
@@ -156,6 +179,17 @@ def vectors() -> dict[str, Any]:
             "pace": statement_vector(LinkRate(RING_ID, 1, 1_250_000.0)),
             "vote": statement_vector(vote(HEAD, removed=[PEERS[1]])),
         },
+        "weights": {"tokens": CLAIMED_TOKENS, "weights": capped_tokens(CLAIMED_TOKENS)},
+        "records": {
+            "chunks": ["a", "b", "c"],
+            "root": RECORDS.root.hex(),
+            "path of chunk 2": RECORDS.path(2).hex(),
+        },
+        "robust average": {
+            "parts": [part.tolist() for part in PARTS],
+            "tokens": [100, 300, 200],
+            "average": robust_average(PARTS, robust_weights([100, 300, 200])).tobytes().hex(),
+        },
         "fragments": {
             "model": msgspec.to_builtins(run.model),
             "ranges": [
@@ -171,7 +205,7 @@ def vectors() -> dict[str, Any]:
             "ring_id": ring_id_of(envelope).hex(),
         },
         "header": {"bytes": header_bytes.hex(), "digest": digest_of(header_bytes).hex()},
-        "commit": encode_commit(Commit(header_bytes, votes)).hex(),
+        "commit": encode_commit(Commit(header_bytes, envelope, votes)).hex(),
         "update": {"bytes": encode_update_index(update).hex(), "digest": update.digest.hex()},
         "inventory": {
             "num_members": 3,

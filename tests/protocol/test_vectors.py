@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gossamer.protocol.codecs.contributions import split
 from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec
-from gossamer.protocol.ids import Digest, PeerId, public_key_of
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.roll import Roll
+from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.roster import open_roster
-from gossamer.protocol.state.chain import decode_commit, open_commit
+from gossamer.protocol.state.chain import decode_commit
 from gossamer.protocol.wire.invitation_messages import decode_page
 from gossamer.protocol.wire.statements import Roster, decode_signed, open_signed
-from tests.protocol.make_vectors import PATH, vectors
+from tests.protocol.make_vectors import PATH, vectors, verify
+from tests.support.builders import RING_RULES
 
 SPEC = Path(__file__).parents[2] / "protocol" / "SPEC.md"
 
@@ -30,14 +30,6 @@ SPEC = Path(__file__).parents[2] / "protocol" / "SPEC.md"
 def committed() -> dict[str, Any]:
     content: dict[str, Any] = json.loads(PATH.read_text())
     return content
-
-
-def verify(author: PeerId, data: bytes, signature: bytes) -> bool:
-    try:
-        Ed25519PublicKey.from_public_bytes(public_key_of(author)).verify(signature, data)
-    except InvalidSignature:
-        return False
-    return True
 
 
 def test_the_code_writes_the_committed_bytes(committed: dict[str, Any]) -> None:
@@ -57,7 +49,8 @@ def test_the_committed_bytes_are_accepted(committed: dict[str, Any]) -> None:
     ring = open_roster(envelope, roster, run_id, verify, "fp32", 1024)
     assert ring.ring_id.hex() == committed["roster"]["ring_id"]
     assert list(ring.members) == committed["roster"]["order"]
-    header = open_commit(decode_commit(bytes.fromhex(committed["commit"])), run_id, verify)
+    commit = decode_commit(bytes.fromhex(committed["commit"]))
+    header = open_commit(commit, run_id, verify, RING_RULES)
     assert header.digest.hex() == committed["header"]["digest"]
     for name, vector in committed["codecs"].items():
         values = np.frombuffer(bytes.fromhex("".join(vector["values"])), "<f4")

@@ -16,16 +16,16 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.rounds.ring_order import rank_order
 from gossamer.protocol.rounds.roster import ring_id_of
-from gossamer.protocol.state.chain import Commit, encode_commit, encode_header
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, decode_request, encode_reply
 from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL, decode_chain_request
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, Ack, ChunkMessage, Hello
 from gossamer.protocol.wire.statements import Accusation, Announce, Ready, Roster, Signed, Vote
-from tests.rogue.attacks_gossip import next_header, vote_for
+from tests.rogue.attacks_gossip import lone_record
 from tests.rogue.rogue import Rogue, encode, frame
 
 WITHOUT_BLOCKS_SECONDS = 60.0
+LONG_CHAINS_SECONDS = 20.0
 
 
 async def made_up_heads(rogue: Rogue, victims: list[PeerId]) -> None:
@@ -66,8 +66,7 @@ async def heads_that_lead_nowhere(rogue: Rogue, victims: list[PeerId]) -> None:
     tokens = WorkBounds(rogue.manifest).tokens_max
     for _ in range(4):
         head = await rogue.head(victims[0])
-        header = next_header(rogue, head.head, head.round, head.tokens_total, [rogue.me], tokens)
-        record = encode_commit(Commit(encode_header(header), (vote_for(rogue, header),)))
+        header, record = lone_record(rogue, head, tokens)
         announce = rogue.announce(
             head,
             phase="training",
@@ -103,12 +102,7 @@ async def heads_without_blocks(rogue: Rogue, victims: list[PeerId]) -> None:
     with trio.move_on_after(WITHOUT_BLOCKS_SECONDS):
         while True:
             head = await rogue.head(victims[0])
-            header = next_header(
-                rogue, head.head, head.round, head.tokens_total, [rogue.me], tokens
-            )
-            records[header.digest] = encode_commit(
-                Commit(encode_header(header), (vote_for(rogue, header),))
-            )
+            header, records[header.digest] = lone_record(rogue, head, tokens)
             announce = rogue.announce(
                 head,
                 phase="training",
@@ -118,6 +112,56 @@ async def heads_without_blocks(rogue: Rogue, victims: list[PeerId]) -> None:
             )
             await rogue.gossip(announce)
             await trio.sleep(2.0)
+
+
+async def long_chains(rogue: Rogue, victims: list[PeerId], *, num_rounds: int = 400) -> list[bytes]:
+    """A chain of rounds that it has signed alone, from the beginning of the run, heavier than the
+    others' and proven to whoever asks. Its blocks are nowhere. Returns the records."""
+    assert rogue.manifest is not None
+    tokens = WorkBounds(rogue.manifest).tokens_max
+    records: list[bytes] = []
+    at = rogue.announce(await rogue.head(victims[0]), round=0, head=rogue.run_id, tokens_total=0)
+    for _ in range(num_rounds):
+        header, record = lone_record(rogue, at, tokens)
+        records.append(record)
+        at = rogue.announce(
+            at, round=header.round, head=header.digest, tokens_total=header.tokens_total
+        )
+
+    async def prove(stream: Stream) -> None:
+        message, _ = await receive_frame(stream)
+        after = decode_chain_request(message).after_round
+        await send_frame(stream, encode(records[after : after + limits.HEADERS_PER_REPLY_MAX]))
+        await stream.close()
+
+    rogue.transport.handle(CHAIN_PROTOCOL, prove)
+    with trio.move_on_after(LONG_CHAINS_SECONDS):
+        while True:
+            like = await rogue.head(victims[0])
+            claim = rogue.announce(
+                like,
+                phase="training",
+                head=at.head,
+                round=at.round,
+                tokens_total=at.tokens_total,
+            )
+            await rogue.gossip(claim)
+            await trio.sleep(2.0)
+    return records
+
+
+async def rounds_of_the_future(rogue: Rogue, victims: list[PeerId]) -> int:
+    """It is ready for hundreds of heads of a round that nobody will see. Returns the bytes."""
+    head = await rogue.head(victims[0])
+    await rogue.gossip(rogue.announce(head, phase="paused"))
+    spans = tuple((2 * place, 0, 1) for place in range(limits.SPANS_MAX))
+    num_bytes = 0
+    for _ in range(300):
+        ready = rogue.ready(head, head=rogue.noise(32), round=limits.ROUNDS_MAX - 1, spans=spans)
+        signed = rogue.sealed(ready)
+        num_bytes += len(signed.payload)
+        await rogue.gossip(signed)
+    return num_bytes
 
 
 async def claims_to_all_data(rogue: Rogue, victims: list[PeerId]) -> None:
@@ -199,7 +243,7 @@ def _roster(rogue: Rogue, head: Announce, members: list[Signed]) -> Roster:
 Member = Callable[[Rogue, list[PeerId], Signed, Roster], Awaitable[None]]
 
 
-async def _as_member(rogue: Rogue, victims: list[PeerId], misbehave: Member) -> None:
+async def as_member(rogue: Rogue, victims: list[PeerId], misbehave: Member) -> None:
     """Takes part until a roster names it, then misbehaves; twice if it is let."""
     seen: set[Digest] = set()
     with trio.move_on_after(20.0):
@@ -231,7 +275,7 @@ async def member_that_is_silent(rogue: Rogue, victims: list[PeerId]) -> None:
         pass
 
     rogue.transport.handle(RING_PROTOCOL, serve)
-    await _as_member(rogue, victims, nothing)
+    await as_member(rogue, victims, nothing)
 
 
 async def member_that_passes_nothing_on(rogue: Rogue, victims: list[PeerId]) -> None:
@@ -240,8 +284,8 @@ async def member_that_passes_nothing_on(rogue: Rogue, victims: list[PeerId]) -> 
     async def nothing(_rogue: Rogue, _victims: list[PeerId], _s: Signed, _r: Roster) -> None:
         pass
 
-    rogue.transport.handle(RING_PROTOCOL, _acknowledge_all)
-    await _as_member(rogue, victims, nothing)
+    rogue.transport.handle(RING_PROTOCOL, acknowledge_all)
+    await as_member(rogue, victims, nothing)
 
 
 async def member_that_answers_nonsense(rogue: Rogue, victims: list[PeerId]) -> None:
@@ -265,10 +309,10 @@ async def member_that_answers_nonsense(rogue: Rogue, victims: list[PeerId]) -> N
         pass
 
     rogue.transport.handle(RING_PROTOCOL, serve)
-    await _as_member(rogue, victims, nothing)
+    await as_member(rogue, victims, nothing)
 
 
-async def _acknowledge_all(stream: Stream) -> None:
+async def acknowledge_all(stream: Stream) -> None:
     """Receives as a good member does, except that nothing comes of it."""
     received = 0
     with suppress(TransportError):
@@ -281,26 +325,26 @@ async def _acknowledge_all(stream: Stream) -> None:
 
 async def member_that_accuses_everybody(rogue: Rogue, victims: list[PeerId]) -> None:
     """It keeps its own line up, so that it is not accused first."""
-    rogue.transport.handle(RING_PROTOCOL, _acknowledge_all)
+    rogue.transport.handle(RING_PROTOCOL, acknowledge_all)
 
     async def accuse(rogue: Rogue, _victims: list[PeerId], signed: Signed, roster: Roster) -> None:
         for member in roster.members:
             if member.author != rogue.me:
                 await rogue.gossip(Accusation(ring_id_of(signed), member.author, "silent"))
 
-    await _as_member(rogue, victims, accuse)
+    await as_member(rogue, victims, accuse)
 
 
 async def member_that_votes_nonsense(rogue: Rogue, victims: list[PeerId]) -> None:
     """It votes for headers that no other member has, and holds all others to be out."""
-    rogue.transport.handle(RING_PROTOCOL, _acknowledge_all)
+    rogue.transport.handle(RING_PROTOCOL, acknowledge_all)
 
     async def vote(rogue: Rogue, victims: list[PeerId], signed: Signed, _roster: Roster) -> None:
         for sequence in range(1, 6):
             others = tuple(sorted(victims))
             await rogue.gossip(Vote(ring_id_of(signed), sequence, rogue.noise(32), others))
 
-    await _as_member(rogue, victims, vote)
+    await as_member(rogue, victims, vote)
 
 
 async def member_that_sends_wrong_chunks(rogue: Rogue, victims: list[PeerId]) -> None:
@@ -342,8 +386,8 @@ async def member_that_sends_wrong_chunks(rogue: Rogue, victims: list[PeerId]) ->
                 await rogue.say(hello, chunk_message, victim=victim, protocol=RING_PROTOCOL)
 
     # Otherwise it is out of the ring before its chunks are looked at.
-    rogue.transport.handle(RING_PROTOCOL, _acknowledge_all)
-    await _as_member(rogue, victims, send)
+    rogue.transport.handle(RING_PROTOCOL, acknowledge_all)
+    await as_member(rogue, victims, send)
 
 
 async def stranger_in_the_ring(rogue: Rogue, victims: list[PeerId]) -> None:

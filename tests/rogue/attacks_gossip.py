@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import trio
 
 from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Stream
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
 from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.rounds.ring_order import rank_order
+from gossamer.protocol.rounds.roster import make_roster, ring_id_of
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_commit, encode_header
 from gossamer.protocol.wire.statements import (
+    Announce,
     Roster,
     Signed,
     Span,
     Vote,
+    decode_statement,
     seal,
     signing_bytes,
 )
@@ -90,46 +97,95 @@ async def wrong_values(rogue: Rogue, victims: list[PeerId]) -> None:
 
 
 async def heads_without_votes(rogue: Rogue, victims: list[PeerId]) -> None:
-    """Commit records of rounds that their members did not sign."""
+    """Commit records of rounds that their members did not sign, or did not work for."""
     head = await rogue.head(victims[0])
-    header = next_header(rogue, head.head, head.round, head.tokens_total, victims)
-    digest = digest_of(encode_header(header))
-    theirs = Vote(header.ring_id, 1, digest, ())
-    forged = [Signed(victim, encode(theirs), bytes(64)) for victim in victims]
-    mine = rogue.sealed(theirs)
-    alone = next_header(rogue, head.head, head.round, head.tokens_total, [rogue.me])
-    too_much = next_header(
-        rogue, head.head, head.round, head.tokens_total, [rogue.me], limits.TOKENS_MAX
-    )
-    for one, votes in (
-        (header, ()),
-        (header, (mine,)),
-        (header, tuple(forged)),
+    mine = roster_of(rogue, head)
+    theirs = next_header(rogue, head, victims)
+    vote = Vote(theirs.ring_id, 1, digest_of(encode_header(theirs)), ())
+    forged = tuple(Signed(victim, encode(vote), bytes(64)) for victim in victims)
+    alone = next_header(rogue, head, [rogue.me], mine)
+    too_much = next_header(rogue, head, [rogue.me], mine, limits.TOKENS_MAX)
+    without_them = vote_for(rogue, theirs, victims)
+    with_them = next_header(rogue, head, [rogue.me, *victims], mine)
+    for header, votes in (
+        (theirs, ()),
+        (theirs, (rogue.sealed(vote),)),
+        (theirs, (without_them,)),
+        (theirs, forged),
         (alone, ()),
-        (alone, (rogue.sealed(Vote(alone.ring_id, 1, digest, ())),)),
         (too_much, (vote_for(rogue, too_much),)),
+        (with_them, (vote_for(rogue, with_them, victims),)),
     ):
-        record = encode_commit(Commit(encode_header(one), votes))
+        record = encode_commit(Commit(encode_header(header), mine, votes))
         await rogue.publish(rogue.topics()[1], b"\x01" + record)
+
+
+async def heads_of_invented_members(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Rounds of members that it invents, at the bound of the plausible, signed by it alone.
+
+    They are proven: each invented member has signed its `Ready`.
+    """
+    assert rogue.manifest is not None
+    tokens = WorkBounds(rogue.manifest).tokens_max
+    for _ in range(8):
+        head = await rogue.head(victims[0])
+        invented = [one.peer_id for one in rogue.strangers]
+        roster = roster_of(rogue, head, [*rogue.strangers, rogue.identity], tokens)
+        header = next_header(rogue, head, members_in(roster), roster, tokens)
+        votes = (vote_for(rogue, header, invented),)
+        record = encode_commit(Commit(encode_header(header), roster, votes))
+        await rogue.publish(rogue.topics()[1], b"\x01" + record)
+        await rogue.gossip(
+            rogue.announce(
+                head,
+                phase="training",
+                head=header.digest,
+                round=header.round,
+                tokens_total=header.tokens_total,
+            )
+        )
+        await trio.sleep(1.0)
+
+
+def roster_of(
+    rogue: Rogue, head: Announce, members: Sequence[Identity] = (), tokens: int = 1000
+) -> Signed:
+    """A roster that the rogue organises on a head: of itself, or of these members."""
+    assert rogue.manifest is not None
+    outer = rogue.manifest.outer
+    work = rogue.ready(head, tokens=tokens, norm=1.0)
+    readies = {
+        each.peer_id: seal(work, each.peer_id, rogue.run_id, each.sign)
+        for each in members or [rogue.identity]
+    }
+    number = head.round + 1
+    return rogue.sealed(
+        make_roster(head.head, number, 0, readies, outer.codec, outer.chunk_elements)
+    )
+
+
+def members_in(roster: Signed) -> list[PeerId]:
+    statement = decode_statement(roster.payload)
+    assert isinstance(statement, Roster)
+    return [PeerId(member.author) for member in statement.members]
 
 
 def next_header(
     rogue: Rogue,
-    head: bytes,
-    round_number: int,
-    tokens_total: int,
+    head: Announce,
     members: list[PeerId],
+    roster: Signed | None = None,
     tokens: int = 1000,
 ) -> Header:
     """A header that follows a head, made of nothing."""
     return Header(
         version=limits.PROTOCOL_VERSION,
         run_id=rogue.run_id,
-        round=round_number + 1,
-        parent=head,
-        ring_id=rogue.noise(32),
+        round=head.round + 1,
+        parent=head.head,
+        ring_id=rogue.noise(32) if roster is None else ring_id_of(roster),
         members=tuple(Member(member, tokens, 1.0) for member in members),
-        tokens_total=tokens_total + tokens * len(members),
+        tokens_total=head.tokens_total + tokens * len(members),
         update_digest=rogue.noise(32),
         state_digest=rogue.noise(32),
         ledger_digest=rogue.noise(32),
@@ -137,8 +193,17 @@ def next_header(
     )
 
 
-def vote_for(rogue: Rogue, header: Header) -> Signed:
-    return rogue.sealed(Vote(header.ring_id, 1, digest_of(encode_header(header)), ()))
+def lone_record(rogue: Rogue, head: Announce, tokens: int) -> tuple[Header, bytes]:
+    """A round after a head of which the rogue is the only member, with its proof."""
+    roster = roster_of(rogue, head, tokens=tokens)
+    header = next_header(rogue, head, [rogue.me], roster, tokens)
+    commit = Commit(encode_header(header), roster, (vote_for(rogue, header),))
+    return header, encode_commit(commit)
+
+
+def vote_for(rogue: Rogue, header: Header, removed: Sequence[PeerId] = ()) -> Signed:
+    digest = digest_of(encode_header(header))
+    return rogue.sealed(Vote(header.ring_id, 1, digest, tuple(sorted(removed))))
 
 
 async def wrong_rosters(rogue: Rogue, victims: list[PeerId]) -> None:

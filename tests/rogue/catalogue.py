@@ -24,6 +24,7 @@ ATTACKS: dict[Attack, str | None] = {
     gossip.forged_statements: "forged",
     gossip.wrong_values: "malformed",
     gossip.heads_without_votes: "forged",
+    gossip.heads_of_invented_members: None,
     gossip.wrong_rosters: "malformed",
     gossip.replays: None,
     gossip.flood: None,

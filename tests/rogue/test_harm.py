@@ -16,10 +16,12 @@ from gossamer.protocol.ids import digest_of
 from tests.rogue.attacks_claims import heads_without_blocks
 from tests.rogue.catalogue import Attack
 from tests.rogue.rogue import Rogue
-from tests.support.node_world import World, simulate
+from tests.support.node_world import STEP_SECONDS, NumbersTrainer, World, credited, simulate
 
 NAMES = "abcd"
 SECONDS = 60.0
+TOKENS_OF_A_ROUND = 4 * 128
+"""More than the honest members can gain while the traitor comes back."""
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +66,40 @@ def test_heads_whose_blocks_nobody_has_do_not_stop_training(tmp_path: Path) -> N
     attacked = rounds_of(tmp_path / "attacked", heads_without_blocks)
     print(f"rounds in {SECONDS:.0f} s: {undisturbed} undisturbed, {attacked} attacked")
     assert 2 * attacked >= undisturbed
+
+
+class QuickTrainer(NumbersTrainer):
+    """Makes several rounds while the others make one, so that its chain soon has more tokens."""
+
+    step_seconds = STEP_SECONDS / 8
+
+
+def test_rounds_that_one_member_made_in_secret_undo_none_of_the_others(tmp_path: Path) -> None:
+    """A member leaves, makes a heavier chain alone, and comes back with it and with its blocks."""
+    world = World(tmp_path, seed=19)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", (), QuickTrainer)  # it has all data
+        for name in NAMES[1:]:
+            await nursery.start(world.run, name, ["a"])
+        others = NAMES[1:]
+        await world.until(lambda: world.all_shards_are_with(*others))
+        # The others are members, each with work in rounds that all have.
+        await world.until(lambda: all(credited(world, name) > 0 for name in others))
+        traitor = world.identity("a").peer_id
+        for name in others:
+            world.network.cut(traitor, world.identity(name).peer_id)
+        parted = world.round("b")
+        await world.reach(parted + 8, *others)
+
+        def tokens(name: str) -> int:
+            return world.participant(name).context.committed.entry.tokens_total
+
+        await world.until(lambda: tokens("a") > tokens("b") + 8 * TOKENS_OF_A_ROUND)
+        honest = world.path("b")
+        for name in others:
+            world.network.heal(traitor, world.identity(name).peer_id)
+        await world.until(lambda: world.is_one_chain(*NAMES))
+        assert world.path("b")[: len(honest)] == honest
+
+    simulate(world, story)

@@ -17,8 +17,9 @@ from gossamer.protocol.manifest import (
     OuterConfig,
     RoundConfig,
 )
+from gossamer.protocol.rounds.commit_proof import RingRules
 from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster
-from gossamer.protocol.state.chain import Header, Member
+from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
 from gossamer.protocol.wire.statements import (
     Accusation,
     Announce,
@@ -96,8 +97,13 @@ def accusation_of(accused: PeerId, ring_id: bytes = RING_ID) -> Accusation:
     return Accusation(ring_id, accused, "reset")
 
 
-def vote(header_digest: bytes, sequence: int = 1, removed: Iterable[str] = ()) -> Vote:
-    return Vote(RING_ID, sequence, header_digest, tuple(removed))
+def vote(
+    header_digest: bytes,
+    sequence: int = 1,
+    removed: Iterable[str] = (),
+    ring_id: bytes = RING_ID,
+) -> Vote:
+    return Vote(ring_id, sequence, header_digest, tuple(removed))
 
 
 def ring_of(members: Iterable[PeerId], attempt: int = 0, tokens: int = 100) -> Ring:
@@ -124,6 +130,34 @@ def header(signers: Iterable[PeerId], **changes: object) -> Header:
         spans=(Span(0, 0, 100), Span(1, 50, 60)),
     )
     return replace(example, **changes)
+
+
+RING_RULES = RingRules("fp32", 1024, limits.RING_MEMBERS_MAX)
+"""What `ring_of` makes rosters by."""
+
+
+def header_of(ring: Ring, **changes: object) -> Header:
+    """The header of a ring that took all work of all its members."""
+    members = tuple(
+        Member(member, ready.tokens, ready.norm)
+        for member, ready in zip(ring.members, ring.ready, strict=True)
+    )
+    return header(
+        ring.members,
+        **{"ring_id": ring.ring_id, "members": members, "spans": ring.ready[0].spans, **changes},
+    )
+
+
+def commit_of(
+    ring: Ring,
+    signers: Iterable[PeerId],
+    header: Header | None = None,
+    removed: Iterable[str] = (),
+) -> Commit:
+    """The record of a header of a ring with the votes of some peers, who call others removed."""
+    content = encode_header(header_of(ring) if header is None else header)
+    say = vote(digest_of(content), removed=removed, ring_id=ring.ring_id)
+    return Commit(content, ring.envelope, tuple(sealed(signer, say) for signer in signers))
 
 
 def manifest(**changes: object) -> Manifest:

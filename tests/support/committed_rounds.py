@@ -20,8 +20,10 @@ from gossamer.protocol.accounting.ledger import Ledger
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import Manifest, decode_manifest
+from gossamer.protocol.rounds.commit_proof import RingRules
 from gossamer.protocol.rounds.proposal import Proposal
 from gossamer.protocol.rounds.ring import Payload
+from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster
 from gossamer.protocol.state.chain import (
     ChunkAverage,
     Commit,
@@ -33,6 +35,8 @@ from gossamer.protocol.state.chain import (
     mask_bytes,
 )
 from gossamer.protocol.state.digest import genesis_digest_of
+from gossamer.protocol.wire.statements import seal
+from tests.support.builders import ready
 from tests.support.node_world import found, initial_weights
 
 IDENTITY = Identity.from_seed(bytes(32))
@@ -59,6 +63,16 @@ class Averages:
     averages: list[Payload]
     masks: list[int]
     members: tuple[Member, ...]
+
+
+def lone_ring(run_id: Digest, head: Digest, round_number: int, rules: RingRules) -> Ring:
+    """The ring of a member that is ready and alone."""
+    work = ready(head=head, round=round_number, tokens=TOKENS, norm=1.0, spans=())
+    mine = seal(work, IDENTITY.peer_id, run_id, IDENTITY.sign)
+    codec, chunk_elements, _ = rules
+    roster = make_roster(head, round_number, 0, {IDENTITY.peer_id: mine}, codec, chunk_elements)
+    envelope = seal(roster, IDENTITY.peer_id, run_id, IDENTITY.sign)
+    return open_roster(envelope, roster, run_id, lambda *_: True, codec, chunk_elements)
 
 
 @dataclass(frozen=True)
@@ -123,11 +137,11 @@ class Holder:
             is_wanted,
         )
 
-    def commit(self, averages: Averages, ring_id: bytes = bytes(32)) -> MadeRound:
+    def commit(self, averages: Averages) -> MadeRound:
         """Takes the outer step and installs it as the next round."""
         digest = self.take_step(averages)
         assert digest is not None
-        made = self.proposed(averages, digest, ring_id)
+        made = self.proposed(averages, digest)
         self.install(made)
         return made
 
@@ -136,9 +150,11 @@ class Holder:
         proposal = Proposal(made.header, made.update, self.state.ledger)
         self.state.install(made.commit, proposal, made.averages.averages)
 
-    def proposed(self, averages: Averages, state_digest: Digest, ring_id: bytes) -> MadeRound:
+    def proposed(self, averages: Averages, state_digest: Digest) -> MadeRound:
         """The round that follows from averages, which lead to this state."""
         entry = self.state.entry
+        run_id, rules = self.manifest.run_id, self.state.ring_rules
+        ring = lone_ring(run_id, entry.head, entry.round + 1, rules)
         update = UpdateIndex(
             "fp32",
             tuple(
@@ -148,10 +164,10 @@ class Holder:
         )
         header = Header(
             limits.PROTOCOL_VERSION,
-            self.manifest.run_id,
+            run_id,
             entry.round + 1,
             entry.head,
-            ring_id,
+            ring.ring_id,
             averages.members,
             entry.tokens_total + TOKENS,
             update.digest,
@@ -159,7 +175,7 @@ class Holder:
             Ledger().digest,
             (),
         )
-        return MadeRound(Commit(encode_header(header), ()), header, update, averages)
+        return MadeRound(Commit(encode_header(header), ring.envelope, ()), header, update, averages)
 
     def learn(self, made: MadeRound) -> None:
         """The record and the blocks of a round that others committed."""

@@ -24,6 +24,7 @@ from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status
 from gossamer.protocol.ids import Digest
+from gossamer.protocol.shard_index import decode_index
 
 MANIFEST = """\
 preset = "tiny"
@@ -135,6 +136,23 @@ def wait_for_round(node: LocalNode, number: int) -> Status:
 def said(node: LocalNode, text: str) -> bool:
     """Returns whether the node's log has a text."""
     return text in node.log_path.read_text(errors="replace")
+
+
+def has_all_data(node: LocalNode) -> bool:
+    """Returns whether every shard is on the disk of a running node: so no other node is needed for
+    the data."""
+    state_dir = StateDir(node.root)
+    signed = state_dir.read_manifest()
+    assert signed is not None
+
+    def path(digest: bytes) -> Path:
+        return state_dir.blocks_path / digest.hex()[:2] / digest.hex()
+
+    index_path = path(open_signed_manifest(signed).data.index_digest)
+    if not index_path.exists():
+        return False
+    shards = decode_index(index_path.read_bytes()).shards
+    return all(path(shard.digest).exists() for shard in shards)
 
 
 def chain_of(node: LocalNode) -> ChainStore:

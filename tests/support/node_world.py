@@ -34,6 +34,7 @@ from gossamer.protocol.manifest import (
     ModelConfig,
     SignedManifest,
     SyncMode,
+    Trust,
     decode_manifest,
     encode_manifest,
     signing_bytes,
@@ -304,6 +305,7 @@ def found(
     gather_seconds: float = 3.0,
     allowed: tuple[str, ...] = (),
     is_by_invitation: bool = False,
+    trust: Trust = "members",
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     sync: SyncMode = msgspec.convert(codec if codec in ("sparse", "distro") else "diloco", SyncMode)
@@ -363,6 +365,7 @@ def found(
         genesis_digest=genesis_digest_of(initial_weights(example.seed, model.num_parameters), 1024),
         admission="invite" if is_by_invitation else "allow" if allowed else "open",
         allowed=allowed,
+        trust=trust,
     )
     require_valid(manifest)
     signature = identity.sign(signing_bytes(manifest.run_id))
@@ -391,6 +394,7 @@ class World:
     """Names of the nodes that the run admits; empty: all."""
     is_by_invitation: bool = False
     """Whether the run admits whom a member invites; those in `allowed` are roots beside a."""
+    trust: Trust = "members"
     run_in_thread: RunInThread = in_no_thread
     """Runs blocking calls; virtual time allows no threads."""
     look_seconds: float = 0.001
@@ -411,6 +415,7 @@ class World:
             gather_seconds=self.gather_seconds,
             allowed=tuple(self.identity(name).peer_id for name in self.allowed),
             is_by_invitation=self.is_by_invitation,
+            trust=self.trust,
         )
         digests = [digest_of(block).hex() for block in self._blocks]
         self._shard_files = [f"{digest[:2]}/{digest}" for digest in digests]

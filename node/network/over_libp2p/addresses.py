@@ -12,7 +12,7 @@ from libp2p.peer.id import ID
 from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from multiaddr import Multiaddr
 
-from gossamer.node.network.reachability import IPNetwork, is_private
+from gossamer.node.network.dial_rules import IPNetwork, is_private
 from gossamer.node.network.transport import ConnectError, ListenError
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.limits import ADDRESS_CHARACTERS_MAX
@@ -86,6 +86,11 @@ def interface_hosts(family: socket.AddressFamily) -> list[str]:
     return sorted(outside or hosts, key=is_private)
 
 
+NETWORK_BITS_MIN = {4: 8, 6: 32}
+"""Bits of the widest network that counts as an interface's own, by IP version: 10.0.0.0/8 is the
+largest private one. A tunnel to everywhere has no neighbours."""
+
+
 def interface_networks() -> tuple[IPNetwork, ...]:
     """The networks of this machine's interfaces, without its own containers'."""
     networks: list[IPNetwork] = []
@@ -97,7 +102,9 @@ def interface_networks() -> tuple[IPNetwork, ...]:
                 host, mask = entry.address.partition("%")[0], entry.netmask
                 if entry.family == socket.AF_INET6:
                     mask = str(int(ipaddress.IPv6Address(mask)).bit_count())
-                networks.append(ipaddress.ip_network(f"{host}/{mask}", strict=False))
+                network = ipaddress.ip_network(f"{host}/{mask}", strict=False)
+                if network.prefixlen >= NETWORK_BITS_MIN[network.version]:
+                    networks.append(network)
     return tuple(networks)
 
 

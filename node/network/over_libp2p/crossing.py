@@ -37,6 +37,10 @@ DIAL_SECONDS = 5.0
 """Time for which both ends dial. A router that answers an early dial with a reset spoils it, and
 one that drops it costs a repetition of the kernel, after 1 s and 3 s."""
 
+STREAMS_MAX = 2
+"""Crossings that one peer may ask for at a time: one, and one that is ending. Each makes this node
+dial for `DIAL_SECONDS`."""
+
 ADDRESSES_MAX = 4
 """Addresses of one peer that are dialled: what a few observers saw, in two families."""
 

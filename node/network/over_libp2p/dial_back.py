@@ -19,12 +19,13 @@ from itertools import islice
 import trio
 from multiaddr import Multiaddr
 
+from gossamer.node.network.dial_guard import DialGuard
+from gossamer.node.network.dial_rules import is_private
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.over_libp2p.addresses import libp2p_id, port_of
 from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.own_addresses import OwnAddresses
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
-from gossamer.node.network.reachability import is_private
 from gossamer.node.network.relay import Doors
 from gossamer.node.network.transport import Stream, TransportError
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
@@ -71,18 +72,21 @@ class DialBacks:
         doors: Doors,
         swarm: GuardedSwarm,
         own: OwnAddresses,
+        guard: DialGuard,
         peers: Callable[[], list[PeerId]],
         *,
         is_elsewhere: Callable[[str], bool] | None = None,
     ) -> None:
         """
         Args:
+            guard: bounds the dials that peers ask for.
             peers: the connected peers.
             is_elsewhere: whether a host is in another network; for tests on loopback.
         """
         self._doors = doors
         self._swarm = swarm
         self._own = own
+        self._guard = guard
         self._peers = peers
         self._is_elsewhere = is_elsewhere or self._is_in_another_network
         self._asked: dict[PeerId, float] = {}
@@ -180,9 +184,12 @@ class DialBacks:
         return True
 
     async def _dial(self, peer: PeerId, host: str, ports: tuple[int, ...]) -> int:
+        permit = self._guard.permit()
         for port in ports:
             with trio.move_on_after(DIAL_SECONDS_MAX), suppress(OSError):
+                permit.take(host)
                 if await self._swarm.answers_at(libp2p_id(peer), host, port):
+                    permit.proven(host)
                     return port
         return 0
 

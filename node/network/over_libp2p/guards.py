@@ -32,7 +32,8 @@ from libp2p.transport.upgrader import TransportUpgrader
 from multiaddr import Multiaddr
 
 from gossamer.node.base.awake_clock import AwakeClock
-from gossamer.node.network.over_libp2p.addresses import why
+from gossamer.node.network.dial_guard import Permit
+from gossamer.node.network.over_libp2p.addresses import host_of, why
 from gossamer.node.network.over_libp2p.negotiation import Doors, bound_host
 from gossamer.node.network.over_libp2p.noise import NoiseSession, layer_of
 from gossamer.node.network.over_libp2p.tcp import CircuitEnd, PortReusingTcp
@@ -153,8 +154,11 @@ class GuardedSwarm(Swarm):
                 del self._handshakes[scope]
                 return
 
-    async def dial_once(self, maddr: Multiaddr, peer_id: ID | None) -> SwarmConn:
-        """One attempt at one address; with `peer_id` None any peer may answer.
+    async def dial_once(
+        self, maddr: Multiaddr, peer_id: ID | None, permit: Permit | None = None
+    ) -> SwarmConn:
+        """One attempt at one address; with `peer_id` None any peer may answer. `permit`: see
+        `PortReusingTcp.dial`.
 
         Symptoms: py-libp2p dials only the first TCP address of a peer, refuses a peer for 60 s
         after one failed dial, retries by itself, and must know the peer id.
@@ -166,7 +170,12 @@ class GuardedSwarm(Swarm):
         """
         if len(self.get_connections()) >= self.connection_config.max_connections:
             raise SwarmException("we have as many connections as we allow")
-        return await self.connect_over(await self.tcp.dial(maddr), peer_id, Path("direct"))
+        raw_conn = await self.tcp.dial(maddr, permit)
+        remote = raw_conn.get_remote_address()
+        connection = await self.connect_over(raw_conn, peer_id, Path("direct"))
+        if permit is not None and remote is not None:
+            permit.proven(host_of(maddr), remote[0])
+        return connection
 
     async def connect_over(
         self, raw_conn: IRawConnection, peer_id: ID | None, path: Path

@@ -22,9 +22,12 @@ from multiaddr import Multiaddr
 
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.rate_limit import NO_LIMITS, Limits
+from gossamer.node.network.dial_guard import DialGuard
+from gossamer.node.network.dial_rules import IPNetwork
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.addresses import (
     host_of,
+    parse_address,
     parse_listen_address,
     port_of,
     with_port,
@@ -59,6 +62,8 @@ async def open_libp2p_transport(
     listen: Sequence[str] = ("/ip4/0.0.0.0/tcp/0",),
     *,
     announced: Sequence[str] = (),
+    typed: Sequence[str] = (),
+    networks: Sequence[IPNetwork] = (),
     port: int = 0,
     limits: Limits = NO_LIMITS,
     awake: AwakeClock | None = None,
@@ -72,6 +77,10 @@ async def open_libp2p_transport(
             is left out if there is another address.
         port: is tried first in the place of port 0.
         announced: addresses, without a peer id, that others are told first.
+        typed: addresses of peers that the owner of this machine gave, now or in an earlier life.
+            They are dialled whatever they are, those of `Transport.connect` too.
+        networks: private networks, besides those of the interfaces, whose addresses peers may
+            announce.
         limits: of all connections together.
         awake: a clock that runs. Without it a stop of this process counts as the peers' silence.
         connections_max: to all peers together, both directions.
@@ -92,10 +101,10 @@ async def open_libp2p_transport(
                 trio.open_nursery() as nursery,
             ):
                 await pubsub.wait_until_ready()
+                own = OwnAddresses(host, announced, networks)
+                guard = DialGuard(own.neighbourhood, trio.current_time, _endpoints(typed))
                 try:
-                    yield Libp2pTransport(
-                        host, swarm, pubsub, nursery, OwnAddresses(host, announced)
-                    )
+                    yield Libp2pTransport(host, swarm, pubsub, nursery, own, guard)
                 except Exception as error:
                     failure = error
                 nursery.cancel_scope.cancel()
@@ -106,6 +115,12 @@ async def open_libp2p_transport(
                 await host.close()  # leaving run() alone leaves sockets open
     if failure is not None:
         raise failure
+
+
+def _endpoints(addresses: Sequence[str]) -> list[tuple[str, int]]:
+    """Hosts and ports of addresses. Raises ConnectError where one is not dialable."""
+    parsed = [parse_address(address)[0] for address in addresses]
+    return [(host_of(maddr), port_of(maddr)) for maddr in parsed]
 
 
 async def _listen(swarm: GuardedSwarm, addresses: Sequence[Multiaddr], port: int) -> None:

@@ -9,6 +9,12 @@ import trio
 from libp2p.host.basic_host import BasicHost
 from multiaddr import Multiaddr
 
+from gossamer.node.network.dial_rules import (
+    IPNetwork,
+    address_of,
+    is_loopback,
+    is_private,
+)
 from gossamer.node.network.over_libp2p.addresses import (
     dialable,
     host_of,
@@ -19,14 +25,7 @@ from gossamer.node.network.over_libp2p.identify import PROTOCOL, ask_observed
 from gossamer.node.network.over_libp2p.noise import socket_of
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
 from gossamer.node.network.port_mapping import Mapping
-from gossamer.node.network.reachability import (
-    Endpoint,
-    Neighbourhood,
-    Reachability,
-    is_ip,
-    is_loopback,
-    is_private,
-)
+from gossamer.node.network.reachability import Endpoint, Neighbourhood, Reachability
 from gossamer.node.network.transport import Stream, TransportError
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId
@@ -40,9 +39,16 @@ OpenStream = Callable[[str], Awaitable[Stream]]
 class OwnAddresses:
     """The addresses of this node that it can tell others."""
 
-    def __init__(self, host: BasicHost, announced: Sequence[str]) -> None:
-        """`announced`: addresses that the operator names, without a peer id. They come first."""
+    def __init__(
+        self, host: BasicHost, announced: Sequence[str], networks: Sequence[IPNetwork] = ()
+    ) -> None:
+        """
+        Args:
+            announced: addresses that the operator names, without a peer id. They come first.
+            networks: private networks that the operator names besides those of the interfaces.
+        """
         self._host = host
+        self._networks = tuple(networks)
         self._announced = tuple(announced)
         self._bound: list[str] = []
         """Addresses of the interfaces, when they were last looked at."""
@@ -88,8 +94,12 @@ class OwnAddresses:
     def neighbourhood(self) -> Neighbourhood:
         """The networks that this machine is in."""
         hosts = [host_of(Multiaddr(address)) for address in self.all()]
-        outer = {host for host in hosts if is_ip(host) and not is_private(host)}
-        return Neighbourhood(frozenset(outer | self.reachability.hosts), interface_networks())
+        outer = {host for host in hosts if address_of(host) and not is_private(host)}
+        return Neighbourhood(
+            frozenset(outer | self.reachability.hosts),
+            (*interface_networks(), *self._networks),
+            is_on_loopback=bool(hosts) and all(map(is_loopback, hosts)),
+        )
 
     async def learn(self, connection: YamuxConnection, open_stream: OpenStream) -> None:
         """Learns from a new connection whether this node can be dialled, and where others see it.

@@ -10,6 +10,7 @@ from libp2p.abc import INetConn
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.peer.id import ID
 
+from gossamer.node.network.dial_guard import DialGuard
 from gossamer.node.network.over_libp2p import crossing
 from gossamer.node.network.over_libp2p.addresses import libp2p_id, peer_id_of, why
 from gossamer.node.network.over_libp2p.crossing import Crossing
@@ -51,16 +52,20 @@ class Paths:
         doors: Doors,
         swarm: GuardedSwarm,
         own: OwnAddresses,
+        guard: DialGuard,
         nursery: trio.Nursery,
         open_on: OpenOn,
     ) -> None:
         self._swarm = swarm
         self._own = own
+        self._guard = guard
         self._nursery = nursery
         self._open_on = open_on
         self.circuits = Circuits(doors, self._serve_end)
         self._crossing = Crossing(self._dial, own.outer)
-        doors.handle(crossing.PROTOCOL, self._crossing.answer)
+        doors.handle(
+            crossing.PROTOCOL, self._crossing.answer, streams_per_peer_max=crossing.STREAMS_MAX
+        )
 
     def connections(self, peer: ID) -> list[tuple[INetConn, YamuxConnection]]:
         """Connections to a peer that can be used: relayed ones first, and the newest last."""
@@ -153,9 +158,13 @@ class Paths:
         worth = self._own.neighbourhood().worth_dialling([each.host for each in endpoints])
         ways = [each for each, is_worth in zip(endpoints, worth, strict=True) if is_worth]
 
+        permit = self._guard.permit_to_cross()
+
         async def attempt(endpoint: Endpoint) -> None:
+            permit.take(endpoint.host)
             raw_conn = await self._swarm.tcp.dial_from_listener(endpoint.host, endpoint.port)
             await self._swarm.connect_over(raw_conn, libp2p_id(peer), Path("crossed"))
+            permit.proven(endpoint.host)
 
         async def keep_dialling() -> None:
             while True:

@@ -21,6 +21,8 @@ from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
+from gossamer.node.network.dial_guard import Permit
+from gossamer.node.network.dial_rules import address_of
 from gossamer.node.network.over_libp2p.congestion import tune
 from gossamer.node.network.over_libp2p.noise import socket_of
 from gossamer.node.network.racing import RaceLost, race
@@ -39,6 +41,9 @@ LISTEN_BACKLOG = 128
 
 # Ports that are tried for a listener without a port of its own: each was free a moment before.
 FREE_PORT_ATTEMPTS = 8
+
+# What the kernel says of a dial for which no packet has left this machine.
+_NEVER_LEFT = (errno.ENETUNREACH, errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EINVAL)
 
 # Addresses of one name that are tried; a name with more is no home's.
 NAME_ADDRESSES_MAX = 8
@@ -201,19 +206,38 @@ class PortReusingTcp(TCP):
         """Ports of the listeners, the first listener's first."""
         return [bound[2] for listener in self._listeners if (bound := listener.bound) is not None]
 
-    async def dial(self, maddr: Multiaddr) -> IRawConnection:
+    async def dial(self, maddr: Multiaddr, permit: Permit | None = None) -> IRawConnection:
         """Connect from the port of a listener where that is possible; see `detect_dead_links`.
+
+        Args:
+            permit: is asked for the name, if there is one, and for each IP address; None for an
+                address that the owner of this machine gave.
 
         Raises:
             OSError: the kernel's or the resolver's reason, which py-libp2p hides.
+            DialRefusedError: the permit does not cover it.
         """
         family, host, port = host_and_port(maddr)
+        if permit is not None and address_of(host) is None:
+            permit.take(host)
         found = await trio.socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
         targets = list(dict.fromkeys((each[0], each[4][0], each[4][1]) for each in found))
         ways = targets[:NAME_ADDRESSES_MAX]
+
+        async def attempt(target: tuple[socket.AddressFamily, str, int]) -> trio.SocketStream:
+            if permit is None:
+                return await self._connect(target)
+            permit.take(target[1])
+            try:
+                return await self._connect(target)
+            except OSError as error:
+                if error.errno in _NEVER_LEFT:
+                    permit.unused(target[1])
+                raise
+
         try:
             _, stream = await race(
-                self._connect, ways, RACE_SECONDS, OSError, discard=lambda each: each.socket.close()
+                attempt, ways, RACE_SECONDS, OSError, discard=lambda each: each.socket.close()
             )
         except RaceLost as lost:
             raise lost.failures[0] from None

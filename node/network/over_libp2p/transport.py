@@ -19,11 +19,13 @@ from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicat
 from libp2p.pubsub.pb import rpc_pb2
 
 from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
+from gossamer.node.network.dial_guard import DialGuard, Permit
 from gossamer.node.network.over_libp2p.addresses import (
     host_of,
     libp2p_id,
     parse_address,
     peer_id_of,
+    port_of,
     why,
 )
 from gossamer.node.network.over_libp2p.congestion import LineEstimates
@@ -86,8 +88,10 @@ class Libp2pTransport:
         pubsub: GuardedPubsub,
         nursery: trio.Nursery,
         own: OwnAddresses,
+        guard: DialGuard,
     ) -> None:
         self.own = own
+        self._guard = guard
         self._host = host
         self._swarm = swarm
         self._pubsub = pubsub
@@ -99,9 +103,9 @@ class Libp2pTransport:
         self._offence_handler: OffenceHandler | None = None
         host.count_stream = self._count
         swarm.on_violation = self._on_offence
-        self.paths = Paths(self, swarm, own, nursery, self._open_on)
+        self.paths = Paths(self, swarm, own, guard, nursery, self._open_on)
         swarm.on_connected = self.paths.connected
-        nursery.start_soon(DialBacks(self, swarm, own, self.peers).run)
+        nursery.start_soon(DialBacks(self, swarm, own, guard, self.peers).run)
         pubsub.on_message = self._on_gossip
         pubsub.on_offence = self._on_offence
         pubsub.is_banned = swarm.is_banned
@@ -129,6 +133,11 @@ class Libp2pTransport:
 
     async def connect(self, address: str) -> PeerId:
         """See `Transport.connect`."""
+        maddr, _ = parse_address(address)
+        self._guard.note_typed(host_of(maddr), port_of(maddr))
+        return await self._connect(address, None)
+
+    async def _connect(self, address: str, permit: Permit | None) -> PeerId:
         maddr, expected = parse_address(address)
         if expected == self._host.get_id():
             raise ConnectError(f"{address} is this node's own address; give another peer's")
@@ -138,7 +147,7 @@ class Libp2pTransport:
             raise ConnectError(f"cannot connect to {address}: this peer is banned here for a while")
         try:
             with trio.fail_after(CONNECT_SECONDS_MAX):
-                connection = await self._swarm.dial_once(maddr, expected)
+                connection = await self._swarm.dial_once(maddr, expected, permit)
         except Exception as error:
             raise ConnectError(f"cannot connect to {address}: {why(error)}") from error
         remote: ID = connection.muxed_conn.peer_id
@@ -151,10 +160,13 @@ class Libp2pTransport:
         """See `Transport.connect_any`."""
 
         async def attempt(address: str) -> None:
-            _, expected = parse_address(address)
+            maddr, expected = parse_address(address)
             if expected is not None and peer_id_of(expected) != peer_id:
                 raise ConnectError(f"{address} belongs to another peer")
-            await self.connect(address if expected is not None else f"{address}/p2p/{peer_id}")
+            is_typed = self._guard.is_typed(host_of(maddr), port_of(maddr))
+            permit = None if is_typed else self._guard.permit()
+            whole = address if expected is not None else f"{address}/p2p/{peer_id}"
+            await self._connect(whole, permit)
 
         ways = self._worth_dialling(addresses)[:ADDRESSES_TRIED_MAX]
         try:
@@ -167,15 +179,21 @@ class Libp2pTransport:
         return address
 
     def _worth_dialling(self, addresses: Sequence[str]) -> list[str]:
-        """Addresses of one peer without those of networks that this machine is not in."""
-        hosts = []
+        """Addresses of one peer without those of networks that this machine is not in. One that
+        the owner typed is always worth it."""
+        hosts, typed = [], []
         for address in addresses:
             try:
-                hosts.append(host_of(parse_address(address)[0]))
+                maddr, _ = parse_address(address)
             except ConnectError:
                 hosts.append("")  # a name like any other: the dial says what is wrong with it
+                typed.append(False)
+            else:
+                hosts.append(host_of(maddr))
+                typed.append(self._guard.is_typed(hosts[-1], port_of(maddr)))
         worth = self.own.neighbourhood().worth_dialling(hosts)
-        return [address for address, is_worth in zip(addresses, worth, strict=True) if is_worth]
+        ways = zip(addresses, worth, typed, strict=True)
+        return [address for address, is_worth, is_typed in ways if is_worth or is_typed]
 
     async def _keep_or_drop(self, peer: ID) -> bool:
         """Returns whether a connection to `peer` lives; if none does, the dead ones are dropped.

@@ -17,13 +17,14 @@ STATUS = Status(peer_id="me", run_id=None, version="0.1.0", phase="joining")
 
 @contextmanager
 def answering(
-    state_dir: StateDir, code: int, body: bytes, seen: list[tuple[str, str, str | None]]
+    state_dir: StateDir, code: int, body: bytes, seen: list[tuple[str, str, str | None, str | None]]
 ) -> Iterator[None]:
     """A daemon that gives one answer to everything and notes what it was asked."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            seen.append((self.command, self.path, self.headers.get("X-Gossamer")))
+            headers = (self.headers.get("X-Gossamer"), self.headers.get("Authorization"))
+            seen.append((self.command, self.path, *headers))
             self.send_response(code)
             self.end_headers()
             self.wfile.write(body)
@@ -45,11 +46,27 @@ def answering(
 
 def test_status_and_orders(tmp_path: Path) -> None:
     state_dir = StateDir(tmp_path)
-    seen: list[tuple[str, str, str | None]] = []
+    seen: list[tuple[str, str, str | None, str | None]] = []
     with answering(state_dir, 200, encode_status(STATUS), seen):
         assert fetch_status(state_dir) == STATUS
+        token = state_dir.new_token()
         give_order(state_dir, "pause")
-    assert seen == [("GET", "/api/status", "1"), ("POST", "/api/pause", "1")]
+    assert seen == [
+        ("GET", "/api/status", "1", None),
+        ("POST", "/api/pause", "1", f"Bearer {token}"),
+    ]
+
+
+def test_an_order_without_a_token_says_what_is_missing(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    state_dir.write_api("127.0.0.1:1")
+    with pytest.raises(ClientError, match="token is missing"):
+        give_order(state_dir, "pause")
+
+
+def test_an_order_to_no_daemon(tmp_path: Path) -> None:
+    with pytest.raises(NotRunningError, match=f"no node runs on {tmp_path}"):
+        give_order(StateDir(tmp_path), "leave")
 
 
 def test_no_daemon(tmp_path: Path) -> None:
@@ -62,6 +79,7 @@ def test_a_daemon_that_was_killed(tmp_path: Path) -> None:
         port = gone.getsockname()[1]
     state_dir = StateDir(tmp_path)
     state_dir.write_api(f"127.0.0.1:{port}")
+    state_dir.new_token()
     with pytest.raises(NotRunningError, match="did not end in order"):
         give_order(state_dir, "leave")
 

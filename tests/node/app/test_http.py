@@ -16,7 +16,8 @@ from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import Status, link_of
 
 TRAINING = Status(peer_id="me", run_id="ab" * 32, version="0.1.0", phase="training", round=3)
-ORDER = {"x-gossamer": "1"}
+TOKEN = "5e" * 32
+ORDER = {"x-gossamer": "1", "authorization": f"Bearer {TOKEN}"}
 
 
 class Node:
@@ -52,7 +53,7 @@ def ask(
     hosts: tuple[str, ...] = (),
 ) -> httpx.Response:
     async def main() -> httpx.Response:
-        app: Any = build_app(node.status, node.metrics.registry, node, hosts)
+        app: Any = build_app(node.status, node.metrics.registry, node, TOKEN, hosts)
         transport = httpx.ASGITransport(app, client=(client, 5))
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as asking:
             return await asking.request(method, path, headers=headers, content=content)
@@ -70,6 +71,7 @@ def serving(node: Node, use: Callable[[str], Awaitable[None]]) -> None:
                 node.status,
                 node.metrics.registry,
                 node,
+                TOKEN,
                 task_status=task_status,
             )
 
@@ -190,6 +192,62 @@ def test_orders_that_are_refused() -> None:
     assert node.orders == []
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        f"Bearer {TOKEN[:-1]}",
+        f"Bearer {TOKEN}0",
+        f"Basic {TOKEN}",
+        TOKEN,
+        "Bearer \xe9",
+    ],
+)
+def test_an_order_without_the_token_is_refused(given: str | None) -> None:
+    """Another user of the machine, or a program in a container that shares its network."""
+    node = Node()
+    headers = {"x-gossamer": "1"}
+    if given is not None:
+        headers["authorization"] = given
+    for order in ("pause", "resume", "leave"):
+        raw = {name: value.encode("latin-1") for name, value in headers.items()}
+        answer = ask(node, "POST", f"/api/{order}", headers=raw)  # type: ignore[arg-type]
+        assert answer.status_code == 401
+        assert TOKEN not in answer.text
+    assert node.orders == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["forwarded", "Via", "X-Forwarded-For", "x-forwarded-host", "x-forwarded-proto", "X-Real-IP"],
+)
+def test_a_reverse_proxy_on_this_machine_is_not_this_machine(name: str) -> None:
+    node = Node()
+    headers = {**ORDER, name: "192.0.2.1"}
+    assert ask(node, "POST", "/api/leave", headers=headers).status_code == 403
+    assert node.orders == []
+    assert ask(node, "GET", "/api/status", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["node.example.org", "192.0.2.3:4611", "[2001:db8::1]:80"])
+def test_an_order_to_another_name_than_this_machines_is_refused(host: str) -> None:
+    """A proxy that hides itself keeps the name by which it was called."""
+    node = Node()
+    answer = ask(node, "POST", "/api/leave", headers=ORDER, host=host, hosts=("node.example.org",))
+    assert answer.status_code == 403
+    assert node.orders == []
+    for mine in ("localhost:4611", "127.0.0.1:1", "[::1]:4611"):
+        assert ask(node, "POST", "/api/pause", headers=ORDER, host=mine).status_code == 202
+
+
+def test_what_is_read_needs_no_token() -> None:
+    for path in ("/", "/api/status", "/metrics", "/livez", "/readyz"):
+        assert ask(Node(), "GET", path).status_code == 200
+
+
 def test_a_body_is_refused_unread() -> None:
     node = Node()
     answer = ask(node, "POST", "/api/pause", headers=ORDER, content=b"x" * 100)
@@ -280,7 +338,7 @@ def test_an_address_that_cannot_be_had(host: str, reason: str) -> None:
         bind = f"{host}:{taken.getsockname()[1]}"
         node = Node()
         with pytest.raises(ApiBindError, match=reason):
-            trio.run(serve_http, bind, node.status, CollectorRegistry(), node)
+            trio.run(serve_http, bind, node.status, CollectorRegistry(), node, TOKEN)
 
 
 def test_the_status_is_json_that_any_tool_reads() -> None:

@@ -188,3 +188,13 @@ def test_addresses_to_announce(text: str) -> None:
 def test_addresses_that_no_peer_could_dial_are_not_announced(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_announced(text)
+
+
+def test_networks_of_the_owner() -> None:
+    settings = load_settings({}, {"GOSSAMER_OWN_NETWORKS": "10.0.0.0/8, 100.64.0.0/10 fd00::/8"})
+    assert settings.own_networks == ("10.0.0.0/8", "100.64.0.0/10", "fd00::/8")
+    for wrong, words in (("10.0.0.1/8", "host bits"), ("office", "10.1.0.0/16")):
+        with pytest.raises(ConfigError, match=words):
+            load_settings({}, {"GOSSAMER_OWN_NETWORKS": wrong})
+    with pytest.raises(ConfigError, match="up to 16"):
+        load_settings({}, {"GOSSAMER_OWN_NETWORKS": "10.0.0.0/8 " * 17})

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import get_args
 
-from gossamer.node.modes.table import MODES
-from gossamer.protocol.manifest import SyncMode
+import pytest
+
+from gossamer.node.modes.table import MODES, mode_for
+from gossamer.protocol.manifest import SyncMode, Trust
+from gossamer.protocol.manifest_checks import problems_of
+from tests.support.builders import manifest
 
 
-def test_each_sync_mode_of_the_manifest_has_a_strategy() -> None:
-    assert set(MODES) == set(get_args(SyncMode))
+@pytest.mark.parametrize(("sync", "trust"), list(product(get_args(SyncMode), get_args(Trust))))
+def test_each_mode_that_a_manifest_allows_has_a_strategy(sync: SyncMode, trust: Trust) -> None:
+    run = manifest(sync=sync, trust=trust)
+    allowed = not any("trust" in problem for problem in problems_of(run))
+    assert ((sync, trust) in MODES) == allowed
+    if allowed:
+        assert mode_for(run) is MODES[sync, trust]

@@ -6,12 +6,12 @@ import ipaddress
 
 import pytest
 
+from gossamer.node.network.dial_rules import is_private
 from gossamer.node.network.reachability import (
     OBSERVERS_MAX,
     Endpoint,
     Neighbourhood,
     Reachability,
-    is_private,
 )
 from gossamer.protocol.ids import PeerId
 
@@ -110,19 +110,39 @@ LAN = ipaddress.ip_network("192.168.1.0/24")
     [
         # a stranger of another home whose network has the same numbers
         ({"203.0.113.7"}, ["198.51.100.1", "192.168.1.5"], [True, False]),
-        # a housemate, also in another subnet
-        ({"203.0.113.7"}, ["203.0.113.7", "192.168.1.5", "10.0.0.5"], [True, True, True]),
+        # a housemate; its other subnet is not this machine's
+        ({"203.0.113.7"}, ["203.0.113.7", "192.168.1.5", "10.0.0.5"], [True, True, False]),
         # no router in between is known on one side
         ({"203.0.113.7"}, ["192.168.1.5", "10.0.0.5"], [True, False]),
         (set(), ["203.0.113.7", "192.168.1.5", "10.0.0.5"], [True, True, False]),
         # names are public
         ({"203.0.113.7"}, ["node.example.org", "192.168.1.5"], [True, False]),
-        # loopback only if there is nothing else
-        (set(), ["127.0.0.1"], [True]),
+        # loopback never, see below
+        (set(), ["127.0.0.1"], [False]),
         (set(), ["192.168.1.5", "127.0.0.1"], [True, False]),
+        # an IPv6 address is judged by the IPv4 address in it
+        ({"203.0.113.7"}, ["::ffff:192.168.1.5", "::ffff:10.0.0.5"], [True, False]),
+        ({"203.0.113.7"}, ["198.51.100.1", "::ffff:192.168.1.5"], [True, False]),
+        (set(), ["::ffff:127.0.0.1", "::ffff:198.51.100.1"], [False, True]),
     ],
 )
 def test_addresses_that_are_worth_a_dial(
     outer: set[str], hosts: list[str], expected: list[bool]
 ) -> None:
     assert Neighbourhood(frozenset(outer), (LAN,)).worth_dialling(hosts) == expected
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        (["127.0.0.1"], [True]),
+        (["127.0.0.1", "::1"], [True, True]),
+        (["192.168.1.5", "127.0.0.1"], [True, False]),
+        (["127.0.0.1", "169.254.169.254"], [False, False]),
+    ],
+)
+def test_a_node_on_loopback_dials_peers_that_have_nothing_else(
+    hosts: list[str], expected: list[bool]
+) -> None:
+    neighbourhood = Neighbourhood(frozenset(), (LAN,), is_on_loopback=True)
+    assert neighbourhood.worth_dialling(hosts) == expected

@@ -19,9 +19,12 @@ from gossamer.node.rounds.decisions import (
     stops_training,
 )
 from gossamer.protocol.ids import digest_of
+from gossamer.protocol.policy.head_choice import HeadWeight
 
 NOW = 100.0
-BETTER = BetterHead(digest_of(b"better"), tokens_total=150, since_seconds=NOW)
+BETTER = BetterHead(
+    digest_of(b"better"), HeadWeight(support=5, tokens_total=150), since_seconds=NOW
+)
 STAYS = Decision(False, "no better head is known")
 OVERTAKEN = Decision(True, "a better head is committed elsewhere")
 
@@ -75,20 +78,22 @@ def test_only_the_first_round_waits_for_peers_and_only_ready_ones_count() -> Non
 
 
 @pytest.mark.parametrize(
-    ("attainable_tokens", "seconds", "is_on_mine", "is_finishing", "holds"),
+    ("attainable", "seconds", "is_on_mine", "is_finishing", "holds"),
     [
-        (151, 60.0, True, False, False),
-        (150, 0.0, True, False, True),
-        (151, 0.0, False, False, True),
-        (150, OVERTAKEN_SECONDS - 0.1, True, True, False),
-        (150, OVERTAKEN_SECONDS, True, True, True),
+        (HeadWeight(5, 151), 60.0, True, False, False),
+        (HeadWeight(6, 1), 60.0, True, False, False),
+        (HeadWeight(4, 10**9), 0.0, True, False, True),
+        (HeadWeight(5, 150), 0.0, True, False, True),
+        (HeadWeight(5, 151), 0.0, False, False, True),
+        (HeadWeight(5, 150), OVERTAKEN_SECONDS - 0.1, True, True, False),
+        (HeadWeight(5, 150), OVERTAKEN_SECONDS, True, True, True),
     ],
 )
 def test_a_better_head_overtakes_a_round_that_cannot_outweigh_it_nor_is_nearly_finished(
-    attainable_tokens: int, seconds: float, is_on_mine: bool, is_finishing: bool, holds: bool
+    attainable: HeadWeight, seconds: float, is_on_mine: bool, is_finishing: bool, holds: bool
 ) -> None:
     decision = is_overtaken(
-        BETTER, attainable_tokens, NOW + seconds, is_on_mine=is_on_mine, is_finishing=is_finishing
+        BETTER, attainable, NOW + seconds, is_on_mine=is_on_mine, is_finishing=is_finishing
     )
     assert decision.holds is holds
 

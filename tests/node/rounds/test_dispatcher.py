@@ -19,7 +19,7 @@ from gossamer.node.rounds.effects import (
     OuterStepOrder,
 )
 from gossamer.protocol.accounting.ledger import Ledger
-from gossamer.protocol.codecs.payloads import SumPayloads
+from gossamer.protocol.codecs.payloads import SumPayloads, payloads_named
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
@@ -248,6 +248,14 @@ def test_averages_and_sums_that_hold_my_part_are_checked() -> None:
     assert dispatcher.has_to_check(0b11, finisher=0)
     assert dispatcher.has_to_check(mine, None)
     assert not dispatcher.has_to_check(0b11 ^ mine, None)
+
+
+def test_signed_records_are_checked_whenever_they_come() -> None:
+    """An addition to a set does not look at the others' records."""
+    member, payloads = alone(), payloads_named("fp32", trust="open")
+    dispatcher = RoundDispatcher(member.dispatcher.machine, member.me, payloads, member)
+    assert dispatcher.has_to_check(0b01, None)
+    assert dispatcher.has_to_check(0b10, None)
 
 
 def test_an_older_outer_step_is_not_wanted_and_none_after_the_end() -> None:

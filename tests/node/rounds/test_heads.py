@@ -1,11 +1,12 @@
 """The head that wins over a round under way: which node yields, and when, as the daemon decides it.
 
-The chain here: mine is at `MINE`, one round after the genesis, and my ring may make it 100 tokens
-heavier.
+The chain here: all three members made the first round, which is the fork, and mine is one round
+after it. My ring may commit another round on mine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,28 +20,62 @@ from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS
 from gossamer.node.rounds.turn import is_round_overtaken
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol import limits
-from gossamer.protocol.ids import Digest, digest_of, peer_id_from_public_key
+from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
+from gossamer.protocol.wire.statements import Signed
+from tests.support.builders import peers
 
 RUN_ID = Digest(bytes(32))
-PEER = peer_id_from_public_key(bytes(range(32)))
-MINE_TOKENS, RING_TOKENS = 100, 100
-ATTAINABLE = MINE_TOKENS + RING_TOKENS
+ME, B, C, STRANGER = peers(4)
+ALL = (ME, B, C)
+TOKENS = 100
 MY_RING, OTHER_RING = digest_of(b"mine"), digest_of(b"other")
+GATHER_SECONDS = 10.0
+
+
+def signed(author: PeerId) -> Signed:
+    """An envelope that nothing here opens."""
+    return Signed(author, b"", bytes(64))
 
 
 class Chain:
-    """Rounds without votes, and the `Heads` of a peer among them."""
+    """Rounds by some members each, and the `Heads` of `ME` among them.
+
+    Attributes:
+        at_work: living peers that work on the round after my head, with me.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.store = ChainStore(directory, RUN_ID, Digest(bytes(32)))
-        committed = SimpleNamespace(chain=self.store, head=RUN_ID)
-        chain_sync = SimpleNamespace(unfinished=frozenset())
+        self.committed = SimpleNamespace(chain=self.store, head=RUN_ID, is_loaded=True)
+        self.at_work: Collection[PeerId] = ALL
+        swarm = SimpleNamespace(me=ME, living=self._living, ready_since=lambda _head: None)
+        manifest = SimpleNamespace(
+            founder=ME, rounds=SimpleNamespace(gather_seconds=GATHER_SECONDS)
+        )
         unused: Any = None
-        self.heads = Heads(cast(Any, committed), cast(Any, chain_sync), unused, unused)
-        self.mine = committed.head = self.add(RUN_ID, MINE_TOKENS)
+        self.heads = Heads(
+            cast(Any, manifest),
+            cast(Any, self.committed),
+            cast(Any, SimpleNamespace(unfinished=frozenset())),
+            cast(Any, swarm),
+            unused,
+            cast(Any, SimpleNamespace(phase="averaging")),
+        )
+        self.fork = self.committed.head = self.add(RUN_ID, ALL)
+        self.mine = self.committed.head = self.add(self.fork, [ME, B])
 
-    def add(self, parent: Digest, tokens: int, ring_id: Digest = OTHER_RING) -> Digest:
+    def _living(self) -> dict[PeerId, SimpleNamespace]:
+        announce = SimpleNamespace(head=self.committed.head, phase="averaging")
+        return {peer: announce for peer in self.at_work if peer != ME}
+
+    def add(
+        self,
+        parent: Digest,
+        signers: Collection[PeerId],
+        tokens: int = TOKENS,
+        ring_id: Digest = OTHER_RING,
+    ) -> Digest:
         before = self.store.entry(parent)
         header = Header(
             version=limits.PROTOCOL_VERSION,
@@ -48,24 +83,29 @@ class Chain:
             round=before.round + 1,
             parent=parent,
             ring_id=ring_id,
-            members=(Member(PEER, tokens, 1.0),),
-            tokens_total=before.tokens_total + tokens,
+            members=tuple(Member(peer, tokens, 1.0) for peer in signers),
+            tokens_total=before.tokens_total + tokens * len(signers),
             update_digest=bytes(32),
             state_digest=bytes(32),
             ledger_digest=bytes(32),
             spans=(),
         )
-        head = self.store.add(Commit(encode_header(header), ()), header)
+        votes = tuple(signed(peer) for peer in signers)
+        head = self.store.add(Commit(encode_header(header), signed(ME), votes), header)
         self.heads.note_counting(head)
         return head
 
-    def is_overtaken_after(self, seconds: float, *, is_at_work: bool = True) -> bool:
+    def is_overtaken_after(
+        self, seconds: float, *, ring: Collection[PeerId] = ALL, is_at_work: bool = True
+    ) -> bool:
         """Returns whether my ring is left so long after the better head was first seen."""
 
         async def main() -> bool:
             self.heads.better()
             await trio.sleep(seconds)
-            return is_round_overtaken(self.heads, MY_RING, ATTAINABLE, is_at_work=is_at_work).holds
+            total = self.store.entry(self.mine).tokens_total + TOKENS * len(ring)
+            attainable = self.heads.attainable(ring, total)
+            return is_round_overtaken(self.heads, MY_RING, attainable, is_at_work=is_at_work).holds
 
         return trio.run(main, clock=MockClock(autojump_threshold=0.0))
 
@@ -76,48 +116,70 @@ def chain(tmp_path: Path) -> Chain:
 
 
 def test_without_a_better_head_a_round_goes_on(chain: Chain) -> None:
-    chain.add(RUN_ID, MINE_TOKENS - 1)
+    chain.add(chain.fork, [C], 10 * TOKENS)
     assert not chain.is_overtaken_after(60.0)
 
 
 def test_what_follows_my_head_is_on_mine_and_a_branch_is_not(chain: Chain) -> None:
-    child = chain.add(chain.mine, 1)
-    branch = chain.add(RUN_ID, MINE_TOKENS + 1)
+    child = chain.add(chain.mine, [B])
+    branch = chain.add(chain.fork, ALL)
     assert chain.heads.is_on_mine(chain.mine)
     assert chain.heads.is_on_mine(child)
-    assert chain.heads.is_on_mine(chain.add(child, 1))
+    assert chain.heads.is_on_mine(chain.add(child, [B]))
     assert not chain.heads.is_on_mine(branch)
-    assert not chain.heads.is_on_mine(chain.add(branch, 1))
+    assert not chain.heads.is_on_mine(chain.add(branch, [B]))
 
 
 def test_a_lone_commit_on_my_head_does_not_stop_a_ring_of_many(chain: Chain) -> None:
-    chain.add(chain.mine, RING_TOKENS - 1)
+    chain.add(chain.mine, [C], 10 * TOKENS)
     assert not chain.is_overtaken_after(60.0)
 
 
-def test_a_commit_on_my_head_that_weighs_as_much_as_mine_may_does(chain: Chain) -> None:
-    chain.add(chain.mine, RING_TOKENS)
-    assert chain.is_overtaken_after(0.0)
+def test_a_lone_commit_on_my_head_ends_my_wait_when_it_was_time(chain: Chain) -> None:
+    """The member that went on alone may have had to: so its round is taken over, later."""
+    chain.add(chain.mine, [C])
+    chain.at_work = [ME, B]
+    assert not chain.is_overtaken_after(GATHER_SECONDS - 0.01, ring=[])
+    assert chain.is_overtaken_after(GATHER_SECONDS, ring=[])
+
+
+def test_a_commit_on_my_head_by_more_than_are_at_work_ends_my_round_at_once(chain: Chain) -> None:
+    chain.add(chain.mine, [B, C])
+    chain.at_work = [ME]
+    assert chain.is_overtaken_after(0.0, ring=[ME])
+
+
+def test_strangers_on_my_head_stop_no_member_whatever_they_claim(chain: Chain) -> None:
+    chain.add(chain.mine, [STRANGER, *peers(9)[4:]], 10**9)
+    chain.at_work = [ME]
+    assert not chain.is_overtaken_after(3600.0, ring=[ME])
+
+
+def test_a_branch_of_strangers_is_never_better(chain: Chain) -> None:
+    head = chain.fork
+    for _ in range(5):
+        head = chain.add(head, [STRANGER, *peers(9)[4:]], 10**9)
+    assert not chain.is_overtaken_after(3600.0, ring=[])
 
 
 def test_of_two_branches_the_one_behind_yields_at_once_whatever_its_ring_may_commit(
     chain: Chain,
 ) -> None:
-    chain.add(RUN_ID, MINE_TOKENS + 1)
+    chain.add(chain.fork, [ME, C], TOKENS + 1)
     assert chain.is_overtaken_after(0.0)
 
 
 def test_the_commit_of_my_own_ring_by_others_is_finished_here_if_that_is_soon(
     chain: Chain,
 ) -> None:
-    chain.add(chain.mine, RING_TOKENS, MY_RING)
-    assert not chain.is_overtaken_after(OVERTAKEN_SECONDS - 0.01)
-    assert chain.is_overtaken_after(OVERTAKEN_SECONDS)
-    assert chain.is_overtaken_after(0.0, is_at_work=False)
+    chain.add(chain.mine, [B, C], TOKENS, MY_RING)
+    assert not chain.is_overtaken_after(OVERTAKEN_SECONDS - 0.01, ring=[ME])
+    assert chain.is_overtaken_after(OVERTAKEN_SECONDS, ring=[ME])
+    assert chain.is_overtaken_after(0.0, ring=[ME], is_at_work=False)
 
 
 def test_patience_is_for_my_own_ring_only(chain: Chain) -> None:
-    chain.add(chain.add(chain.mine, RING_TOKENS, MY_RING), 1, OTHER_RING)
-    assert not chain.is_overtaken_after(0.0), "the way there begins with my ring's round"
-    chain.add(chain.add(chain.mine, RING_TOKENS, OTHER_RING), 2, MY_RING)
-    assert chain.is_overtaken_after(0.0)
+    chain.add(chain.add(chain.mine, [B, C], TOKENS, MY_RING), [B], 1, OTHER_RING)
+    assert not chain.is_overtaken_after(0.0, ring=[ME]), "the way there begins with my ring's round"
+    chain.add(chain.add(chain.mine, [B, C], TOKENS, OTHER_RING), [B], 2, MY_RING)
+    assert chain.is_overtaken_after(0.0, ring=[ME])

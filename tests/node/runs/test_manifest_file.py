@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.node.runs.draft import Draft, draft_of_preset, problems_of_draft
+from gossamer.node.runs.draft import (
+    Draft,
+    draft_of_preset,
+    open_chunk_elements_max,
+    problems_of_draft,
+)
 from gossamer.node.runs.manifest_file import (
     MANIFEST_FILE_BYTES_MAX,
     parse_manifest_file,
@@ -18,6 +23,8 @@ from gossamer.node.runs.manifest_file import (
     write_manifest_file,
 )
 from gossamer.node.runs.manifest_keys import EXPLANATIONS, HINTS
+from gossamer.protocol import limits
+from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import peer_id_from_public_key
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
@@ -36,6 +43,25 @@ def problems_of(text: str) -> list[str]:
     with pytest.raises(ManifestError) as caught:
         parse(text)
     return caught.value.problems
+
+
+@pytest.mark.parametrize("codec", ["fp32", "fp16", "int8", "int4"])
+@pytest.mark.parametrize("preset", ["tiny", "150m"])
+def test_the_chunks_of_an_open_run_have_room_for_31_records(preset: str, codec: str) -> None:
+    text = f'preset = "{preset}"\ntrust = "open"\n[outer]\ncodec = "{codec}"\n'
+    draft = parse(text)
+    payloads = payloads_of(draft.sync, draft.outer, draft.trust)
+    assert payloads.members_max(draft.outer.chunk_elements) >= 31
+    room = open_chunk_elements_max(draft.sync, draft.outer)
+    if room < limits.CHUNK_ELEMENTS_MAX:
+        (problem,) = problems_of(text + f"chunk_elements = {room + 1}")
+        assert problem.startswith(f"outer.chunk_elements is {room + 1}; with trust")
+        assert parse(text + f"chunk_elements = {room}").outer.chunk_elements == room
+
+
+def test_shared_steps_are_for_members_that_trust_each_other() -> None:
+    (problem,) = problems_of('preset = "tiny"\nsync = "distro"\ntrust = "open"')
+    assert problem.startswith('trust is "open"; with sync = "distro"')
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -171,7 +197,7 @@ def test_corpus_paths_are_relative_to_the_file(tmp_path: Path) -> None:
 
 MISTAKES = [
     ("nme = 'x'", "nme is not a key; did you mean name?"),
-    ("zzzzz = 1", "zzzzz is not a key; allowed at the top: preset, name, seed, sync, admission, "),
+    ("zzzzz = 1", "zzzzz is not a key; allowed at the top: preset, name, seed, sync, trust, "),
     ("[modle]\nwidth = 1", "modle is not a key; did you mean model?"),
     ("[model]\nlayers = 1", "model.layers is not a key; did you mean model.num_layers?"),
     (

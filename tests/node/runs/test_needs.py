@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from gossamer.node.machine.capacity import free_memory_bytes, host_memory_bytes
 from gossamer.node.runs.needs import (
+    PEERS_SUPPOSED,
     PROCESS_BYTES,
     NotWantedError,
     TooLargeError,
@@ -44,6 +45,21 @@ def test_memory_is_refused_above_seven_tenths_of_what_is_free() -> None:
         TooLargeError, match=r"13,\d+,\d+,\d+ parameters and needs some 6\d\d\.. GB"
     ):
         require_memory(run, needs, int(needs.memory / 0.71))
+
+
+def test_a_founder_cannot_forge_the_lines_that_the_owner_is_shown() -> None:
+    run = replace(manifest(), name="small\n\x1b[2Kmemory    some 1 kB\u202e")
+    lines = describe(run, needs_of(run, trains_on_host=True, cache_bytes=0))
+    assert all(line.isprintable() for line in lines), lines
+
+
+def test_the_records_of_a_round_are_counted_where_members_sign_them() -> None:
+    closed = replace(large_manifest(), outer=replace(manifest().outer, codec="int8"))
+    run = replace(closed, trust="open")
+    needs = [needs_of(each, trains_on_host=True, cache_bytes=0) for each in (closed, run)]
+    records = PEERS_SUPPOSED * 1.13 * run.model.num_parameters  # a path of 480 bytes to each 4,096
+    assert needs[1].memory - needs[0].memory == pytest.approx(records, rel=0.01)
+    assert needs[1].disk > needs[0].disk
 
 
 def test_a_device_with_memory_of_its_own_holds_the_trainer() -> None:

@@ -12,13 +12,16 @@ from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId, peer_id_from_public_key
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
+from gossamer.protocol.wire.statements import Signed
 
 RUN_ID = Digest(bytes(32))
 PEER = peer_id_from_public_key(bytes(range(32)))
+ROSTER = Signed(PEER, b"", bytes(64))
+"""The store leaves checking to its caller."""
 
 
 def chain_of(peer_id: PeerId, num_rounds: int) -> list[tuple[Commit, Header]]:
-    """Rounds of one member without votes: the store leaves checking to its caller."""
+    """Rounds of one member without votes."""
     chain = []
     parent = bytes(RUN_ID)
     for number in range(1, num_rounds + 1):
@@ -35,7 +38,7 @@ def chain_of(peer_id: PeerId, num_rounds: int) -> list[tuple[Commit, Header]]:
             ledger_digest=bytes(32),
             spans=(),
         )
-        chain.append((Commit(encode_header(header), ()), header))
+        chain.append((Commit(encode_header(header), ROSTER, ()), header))
         parent = header.digest
     return chain
 

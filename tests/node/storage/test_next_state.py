@@ -8,12 +8,12 @@ import pytest
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.next_state import NextState, StateVectors
+from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.manifest import Manifest, decode_manifest
 from gossamer.protocol.state.chain import Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, index_of
-from gossamer.protocol.state.outer_momentum import norm_of
 from tests.support.node_world import found, initial_weights
 
 DISPLACEMENT = 1.4

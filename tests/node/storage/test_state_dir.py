@@ -203,6 +203,24 @@ def test_locking_removes_what_a_crash_left(tmp_path: Path) -> None:
     assert state_dir.read_api() is None
 
 
+def test_the_secret_for_orders_is_its_users_alone_and_ends_with_the_daemon(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    state_dir.token_path.write_text("of a daemon that was killed")
+    before = os.umask(0)
+    try:
+        with state_dir.locked():
+            assert not state_dir.token_path.exists()
+            token = state_dir.new_token()
+            assert len(bytes.fromhex(token)) == state_dir_module.TOKEN_BYTES
+            assert stat.S_IMODE(state_dir.token_path.stat().st_mode) == 0o600
+            assert StateDir(tmp_path).read_token() == token
+            assert state_dir.new_token() != token
+    finally:
+        os.umask(before)
+    with pytest.raises(StateDirError, match="is missing"):
+        state_dir.read_token()
+
+
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StateDirError, match="cannot be used as state directory"):
@@ -306,3 +324,19 @@ def test_the_port_outlives_the_process_and_a_damaged_file_counts_as_none(tmp_pat
     assert state_dir.read_port() == 0
     state_dir.port_path.write_text("x" * 10_000)
     assert state_dir.read_port() == 0
+
+
+def test_addresses_of_the_owner_outlive_the_process(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    assert state_dir.read_seeds() == ()
+    seeds = [f"/ip4/10.0.0.{number}/tcp/4610/p2p/{peer(number)}" for number in range(1, 4)]
+    state_dir.write_seeds(seeds[:1])
+    state_dir.write_seeds(seeds[1:])
+    state_dir.write_seeds(())
+    assert StateDir(tmp_path).read_seeds() == (*seeds[1:], seeds[0])
+    state_dir.write_seeds([f"/ip4/10.0.1.1/tcp/{port}/p2p/{peer(1)}" for port in range(1, 100)])
+    assert len(state_dir.read_seeds()) == state_dir_module.SEEDS_MAX
+    state_dir.seeds_path.write_bytes(f"\xff\n{seeds[0]}\nnonsense\n".encode("latin-1"))
+    assert state_dir.read_seeds() == (seeds[0],)
+    state_dir.seeds_path.write_bytes(b"x" * 100_000)
+    assert state_dir.read_seeds() == ()

@@ -60,6 +60,19 @@ def test_a_peer_cannot_forge_a_line_or_move_the_cursor() -> None:
     assert printable("ok\r\x07é") == "ok\\r\\x07é"
 
 
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_peer_cannot_turn_the_order_of_characters_around(log_format: str) -> None:
+    stream = io.StringIO()
+    configure_logs("json" if log_format == "json" else "text", "info", stream)
+    device = "GPU\x9b2J\u202eUPG\u2066\u2028\U000e0001\x7f"
+    structlog.get_logger().info("hello", device=device)
+    line = stream.getvalue()
+    assert line.endswith("\n")
+    assert line[:-1].isprintable()
+    if log_format == "json":
+        assert json.loads(line)["device"] == device
+
+
 def test_levels() -> None:
     stream = io.StringIO()
     configure_logs("text", "warning", stream)

@@ -1,9 +1,14 @@
+import io
 import json
 from itertools import pairwise
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
+from rich.console import Console
 
+from gossamer.node.commands.status_view import print_status
 from gossamer.node.telemetry.status import (
     LOSS_POINTS_MAX,
     CapacityStatus,
@@ -124,3 +129,44 @@ def test_a_node_that_moves_to_another_head_drops_the_rounds_it_left() -> None:
     assert [(point.round, point.loss) for point in history.points()] == [
         (1, 1.0), (2, 1.0), (3, 2.0),
     ]  # fmt: skip
+
+
+HOSTILE = '\x1b[2J\x9b31m\u202eGPU\u2066\u200f\r\n\u2028\x7f\U000e0041"\\'
+
+
+def hostile(kind: Any) -> Any:
+    """A value of a type, in which every text is hostile."""
+    if kind is str:
+        return HOSTILE
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        return (hostile(arguments[0]),)
+    if origin in (Union, UnionType):
+        return hostile(next(each for each in arguments if each is not type(None)))
+    if origin is Literal:
+        return arguments[0]
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        hints = get_type_hints(kind)
+        return kind(**{name: hostile(hints[name]) for name in kind.__struct_fields__})
+    return {int: 1, float: 1.0, bool: True}[kind]
+
+
+def test_no_text_of_a_peer_reaches_the_terminal_as_it_is() -> None:
+    status = hostile(Status)
+    assert status.peers[0].device == HOSTILE
+    encoded = encode_status(status)
+    assert encoded.decode().isprintable()
+    assert decode_status(encoded) == status
+    assert json.loads(encoded)["peers"][0]["device"] == HOSTILE
+    # As `gossamer status --json` prints it.
+    shown = msgspec.json.format(encoded, indent=2).decode()
+    assert all(line.isprintable() for line in shown.split("\n"))
+    assert json.loads(shown)["peers"][0]["device"] == HOSTILE
+
+
+def test_no_text_of_a_peer_reaches_the_table_as_it_is() -> None:
+    stream = io.StringIO()
+    print_status(hostile(Status), Console(file=stream, width=1000))
+    lines = stream.getvalue().split("\n")
+    assert len(lines) > 10
+    assert all(line.isprintable() for line in lines)

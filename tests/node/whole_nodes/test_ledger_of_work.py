@@ -177,8 +177,8 @@ def test_what_a_round_took_is_known_although_a_checkpoint_skips_it(tmp_path: Pat
         await world.until(lambda: world.all_shards_are_with(*"ab"))
         c = world.participant("c")
         await world.until(lambda: c.progress.phase == "training")
-        await world.until(lambda: c.progress.phase == "averaging")
-        await trio.sleep(0.3)  # six times the way to another member: its parts are out
+        await world.until(lambda: len(c.rounds.ring) == 3)
+        await trio.sleep(0.18)  # more than three times the way to another member: its parts are out
         for other in others:
             world.network.cut(me, other)
         cut = world.round("c")

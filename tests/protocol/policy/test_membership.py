@@ -19,6 +19,11 @@ from tests.support.builders import HEAD, announce, peer, peers
 ME, OTHER = peer(0), peer(1)
 
 
+def never(_announce: Announce) -> bool:
+    """Returns whether a head loses: no head does."""
+    return False
+
+
 def test_a_peer_lives_while_it_announces_itself() -> None:
     membership = Membership(ME)
     assert not membership.is_living(0.0, OTHER)
@@ -65,7 +70,7 @@ def test_a_peer_that_does_not_train_is_living_and_no_round_waits_for_it(phase: s
     membership = Membership(ME)
     membership.announced(0.0, OTHER, announce(phase=phase))
     assert membership.is_living(0.0, OTHER)
-    assert awaited(membership.living(0.0), [HEAD], 100, 0) == ([], [])
+    assert awaited(membership.living(0.0), [HEAD], 100, never) == ([], [])
 
 
 def test_a_round_waits_for_those_that_work_on_its_head() -> None:
@@ -74,7 +79,7 @@ def test_a_round_waits_for_those_that_work_on_its_head() -> None:
     membership.announced(0.0, peer(2), announce(phase="averaging"))
     membership.announced(0.0, peer(3), announce(phase="paused"))
     membership.announced(0.0, peer(4), announce(head=digest_of(b"other")))
-    assert awaited(membership.living(0.0), [HEAD], 100, 0) == (sorted([peer(1), peer(2)]), [])
+    assert awaited(membership.living(0.0), [HEAD], 100, never) == (sorted([peer(1), peer(2)]), [])
     assert sorted(membership.known()) == list(membership.known()) == sorted(peers(5)[1:])
 
 
@@ -118,7 +123,7 @@ CHAIN = [digest_of(bytes([number])) for number in range(TRAILING_ROUNDS + 2)]
 @pytest.mark.parametrize("behind", range(len(CHAIN)))
 def test_a_peer_that_is_nearly_at_the_head_is_waited_for(behind: int) -> None:
     living = at_work(3) | {OTHER: announce(phase="training", head=CHAIN[behind])}
-    assert (OTHER in awaited(living, CHAIN[:-1], 100, 0).at_work) == (behind <= NEAR_ROUNDS)
+    assert (OTHER in awaited(living, CHAIN[:-1], 100, never).at_work) == (behind <= NEAR_ROUNDS)
 
 
 @pytest.mark.parametrize("behind", range(len(CHAIN)))
@@ -128,7 +133,7 @@ def test_few_do_not_run_away_from_many(behind: int, phase: str) -> None:
     for num_trailing in (1, 2, 3):
         trailing = peers(10)[5 : 5 + num_trailing]
         living = at_work(1) | {peer: announce(phase=phase, head=CHAIN[behind]) for peer in trailing}
-        found = awaited(living, CHAIN[:-1], 100, 0)
+        found = awaited(living, CHAIN[:-1], 100, never)
         is_near = behind <= NEAR_ROUNDS and phase == "training"
         is_trailing = behind <= TRAILING_ROUNDS and phase in ("training", "syncing") and not is_near
         assert (set(trailing) <= set(found.at_work)) == is_near
@@ -151,7 +156,9 @@ def test_nor_from_many_whose_branch_lost(number: int, tokens: int, is_waited_for
     theirs = announce(
         phase="training", head=digest_of(b"theirs"), round=number, tokens_total=tokens
     )
-    found = awaited(dict.fromkeys(others, theirs), [CHAIN[0]], 100, 1000)
+    found = awaited(
+        dict.fromkeys(others, theirs), [CHAIN[0]], 100, lambda said: said.tokens_total < 1000
+    )
     assert found == ([], sorted(others) if is_waited_for else [])
 
 

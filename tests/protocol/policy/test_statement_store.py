@@ -184,3 +184,40 @@ def test_accusations_and_votes_last_for_two_heads() -> None:
     kinds = {type(statement).__name__ for _, statement in statement_store.statements()}
     assert kinds == {"Announce", "Ready", "Vote"}
     assert sum(statement == late for _, statement in statement_store.statements()) == 1
+
+
+def said_by(store: StatementStore, author: int, num_statements: int, start: int = 0) -> int:
+    """An author accuses many; returns how many of its statements were taken."""
+    taken = 0
+    for index in range(start, start + num_statements):
+        accusation = accusation_of(peer(1), digest_of(index.to_bytes(4, "big")))
+        taken += store.post(sealed(peer(author), accusation), accusation)
+    return taken
+
+
+def test_authors_without_standing_have_less_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statement_store_module, "STRANGER_BYTES_MAX", 5_000)
+    monkeypatch.setattr(statement_store_module, "STRANGERS_BYTES_MAX", 20_000)
+    store = StatementStore(has_standing=lambda author: author == peer(0))
+    of_one = said_by(store, 2, 100)
+    assert 5 < of_one < 40
+    for author in range(3, 20):
+        said_by(store, author, 100)
+    total = sum(len(signed.payload) + 200 for signed, _ in store.statements())
+    assert 15_000 < total <= 20_000
+    # Strangers make strangers give way, and none of those with standing.
+    assert said_by(store, 0, 100) == 100
+    assert said_by(store, 30, 1) == 1
+    authors = [signed.author for signed, _ in store.statements()]
+    assert authors.count(peer(0)) == 100
+    total = sum(len(s.payload) + 200 for s, _ in store.statements() if s.author != peer(0))
+    assert total <= 20_000
+
+
+def test_what_an_author_may_say_grows_with_its_standing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statement_store_module, "STRANGER_BYTES_MAX", 5_000)
+    standing: set[str] = set()
+    store = StatementStore(has_standing=standing.__contains__)
+    first = said_by(store, 2, 100)
+    standing.add(peer(2))
+    assert said_by(store, 2, 100) == 100 - first

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import msgspec
 import pytest
 
 from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
-from gossamer.protocol.ids import PeerId, digest_of
+from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.limits import GOSSIP_BYTES_MAX
 from gossamer.protocol.rounds.commit import (
     DISAGREE_SECONDS,
@@ -13,21 +16,37 @@ from gossamer.protocol.rounds.commit import (
     VOTE_SECONDS,
     Commitment,
 )
+from gossamer.protocol.rounds.commit_proof import check_contributors, open_commit
 from gossamer.protocol.state.chain import (
     Commit,
+    Header,
     Member,
     decode_commit,
     encode_commit,
     encode_header,
-    open_commit,
     quorum_reached,
 )
-from gossamer.protocol.wire.statements import Signed, Vote
-from tests.support.builders import RING_ID, RUN_ID, header, peers, sealed, verify, vote
+from gossamer.protocol.wire.statements import Signed, Span, Vote
+from tests.support.builders import (
+    RING_RULES,
+    RUN_ID,
+    commit_of,
+    header_of,
+    peers,
+    ring_of,
+    sealed,
+    verify,
+)
+from tests.support.builders import vote as vote_in
 
-A, B, C, D = MEMBERS = peers(4)
-HEADER = encode_header(header(MEMBERS))
-OTHER_HEADER = encode_header(header(MEMBERS, state_digest=digest_of(b"other state")))
+RING = ring_of(peers(4))
+A, B, C, D = MEMBERS = RING.members
+HEADER = encode_header(header_of(RING))
+OTHER_HEADER = encode_header(header_of(RING, state_digest=digest_of(b"other state")))
+
+
+def vote(header_digest: bytes, sequence: int = 1, removed: Iterable[str] = ()) -> Vote:
+    return vote_in(header_digest, sequence, removed, RING.ring_id)
 
 
 def votes(signers: dict[PeerId, list[PeerId]]) -> dict[str, Vote]:
@@ -61,47 +80,107 @@ def test_members_are_not_removed_by_a_peer_that_is_no_member() -> None:
 # Commit records
 
 
-def record(*signers: PeerId, content: bytes = HEADER, removed: tuple[PeerId, ...] = ()) -> Commit:
-    say = vote(digest_of(content), removed=removed)
-    return Commit(content, tuple(sealed(signer, say) for signer in signers))
+def open_record(commit: Commit, run_id: Digest = RUN_ID) -> Header:
+    return open_commit(commit, run_id, verify, RING_RULES)
 
 
 def test_a_commit_record_proves_its_header() -> None:
-    commit = decode_commit(encode_commit(record(A, B, C)))
-    assert open_commit(commit, RUN_ID, verify) == header(MEMBERS)
+    commit = decode_commit(encode_commit(commit_of(RING, [A, B, C])))
+    assert open_record(commit) == header_of(RING)
 
 
-def test_a_commit_record_without_its_proof_is_refused() -> None:
-    good = record(A, B, C)
+def test_a_commit_record_without_its_votes_is_refused() -> None:
+    good = commit_of(RING, [A, B, C])
     first, *rest = good.votes
+    forged = (Signed(first.author, first.payload, bytes(64)), *rest)
+    change = msgspec.structs.replace
     broken: list[tuple[Commit, type[Exception]]] = [
-        (record(A, B), ForgedError),
-        (record(A, A, A), ForgedError),
-        (Commit(OTHER_HEADER, good.votes), ForgedError),
-        (Commit(HEADER, (Signed(first.author, first.payload, bytes(64)), *rest)), ForgedError),
-        (record(*peers(9)[4:8]), ForgedError),
-        (record(A, B, C, D, peers(9)[8]), MalformedError),
-        (Commit(HEADER + b"\0", good.votes), MalformedError),
+        (commit_of(RING, [A, B]), ForgedError),
+        (commit_of(RING, [A, A, A]), ForgedError),
+        (change(good, header=OTHER_HEADER), ForgedError),
+        (change(good, votes=forged), ForgedError),
+        (commit_of(RING, peers(9)[4:8]), ForgedError),
+        (commit_of(RING, [*MEMBERS, peers(9)[8]]), MalformedError),
+        (change(good, header=HEADER + b"\0"), MalformedError),
     ]
     for commit, error in broken:
         with pytest.raises(error):
-            open_commit(commit, RUN_ID, verify)
+            open_record(commit)
     with pytest.raises(MalformedError):
-        open_commit(good, digest_of(b"another run"), verify)
+        open_record(good, digest_of(b"another run"))
 
 
 def test_votes_of_another_ring_do_not_count() -> None:
-    other = encode_header(header(MEMBERS, ring_id=digest_of(b"other ring")))
+    other = ring_of(peers(4), attempt=1)
+    good, theirs = commit_of(RING, MEMBERS), commit_of(other, MEMBERS, header_of(RING))
+    assert theirs.header == good.header
     with pytest.raises(ForgedError):
-        open_commit(record(A, B, C, content=other), RUN_ID, verify)
+        open_record(msgspec.structs.replace(good, votes=theirs.votes))
 
 
 def test_a_statement_that_is_no_vote_does_not_count() -> None:
     from tests.support.builders import ready
 
-    commit = Commit(HEADER, tuple(sealed(member, ready()) for member in MEMBERS))
+    votes = tuple(sealed(member, ready()) for member in MEMBERS)
     with pytest.raises(ForgedError):
-        open_commit(commit, RUN_ID, verify)
+        open_record(Commit(HEADER, RING.envelope, votes))
+
+
+def test_the_roster_belongs_to_the_ring_of_the_header() -> None:
+    good = commit_of(RING, MEMBERS)
+    change = msgspec.structs.replace
+    broken: list[tuple[Commit, type[Exception]]] = [
+        (change(good, roster=ring_of(peers(4), attempt=1).envelope), ForgedError),
+        (change(good, roster=ring_of(peers(4), tokens=200).envelope), ForgedError),
+        (change(good, roster=good.votes[0]), MalformedError),
+        (change(good, roster=change(good.roster, signature=bytes(64))), ForgedError),
+    ]
+    for commit, error in broken:
+        with pytest.raises(error):
+            open_record(commit)
+
+
+def test_a_member_is_in_a_header_with_what_it_offered() -> None:
+    """One signer cannot bring in members, nor take more of a member than its `Ready` offers."""
+    offered = header_of(RING)
+    first, *rest = offered.members
+    stranger = Member(peers(9)[8], 100, 1.5)
+    for changes in (
+        {"members": (*offered.members, stranger)},
+        {"members": tuple(rest)},
+        {"members": (*rest, first)},
+        {"members": (Member(first.peer_id, first.tokens + 1, first.norm), *rest)},
+        {"members": (Member(first.peer_id, first.tokens, first.norm / 2), *rest)},
+        {"round": offered.round + 1},
+        {"parent": digest_of(b"another head")},
+        {"spans": (Span(1, 0, 8193),)},
+        {"spans": (Span(2, 0, 10),)},
+    ):
+        forged = header_of(RING, **changes)
+        with pytest.raises(ForgedError):
+            open_record(commit_of(RING, MEMBERS[1:], forged))
+    less = header_of(
+        RING, members=(Member(first.peer_id, 1, first.norm), *rest), spans=(Span(1, 5, 8192),)
+    )
+    assert open_record(commit_of(RING, MEMBERS, less)) == less
+
+
+def test_the_tokens_of_a_header_are_those_that_its_averages_hold() -> None:
+    whole = 0b1111
+    check_contributors(header_of(RING), RING, [whole, whole])
+    with pytest.raises(ForgedError):
+        check_contributors(header_of(RING), RING, [whole, 0b0111])
+    first, *rest = header_of(RING).members
+    half = Member(first.peer_id, first.tokens // 2, first.norm)
+    check_contributors(header_of(RING, members=(half, *rest)), RING, [whole, 0b1110])
+
+
+def test_one_signer_alone_commits_only_if_it_is_a_member_that_calls_the_others_removed() -> None:
+    with pytest.raises(ForgedError):
+        open_record(commit_of(RING, [A]))
+    with pytest.raises(ForgedError):
+        open_record(commit_of(RING, [peers(9)[8]], removed=MEMBERS))
+    open_record(commit_of(RING, [A], removed=[B, C, D]))
 
 
 def test_an_oversized_record_is_not_decoded() -> None:
@@ -113,7 +192,7 @@ def test_an_oversized_record_is_not_decoded() -> None:
 
 
 def commitment(me: PeerId = A) -> Commitment:
-    return Commitment(RING_ID, MEMBERS, me)
+    return Commitment(RING, me)
 
 
 def propose(state: Commitment, me: PeerId, content: bytes, now: float = 0.0) -> None:
@@ -138,7 +217,7 @@ def test_the_votes_for_my_header_commit_it() -> None:
     propose(state, A, HEADER)
     commit = state.result()
     assert commit is not None
-    assert open_commit(commit, RUN_ID, verify).digest == digest_of(HEADER)
+    assert open_record(commit).digest == digest_of(HEADER)
 
 
 def test_only_the_newest_vote_of_a_member_counts() -> None:
@@ -179,7 +258,7 @@ def test_a_successor_with_another_header_gets_my_averages_once() -> None:
     assert not state.to_reconcile(due, None)
     assert state.to_reconcile(due, B)
     assert not state.to_reconcile(due, B)
-    hear(state, B, encode_header(header(MEMBERS[:3])), sequence=2, now=200.0)
+    hear(state, B, encode_header(header_of(RING, spans=())), sequence=2, now=200.0)
     assert state.to_reconcile(200.0 + RECONCILE_SECONDS, B)
 
 
@@ -195,6 +274,6 @@ def test_a_member_that_stands_by_another_header_is_accused_in_the_end() -> None:
 
 
 def test_a_header_names_its_members_once() -> None:
-    twice = encode_header(header(MEMBERS, members=(Member(A, 1, 1.0), Member(A, 1, 1.0))))
+    twice = header_of(RING, members=(Member(A, 1, 1.5), Member(A, 1, 1.5)))
     with pytest.raises(MalformedError):
-        open_commit(record(A, content=twice), RUN_ID, verify)
+        open_record(commit_of(RING, [A], twice))

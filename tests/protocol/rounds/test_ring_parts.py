@@ -12,7 +12,7 @@ from gossamer.protocol.codecs.chunk_values import (
     Buffer,
     Float32Array,
 )
-from gossamer.protocol.codecs.payloads import SetPayloads, payloads_named
+from gossamer.protocol.codecs.payloads import SPARSE, SetPayloads, payloads_named
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
 from gossamer.protocol.errors import MalformedError
@@ -21,8 +21,8 @@ from gossamer.protocol.state.chunk_plan import ChunkPlan
 
 PLAN = ChunkPlan(3000, 2048)
 LOSSY = ("fp16", "int8", "int4")
-TOKENS = (300, 400, 700, 200)
-"""Tokens of each member: every share is at least half of the mean share."""
+TOKENS = (300, 400, 600, 200)
+"""Tokens of each member: every share is at least half of the mean share, and none is capped."""
 MEMBERS = range(4)
 """Ring positions of the members."""
 ALL = 0b1111
@@ -172,7 +172,7 @@ def test_a_ring_in_one_process_is_its_members_one_after_the_other(name: str) -> 
         parts = [
             SetPart(vector, PLAN, payloads.coder, position, 0.5)
             if isinstance(payloads, SetPayloads)
-            else SumPart(vector, PLAN, payloads.coder, tokens, position)
+            else SumPart(vector, PLAN, codec(name), tokens, position)
             for position, vector in enumerate(carried)
         ]
         payload: Buffer | None = None
@@ -197,6 +197,30 @@ def test_the_order_of_a_ring_is_in_its_bits() -> None:
     )
     np.testing.assert_allclose(there, back, atol=1e-5)
     assert (there != back).any()
+
+
+@pytest.mark.parametrize("name", ["fp32", "int8", SPARSE])
+def test_a_member_that_claims_far_more_tokens_weighs_twice_as_much_as_the_others(name: str) -> None:
+    """It sends the negative of their work: with the weight that it claims it turns the average
+    round, and with the cap (2 of 5 parts) it only makes it smaller."""
+    work = vectors_of(7)[0]
+    pendings = [work.copy(), work.copy(), work.copy(), -work]
+    claimed = (100, 110, 120, 10_000)
+    average = ring_average([v.copy() for v in pendings], claimed, PLAN, payloads_named(name))
+    doubled = ring_average(
+        [v.copy() for v in pendings], (100, 110, 120, 220), PLAN, payloads_named(name)
+    )
+    assert average.tobytes() == doubled.tobytes()
+    assert float(average @ work) > 0
+
+
+def test_a_member_that_is_missing_does_not_move_the_cap() -> None:
+    """The cap follows from the ring's members, so it is the same for every chunk."""
+    ring = Ring("fp32", vectors_of(8), (100, 100, 100, 900))
+    average = ring.average(0, [1, 3])
+    part = PLAN.range_of(0)
+    expected = (ring.vectors[1][part] + 2 * ring.vectors[3][part].astype(np.float64)) / 3
+    np.testing.assert_allclose(average, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("codec_name", codec_names())

@@ -24,6 +24,7 @@ from gossamer.protocol.rounds.attempt import (
     Removed,
 )
 from gossamer.protocol.rounds.commit import VOTE_SECONDS
+from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Send
 from gossamer.protocol.rounds.ring_order import rank_order
@@ -31,9 +32,8 @@ from gossamer.protocol.rounds.roster import Ring, make_roster, open_roster
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.rounds.round_rules import NO_HINTS, RoundHints, RoundRules
 from gossamer.protocol.rounds.round_view import LATER_FACTOR
-from gossamer.protocol.state.chain import open_commit
 from gossamer.protocol.wire.statements import Accusation, Ready, Roster, Signed, Vote
-from tests.support.builders import HEAD, RUN_ID, peers, ready, sealed, sign_as, verify
+from tests.support.builders import HEAD, RING_RULES, RUN_ID, peers, ready, sealed, sign_as, verify
 
 GATHER, ATTEMPT = 20.0, 5.0
 MEMBERS = rank_order(HEAD, 0, peers(3))
@@ -115,7 +115,7 @@ def test_one_peer_alone_commits_alone() -> None:
     actions = round_.computed(3.0, ring_id, compute.generation, digest_of(b"state"))
     (committed,) = of(Committed, actions)
     assert isinstance(committed, Committed)
-    header = open_commit(committed.commit, RUN_ID, verify)
+    header = open_commit(committed.commit, RUN_ID, verify, RING_RULES)
     assert (header.round, header.parent, header.tokens_total) == (5, HEAD, 1000 + 8192)
     assert header.spans == ready().spans
     assert round_.state == "committed"
@@ -378,7 +378,7 @@ def test_the_silent_are_accused_and_the_survivor_commits() -> None:
     assert accused == [NEXT, LAST]
     (committed,) = of(Committed, actions)
     assert isinstance(committed, Committed)
-    open_commit(committed.commit, RUN_ID, verify)
+    open_commit(committed.commit, RUN_ID, verify, RING_RULES)
 
 
 def test_whose_link_breaks_while_i_wait_for_its_vote_is_not_waited_for() -> None:

@@ -20,7 +20,7 @@ from gossamer.protocol.rounds.ring_chunk import Chunk
 from gossamer.protocol.rounds.states import TABLES, Table
 from tests.protocol.rounds import test_commit, test_ring, test_roster, test_round
 from tests.sim.simulator.world import simulate
-from tests.support.builders import RING_ID, peers
+from tests.support.builders import peers, ring_of
 
 STORIES = (test_commit, test_ring, test_roster, test_round)
 NUM_WORLDS = 8
@@ -75,7 +75,8 @@ def test_a_chunk_keeps_its_state_after_an_illegal_event() -> None:
 
 
 def test_a_decided_header_cannot_be_voted_on_again() -> None:
-    commitment = Commitment(RING_ID, [A], A)
+    alone = ring_of([A])
+    commitment = Commitment(alone, A)
     test_commit.propose(commitment, A, test_commit.HEADER)
     assert commitment.result() is not None
     with pytest.raises(LocalProtocolError):

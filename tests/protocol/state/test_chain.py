@@ -1,4 +1,4 @@
-"""Headers, update indexes and the head rule."""
+"""Headers, update indexes, and what a round takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from gossamer.protocol.state.chain import (
     decode_update_index,
     encode_header,
     encode_update_index,
-    is_heavier,
     mask_bytes,
     spans_taken,
     tokens_taken,
@@ -29,7 +28,6 @@ from gossamer.protocol.wire.statements import Span
 from tests.support.builders import HEAD, header, peers
 
 MEMBERS = peers(3)
-digests = st.binary(min_size=32, max_size=32)
 
 
 def test_a_header_comes_back_from_its_bytes() -> None:
@@ -101,22 +99,6 @@ def test_an_update_index_is_checked_against_the_run_and_the_ring() -> None:
             decode_update_index(encode_update_index(broken), num_chunks, num_members)
     with pytest.raises(MalformedError):
         decode_update_index(b"\x93" + encode_update_index(good)[1:] + b"\xc0", 2, 3)
-
-
-@given(st.integers(0, 9), digests, st.integers(0, 9), digests, st.integers(0, 9), digests)
-def test_the_head_rule_is_a_total_order(
-    tokens_a: int, a: bytes, tokens_b: int, b: bytes, tokens_c: int, c: bytes
-) -> None:
-    ab, ba = is_heavier(tokens_a, a, tokens_b, b), is_heavier(tokens_b, b, tokens_a, a)
-    assert ab + ba == (0 if (tokens_a, a) == (tokens_b, b) else 1)
-    if ab and is_heavier(tokens_b, b, tokens_c, c):
-        assert is_heavier(tokens_a, a, tokens_c, c)
-
-
-def test_more_tokens_win_then_the_lower_digest() -> None:
-    low, high = bytes(32), b"\xff" * 32
-    assert is_heavier(2, high, 1, low)
-    assert is_heavier(1, low, 1, high)
 
 
 @given(st.integers(1, 10**9), st.integers(1, 100), st.data())

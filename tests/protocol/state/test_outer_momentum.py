@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from gossamer.protocol import limits
+from gossamer.protocol.codecs.inner_products import inner_product, norm_of
 from gossamer.protocol.manifest import OuterConfig
 from gossamer.protocol.state.outer_momentum import (
     PLAIN_SHARE,
     Products,
-    inner_product,
     momentum_for,
-    norm_of,
     tuned_rates,
 )
 from gossamer.protocol.state.outer_step import nesterov

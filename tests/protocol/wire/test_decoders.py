@@ -18,12 +18,12 @@ from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import PeerId, digest_of, public_key_of
 from gossamer.protocol.manifest import decode_manifest, encode_manifest
 from gossamer.protocol.policy.plausible_work import WorkBounds
+from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.inventory import Held, Inventory, decode_inventory, encode_inventory
 from gossamer.protocol.rounds.roster import open_roster
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo, decode_index, encode_index
 from gossamer.protocol.state.chain import (
     ChunkAverage,
-    Commit,
     UpdateIndex,
     decode_commit,
     decode_header,
@@ -31,7 +31,6 @@ from gossamer.protocol.state.chain import (
     encode_commit,
     encode_header,
     encode_update_index,
-    open_commit,
 )
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import StateIndex, decode_state_index, encode_state_index
@@ -49,9 +48,11 @@ from gossamer.protocol.wire.statements import (
 from tests.support.builders import (
     HEAD,
     RING_ID,
+    RING_RULES,
     RUN_ID,
     accusation_of,
     announce,
+    commit_of,
     header,
     manifest,
     peer,
@@ -85,7 +86,7 @@ def roster(data: bytes) -> None:
 
 
 def commit(data: bytes) -> None:
-    found = open_commit(decode_commit(data), RUN_ID, lambda *_: True)
+    found = open_commit(decode_commit(data), RUN_ID, lambda *_: True, RING_RULES)
     WorkBounds(manifest()).check_header(found)
 
 
@@ -105,7 +106,7 @@ DECODERS: dict[str, tuple[Decoder, list[bytes]]] = {
     "header": (decode_header, [HEADER]),
     "commit": (
         commit,
-        [encode_commit(Commit(HEADER, (sealed(peer(0), vote(digest_of(HEADER))),)))],
+        [encode_commit(commit_of(ring_of(peers(3)), peers(2)))],
     ),
     "update": (
         lambda data: decode_update_index(data, 1, 3),

@@ -109,6 +109,7 @@ NAN = float("nan")
         ready(loss=1e10),
         ready(norm=NAN),
         ready(norm=-1.0),
+        ready(root=SHORT),
         ready(norm=limits.NORM_MAX),
         ready(spans=(Span(0, 0, 1),) * (limits.SPANS_MAX + 1)),
         ready(spans=(Span(0, 5, 5),)),

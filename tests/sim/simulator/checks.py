@@ -6,10 +6,10 @@ At every step
 - One head, one state: who commits a header has the same finals as everybody else who does, and the
   state that it votes for is what they lead to for each peer that replays the round.
 - What the bytes of a final decode to is the average of the members that its mask names.
-- A committed header follows its parent, and its votes stand up to `open_commit`.
+- A committed header follows its parent, and its record stands up to `open_commit`.
 - In no chain is a unit of work twice in a chunk.
 - One ring leads to two headers only if a living member was accused in it, or all died that signed.
-- No peer ever moves to a lighter head, not even over a restart (`heads`).
+- No peer comes back to a head that it left, not even over a restart (`heads`).
 - Every account balances, and `pending` holds no unit twice or less than not at all (`work`).
 
 When a ring was left alone long enough: members left in it have the same finals, and all of them,
@@ -17,7 +17,7 @@ without help by commit records.
 
 In the end, when everything has healed
 - All living peers are on one head, and committed new rounds, in a bounded time.
-- That head is at least as heavy as any that a living peer ever held.
+- It wins among all heads that the living peers ever held.
 - Every chunk of a committed header holds all members that lived on and were never accused.
 - Every unit of work that did not die with a process is in the winning chain or still carried, or
   was dropped as stale; and never two of these. Each account says what the chain says.
@@ -30,13 +30,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gossamer.node.rounds.dispatcher import HELLO_SECONDS
+from gossamer.protocol import limits
 from gossamer.protocol.accounting.ledger import Ledger, apply_spans
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.commit_proof import (
+    RingRules,
+    check_contributors,
+    open_commit,
+    open_ring,
+)
 from gossamer.protocol.rounds.ring import Average
 from gossamer.protocol.rounds.roster import Ring
-from gossamer.protocol.state.chain import Commit, Header, check_follows, is_heavier, open_commit
+from gossamer.protocol.state.chain import Commit, Header, check_follows, credits_of, signers_of
 from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.token_caps import capped_tokens
 from gossamer.protocol.wire.statements import Accusation
 from tests.sim.simulator import arithmetic
 from tests.sim.simulator.arithmetic import Sum
@@ -59,15 +68,16 @@ class Checks:
         self.commits: dict[Digest, Commit] = {}
         self.averages: dict[Digest, list[Average]] = {}
         self.ledgers: dict[Digest, Ledger] = {world.run_id: Ledger()}
-        self.heaviest = world.run_id
-        """Of all heads that anybody committed."""
+        self.choice = HeadChoice(self, world.order[0])
+        """The choice of a head, for a peer that knows all that was committed."""
+        self._signers: dict[Digest, frozenset[PeerId]] = {}
         self._ancestors: dict[Digest, list[Digest]] = {world.run_id: [world.run_id]}
         self._work: dict[Digest, dict[PeerId, list[int]]] = {world.run_id: {}}
         """For each head what its chain holds of each peer's work in each chunk."""
         self._states: dict[Digest, State] = {world.run_id: world.mode.genesis}
         self._steps: dict[tuple[object, ...], State] = {}
         self._offers: dict[tuple[bytes, int], tuple[FloatVector, int]] = {}
-        """For each ring and position the vector that its member offered, and its tokens."""
+        """For each ring and position the vector that its member offered, and its capped tokens."""
         self._accused: dict[bytes, set[PeerId]] = {}
         self._accused_living: set[bytes] = set()
         self._goal_round = 0
@@ -82,8 +92,16 @@ class Checks:
     def round_of(self, head: Digest) -> int:
         return self.headers[head].round if head in self.headers else 0
 
+    tokens_total_of = tokens_of
+
     def parent_of(self, head: Digest) -> Digest:
-        return Digest(self.headers[head].parent)
+        return Digest(self.headers[head].parent) if head in self.headers else head
+
+    def credits_of(self, head: Digest) -> dict[PeerId, int]:
+        return credits_of(self.headers[head])
+
+    def signers_of(self, head: Digest) -> frozenset[PeerId]:
+        return self._signers[head]
 
     def ancestors(self, head: Digest) -> list[Digest]:
         """A head and all before it, newest first, down to the run."""
@@ -112,7 +130,8 @@ class Checks:
 
     def note_offer(self, ring: Ring, position: int, pending: FloatVector) -> None:
         """A member follows a ring with this vector."""
-        self._offers[ring.ring_id, position] = (pending, ring.weights[ring.members[position]])
+        weights = capped_tokens([ring.weights[member] for member in ring.members])
+        self._offers[ring.ring_id, position] = (pending, weights[position])
 
     def note_head(self, peer: Peer, head: Digest) -> None:
         """A peer stands at a head now."""
@@ -129,7 +148,11 @@ class Checks:
     def note_commit(self, peer: Peer, committed: Committed) -> None:
         """A peer committed a header of its own ring."""
         world, proposal = self._world, committed.proposal
-        header = open_commit(committed.commit, world.run_id, verify)
+        payloads, chunk_elements = world.mode.payloads, limits.CHUNK_ELEMENTS_MIN
+        rules = RingRules(payloads.name, chunk_elements, payloads.members_max(chunk_elements))
+        header = open_commit(committed.commit, world.run_id, verify, rules)
+        ring = open_ring(committed.commit, world.run_id, verify, rules)
+        check_contributors(header, ring, [average.mask for average in committed.averages])
         head = header.digest
         assert header == proposal.header
         old = peer.heads.head
@@ -156,9 +179,7 @@ class Checks:
         self.commits[head] = committed.commit
         self.averages[head] = committed.averages
         self._states[head] = state
-        heaviest = self.heaviest
-        if is_heavier(header.tokens_total, head, self.tokens_of(heaviest), heaviest):
-            self.heaviest = head
+        self._signers[head] = signers_of(committed.commit)
         self._check_averages(header, committed.averages)
         self.ledgers[head] = proposal.ledger
         self._ancestors[head] = [head, *self._ancestors[old]]
@@ -285,8 +306,8 @@ class Checks:
                 f"round {self._goal_round} on one head was to come: {', '.join(where)}"
             )
         head = living[0].heads.head
-        for peer in living:
-            assert self.tokens_of(head) >= peer.heads.heaviest_tokens
+        held = set().union(*(peer.heads.held for peer in living))
+        assert self.choice.best(held) == head, "a living peer held a head that wins"
         self._check_members()
         self._check_ledger(head)
         for peer in living:

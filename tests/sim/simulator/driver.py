@@ -139,7 +139,7 @@ class Driver:
         chunk, mask, payload = frame.chunk, frame.mask, frame.payload
         assert isinstance(payload, Sum)
         if dispatcher.has_to_check(mask, frame.finisher):
-            self._world.mode.check(payload, mask)
+            self._world.mode.check(payload, mask, chunk, link.ring)
         if frame.finisher is None:
             dispatcher.partial_sum_received(now, ring_id, source, chunk, mask, payload)
         else:

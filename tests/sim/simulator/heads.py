@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gossamer.node.heads.heads import AVOID_SECONDS, BetterHead
+from gossamer.node.heads.heads import AT_WORK, AVOID_SECONDS, BetterHead
 from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
-from gossamer.protocol.state.chain import Commit, is_heavier
+from gossamer.protocol.state.chain import Commit
 from tests.sim.simulator.scenario import CHUNK_BYTES
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ class Disk:
     head: Digest
     known: dict[Digest, Commit | None] = field(default_factory=dict)
     """Commit records whose parents are known; None for the beginning."""
+    left: set[Digest] = field(default_factory=set)
+    """Heads at which it stood before."""
     applied: set[Digest] = field(default_factory=set)
     """Heads whose averaged chunks are here."""
 
@@ -35,13 +37,17 @@ class Heads:
         self._world = peer.world
         genesis = self._world.run_id
         self.disk = Disk(genesis, {genesis: None}, {genesis})
-        self.heaviest_tokens = 0
-        """Of the heads that it ever held."""
+        self.held: set[Digest] = set()
+        """The heads that it ever held, without those before them."""
+        self._tips = {genesis}
+        """Known heads that no known head follows."""
         self.restart()
 
     def restart(self) -> None:
         self._avoided: dict[Digest, tuple[float, int]] = {}
         """Until when, and how often it could not be reached."""
+        self._seen_seconds: dict[Digest, float] = {}
+        """Since when each head but mine is known."""
         self._better: BetterHead | None = None
         self._looked_seconds = -POLL_SECONDS
         self._better_since_seconds: float | None = None
@@ -61,9 +67,15 @@ class Heads:
         """A commit record; says whether it is of use."""
         if self._world.checks.parent_of(head) not in self.disk.known:
             return False
-        self.disk.known[head] = commit
+        self.know(head, commit)
         self.look()
         return True
+
+    def know(self, head: Digest, commit: Commit) -> None:
+        """A record that this peer keeps from now on."""
+        self.disk.known[head] = commit
+        self._tips.discard(self._world.checks.parent_of(head))
+        self._tips.add(head)
 
     def look(self) -> None:
         """Something may have changed: the next question is answered anew."""
@@ -77,23 +89,45 @@ class Heads:
         return self._better
 
     def _find_better(self) -> BetterHead | None:
-        checks, now = self._world.checks, self._world.now
-        best = self.head
-        if best == checks.heaviest:
-            self._better_since_seconds = None
-            return None
-        announced = [Digest(announce.head) for announce in self._peer.living().values()]
-        for head in (*announced, *self.disk.known):
-            if self._avoided.get(head, (0.0, 0))[0] <= now and is_heavier(
-                checks.tokens_of(head), head, checks.tokens_of(best), best
-            ):
-                best = head
-        if best == self.head:
+        checks, mine = self._world.checks, self.head
+        best = self._best_with()
+        if best == mine:
             self._better_since_seconds = None
             return None
         if self._better_since_seconds is None:
             self._better_since_seconds = self._peer.now
-        return BetterHead(best, checks.tokens_of(best), self._better_since_seconds)
+        weight = checks.choice.weight(checks.choice.fork_of(best, mine), best)
+        return BetterHead(best, weight, self._better_since_seconds)
+
+    def _best_with(self, *more: Digest) -> Digest:
+        """The head that wins among mine, those that I may follow, and some more."""
+        checks, mine = self._world.checks, self.head
+        announced = {Digest(announce.head) for announce in self._peer.living().values()}
+        others = sorted((announced | self._tips) - {mine})
+        self._seen_seconds = {head: self._seen_seconds.get(head, self._peer.now) for head in others}
+        ready = [
+            head
+            for head in others
+            if self._avoided.get(head, (0.0, 0))[0] <= self._world.now
+            and checks.choice.may_undo(mine, head)
+            and self._may_follow(head)
+        ]
+        return checks.choice.best([mine, *more, *ready])
+
+    def _may_follow(self, head: Digest) -> bool:
+        """As the daemon decides it (`Heads._may_follow`)."""
+        peer, mine = self._peer, self.head
+        at_work = {
+            other
+            for other, announce in peer.living().items()
+            if announce.head == mine and announce.phase in AT_WORK
+        }
+        if peer.phase in AT_WORK:
+            at_work.add(peer.peer_id)
+        since = peer.ready_since.get(mine, self._seen_seconds[head])
+        was_time = peer.now >= since + self._world.scenario.gather_seconds
+        choice = self._world.checks.choice
+        return choice.counts(head, mine, at_work, was_time=was_time).holds
 
     # Getting there
 
@@ -147,13 +181,13 @@ class Heads:
         """Moves to a head that is not mine, with what it and the lost ones took of my work."""
         checks, peer = self._world.checks, self._peer
         old = self.head
-        if not is_heavier(checks.tokens_of(head), head, checks.tokens_of(old), old):
+        if checks.choice.fork_of(self._best_with(head), head) != head:
             return  # mine grew meanwhile
         lost = checks.path(head, old)
         gained = checks.path(old, head)
         self._world.count("heads abandoned", bool(lost))
         for each in reversed(gained):
-            self.disk.known[each] = checks.commits[each]
+            self.know(each, checks.commits[each])
             self.disk.applied.add(each)
         self.install(head)
         peer.work.moved(lost, list(reversed(gained)))
@@ -164,10 +198,12 @@ class Heads:
     def install(self, head: Digest) -> None:
         """Writes that this is the head from now on."""
         checks = self._world.checks
-        assert is_heavier(checks.tokens_of(head), head, checks.tokens_of(self.head), self.head)
+        assert head not in self.disk.left, "it comes back to a head that it left"
+        self.disk.left.add(self.head)
         old, self.disk.head = self.head, head
         self.look()
-        self.heaviest_tokens = checks.tokens_of(head)
+        self.held.discard(checks.parent_of(head))
+        self.held.add(head)
         for each in checks.path(old, head):
             checks.note_head(self._peer, each)
         self._peer.point("installed")

@@ -18,7 +18,13 @@ import numpy as np
 from gossamer.node.modes.contribution import Contribution
 from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
 from gossamer.protocol.codecs.contributions import split
-from gossamer.protocol.codecs.payloads import SPARSE, SetPayloads, SumPayloads, payloads_named
+from gossamer.protocol.codecs.payloads import (
+    SPARSE,
+    AveragedPayloads,
+    SetPayloads,
+    payloads_named,
+)
+from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.sparse_codec import SparseCodec, SparseVector
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.rounds.ring import Average
@@ -28,10 +34,13 @@ from gossamer.protocol.state.digest import FloatVector
 from gossamer.protocol.state.outer_step import nesterov
 from tests.sim.simulator import arithmetic
 from tests.sim.simulator.arithmetic import Sum
-from tests.support.contributions import contribution_of
+from tests.support.contributions import contribution_of, root_of
 
 ELEMENTS = 150
 """Of a chunk: a whole block of 128 and a part of one, for codecs that have blocks."""
+
+OPEN_SUFFIX = "+open"
+"""Ends the name of a way of averaging in which members sign their records."""
 
 ERROR_DECAY = 0.95
 RATE, MU = 0.7, 0.9
@@ -92,17 +101,19 @@ class Mode:
             num_chunks: of a round.
             num_chunks_carried: of all rounds that have their turn one after the other.
         """
-        self.payloads: SumPayloads | SetPayloads
+        self.payloads: AveragedPayloads
         if name == SPARSE:
             self.payloads = SetPayloads(_SparseCodec(_TOP_K))
         else:
-            self.payloads = payloads_named(name)
+            codec_name = name.removesuffix(OPEN_SUFFIX)
+            is_open = codec_name != name
+            self.payloads = payloads_named(codec_name, trust="open" if is_open else "members")
         self.plan = ChunkPlan(num_chunks_carried * ELEMENTS, ELEMENTS)
         self._round_plan = ChunkPlan(num_chunks * ELEMENTS, ELEMENTS)
         zeros = np.zeros(self.plan.num_elements, np.float32)
         self.genesis = State(zeros, zeros)
         # The same bytes come to the same everywhere, so it is enough to look at them once.
-        self._checked: set[tuple[bytes, int]] = set()
+        self._checked: set[tuple[bytes, int, int, tuple[bytes, ...]]] = set()
 
     def pending(self, peer: int, work: Sequence[int], residue: FloatVector) -> FloatVector:
         """The vector behind some work of a peer, which is an integer for each chunk."""
@@ -124,11 +135,17 @@ class Mode:
         """`pending`: what the round exchanges of it."""
         return contribution_of(pending, self._round_plan, self.payloads, ring, me, ERROR_DECAY)
 
-    def check(self, payload: Sum, mask: int) -> None:
-        """What a node does with what comes. Raises MalformedError."""
-        if (payload.encoded, mask) not in self._checked:
-            self.payloads.check(payload.encoded, ELEMENTS, mask)
-            self._checked.add((payload.encoded, mask))
+    def root_of(self, pending: FloatVector) -> bytes:
+        """The root that a peer signs for what the round exchanges of its work."""
+        return root_of(pending, self._round_plan, self.payloads)
+
+    def check(self, payload: Sum, mask: int, chunk: int, ring: Ring) -> None:
+        """What a node does with what comes. Raises RemoteProtocolError."""
+        roots = tuple(ready.root for ready in ring.ready)
+        key = (payload.encoded, mask, chunk, roots)
+        if key not in self._checked:
+            self.payloads.check(payload.encoded, ELEMENTS, mask, chunk, roots)
+            self._checked.add(key)
 
     def state_after(
         self, state: State, first_chunk: int, finals: Sequence[Average], tokens: Sequence[int]
@@ -158,10 +175,19 @@ class Mode:
         Args:
             chunk: of the round.
             pendings: what the round exchanges, of those in the mask, in ring order.
-            weights: their tokens.
+            weights: their capped tokens.
         """
         assert isinstance(final.payload, Sum)
         encoded, part = final.payload.encoded, self._round_plan.range_of(chunk)
+        if isinstance(self.payloads, RecordPayloads):
+            block_bytes = self.payloads.part_bytes(ELEMENTS)
+            for record, pending in zip(
+                split(encoded, final.mask, block_bytes), pendings, strict=True
+            ):
+                sent = self.payloads.encode(pending[part])
+                if record.block[: len(sent)] != sent:
+                    raise WrongAverageError(f"chunk {chunk}: not what {record.position} has")
+            return
         if isinstance(self.payloads, SetPayloads):
             coder = self.payloads.coder
             for record, pending in zip(

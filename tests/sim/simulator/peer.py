@@ -19,6 +19,7 @@ from gossamer.protocol.wire.statements import (
     Announce,
     Capacity,
     Phase,
+    Ready,
     Roster,
     Signed,
     Statement,
@@ -147,6 +148,8 @@ class Peer:
         self._greetings: list[tuple[Link, float, Driver | None]] = []
         """Streams that wait for an answer, each with its deadline and the round it belongs to."""
         self._has_begun = False
+        self.ready_since: dict[Digest, float] = {}
+        """For each head its own time of the first `Ready` of another peer."""
         self.turn = None
         self._hints: RoundHints | None = None
         self.heads.restart()
@@ -245,8 +248,11 @@ class Peer:
     def expected(self) -> Awaited:
         """Others that a round waits for."""
         head, checks = self.heads.head, self.world.checks
-        numbers = checks.round_of(head), checks.tokens_of(head)
-        return awaited(self.living(), self.heads.recent(), *numbers)
+
+        def is_lost(announce: Announce) -> bool:
+            return checks.choice.best([head, Digest(announce.head)]) == head
+
+        return awaited(self.living(), self.heads.recent(), checks.round_of(head), is_lost)
 
     def members_changed(self) -> None:
         """Who lives, or where they are, may have changed."""
@@ -338,6 +344,8 @@ class Peer:
                     if not self._has_begun:
                         self._begin()
         else:
+            if isinstance(statement, Ready):
+                self.ready_since.setdefault(Digest(statement.head), self.now)
             for driver in self._drivers:
                 driver.heard(signed, statement)
 

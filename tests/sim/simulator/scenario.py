@@ -46,7 +46,7 @@ class Scenario:
     fragments: int = 1
     """Parts of what a peer carries, each of so many chunks, that rounds exchange in turn."""
     mode: str = "fp32"
-    """The way of averaging: a codec, or sparse payloads."""
+    """The way of averaging: a codec, with signed records or without, or sparse payloads."""
     overlap: bool = False
     """Whether peers train on while their ring is at work."""
     gather_seconds: float = 10.0
@@ -81,7 +81,7 @@ class Scenario:
         return (round_number - 1) % self.fragments * self.num_chunks
 
 
-MODES = ("fp32", "fp16", "int8", "int4", "sparse")
+MODES = ("fp32", "fp16", "int8", "int4", "sparse", "int8+open")
 """Of which each world has one."""
 
 

@@ -19,6 +19,7 @@ from gossamer.node.rounds.decisions import (
 from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest
+from gossamer.protocol.policy.head_choice import HeadWeight
 from gossamer.protocol.rounds.attempt import Committed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.round import Round
@@ -165,6 +166,7 @@ class Turn:
             loss=2.5,
             norm=1.0,
             spans=offer.spans,
+            root=self._world.mode.root_of(peer.work.offered_vector(machine.number)),
         )
         if self._world.scenario.overlap:
             self.ahead = Training(peer)
@@ -201,7 +203,9 @@ class Turn:
         is_on_mine = not checks.path(better.head, mine)
         decision = is_overtaken(
             better,
-            machine.attainable_tokens,
+            HeadWeight(
+                checks.choice.stake_of(mine, machine.attainable_members), machine.attainable_tokens
+            ),
             self._peer.now,
             is_on_mine=is_on_mine,
             is_finishing=machine.successor is not None
@@ -235,7 +239,7 @@ class Turn:
         header = committed.proposal.header
         head = header.digest
         self._world.checks.note_commit(peer, committed)
-        peer.heads.disk.known[head] = committed.commit
+        peer.heads.know(head, committed.commit)
         peer.heads.disk.applied.add(head)
         place = self.driver.ring.members.index(peer.peer_id)
         chunks = sum(

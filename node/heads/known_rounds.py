@@ -1,0 +1,59 @@
+"""The committed rounds that this node's disk has, as the choice of a head sees them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from gossamer.node.storage.chain_store import ChainStore
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
+from gossamer.protocol.state.chain import credits_of, decode_header, signers_of
+
+RECORDS_KEPT = 4 * STANDING_ROUNDS
+"""Records whose members are remembered, so that the disk is not asked again at every look."""
+
+
+class KnownRounds:
+    """The rounds of a chain store (`head_choice.Rounds`)."""
+
+    def __init__(self, chain: ChainStore) -> None:
+        self._chain = chain
+        self._records: OrderedDict[Digest, tuple[Mapping[PeerId, int], frozenset[PeerId]]] = (
+            OrderedDict()
+        )
+
+    def parent_of(self, head: Digest) -> Digest:
+        """See `Rounds`. A round before a gap in the records counts as the run's beginning."""
+        parent = self._chain.entry(head).parent
+        return parent if parent in self._chain else self._chain.genesis
+
+    def round_of(self, head: Digest) -> int:
+        """See `Rounds`."""
+        return self._chain.entry(head).round
+
+    def tokens_total_of(self, head: Digest) -> int:
+        """See `Rounds`."""
+        return self._chain.entry(head).tokens_total
+
+    def credits_of(self, head: Digest) -> Mapping[PeerId, int]:
+        """See `Rounds`. A record that is damaged, or forgotten meanwhile, credits no peer."""
+        return self._read(head)[0]
+
+    def signers_of(self, head: Digest) -> frozenset[PeerId]:
+        """See `Rounds`. A record that is damaged, or forgotten meanwhile, has no signers."""
+        return self._read(head)[1]
+
+    def _read(self, head: Digest) -> tuple[Mapping[PeerId, int], frozenset[PeerId]]:
+        found = self._records.get(head)
+        if found is None:
+            try:
+                commit = self._chain.commit(head)
+                found = credits_of(decode_header(commit.header)), signers_of(commit)
+            except (KeyError, OSError, RemoteProtocolError):
+                found = {}, frozenset()
+            self._records[head] = found
+            if len(self._records) > RECORDS_KEPT:
+                self._records.popitem(last=False)
+        return found

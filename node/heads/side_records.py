@@ -1,0 +1,97 @@
+"""Bounds the commit records that peers bring and that are not on this node's own chain.
+
+A record is a round that its members signed. A stranger may invent all of them, and sign a chain of
+any length by itself. This node keeps such records, because they may be the way to a heavier head,
+as far as a quota goes. The quota is small for branches of strangers, and large for branches whose
+first round was signed by peers that had signed this node's own chain before the branch left it: the
+others after a split, or those who went on while this machine slept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from gossamer.node.storage.committed import CommittedState
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.limits import MIB
+from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
+from gossamer.protocol.policy.record_quota import RecordLimits, RecordQuota
+from gossamer.protocol.state.chain import Commit, Header, encode_commit
+
+STRANGERS = RecordLimits(2 * MIB, 16 * MIB)
+"""Of branches that strangers began: some 500 rounds of eight members from each peer."""
+
+KNOWN = RecordLimits(64 * MIB, 256 * MIB)
+"""Of branches that peers with standing began: some 15,000 rounds of eight members."""
+
+NEWCOMER = RecordLimits(256 * MIB, 1024 * MIB)
+"""While this node's own chain has fewer than `NEWCOMER_ROUNDS` rounds: it has to learn the run's
+whole chain, and knows nobody."""
+
+NEWCOMER_ROUNDS = STANDING_ROUNDS
+"""Rounds of the own chain from which on its signers say who is known."""
+
+
+class SideRecords:
+    """Decides which records of others are kept."""
+
+    def __init__(
+        self,
+        committed: CommittedState,
+        members_at: Callable[[Digest], Collection[PeerId]],
+        make_room: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            members_at: the peers with stake at a known head.
+            make_room: asks for the records to be forgotten that no living peer's head needs.
+        """
+        self._committed = committed
+        self._members_at = members_at
+        self._make_room = make_room
+        self._strangers = RecordQuota(STRANGERS)
+        self._known = RecordQuota(KNOWN)
+        self._newcomer = RecordQuota(NEWCOMER)
+        self._settled: Digest | None = None
+        """The committed head at which room was last given back: records go with a new one."""
+
+    def admits(self, bringer: PeerId, commit: Commit, header: Header) -> bool:
+        """Returns whether a checked record is kept, whose parent is known. If it is, it counts as
+        the bringer's."""
+        head = digest_of(commit.header)
+        if head in self._committed.chain:
+            return True
+        quota, num_bytes = self._quota_of(commit, Digest(header.parent)), len(encode_commit(commit))
+        if not quota.admits(bringer, num_bytes):
+            self._settle()
+            if not quota.has_room(num_bytes):
+                self._make_room()
+            if not quota.admits(bringer, num_bytes):
+                return False
+        quota.note(head, bringer, num_bytes)
+        return True
+
+    def _quota_of(self, commit: Commit, parent: Digest) -> RecordQuota:
+        chain, mine = self._committed.chain, self._committed.entry
+        if mine.round < NEWCOMER_ROUNDS:
+            return self._newcomer
+        if parent in self._known:
+            return self._known
+        if parent in self._strangers:
+            return self._strangers
+        depth = mine.round - chain.entry(parent).round
+        if depth < 0 or chain.ancestors(mine.head, depth)[-1] != parent:
+            return self._strangers  # a branch of an earlier life of this process
+        standing = self._members_at(parent)
+        is_known = any(vote.author in standing for vote in commit.votes)
+        return self._known if is_known else self._strangers
+
+    def _settle(self) -> None:
+        """Gives back the room of records that were forgotten or are on the own chain by now."""
+        chain, mine = self._committed.chain, self._committed.head
+        if mine == self._settled:
+            return
+        self._settled = mine
+        own = set(chain.path_between(chain.genesis, mine) or ())
+        for quota in (self._strangers, self._known, self._newcomer):
+            quota.keep(lambda head: head in chain and head not in own)

@@ -1,0 +1,84 @@
+"""What this node uploads of model and corpus: members of its rounds first, strangers by a budget.
+
+Blocks are served to every peer that the run admits, because a newcomer needs them before it can be
+of use. An identity costs nothing, so one stranger with many streams could take the whole line and
+much of the processor. Strangers share a budget of bytes a second, in equal parts by peer, and give
+way to members. Members have no budget here: what they fetch, the round waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import trio
+
+from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
+from gossamer.protocol.ids import PeerId
+
+MEMBERS_FIRST_SECONDS = 0.5
+"""Longest wait of a stranger's piece for members that are being served. A member that does not read
+must not keep newcomers out."""
+
+STRANGERS_SHARE = 4
+"""Strangers leave one in so many streams to members."""
+
+
+class Uploads:
+    """The order in which pieces of blocks go out."""
+
+    is_member: Callable[[PeerId], bool]
+    """Returns whether a peer takes part in the newest rounds."""
+
+    def __init__(
+        self, limit: RateLimit = NO_LIMIT, is_member: Callable[[PeerId], bool] = lambda _: False
+    ) -> None:
+        """`limit`: of all strangers together."""
+        self.is_member = is_member
+        self._limit = limit
+        self._num_members = 0
+        self._no_member = trio.Event()
+        self._turns: dict[PeerId, tuple[trio.Lock, int]] = {}
+        """The lock of each stranger that waits, and how many of its pieces do."""
+
+    def streams_max(self, peer: PeerId, streams_max: int) -> int:
+        """Streams in all up to which a peer gets another one."""
+        if self.is_member(peer):
+            return streams_max
+        return max(1, streams_max - streams_max // STRANGERS_SHARE)
+
+    @contextmanager
+    def serving(self, peer: PeerId) -> Iterator[None]:
+        """For the time in which a block goes to a peer: strangers give way to members."""
+        is_member = self.is_member(peer)
+        self._num_members += is_member
+        try:
+            yield
+        finally:
+            self._num_members -= is_member
+            if is_member and not self._num_members:
+                self._no_member.set()
+                self._no_member = trio.Event()
+
+    async def turn(self, peer: PeerId, num_bytes: int) -> None:
+        """Returns when so many bytes may go to a peer.
+
+        Cancellation: the bytes may count as gone.
+        """
+        if self.is_member(peer):
+            return
+        lock, num_waiting = self._turns.get(peer, (trio.Lock(), 0))
+        self._turns[peer] = lock, num_waiting + 1
+        try:
+            # One piece of each peer stands in the line, so a peer with many streams gets no more.
+            async with lock:
+                with trio.move_on_after(MEMBERS_FIRST_SECONDS):
+                    while self._num_members:
+                        await self._no_member.wait()
+                await self._limit.take(num_bytes)
+        finally:
+            lock, num_waiting = self._turns[peer]
+            if num_waiting > 1:
+                self._turns[peer] = lock, num_waiting - 1
+            else:
+                del self._turns[peer]

@@ -1,0 +1,124 @@
+"""Sets of signed records: what travels in a run whose members do not trust each other.
+
+With `trust = "open"` the payload of a partial sum is a list of records (`contributions`), whatever
+the codec. The block of a record is one member's chunk as the codec encodes it, and then the path to
+the root that this member signed in its `Ready` (`record_tree`). So every member checks every record
+that it receives, and nobody can change another one's contribution or invent one. A set is unique
+given its mask, and so is the average, which every member computes for itself (`robust_average`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gossamer.protocol import limits
+from gossamer.protocol.codecs.chunk_values import Buffer, Float32Array
+from gossamer.protocol.codecs.contributions import RECORD_PREFIX_BYTES, Record, split
+from gossamer.protocol.codecs.record_tree import PATH_BYTES, root_over
+from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
+from gossamer.protocol.codecs.tensor_codecs import TensorCodec
+from gossamer.protocol.errors import ForgedError, MalformedError
+
+
+class RecordPayloads:
+    """Lists of records that their members have signed (a `Payloads`)."""
+
+    are_steps = False
+    are_signed = True
+
+    def __init__(self, name: str, coder: TensorCodec | SparseCodec) -> None:
+        """`name`: of the codec in rosters and update indices."""
+        self.name = name
+        self.coder = coder
+
+    @property
+    def is_exact(self) -> bool:
+        """Returns whether a record holds all of its member's work."""
+        return self.name == "fp32"
+
+    def part_bytes(self, num_elements: int) -> int:
+        return RECORD_PREFIX_BYTES + self._block_bytes(num_elements)
+
+    def _block_bytes(self, num_elements: int) -> int:
+        return self.coder.encoded_bytes(num_elements) + PATH_BYTES
+
+    def is_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
+        return num_bytes == mask.bit_count() * self.part_bytes(num_elements)
+
+    def mean_bytes(self, num_elements: int, num_members: int) -> int:
+        return 3 * num_members * self.part_bytes(num_elements) // 4  # as of every set
+
+    def members_max(self, num_elements: int) -> int:
+        return min(limits.RING_MEMBERS_MAX, limits.BLOCK_BYTES_MAX // self.part_bytes(num_elements))
+
+    def elements_max(self, num_members: int) -> int:
+        """The most elements of a chunk, a multiple of 1024, of which so many members' records fit
+        one block."""
+        step = limits.CHUNK_ELEMENTS_MIN
+        return max(
+            elements
+            for elements in range(step, limits.CHUNK_ELEMENTS_MAX + 1, step)
+            if elements == step or self.members_max(elements) >= num_members
+        )
+
+    def encode(self, values: Float32Array) -> bytes:
+        """A member's chunk, without its path. Raises ValueError, see `TensorCodec.encode`."""
+        return bytes(self.coder.encode(values))
+
+    def decode(self, block: Buffer, num_elements: int) -> Float32Array:
+        """The values of a chunk without its path, (num_elements,). Raises MalformedError."""
+        decoded = self.coder.decode(block, num_elements)
+        return decoded if isinstance(decoded, np.ndarray) else decoded.dense(num_elements)
+
+    def check(
+        self,
+        payload: Buffer,
+        num_elements: int,
+        mask: int,
+        chunk: int = 0,
+        roots: Sequence[bytes] = (),
+    ) -> None:
+        """See `Payloads`: every record is one that its member has signed for this chunk.
+
+        Raises:
+            MalformedError: other records than those of the mask, or one that cannot be decoded.
+            ForgedError: a record that its member did not sign.
+        """
+        for record in self._records(payload, num_elements, mask):
+            block, path = self._parts(record, num_elements)
+            if record.position >= len(roots):
+                raise MalformedError("a record of a peer that is not in the ring")
+            if root_over(chunk, block, path) != roots[record.position]:
+                raise ForgedError(
+                    f"a record of chunk {chunk} that member {record.position} did not sign"
+                )
+            self.coder.decode(block, num_elements)
+
+    def contributors(self, payload: Buffer, mask: int) -> int:
+        return mask
+
+    def average(
+        self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
+    ) -> Float32Array:
+        """See `SumPayloads`. The records were checked when they came."""
+        records = self._records(payload, num_elements, mask)
+        if not records or records[-1].position >= len(tokens):
+            raise MalformedError("no record, or one of a peer that is not in the ring")
+        weights = robust_weights(tokens)
+        parts = [self.decode(self._parts(each, num_elements)[0], num_elements) for each in records]
+        return robust_average(parts, [weights[record.position] for record in records])
+
+    def _records(self, payload: Buffer, num_elements: int, mask: int) -> tuple[Record, ...]:
+        block_bytes = self._block_bytes(num_elements)
+        records = split(payload, mask, block_bytes)
+        if any(len(record.block) != block_bytes for record in records):
+            raise MalformedError("a record that is too short")
+        return records
+
+    def _parts(self, record: Record, num_elements: int) -> tuple[memoryview, memoryview]:
+        """The encoded chunk, and the path."""
+        size = self.coder.encoded_bytes(num_elements)
+        return record.block[:size], record.block[size:]

@@ -1,0 +1,124 @@
+"""The average of a chunk's contributions that a minority of the members cannot carry away.
+
+It is one step of CenteredClip (Karimireddy et al. 2020, arXiv 2012.10333; among peers: BTARD, arXiv
+2106.11257) from a centre that no minority can move far, the coordinate-wise median m. Each member
+pulls the average with its difference from the centre, and none pulls harder than the median member:
+
+    d_i     = |x_i - m|, and the radius r is their upper median
+    fade_i  = min(1, (2 r / d_i)^2)
+    average = m + sum_i w_i fade_i min(1, r / d_i) (x_i - m) / sum_i w_i fade_i
+
+With the upper median the majority is not shortened, and of two members neither is. Contributions
+equally far from the centre, as vectors of many dimensions from like sources are, have the weighted
+mean as their average. `fade` takes the weight from a member that is farther away than twice the
+radius, gradually: the work that a peer carries over several rounds still counts, and a contribution
+a hundred times as far as the others has 1/2500 of its weight.
+
+Further steps let a minority pull again, and its pulls add up: with 3 of 8 hostile every attack that
+hides near the others' norm did more harm in three steps than in one (decision 59).
+
+The weights are tokens capped at the lower median itself. With a cap of twice that, three of eight
+that claim everything have more than half of the weight, and then no weighted average is safe. Both
+bounds shorten an honest member that is much faster than the others.
+
+Each chunk is averaged by itself: its median and its distances follow from its own contributions,
+so a member reduces a chunk when it has it, and nothing has to be agreed beforehand. A liar that
+spends all its influence on one chunk gains nothing, since the bound holds for each chunk.
+
+All peers get the same bits. Everything is a fixed sequence of IEEE 754 operations in float64, in
+ascending position, far from that format's subnormal numbers. The result is rounded to fp32 once,
+with 0 for what would be subnormal in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from gossamer.protocol.codecs.chunk_values import Float32Array
+from gossamer.protocol.codecs.inner_products import LANES
+from gossamer.protocol.token_caps import capped_tokens
+
+WEIGHT_CAP = 1
+"""Cap of a member's weight as a multiple of the lower median of the tokens of its ring."""
+
+FADE = 2.0
+"""Distance, as a multiple of the radius, from which on a member loses weight. Of honest
+members only one that did four times the work of the others was farther away in a measured run."""
+
+_TILE = 8 * LANES
+"""Elements that are looked at together: with those of a ring they stay in a processor's cache."""
+
+_NORMAL_MIN = 2.0**-126
+"""The smallest normal fp32."""
+
+Float64Array = npt.NDArray[np.float64]
+
+
+def robust_weights(tokens: Sequence[int]) -> list[int]:
+    """The weights of a ring's members in its robust averages, 1 at least, by ring position."""
+    return [max(1, weight) for weight in capped_tokens(tokens, WEIGHT_CAP)]
+
+
+def robust_average(parts: Sequence[Float32Array], weights: Sequence[int]) -> Float32Array:
+    """The average of a chunk's contributions, (num_elements,).
+
+    Args:
+        parts: (num_elements,) each, of magnitudes up to 2^100, in ascending position; at least one.
+        weights: of each part, at least 1 (`robust_weights`).
+    """
+    centre = np.empty(len(parts[0]))
+    lanes = np.zeros((len(parts), LANES))
+
+    def measure(tile: slice, values: Float64Array) -> None:
+        # A sort may put -0 and 0 in either order; the sum with 0 makes both 0.
+        ordered = np.sort(values, axis=0)
+        middle = ordered[(len(parts) - 1) // 2] + ordered[len(parts) // 2]
+        centre[tile] = middle * 0.5 + 0.0
+        values -= centre[tile]
+        values *= values
+        for start in range(0, values.shape[1], LANES):
+            rows = values[:, start : start + LANES]
+            lanes[:, : rows.shape[1]] += rows
+
+    _by_tiles(parts, measure)
+    shares = _shares([math.fsum(each) for each in lanes], weights)
+
+    def move(tile: slice, values: Float64Array) -> None:
+        values -= centre[tile]
+        step = np.zeros(values.shape[1])
+        for share, difference in zip(shares, values, strict=True):
+            difference *= share
+            step += difference
+        centre[tile] += step
+
+    _by_tiles(parts, move)
+    centre[np.abs(centre) < _NORMAL_MIN] = 0.0
+    return centre.astype(np.float32)
+
+
+def _by_tiles(parts: Sequence[Float32Array], work: Callable[[slice, Float64Array], None]) -> None:
+    """Calls `work` for each tile with its place and its values, (members, elements of the tile)."""
+    num_elements = len(parts[0])
+    buffer = np.empty((len(parts), min(_TILE, num_elements)))
+    for start in range(0, num_elements, _TILE):
+        tile = slice(start, min(start + _TILE, num_elements))
+        values = buffer[:, : tile.stop - tile.start]
+        for row, part in zip(values, parts, strict=True):
+            row[:] = part[tile]
+        work(tile, values)
+
+
+def _shares(squared_distances: Sequence[float], weights: Sequence[int]) -> list[float]:
+    """The factor of each member's difference from the centre."""
+    squared_radius = sorted(squared_distances)[len(squared_distances) // 2]
+    shares, total = [], 0.0
+    for squared, weight in zip(squared_distances, weights, strict=True):
+        closeness = squared_radius / squared if squared > squared_radius else 1.0  # (r / d)^2
+        faded = weight * min(1.0, FADE * FADE * closeness)
+        total += faded
+        shares.append(faded * math.sqrt(closeness))
+    return [share / total for share in shares]

@@ -1,0 +1,258 @@
+"""The choice of a head: by the members that worked together where two chains part.
+
+Tokens are claims, keys cost nothing, and a chain of rounds that nobody trained is made in a second.
+So the weight of a chain is neither its tokens nor its length. It is the standing of the members
+that signed it.
+
+Rules
+-----
+- The *stake* of a peer at a head is the sum of the tokens that the newest `STANDING_ROUNDS` rounds
+  up to that head took of it. In each round no member counts for more than the lower median member,
+  and at the end no peer for more than the lower median peer. So a minority of the members has a
+  minority of the stake, whatever it claims. At the run's beginning the founder has the only stake.
+  Headers alone say it, so all peers count alike.
+- The *support* of a chain, where it parts from another one, is the stake there of all peers that
+  signed a round of it since. A peer counts once, however many rounds it signed. So no peer gains by
+  making rounds quickly, and invented members weigh nothing.
+- Of two chains the one with more support wins, then the one with more tokens, then the lower
+  digest. Of several chains the choice goes from fork to fork, and at each fork to the branch with
+  the most support, to which all its known heads contribute (GHOST, Sompolinsky and Zohar 2015).
+- A peer undoes at most `UNDO_ROUNDS_MAX` rounds of its own chain. It undoes more only for a chain
+  that at least half of the stake at the fork signed: that is the swarm, and this peer was cut off.
+- A chain that goes on from this peer's own head undoes nothing (`counts`). It is followed at once
+  when its signers have no less stake than the members that are at work on this head. One of a
+  minority is followed when the time to be ready for this round has passed, for it may be that the
+  others were late. One without support is followed only while no peer with stake is at work on
+  this head, this peer included. So newcomers go on where all members have left, and members that
+  come back follow them.
+
+A peer that goes on alone, because all others are gone, has its own stake behind its rounds and no
+more. The others, when they are back, follow it if they are not at work on the head that they left,
+and else they outweigh it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.token_caps import capped_tokens
+
+STANDING_ROUNDS = 64
+"""A peer of which one of so many newest rounds took tokens has stake. In rounds of a
+minute that is an hour: the time for which somebody closes a laptop."""
+
+UNDO_ROUNDS_MAX = 16
+"""Rounds of its own chain that a peer undoes without half of the stake. With rounds of a
+minute it is a quarter of an hour; in partitions that last longer each side has a history that
+people may have used."""
+
+MEMORY = 4 * STANDING_ROUNDS
+"""Stakes, sets of signers and forks that are remembered: of the newest rounds and some heads."""
+
+
+class Rounds(Protocol):
+    """The committed rounds that a peer knows."""
+
+    def parent_of(self, head: Digest, /) -> Digest:
+        """Returns the head before a known head; the run's beginning is its own parent."""
+
+    def round_of(self, head: Digest, /) -> int:
+        """Returns the number of the round that led to a known head; 0: the run's beginning."""
+
+    def tokens_total_of(self, head: Digest, /) -> int:
+        """Returns the tokens in the chain of a known head."""
+
+    def credits_of(self, head: Digest, /) -> Mapping[PeerId, int]:
+        """Returns the members of which the round took tokens, each with these."""
+
+    def signers_of(self, head: Digest, /) -> frozenset[PeerId]:
+        """Returns the members that signed the round and of which it took tokens."""
+
+
+class HeadWeight(NamedTuple):
+    """The weight of a chain where it parts from another one. The greater one wins."""
+
+    support: int
+    """Stake at the fork of the peers that signed the chain since, in tokens."""
+    tokens_total: int
+    """Tokens in the whole chain."""
+
+
+class Verdict(NamedTuple):
+    """An answer and its reason."""
+
+    holds: bool
+    reason: str
+
+
+class HeadChoice:
+    """The rules above, for the rounds that one peer knows."""
+
+    def __init__(self, rounds: Rounds, founder: PeerId) -> None:
+        self._rounds = rounds
+        self._founder = founder
+        self._stakes: OrderedDict[Digest, Mapping[PeerId, int]] = OrderedDict()
+        self._signers: OrderedDict[tuple[Digest, Digest], frozenset[PeerId]] = OrderedDict()
+        self._forks: OrderedDict[tuple[Digest, Digest], Digest] = OrderedDict()
+
+    # Stake and support
+
+    def stakes_at(self, head: Digest) -> Mapping[PeerId, int]:
+        """Returns the stake of each peer that has one at a known head."""
+        found = self._stakes.get(head)
+        if found is None:
+            found = self._stakes[head] = self._count_stakes(head)
+            _forget_old(self._stakes)
+        return found
+
+    def _count_stakes(self, head: Digest) -> Mapping[PeerId, int]:
+        sums: dict[PeerId, int] = {}
+        for _ in range(STANDING_ROUNDS):
+            if not self._rounds.round_of(head):
+                break
+            credits = self._rounds.credits_of(head)
+            peers = sorted(credits)
+            counted = capped_tokens([credits[peer] for peer in peers], factor=1)
+            for peer, tokens in zip(peers, counted, strict=True):
+                sums[peer] = sums.get(peer, 0) + tokens
+            head = self._rounds.parent_of(head)
+        peers = sorted(peer for peer, tokens in sums.items() if tokens)
+        if not peers:
+            return {self._founder: 1}
+        return dict(
+            zip(peers, capped_tokens([sums[peer] for peer in peers], factor=1), strict=True)
+        )
+
+    def stake_of(self, head: Digest, peers: Iterable[PeerId]) -> int:
+        """The stake of some peers together at a known head."""
+        stakes = self.stakes_at(head)
+        return sum(stakes.get(peer, 0) for peer in frozenset(peers))
+
+    def weight(self, fork: Digest, head: Digest) -> HeadWeight:
+        """The weight of a known head that descends from `fork`, as seen there."""
+        support = self.stake_of(fork, self._signers_since(fork, head))
+        return HeadWeight(support, self._rounds.tokens_total_of(head))
+
+    def _signers_since(self, fork: Digest, head: Digest) -> frozenset[PeerId]:
+        """The peers that signed a round after `fork` on the way to `head`."""
+        way: list[Digest] = []
+        signers: frozenset[PeerId] = frozenset()
+        while head != fork:
+            known = self._signers.get((fork, head))
+            if known is not None:
+                signers = known
+                break
+            way.append(head)
+            head = self._rounds.parent_of(head)
+        for each in reversed(way):
+            signers |= self._rounds.signers_of(each)
+            self._signers[fork, each] = signers
+        _forget_old(self._signers)
+        return signers
+
+    # Forks
+
+    def fork_of(self, one: Digest, other: Digest) -> Digest:
+        """The newest round that two known heads have in common."""
+        key = (one, other)
+        found = self._forks.get(key)
+        if found is not None:
+            return found
+        rounds = self._rounds
+        while one != other:
+            if rounds.round_of(one) >= rounds.round_of(other):
+                one = rounds.parent_of(one)
+            else:
+                other = rounds.parent_of(other)
+        self._forks[key] = one
+        _forget_old(self._forks)
+        return one
+
+    def may_undo(self, mine: Digest, head: Digest) -> bool:
+        """Returns whether a peer at `mine` may leave it for another known head.
+
+        What it undoes is of few rounds, or at least half of the stake at the fork signed the other
+        chain.
+        """
+        fork = self.fork_of(head, mine)
+        if self._rounds.round_of(mine) - self._rounds.round_of(fork) <= UNDO_ROUNDS_MAX:
+            return True
+        return 2 * self.weight(fork, head).support >= sum(self.stakes_at(fork).values())
+
+    def best(self, heads: Iterable[Digest]) -> Digest:
+        """The head that wins among one or more known heads.
+
+        Every peer that knows these heads chooses alike, whatever its own head is. Comparisons of
+        pairs would not do: the stake differs from fork to fork, and three heads could each win over
+        the next one.
+        """
+        left = sorted(set(heads))
+        if len(left) == 1:
+            return left[0]
+        fork = left[0]
+        for head in left[1:]:
+            fork = self.fork_of(fork, head)
+        branches: dict[Digest, list[Digest]] = {}
+        for head in left:
+            if head != fork:
+                branches.setdefault(self._child_towards(fork, head), []).append(head)
+        resolved = [(self.best(branch), branch) for branch in branches.values()]
+        return max(resolved, key=lambda each: self._weight_of_branch(fork, *each))[0]
+
+    def _child_towards(self, fork: Digest, head: Digest) -> Digest:
+        while (parent := self._rounds.parent_of(head)) != fork:
+            head = parent
+        return head
+
+    def _weight_of_branch(
+        self, fork: Digest, best: Digest, heads: Sequence[Digest]
+    ) -> tuple[int, int, bytes]:
+        """All signers of a branch support it; its tokens are those of its best head."""
+        signers = frozenset().union(*(self._signers_since(fork, head) for head in heads))
+        return self.stake_of(fork, signers), self._rounds.tokens_total_of(best), _low_first(best)
+
+    # A chain that goes on from this peer's head
+
+    def counts(
+        self,
+        head: Digest,
+        mine: Digest,
+        at_work: Collection[PeerId],
+        *,
+        was_time: bool,
+    ) -> Verdict:
+        """Returns whether this peer may follow a head that wins over its own.
+
+        Args:
+            at_work: living peers that work on the round after `mine`, this peer among them if it
+                does.
+            was_time: whether this peer had the time that the manifest gives to be ready, since it
+                heard that a peer is ready for this round.
+        """
+        fork = self.fork_of(head, mine)
+        if fork != mine:
+            return Verdict(True, "more stake is behind another chain")
+        signers = self._signers_since(mine, head)
+        support = self.stake_of(mine, signers)
+        opposed = self.stake_of(mine, frozenset(at_work) - signers)
+        if support and support >= opposed:
+            return Verdict(True, "no less stake has gone on than is at work here")
+        if support:
+            reason = "members have gone on that are fewer than those at work here"
+            return Verdict(was_time, reason)
+        stakes = self.stakes_at(mine)
+        may_follow = not stakes.keys() & frozenset(at_work)
+        return Verdict(may_follow, "no member that this chain knows has signed it")
+
+
+def _low_first(head: Digest) -> bytes:
+    """Returns a key by which the lower digest is the greater one."""
+    return bytes(255 - byte for byte in head)
+
+
+def _forget_old(memory: OrderedDict) -> None:  # type: ignore[type-arg]
+    while len(memory) > MEMORY:
+        memory.popitem(last=False)

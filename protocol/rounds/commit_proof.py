@@ -1,0 +1,125 @@
+"""The proof of a commit record: what its members signed, checked against what its header says.
+
+A header costs its author nothing, and neither do keys. So a record is taken only if everything in
+its header follows from statements that the peers it names have signed.
+
+Rules
+-----
+- The record carries the roster of its ring, and the roster carries the signed `Ready` of every
+  member. The header's ring is that ring, and its parent and round are those of the roster.
+- The header names the members of the roster, in the same order and with the norms of their
+  `Ready`. No member has more tokens in it than its `Ready` offers. So no header can take work from
+  a peer that offered none on this parent.
+- The data that the header consumes lies within the spans of the members' `Ready`.
+- Votes are counted against the roster (`chain.quorum_reached`).
+
+Which members have a part in which chunk is in the update index, and a peer that replays the round
+checks that as well (`check_contributors`). How much a proven record weighs in the choice of a head
+is another question: `policy.head_choice`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gossamer.protocol.errors import ForgedError, MalformedError
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.rounds.proposal import members_of
+from gossamer.protocol.rounds.roster import Ring, open_roster
+from gossamer.protocol.state.chain import Commit, Header, decode_header, quorum_reached
+from gossamer.protocol.wire.statements import Roster, Verify, Vote, open_signed
+
+
+class RingRules(NamedTuple):
+    """The values that the manifest demands of every roster."""
+
+    codec: str
+    chunk_elements: int
+    members_max: int
+
+
+def open_commit(commit: Commit, run_id: Digest, verify: Verify, rules: RingRules) -> Header:
+    """The header of a commit record, with its values, its roster, its votes and the quorum checked.
+
+    Raises:
+        MalformedError: not a header of this run, or not the one that follows from its roster.
+        ForgedError: a roster or votes that are forged, for something else, or too few.
+    """
+    header = decode_header(commit.header)
+    if header.run_id != run_id:
+        raise MalformedError("header of another run")
+    if len(commit.votes) > len(header.members):
+        raise MalformedError("commit record with more votes than members")
+    check_roster(header, open_ring(commit, run_id, verify, rules))
+    votes = _open_votes(commit, header, run_id, verify)
+    if not quorum_reached([member.peer_id for member in header.members], votes):
+        raise ForgedError(f"header of round {header.round} without the votes of its members")
+    return header
+
+
+def open_ring(commit: Commit, run_id: Digest, verify: Verify, rules: RingRules) -> Ring:
+    """The ring of a commit record, from its roster.
+
+    Raises:
+        MalformedError: not a roster of this run.
+        ForgedError: a signature that its author did not make.
+    """
+    roster = open_signed(commit.roster, run_id, verify)
+    if not isinstance(roster, Roster):
+        raise MalformedError("commit record without a roster")
+    return open_roster(commit.roster, roster, run_id, verify, *rules)
+
+
+def check_roster(header: Header, ring: Ring) -> None:
+    """Checks that a header says of its members only what they said themselves.
+
+    Raises:
+        ForgedError: it names another ring, other members, or more work than they offered.
+    """
+    if (header.ring_id, header.parent, header.round) != (
+        ring.ring_id,
+        ring.roster.head,
+        ring.roster.round,
+    ):
+        raise ForgedError("header of another ring than its roster's")
+    if [member.peer_id for member in header.members] != list(ring.members):
+        raise ForgedError("header with other members than its roster")
+    for member, ready in zip(header.members, ring.ready, strict=True):
+        if member.tokens > ready.tokens or member.norm != ready.norm:
+            raise ForgedError("header with work that its members did not offer")
+    offered = [span for ready in ring.ready for span in ready.spans]
+    for span in header.spans:
+        if not any(
+            each.partition == span.partition and each.start <= span.start and span.stop <= each.stop
+            for each in offered
+        ):
+            raise ForgedError("header that consumes data which no member trained on")
+
+
+def check_contributors(header: Header, ring: Ring, contributors: Sequence[int]) -> None:
+    """Checks the tokens of a header against the masks of its averages.
+
+    Args:
+        contributors: of each chunk the mask of the members that have a part in it.
+
+    Raises:
+        ForgedError: a member has other tokens than its `Ready` and the masks give it.
+    """
+    if members_of(ring, contributors) != header.members:
+        raise ForgedError("header with other tokens than its averages hold")
+
+
+def _open_votes(commit: Commit, header: Header, run_id: Digest, verify: Verify) -> dict[str, Vote]:
+    head = digest_of(commit.header)
+    votes: dict[str, Vote] = {}
+    for signed in commit.votes:
+        vote = open_signed(signed, run_id, verify)
+        if (
+            not isinstance(vote, Vote)
+            or vote.header_digest != head
+            or vote.ring_id != header.ring_id
+        ):
+            raise ForgedError("commit record with a vote for something else")
+        votes[signed.author] = vote
+    return votes

@@ -1,0 +1,203 @@
+"""What does a minority of liars do to a model, under each way to average the members' work?
+
+    python -m tests.benchmarks.robust                     # 8 peers, 3 of them hostile
+    python -m tests.benchmarks.robust --uneven --topics   # steps of 4 to 16, text of own kinds
+    python -m tests.benchmarks.robust --codec sparse
+
+The peers train in this process, with the model of `losses.py --small` on the default corpus and
+fewer sequences a step. What they send is averaged chunk by chunk:
+
+    mean      weighted with tokens capped at twice the lower median
+    clipped   likewise, each contribution clipped to the lower median norm (`contributions.reduce`)
+    robust    `robust_average`
+    alone     the mean of the honest members, without the others
+
+Hostile members claim tokens without end. The loss is held-out nats a token after the last round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace
+from rich.console import Console
+from rich.table import Table
+
+from gossamer.protocol.codecs.chunk_values import Float32Array, is_usable
+from gossamer.protocol.codecs.contributions import clip_factors
+from gossamer.protocol.codecs.inner_products import inner_product
+from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
+from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.state.outer_step import nesterov
+from gossamer.protocol.token_caps import capped_tokens
+from gossamer.trainer.model import Decoder
+from gossamer.trainer.preset_modes import adapted
+from gossamer.trainer.presets import PRESETS, Preset
+from gossamer.trainer.text.shard_folder import cut_text
+from gossamer.trainer.train import Worker
+
+Aggregate = Callable[[Sequence[Float32Array], Sequence[int]], Float32Array]
+Attack = Callable[[Float32Array, Float32Array, np.random.Generator], Float32Array]
+
+HOSTILE = (1, 4, 6)
+CLAIM = 10**9
+UNEVEN = (16, 8, 4, 8, 8, 4, 8, 12)
+EVEN = (8,) * 8
+
+
+def mean(parts: Sequence[Float32Array], tokens: Sequence[int]) -> Float32Array:
+    """The weighted mean."""
+    weights = capped_tokens(tokens)
+    average = np.zeros_like(parts[0])
+    for part, weight in zip(parts, weights, strict=True):
+        average += part * np.float32(weight / sum(weights))
+    return average
+
+
+def clipped(parts: Sequence[Float32Array], tokens: Sequence[int]) -> Float32Array:
+    """The weighted mean of parts of at most the lower median norm."""
+    clips = clip_factors([inner_product(part, part) for part in parts])
+    return mean([p * np.float32(clip) for p, clip in zip(parts, clips, strict=True)], tokens)
+
+
+def robust(parts: Sequence[Float32Array], tokens: Sequence[int]) -> Float32Array:
+    """See `robust_average`."""
+    return robust_average(parts, robust_weights(tokens))
+
+
+AVERAGES: dict[str, Aggregate] = {"mean": mean, "clipped": clipped, "robust": robust}
+
+ATTACKS: dict[str, Attack | None] = {
+    "nobody": None,
+    "-10 x": lambda own, _others, _draw: -10 * own,
+    "-1 x": lambda own, _others, _draw: -own,
+    "noise x 100": lambda own, others, draw: (
+        100 * others.std(axis=0) * draw.standard_normal(own.size, np.float32)
+    ),
+    "2^99": lambda own, _others, _draw: np.full_like(own, 2.0**99),
+    "ALIE": lambda _own, others, _draw: others.mean(axis=0) - others.std(axis=0),
+    "bias": lambda _own, others, _draw: -0.5 * others.mean(axis=0),
+}
+
+
+def small_run(sparse: bool) -> Preset:
+    run = adapted(PRESETS["tiny"], "sparse" if sparse else "diloco")
+    model = replace(run.model, width=48, hidden_width=128, num_layers=2, context=32)
+    return replace(run, model=model, inner=replace(run.inner, sequences_per_step=8))
+
+
+class Trial:
+    """One training of the whole swarm."""
+
+    def __init__(self, options: argparse.Namespace, run: Preset, folder: Path, seed: int) -> None:
+        text = cut_text(options.text, folder, run.tokenizer, run.model, seed)
+        self._run, self._codec = run, options.codec
+        self._steps = UNEVEN if options.uneven else EVEN
+        self._workers = [Worker(run, text.token_bytes, "cpu") for _ in range(8)]
+        shards, n = range(len(text.index.shards)), len(text.index.shards)
+        for number, worker in enumerate(self._workers):
+            mine = (
+                shards[number * n // 8 : (number + 1) * n // 8]
+                if options.topics
+                else shards[number::8]
+            )
+            text.push_shards(worker.queue, list(mine))
+        self._heldout = list(text.heldout(run.model.vocabulary))
+        self._draw = np.random.default_rng(seed)
+        decoder = Decoder(run.model)
+        decoder.initialise(seed)
+        self._parameters = decoder.flat.numpy().copy()
+        self._plan = ChunkPlan(self._parameters.size, 16_384)
+
+    def loss(
+        self, aggregate: Aggregate, attack: Attack | None, members: Sequence[int], rounds: int
+    ) -> float:
+        """The loss after so many rounds of these members."""
+        parameters, momentum = self._parameters, np.zeros_like(self._parameters)
+        outer = self._run.outer
+        honest = [member for member in members if member not in HOSTILE]
+        first_step = 0
+        for number in range(rounds):
+            for member in members:
+                self._workers[member].train(parameters, first_step, self._steps[member])
+            first_step += self._steps[1]
+            if not all(is_usable(self._workers[member].pending) for member in members):
+                return float("inf")
+            sent = {m: self._sent(self._workers[m], outer.error_decay) for m in members}
+            tokens = [self._steps[m] for m in members]
+            if attack is not None:
+                others = np.stack([sent[m] for m in honest])
+                for place, member in enumerate(members):
+                    if member in HOSTILE:
+                        sent[member] = attack(sent[member], others, self._draw).astype(np.float32)
+                        tokens[place] = CLAIM
+            average = np.empty_like(parameters)
+            for chunk in range(self._plan.num_chunks):
+                where = self._plan.range_of(chunk)
+                average[where] = aggregate([sent[m][where] for m in members], tokens)
+            rate, mu = (1.0, 0.0) if number < rounds // 4 else (outer.learning_rate, outer.momentum)
+            with np.errstate(over="ignore", invalid="ignore"):
+                nesterov(parameters, momentum, average, rate, mu, parameters, momentum)
+            if not np.isfinite(parameters).all():
+                return float("inf")
+        return self._workers[members[0]].loss(parameters, self._heldout)
+
+    def _sent(self, worker: Worker, error_decay: float) -> Float32Array:
+        """What the others decode of a worker's work; it keeps what the codec left out."""
+        decoded = np.empty_like(worker.pending)
+        for chunk in range(self._plan.num_chunks):
+            where = self._plan.range_of(chunk)
+            values = worker.pending[where]
+            if self._codec == "sparse":
+                sparse = SparseCodec(self._run.outer.top_k)
+                decoded[where] = sparse.decode(sparse.encode(values), values.size).dense(
+                    values.size
+                )
+            else:
+                dense = codec(self._codec)
+                decoded[where] = dense.decode(dense.encode(values), values.size)
+        worker.pending -= decoded
+        if self._codec == "sparse":
+            worker.pending *= np.float32(error_decay)
+        return decoded
+
+
+def main() -> None:
+    """Trains all arms and prints a table."""
+    parser = argparse.ArgumentParser("tests.benchmarks.robust", description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--codec", default="int8")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--uneven", action="store_true", help="peers of different speed")
+    parser.add_argument("--topics", action="store_true", help="each peer has neighbouring shards")
+    parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
+    parser.add_argument("--text", type=Path, nargs="+", default=(), help="files and folders")
+    options = parser.parse_args()
+    run = small_run(options.codec == "sparse")
+
+    def losses(aggregate: Aggregate, attack: str, members: Sequence[int]) -> str:
+        found = []
+        for seed in options.seeds:
+            with tempfile.TemporaryDirectory() as folder:
+                trial = Trial(options, run, Path(folder), seed)
+                found.append(trial.loss(aggregate, ATTACKS[attack], members, options.rounds))
+        return f"{np.mean(found):.3f}"
+
+    everybody = tuple(range(8))
+    honest = [member for member in everybody if member not in HOSTILE]
+    table = Table("", *AVERAGES, title=f"{options.codec}, alone {losses(mean, 'nobody', honest)}")
+    for attack in options.attacks:
+        row = [losses(each, attack, everybody) for each in AVERAGES.values()]
+        table.add_row(attack, *row)
+        print(attack, *row, flush=True)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""The robust average: its bits, its bounds, and training with three of eight hostile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossamer.protocol.codecs.chunk_values import Float32Array
+from gossamer.protocol.codecs.inner_products import LANES
+from gossamer.protocol.codecs.robust_average import FADE, robust_average, robust_weights
+from tests.support.small_training import HONEST_OF_EIGHT, Attack, loss_after
+
+SIZE = 9 * LANES + 5
+
+
+def parts_of(num_members: int, num_elements: int = 40) -> list[Float32Array]:
+    draws = np.random.default_rng(num_members).standard_normal((num_members, num_elements))
+    return list((draws + 0.3).astype(np.float32))
+
+
+def mean_of(parts: Sequence[Float32Array], weights: Sequence[int]) -> Float32Array:
+    total = sum(weights)
+    shares = [np.float64(weight / total) for weight in weights]
+    mean = sum(share * part for share, part in zip(shares, parts, strict=True))
+    return np.asarray(mean, np.float32)
+
+
+def test_the_average_is_that_of_plain_arithmetic() -> None:
+    """Number by number in Python's floats, in the order that the specification gives."""
+    parts, weights = parts_of(6, SIZE), [3, 1, 2, 5, 4, 1]
+    parts[4] *= np.float32(50)
+    columns = [[float(part[i]) for part in parts] for i in range(SIZE)]
+    centre = [(sorted(column)[2] + sorted(column)[3]) * 0.5 for column in columns]
+    squares = []
+    for member in range(6):
+        lanes = [0.0] * LANES
+        for i, column in enumerate(columns):
+            difference = column[member] - centre[i]
+            lanes[i % LANES] += difference * difference
+        squares.append(math.fsum(lanes))
+    radius = sorted(squares)[3]
+    faded, pulls = [], []
+    for square, weight in zip(squares, weights, strict=True):
+        closeness = min(1.0, radius / square)
+        faded.append(weight * min(1.0, FADE * FADE * closeness))
+        pulls.append(faded[-1] * math.sqrt(closeness))
+    assert faded[4] < weights[4]
+    total = 0.0
+    for each in faded:
+        total += each
+    expected = []
+    for i, column in enumerate(columns):
+        step = 0.0
+        for value, pull in zip(column, pulls, strict=True):
+            step += (value - centre[i]) * (pull / total)
+        expected.append(centre[i] + step)
+    found = robust_average(parts, weights)
+    assert found.tobytes() == np.array(expected, np.float32).tobytes()
+
+
+def test_one_member_is_its_own_average() -> None:
+    (part,) = parts_of(1)
+    assert robust_average([part], [7]).tobytes() == part.tobytes()
+
+
+def test_of_two_members_neither_is_shortened() -> None:
+    parts = [np.float32(9) * parts_of(2)[0], parts_of(2)[1]]
+    found = robust_average(parts, [1, 2])
+    np.testing.assert_allclose(found, mean_of(parts, [1, 2]), rtol=1e-5, atol=1e-6)
+
+
+def test_members_that_are_like_each_other_have_nearly_their_mean() -> None:
+    parts = parts_of(8, 100_000)
+    found, mean = robust_average(parts, [1] * 8), mean_of(parts, [1] * 8)
+    assert np.linalg.norm(found - mean) < 0.002 * np.linalg.norm(mean)
+
+
+@given(
+    liars=st.lists(
+        st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=40, max_size=40),
+        min_size=3,
+        max_size=3,
+    )
+)
+def test_three_of_eight_move_it_by_no_more_than_the_honest_differ(liars: list[list[float]]) -> None:
+    """Whatever they send: the centre lies between honest values, and none pulls it farther than
+    the farthest honest member."""
+    honest = parts_of(8)[:5]
+    parts = [*honest, *(np.array(each, np.float32) for each in liars)]
+    found = robust_average(parts, [1] * 8).astype(np.float64)
+    stacked = np.stack(honest).astype(np.float64)
+    spread = float(np.linalg.norm(stacked.max(axis=0) - stacked.min(axis=0)))
+    assert np.linalg.norm(found - stacked.mean(axis=0)) <= 3 * spread
+
+
+def test_the_sign_of_a_zero_is_in_no_bit() -> None:
+    parts = [np.array([0.0, -0.0, 0.0], np.float32), np.array([-0.0, -0.0, 0.0], np.float32)]
+    negated = [-part for part in parts]
+    assert robust_average(parts, [1, 1]).tobytes() == robust_average(negated, [1, 1]).tobytes()
+    assert robust_average(parts, [1, 1]).tobytes() == bytes(12)
+
+
+def test_what_would_be_subnormal_is_zero() -> None:
+    tiny = np.array([2.0**-127, 2.0**-126, -(2.0**-127)], np.float32)
+    assert robust_average([tiny], [1]).tolist() == [0.0, 2.0**-126, 0.0]
+
+
+def test_the_largest_values_of_all_codecs_do_not_overflow() -> None:
+    parts = [np.full(50, sign * 2.0**100, np.float32) for sign in (1, -1, 1)]
+    assert robust_average(parts, [1, 1, 1]).tolist() == [2.0**100] * 50
+
+
+def test_weights_are_capped_at_the_lower_median() -> None:
+    """Three of eight that claim everything have less than half of the weight."""
+    assert robust_weights([100, 110, 50, 10**12]) == [100, 100, 50, 100]
+    weights = robust_weights([100, 80, 90, 110, 100, 10**12, 10**12, 10**12])
+    assert sum(weights[5:]) < sum(weights[:5])
+    assert robust_weights([0, 5]) == [1, 5]
+
+
+ATTACKS: dict[str, Attack] = {
+    "ten times the negative": lambda own, _others, _draw: -10 * own,
+    "noise a hundred times as large": lambda _own, others, draw: (
+        100 * others.std(axis=0) * draw.standard_normal(others.shape[1])
+    ),
+    "a constant of 2^99": lambda own, _others, _draw: np.full_like(own, 2.0**99),
+    "a bias inside the spread (ALIE, arXiv 1902.06156)": lambda _own, others, _draw: (
+        others.mean(axis=0) - others.std(axis=0)
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def honest_five() -> float:
+    """The loss that the five honest members reach alone."""
+    return loss_after(mean_of, members=HONEST_OF_EIGHT)
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_training_with_three_of_eight_hostile(attack: Attack, honest_five: float) -> None:
+    with_mean = loss_after(mean_of, attack)
+    with_robust = loss_after(robust_average, attack)
+    print(f"honest five {honest_five:.4f}, mean {with_mean:.4f}, robust {with_robust:.4f}")
+    assert with_robust < 1.03 * honest_five
+    assert with_robust < with_mean
+
+
+@pytest.mark.parametrize("steps", [(20,) * 8, (40, 20, 10, 20, 20, 10, 20, 30)])
+def test_training_with_nobody_hostile_costs_little(steps: tuple[int, ...]) -> None:
+    def average(aggregate: Callable[..., Float32Array]) -> float:
+        return loss_after(aggregate, steps=steps)
+
+    assert average(robust_average) < 1.01 * average(mean_of)

@@ -1,0 +1,79 @@
+"""Averages and records that nobody made, sent by a member of the ring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import trio
+
+from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.payloads import payloads_of
+from gossamer.protocol.codecs.record_payloads import RecordPayloads
+from gossamer.protocol.codecs.record_tree import PATH_BYTES
+from gossamer.protocol.codecs.tensor_codecs import codec
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.state.chunk_plan import ChunkPlan
+from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, ChunkMessage, Hello
+from gossamer.protocol.wire.statements import Roster, Signed
+from tests.rogue.attacks_claims import acknowledge_all, as_member
+from tests.rogue.rogue import Rogue, encode, frame
+
+FORGED_VALUE = 1000.0
+"""Honest parameters stay below 10."""
+
+Forge = Callable[[int, int, int], bytes]
+"""Function from (chunk, elements, members) to a payload of all members."""
+
+
+async def forged_averages(rogue: Rogue, victims: list[PeerId]) -> None:
+    """An average of every chunk with the mask of all members, before anybody has one (C2)."""
+    await _send_to_all(rogue, victims, is_average=True)
+
+
+async def forged_records(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Partial sums of all others but the receiver, with records that it invented."""
+    await _send_to_all(rogue, victims, is_average=False)
+
+
+async def _send_to_all(rogue: Rogue, victims: list[PeerId], *, is_average: bool) -> None:
+    manifest = rogue.manifest
+    assert manifest is not None
+    plan = ChunkPlan(manifest.model.num_parameters, manifest.outer.chunk_elements)
+    payloads = payloads_of(manifest.sync, manifest.outer, manifest.trust)
+
+    def payload_of(elements: int, positions: list[int]) -> bytes:
+        values = np.full(elements, FORGED_VALUE, np.float32)
+        if not isinstance(payloads, RecordPayloads):
+            return bytes(codec(manifest.outer.codec).encode(values))
+        payload = b""
+        for position in positions:
+            block = payloads.encode(values) + rogue.noise(PATH_BYTES)
+            payload = bytes(add_record(payload, position, block))
+        return payload
+
+    async def send(rogue: Rogue, victims: list[PeerId], signed: Signed, roster: Roster) -> None:
+        order = [PeerId(member.author) for member in roster.members]
+        finisher = order.index(rogue.me) if is_average else None
+
+        async def to(victim: PeerId) -> None:
+            left_out = None if is_average else order.index(victim)
+            positions = [place for place in range(len(order)) if place != left_out]
+            mask = sum(1 << place for place in positions).to_bytes((len(order) + 7) // 8, "big")
+            pieces = [
+                frame(
+                    encode(ChunkMessage(chunk, mask, finisher)),
+                    payload_of(plan.elements_of(chunk), positions),
+                )
+                for chunk in range(plan.num_chunks)
+            ]
+            hello = frame(encode(Hello(signed)))
+            await rogue.say(hello, *pieces, victim=victim, protocol=RING_PROTOCOL)
+
+        async with trio.open_nursery() as nursery:
+            for victim in victims:
+                if victim in order:
+                    nursery.start_soon(to, victim)
+
+    rogue.transport.handle(RING_PROTOCOL, acknowledge_all)
+    await as_member(rogue, victims, send)

@@ -1,0 +1,80 @@
+"""A member that follows the protocol to the letter, and trains the wrong way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import structlog
+import trio
+
+from gossamer.protocol.manifest import Trust
+from tests.support.node_world import NumbersTrainer, World, simulate
+
+HONEST = "abc"
+ROUNDS = 12
+SOUND = 6.0
+"""Honest trainers go to targets of a standard normal distribution, some 2,000 of them each."""
+
+
+class Negative(NumbersTrainer):
+    """Its work is -10 times what it should be."""
+
+    async def collect(self) -> bool:
+        self._work = np.float32(-10) * self._work
+        return await super().collect()
+
+
+class Noise(NumbersTrainer):
+    """Its work is noise, a hundred times as large as it should be."""
+
+    async def collect(self) -> bool:
+        draw = np.random.default_rng(int(self._work.sum()) % 2**32)
+        spread = np.float32(100) * self._work.std()
+        self._work = spread * draw.standard_normal(self._work.size, np.float32)
+        return await super().collect()
+
+
+class Huge(NumbersTrainer):
+    """Its work is the largest that its own node lets out."""
+
+    async def collect(self) -> bool:
+        self._work = np.full_like(self._work, 2.0**63)
+        return await super().collect()
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+
+
+def largest_after(root: Path, trainer: type[NumbersTrainer], codec: str, trust: Trust) -> float:
+    """The largest magnitude of a parameter after some rounds of three and one."""
+    world = World(root, seed=29, codec=codec, trust=trust, wait_for_peers=1)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        for name in HONEST[1:]:
+            await nursery.start(world.run, name, ["a"])
+        await nursery.start(world.run, "d", ["a"], trainer)
+        await world.reach(ROUNDS, *HONEST, seconds=300.0)
+        world.assert_one_chain(*HONEST)
+
+    simulate(world, story)
+    parameters = [world.participant(name).context.committed.parameters for name in HONEST]
+    return max(float(np.abs(each).max()) for each in parameters)
+
+
+@pytest.mark.parametrize("trainer", [Negative, Noise, Huge])
+@pytest.mark.parametrize("codec", ["fp32", "int8", "sparse"])
+def test_one_of_four_does_not_carry_the_model_away(
+    tmp_path: Path, trainer: type[NumbersTrainer], codec: str
+) -> None:
+    assert largest_after(tmp_path, trainer, codec, "open") < SOUND
+
+
+@pytest.mark.parametrize("trainer", [Negative, Noise])
+def test_a_sum_is_carried_away_by_one(tmp_path: Path, trainer: type[NumbersTrainer]) -> None:
+    """So that the test above would notice if the attack did not take place."""
+    assert largest_after(tmp_path, trainer, "fp32", "members") > 2 * SOUND

@@ -1,0 +1,90 @@
+"""A member of a ring that sends averages and records which nobody made.
+
+With `trust = "members"` one member sets the model: that is what the word means, and it shows that
+the attack works. With `trust = "open"` the same attack changes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import structlog
+import trio
+
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.transport import TransportError
+from gossamer.protocol.ids import digest_of
+from gossamer.protocol.manifest import Trust
+from tests.rogue.attacks_averages import FORGED_VALUE, forged_averages, forged_records
+from tests.rogue.catalogue import Attack
+from tests.rogue.rogue import Rogue
+from tests.rogue.test_catalogue import count
+from tests.support.node_world import World, simulate
+
+NAMES = "abc"
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
+
+
+def attacked(root: Path, attack: Attack, codec: str, trust: Trust) -> World:
+    """A swarm of three after an attack in which a fourth member takes part."""
+    world = World(root, seed=23, codec=codec, trust=trust)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        for name in NAMES[1:]:
+            await nursery.start(world.run, name, ["a"])
+        await world.reach(4, *NAMES)
+        identity = Identity.from_seed(digest_of(b"rogue", attack.__name__.encode()))
+        async with world.network.transport(identity) as transport:
+            victims = [world.identity(name).peer_id for name in NAMES]
+            for victim in victims:
+                await transport.connect(world.network.addresses_of(victim)[0])
+            rogue = Rogue(transport, identity, random.Random(0))
+            await rogue.learn_run(victims[0])
+            with suppress(TransportError):  # banned meanwhile
+                await attack(rogue, victims)
+        await world.reach(world.round("a") + 2, *NAMES)
+        world.assert_one_chain(*NAMES)
+
+    simulate(world, story)
+    return world
+
+
+def distance_of(world: World) -> float:
+    """The largest magnitude of a parameter at any node."""
+    return max(
+        float(np.abs(world.participant(name).context.committed.parameters).max()) for name in NAMES
+    )
+
+
+def offences(world: World, reason: str) -> float:
+    return sum(count(world, name, "offences", reason) for name in NAMES)
+
+
+def test_among_members_one_sets_the_model(tmp_path: Path) -> None:
+    world = attacked(tmp_path, forged_averages, "fp32", "members")
+    assert distance_of(world) > FORGED_VALUE / 10
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "sparse"])
+def test_an_average_that_nobody_signed_is_refused(tmp_path: Path, codec: str) -> None:
+    world = attacked(tmp_path, forged_averages, codec, "open")
+    assert distance_of(world) < 10.0
+    assert offences(world, "forged") > 0
+
+
+@pytest.mark.parametrize("codec", ["fp32", "sparse"])
+def test_a_changed_record_is_its_senders_offence_and_the_ring_goes_on(
+    tmp_path: Path, codec: str
+) -> None:
+    world = attacked(tmp_path, forged_records, codec, "open")
+    assert distance_of(world) < 10.0
+    assert offences(world, "forged") > 0
