@@ -42,7 +42,7 @@ from gossamer.protocol.codecs.payloads import AveragedPayloads, SignPayloads
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, digest_of, short
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.rounds.commit_proof import RingRules, check_contributors, open_ring
+from gossamer.protocol.rounds.commit_proof import RingRules, check_averages, open_ring
 from gossamer.protocol.rounds.proposal import Parent, Proposal
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.state.chain import ChunkAverage, Commit, Header, Member, UpdateIndex
@@ -359,7 +359,8 @@ class CommittedState:
             try:
                 # The signatures were checked when the record was taken.
                 ring = open_ring(commit, self._manifest.run_id, lambda *_: True, self.ring_rules)
-                check_contributors(header, ring, masks)
+                plan = self.sync_sets.of_round(header.round).plan
+                check_averages(header, ring, self.payloads, plan, averages, masks)
                 state_digest = self._compute(averages, masks, header.members)
             except RemoteProtocolError as error:
                 raise CannotRebuildError(f"round {header.round}: {error}") from error

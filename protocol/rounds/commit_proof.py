@@ -14,8 +14,8 @@ Rules
 - Votes are counted against the roster (`chain.quorum_reached`).
 
 Which members have a part in which chunk is in the update index, and a peer that replays the round
-checks that as well (`check_contributors`). How much a proven record weighs in the choice of a head
-is another question: `policy.head_choice`.
+checks that as well, and the signed records in the averages (`check_averages`). How much a proven
+record weighs in the choice of a head is another question: `policy.head_choice`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from gossamer.protocol.codecs.chunk_values import Buffer
+from gossamer.protocol.codecs.payloads import AveragedPayloads, SignPayloads
 from gossamer.protocol.errors import ForgedError, MalformedError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.rounds.proposal import members_of
 from gossamer.protocol.rounds.roster import Ring, open_roster
 from gossamer.protocol.state.chain import Commit, Header, decode_header, quorum_reached
+from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.wire.statements import Roster, Verify, Vote, open_signed
 
 
@@ -108,6 +111,32 @@ def check_contributors(header: Header, ring: Ring, contributors: Sequence[int]) 
     """
     if members_of(ring, contributors) != header.members:
         raise ForgedError("header with other tokens than its averages hold")
+
+
+def check_averages(
+    header: Header,
+    ring: Ring,
+    payloads: AveragedPayloads | SignPayloads,
+    plan: ChunkPlan,
+    averages: Sequence[Buffer],
+    masks: Sequence[int],
+) -> None:
+    """Checks a round's averages against what its members signed, before the round is replayed.
+
+    Args:
+        plan: of the round's chunks.
+        averages: of all chunks, encoded.
+        masks: of each chunk the members in its average.
+
+    Raises:
+        RemoteProtocolError: the header has other tokens than the averages, or an average holds a
+            record that its member did not sign. Only signed payloads can be checked for that.
+    """
+    check_contributors(header, ring, masks)
+    if payloads.are_signed:
+        roots = [ready.root for ready in ring.ready]
+        for chunk, (average, mask) in enumerate(zip(averages, masks, strict=True)):
+            payloads.check(average, plan.elements_of(chunk), mask, chunk, roots)
 
 
 def _open_votes(commit: Commit, header: Header, run_id: Digest, verify: Verify) -> dict[str, Vote]:

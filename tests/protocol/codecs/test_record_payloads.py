@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.chunk_values import Float32Array
@@ -12,9 +15,11 @@ from gossamer.protocol.codecs.payloads import SPARSE, payloads_named
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
 from gossamer.protocol.errors import ForgedError, MalformedError
+from gossamer.protocol.rounds.commit_proof import check_averages
 from gossamer.protocol.rounds.record_part import RecordPart, tree_of
 from gossamer.protocol.rounds.ring_parts import ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
+from tests.support.builders import header_of, peers, ring_of
 
 PLAN = ChunkPlan(3000, 2048)
 CODECS = ("fp32", "fp16", "int8", "int4", SPARSE)
@@ -39,9 +44,9 @@ def vectors() -> list[Float32Array]:
 class Ring:
     """Three members with their parts, and the roots that they signed."""
 
-    def __init__(self, name: str, decay: float = 1.0) -> None:
+    def __init__(self, name: str, decay: float = 1.0, scale: float = 1.0) -> None:
         self.payloads = payloads_with(name)
-        self.work = vectors()
+        self.work = [np.float32(scale) * work for work in vectors()]
         trees = [tree_of(work, PLAN, self.payloads) for work in self.work]
         self.roots = [tree.root for tree in trees]
         self.parts = [
@@ -112,6 +117,25 @@ def test_what_is_no_set_of_these_members() -> None:
         ring.check(add_record(None, 0, b""), 0b001)
     with pytest.raises(MalformedError):
         ring.payloads.average(b"", elements, 0, TOKENS)
+
+
+def test_a_round_is_replayed_only_with_records_that_its_members_signed() -> None:
+    """What a commit record's author serves as averages need not come from any ring."""
+    signed = Ring("int8")
+    ring = ring_of(peers(3))
+    ready = tuple(
+        replace(each, root=root) for each, root in zip(ring.ready, signed.roots, strict=True)
+    )
+    ring = dataclasses.replace(ring, ready=ready)
+    masks = [ALL] * PLAN.num_chunks
+    averages = [signed.set_of(chunk, [0, 1, 2]) for chunk in range(PLAN.num_chunks)]
+    header = header_of(ring)
+    check_averages(header, ring, signed.payloads, PLAN, averages, masks)
+    forged = Ring("int8", scale=2.0).set_of(0, [0, 1, 2])
+    with pytest.raises(ForgedError):
+        check_averages(header, ring, signed.payloads, PLAN, [forged, *averages[1:]], masks)
+    with pytest.raises(ForgedError):
+        check_averages(header, ring, signed.payloads, PLAN, averages, [0b011, *masks[1:]])
 
 
 def test_values_that_cannot_be_are_refused_although_they_are_signed() -> None:
