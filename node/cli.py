@@ -22,6 +22,13 @@ COMMANDS = (
     ("pause", "orders:pause", "Stop training and free the device; the node serves what it has."),
     ("resume", "orders:resume", "Go on after a pause, or after the trainer failed."),
     ("leave", "orders:leave", "Stop the node in order: commit its work, save its state, exit."),
+    (
+        "invite",
+        "invitations:invite",
+        "Print an invitation to this node's run, for gossamer join.",
+    ),
+    ("members", "invitations:members", "List the members of an invite-only run."),
+    ("revoke", "invitations:revoke", "Put a member out of an invite-only run for good."),
     ("export", "export_model:export", "Write the newest committed state as a Hugging Face model."),
     ("plan", "plan:plan", "Estimate what a round costs each peer: bytes, seconds, utilisation."),
     ("doctor", "doctor:doctor", "Check this machine, and say what to change."),

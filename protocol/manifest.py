@@ -202,9 +202,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     seed: int
     genesis_digest: bytes
     """State digest of the initial weights with zero momentum."""
-    admission: Literal["open", "allow"]
+    admission: Literal["open", "allow", "invite"]
     allowed: tuple[str, ...]
-    """Peer ids that may join when `admission` is `allow`."""
+    """Peer ids that may join when `admission` is `allow`. With `invite` they and the founder are
+    the roots, which are in and may invite others (`protocol.policy.roll`)."""
     trust: Trust = "members"
     """Whether members of a ring trust each other's sums (`members`), or check each contribution
     against what its member signed (`open`)."""

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import functools
 import random
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
 import trio
 
 from gossamer.node.app.http import serve_http
-from gossamer.node.app.reporting import Reporter
+from gossamer.node.app.reporting import Reporter, say_hello
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
@@ -38,17 +40,12 @@ from gossamer.node.peers.announcer import Standing
 from gossamer.node.peers.block_exchange import BlockService
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.discovery import Discovery
+from gossamer.node.peers.entrance import Entrance
 from gossamer.node.peers.known_peers_file import KnownPeersFile
 from gossamer.node.peers.offences import Offences
 from gossamer.node.peers.replication import keep_copies
 from gossamer.node.peers.run_blocks import RunBlocks
-from gossamer.node.peers.run_exchange import (
-    admits,
-    open_signed_manifest,
-    require_admitted,
-    serve_admission,
-    serve_manifest,
-)
+from gossamer.node.peers.run_exchange import open_signed_manifest, serve_manifest
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.peers.uploads import Uploads
 from gossamer.node.rounds.context import NodeContext
@@ -58,6 +55,7 @@ from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.incarnation import Incarnation
+from gossamer.node.storage.roll_file import read_pinned_head
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.gpus import Gpus
@@ -83,6 +81,7 @@ class Runtime:
     make_trainer: MakeTrainer = TrainerClient
     run_in_thread: RunInThread = trio.to_thread.run_sync
     serves_http: bool = True
+    unix_seconds: Callable[[], float] = time.time
     awake: AwakeClock = field(default_factory=AwakeClock)
     """The clock without the time in which this process was stopped. It has to run as long as the
     node."""
@@ -135,7 +134,6 @@ class Node:
         self._store = store
         self._transport = transport
         self.manifest: Manifest = open_signed_manifest(signed)
-        require_admitted(self.manifest, identity.peer_id)
         self.run_id = self.manifest.run_id
         self._randomness = random.Random(identity.peer_id)
         gpus = Gpus()
@@ -144,10 +142,14 @@ class Node:
         self._hardware = Hardware(settings.device, gpus, self._speed, runtime.run_in_thread)
         self._leaving = trio.Event()
         self.known_peers = state_dir.known_peers()
+        self.pinned_head = read_pinned_head(state_dir.root)
+        """The head that the link named by which this node joined, if it named one."""
         self.participant: Participant | None = None
         """The participant of the run; None until the run's data index is here."""
         self._offences = Offences(transport, self.metrics)
-        serve_admission(transport, functools.partial(admits, self.manifest))
+        self.entrance = Entrance(
+            self.manifest, identity, transport, state_dir, self._offences, runtime.unix_seconds
+        )
         uploads = Uploads(rate_limit_of(settings.serve_limit))
         self._blocks = BlockService(transport, store, self._offences.note, uploads=uploads)
         serve_manifest(transport, signed)
@@ -179,6 +181,7 @@ class Node:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(incarnation.run, run_in_thread)
             nursery.start_soon(self._hardware.run)
+            nursery.start_soon(self.entrance.run, run_in_thread)
             nursery.start_soon(core.discovery.run)
             nursery.start_soon(core.known_peers.run)
             index = await self._fetch_index(core.run_blocks)
@@ -214,7 +217,13 @@ class Node:
         membership = Membership(self._identity.peer_id)
         self._transport.keep_places_of(membership.is_known)
         admission = Admission(
-            manifest, self._transport, membership, chain, self._offences, committed.ring_rules
+            manifest,
+            self._transport,
+            membership,
+            chain,
+            self._offences,
+            self.entrance,
+            committed.ring_rules,
         )
         swarm = Swarm(
             self._transport, self._identity, membership, admission, incarnation, self._randomness,
@@ -239,7 +248,7 @@ class Node:
         known = self.known_peers
         discovery = Discovery(
             self._transport, known, settings.bootstrap, membership, self.metrics, self._randomness,
-            self._runtime.awake,
+            self._runtime.awake, self.entrance,
         )  # fmt: skip
         known_peers = KnownPeersFile(
             known, self._transport, membership, state_dir.health, self._runtime.run_in_thread
@@ -276,7 +285,7 @@ class Node:
         )
         if self._runtime.serves_http:
             await self._start_http(nursery, reporter)
-        self._say_hello()
+        say_hello(self.manifest, self._transport.addresses())
         nursery.start_soon(swarm.run)
         nursery.start_soon(reporter.run)
         nursery.start_soon(feed.run, trainer.queue)
@@ -347,16 +356,6 @@ class Node:
         )
         self._state_dir.write_api(api)
         log.info(f"status page at http://{api}/")
-
-    def _say_hello(self) -> None:
-        manifest = self.manifest
-        log.info(
-            f"run {manifest.name}: {manifest.model.num_parameters:,} parameters, "
-            f"{manifest.data.num_tokens:,} tokens",
-            run=self.run_id.hex()[:16],
-        )
-        for address in self._transport.addresses():
-            log.info(f"others join with: gossamer join {address}")
 
     def _standing(self) -> Standing:
         context, progress = self._node.context, self._node.progress

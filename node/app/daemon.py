@@ -17,6 +17,7 @@ import trio
 
 from gossamer.node.app.assembly import Node, Runtime
 from gossamer.node.app.http import require_free
+from gossamer.node.app.joining import join_run
 from gossamer.node.app.listening import listen_addresses
 from gossamer.node.base.rate_limit import Limits, rate_limit_of
 from gossamer.node.base.settings import Found, Join, Role, Settings
@@ -26,18 +27,13 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.network.lan import LanNeighbours
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.port_mapping import PortMapper, UpnpGateway
-from gossamer.node.peers.run_exchange import (
-    JoinError,
-    open_signed_manifest,
-    request_manifest,
-)
+from gossamer.node.peers.run_exchange import JoinError, open_signed_manifest
 from gossamer.node.runs.needs import Needs, ask_owner, describe, needs_of, require_memory
 from gossamer.node.runs.starting import found_here
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.protocol.errors import RemoteProtocolError
-from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest, SignedManifest
 
 if TYPE_CHECKING:
@@ -150,12 +146,9 @@ class _Daemon:
             else:
                 if isinstance(self._role, Join):
                     log.debug("asking for the run", addresses=len(addresses))
-                    wanted = bytes.fromhex(self._role.run_id) if self._role.run_id else None
-                    signed = await request_manifest(
-                        transport, addresses, None if wanted is None else Digest(wanted)
+                    signed = await join_run(
+                        transport, self._role, addresses, state_dir, self._require_consent
                     )
-                    await self._require_consent(open_signed_manifest(signed), self._role)
-                    state_dir.write_manifest(signed)
             if signed is None:
                 raise JoinError(
                     f"there is no run in {state_dir.root}: `gossamer start` founds one, "
@@ -197,14 +190,14 @@ class _Daemon:
         require_memory(manifest, needs, free_memory_bytes())
         return needs
 
-    async def _require_consent(self, manifest: Manifest, role: Join) -> None:
+    async def _require_consent(self, manifest: Manifest) -> None:
         """Asks the owner of this machine, where one is at the terminal.
 
         Raises:
             TooLargeError, NotWantedError: the run is not joined.
         """
         lines = describe(manifest, self._require_memory(manifest))
-        if role.asks_owner:
+        if isinstance(self._role, Join) and self._role.asks_owner:
             await run_abandonable(lambda: ask_owner(lines, print, input))
         else:
             log.info("joining a run", uses="; ".join(" ".join(each.split()) for each in lines))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskHealth
@@ -12,13 +13,22 @@ from gossamer.node.network.transport import Path
 from gossamer.node.peers.block_exchange import BlockService
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.telemetry.metrics import PEER_PATHS, package_version
 from gossamer.node.telemetry.reach_text import reach_text
 from gossamer.node.telemetry.status import CapacityStatus, DataStatus, OuterStep, PeerStatus, Status
 from gossamer.protocol.ids import Digest
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
 from gossamer.protocol.wire.statements import Announce, Capacity
 
 GAUGE_SECONDS = 1.0
+
+SETTLED_ROUNDS = UNDO_ROUNDS_MAX
+"""A head that so many rounds follow is not undone any more. Links name one whose round this number
+divides, so that a link stays the same for as many rounds."""
+
+log = structlog.get_logger("node")
 
 
 class Reporter:
@@ -48,6 +58,7 @@ class Reporter:
         """Returns the present status. It is called on the event loop for every request."""
         node, progress = self._participant.context, self._participant.progress
         entry = node.committed.entry
+        settled = settled_head(node.committed.chain, entry.head)
         capacity = self._capacity()
         traffic = self._transport.traffic().values()
         addresses, reach, peers = (
@@ -59,6 +70,7 @@ class Reporter:
             peer_id=self._transport.peer_id,
             run_id=node.manifest.run_id.hex(),
             run_name=node.manifest.name,
+            admission=node.manifest.admission,
             version=package_version("gossamer"),
             addresses=tuple(addresses),
             reach=reach.reach,
@@ -70,6 +82,7 @@ class Reporter:
             paused_reason=progress.paused_reason,
             round=entry.round,
             head=entry.head.hex(),
+            settled_head=settled.hex() if settled is not None else None,
             state_digest=entry.state_digest.hex(),
             rounds_behind=self._rounds_behind(),
             inner_step=progress.inner_step,
@@ -164,6 +177,32 @@ class Reporter:
             metrics.block_verify_failures.inc(failures - self._verify_failures)
             self._verify_failures = failures
             await trio.sleep(GAUGE_SECONDS)
+
+
+def say_hello(manifest: Manifest, addresses: Sequence[str]) -> None:
+    """Logs which run this node takes part in, and how others join it."""
+    log.info(
+        f"run {manifest.name}: {manifest.model.num_parameters:,} parameters, "
+        f"{manifest.data.num_tokens:,} tokens",
+        run=manifest.run_id.hex()[:16],
+    )
+    if manifest.admission == "invite":
+        log.info("others join with the text that `gossamer invite` prints here")
+        return
+    for address in addresses:
+        log.info(f"others join with: gossamer join {address}")
+
+
+def settled_head(chain: ChainStore, head: Digest) -> Digest | None:
+    """Returns the ancestor of a head that links name, see `SETTLED_ROUNDS`; None if there is none
+    yet."""
+    round_number = chain.entry(head).round
+    settled_round = (round_number // SETTLED_ROUNDS - 1) * SETTLED_ROUNDS
+    if settled_round <= 0:
+        return None
+    num_after = round_number - settled_round
+    ancestors = chain.ancestors(head, num_after)
+    return ancestors[-1] if len(ancestors) > num_after else None
 
 
 def _peer_status(peer: str, announce: Announce, path: Path | None) -> PeerStatus:

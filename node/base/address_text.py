@@ -1,11 +1,15 @@
 """Addresses as people write them: HOST:PORT, addresses to listen on, and links to peers.
 
 They are checked here without libp2p, so that a typing error is found before anything starts. The
-link that a founder gives to others is a dialable address with the run's id behind a `#`::
+link that a founder gives to others is a dialable address with the run's id behind a `#`, and where
+they are known, a settled head and an invitation::
 
-    /ip4/192.0.2.7/tcp/4610/p2p/12D3KooW...#<run id, 64 hexadecimal digits>
+    /ip4/192.0.2.7/tcp/4610/p2p/12D3KooW...#RUN
+    /ip4/192.0.2.7/tcp/4610/p2p/12D3KooW...#RUN@HEAD
+    /ip4/192.0.2.7/tcp/4610/p2p/12D3KooW...#RUN@HEAD.INVITATION
 
-Without a run id, the node joins the run of the peer at that address.
+RUN and HEAD have 64 hexadecimal digits, INVITATION is base64url. Without a run id, the node joins
+the run of the peer at that address.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import DIGEST_BYTES, PeerId, public_key_of
 
-_RUN_ID = re.compile(rf"[0-9a-f]{{{2 * DIGEST_BYTES}}}")
+_HEX = rf"[0-9a-fA-F]{{{2 * DIGEST_BYTES}}}"
+_FRAGMENT = re.compile(rf"({_HEX})(?:@({_HEX}))?(?:\.([A-Za-z0-9_-]{{1,8192}}))?")
 HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 
 
@@ -34,13 +39,20 @@ class HostPort(NamedTuple):
 
 
 class Link(NamedTuple):
-    """The address of a peer and, if the link has one, the run id in hex."""
+    """The address of a peer and, as far as the link has them, what follows the `#`."""
 
     address: str
     run_id: str | None
+    """In hex."""
+    head: str | None = None
+    """In hex: a head of the run that is not undone any more."""
+    invitation: str | None = None
+    """In base64url."""
 
     def __str__(self) -> str:
-        return self.address if self.run_id is None else f"{self.address}#{self.run_id}"
+        head = f"@{self.head}" if self.head else ""
+        invitation = f".{self.invitation}" if self.invitation else ""
+        return f"{self.address}#{self.run_id}{head}{invitation}" if self.run_id else self.address
 
 
 def parse_host_port(text: str) -> HostPort:
@@ -92,19 +104,23 @@ def parse_announced(text: str) -> str:
 
 
 def parse_link(text: str) -> Link:
-    """Parses the address of a peer, with or without `#<run id>`.
+    """Parses the address of a peer, with or without what follows a `#`.
 
     Raises:
-        ValueError: the address, its peer id or the run id is not valid; the message is for people.
+        ValueError: the address, its peer id or what follows is not valid; the message is for
+            people.
     """
-    address, hash_sign, run_id = text.strip().partition("#")
+    address, hash_sign, fragment = text.strip().partition("#")
+    run_id = head = invitation = None
     if hash_sign:
-        run_id = run_id.lower()
-        if not _RUN_ID.fullmatch(run_id):
+        match = _FRAGMENT.fullmatch(fragment)
+        if match is None:
             raise ValueError(
                 f"{text!r}: the part after # must be a run id of {2 * DIGEST_BYTES} hexadecimal "
-                "digits; copy the whole link that `gossamer start` printed"
+                "digits, and may have @HEAD and an invitation behind it; copy the whole link that "
+                "`gossamer start` or `gossamer invite` printed"
             )
+        run_id, head, invitation = match[1].lower(), match[2], match[3]
     if len(address) > limits.ADDRESS_CHARACTERS_MAX:
         raise ValueError(f"an address of {len(address)} characters is too long")
     parts = address.split("/")
@@ -123,7 +139,7 @@ def parse_link(text: str) -> Link:
         raise ValueError(
             f"{text!r}: {parts[6]!r} is not a peer id ({error}); check the end of the address"
         ) from None
-    return Link(address, run_id if hash_sign else None)
+    return Link(address, run_id, head.lower() if head else None, invitation)
 
 
 def is_without_peer(text: str) -> bool:

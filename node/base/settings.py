@@ -20,7 +20,6 @@ import platformdirs
 
 from gossamer.node.base.address_text import (
     HOST_NAME,
-    Link,
     parse_announced,
     parse_host_port,
     parse_link,
@@ -138,6 +137,10 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 
     addresses: tuple[str, ...]
     run_id: str | None = None
+    head: str | None = None
+    """A head of the run (hex) that the link named."""
+    invitation: bytes | None = None
+    """An `Invitation` of the protocol, checked by its decoder."""
     asks_owner: bool = False
     """Whether to show what the run will use, and to ask on the terminal before joining."""
 
@@ -230,29 +233,6 @@ def _read_file(path: Path, problems: list[str]) -> Mapping[str, GivenValue]:
         known = ", ".join(Settings.__struct_fields__)
         problems.append(f"{path}: {key}: no such setting; the settings are {known}")
     return table
-
-
-def parse_links(texts: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
-    """Parses links. Returns their addresses, and the run id that they agree on, if any has one.
-
-    Raises:
-        ConfigError: a link is not valid, or the run ids differ; it names every mistake.
-    """
-    problems: list[str] = []
-    links: list[Link] = []
-    for text in texts:
-        try:
-            links.append(parse_link(text))
-        except ValueError as error:
-            problems.append(str(error))
-    run_ids = sorted({link.run_id for link in links if link.run_id is not None})
-    if len(run_ids) > 1:
-        named = " and ".join(run_id[:10] for run_id in run_ids)
-        problems.append(f"the links name different runs ({named}): a node joins one")
-    if problems:
-        raise ConfigError(problems)
-    addresses = tuple(dict.fromkeys(link.address for link in links))
-    return addresses, run_ids[0] if run_ids else None
 
 
 def parse_size(value: GivenValue) -> int:

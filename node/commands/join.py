@@ -7,7 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gossamer.node.base.settings import Join, Resume, parse_links
+from gossamer.node.base.links import Links, parse_links
+from gossamer.node.base.settings import Join, Resume
 from gossamer.node.commands.nearby import links_nearby
 from gossamer.node.commands.options import Node, settings_of
 from gossamer.node.commands.running import run_node
@@ -28,19 +29,21 @@ def join(
     ----------
     addresses
         Links that `gossamer start` and `gossamer status` show: /ip4/../tcp/../p2p/12D3..#RUN_ID
+        The text that `gossamer invite` shows is such a link, too.
         An address without a peer id is dialled first, and the answering peer has to be confirmed.
     yes
         Join without a question. On a terminal `join` shows what the run will use and asks.
     """
     settings = settings_of(options)
-    seeds, run_id = parse_links(confirm_on_terminal(addresses))
+    links = parse_links(confirm_on_terminal(addresses))
     state_dir = StateDir(settings.state_dir)
     if state_dir.has_run():
-        if run_id is not None:
-            state_dir.require_run(bytes.fromhex(run_id))
-        return run_node(settings, Resume(addresses=seeds, run_id=run_id))
-    seeds = seeds or settings.bootstrap
-    if not seeds:
-        seeds, run_id = parse_links(links_nearby(settings))
+        if links.run_id is not None:
+            state_dir.require_run(bytes.fromhex(links.run_id))
+        return run_node(settings, Resume(addresses=links.addresses, run_id=links.run_id))
+    if not links.addresses and settings.bootstrap:
+        links = Links(settings.bootstrap)
+    if not links.addresses:
+        links = parse_links(links_nearby(settings))
     asks_owner = not yes and sys.stdin.isatty() and sys.stdout.isatty()
-    return run_node(settings, Join(addresses=seeds, run_id=run_id, asks_owner=asks_owner))
+    return run_node(settings, Join(**links._asdict(), asks_owner=asks_owner))

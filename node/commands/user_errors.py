@@ -9,6 +9,7 @@ from gossamer.node.machine.trainer import TrainerFailedError
 from gossamer.node.network.identity import IdentityError
 from gossamer.node.network.transport import TransportError
 from gossamer.node.peers.run_exchange import JoinError, NotAdmittedError
+from gossamer.node.runs.inviting import InvitationError
 from gossamer.node.runs.needs import TooLargeError
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.state_dir import StateDirError
@@ -25,6 +26,7 @@ _WITH_TEXT = (
     DiskError,
     ExportError,
     IdentityError,
+    InvitationError,
     JoinError,
     StateDirError,
     TrainerFailedError,

@@ -260,6 +260,10 @@ class Transport(Protocol):
         strangers.
         """
 
+    def let_in(self, peer_id: PeerId) -> None:
+        """A peer is no stranger any more: what was refused on a live connection begins now, that
+        is gossip, and its word where it sees this node."""
+
     def keep_places_of(self, is_member: PeerTest) -> None:
         """Connections of members do not end in favour of newcomers, when there are too many."""
 

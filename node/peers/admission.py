@@ -1,6 +1,6 @@
 """The rules by which this node takes statements, rosters and commit records from peers.
 
-The run may admit only the peers that its manifest lists. Banned peers, peers that have not
+The run may admit only some peers (`entrance`). Banned peers, peers that have not
 announced themselves, and peers without a connection to this node have less of a say.
 """
 
@@ -10,8 +10,8 @@ from typing import Protocol
 
 from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import Transport
+from gossamer.node.peers.entrance import Entrance
 from gossamer.node.peers.offences import Offences
-from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.membership import Membership
@@ -45,6 +45,7 @@ class Admission:
         membership: Membership,
         known_heads: KnownHeads,
         offences: Offences,
+        entrance: Entrance,
         ring_rules: RingRules,
     ) -> None:
         """
@@ -57,7 +58,7 @@ class Admission:
         self._transport = transport
         self._membership = membership
         self._known_heads = known_heads
-        self._allowed = frozenset(manifest.allowed) if manifest.admission == "allow" else None
+        self._entrance = entrance
         self._bounds = WorkBounds(manifest)
         self._ring_rules = ring_rules
         self._accusers: set[PeerId] = set()
@@ -69,7 +70,7 @@ class Admission:
 
     def is_welcome(self, author: PeerId) -> bool:
         """Returns whether the run admits a peer."""
-        return self._allowed is None or author in self._allowed
+        return self._entrance.admits(author)
 
     def accused_by(self, peer: PeerId) -> None:
         """Notes that a member put this node out of their ring.
@@ -161,8 +162,5 @@ class Admission:
         """
         header = open_commit(commit, self.run_id, verify, self._ring_rules)
         self._bounds.check_header(header)
-        if self._allowed is not None and not self._allowed.issuperset(
-            member.peer_id for member in header.members
-        ):
-            raise ForgedError("header with members that the run does not admit")
+        self._entrance.require_known([PeerId(member.peer_id) for member in header.members])
         return header

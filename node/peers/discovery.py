@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 import trio
@@ -59,6 +60,16 @@ class _Target:
     addresses: tuple[str, ...]
 
 
+class Members(Protocol):
+    """Who takes part in the run; see `entrance.Entrance`."""
+
+    def is_out(self, peer: PeerId, /) -> bool:
+        """Returns whether a peer was put out of the run for good."""
+
+    async def introduce(self, peer: PeerId, /) -> None:
+        """This node has dialled a peer."""
+
+
 class Discovery:
     """Dials the peers that should be connected and are not."""
 
@@ -71,12 +82,14 @@ class Discovery:
         metrics: Metrics,
         randomness: random.Random,
         awake: AwakeClock,
+        entrance: Members,
     ) -> None:
         """
         Args:
             bootstrap: addresses that are dialled while there is no connection.
             randomness: for the back-off between two dials.
             awake: tells when this process did not run, because connections break meanwhile.
+            entrance: is told of each peer that was dialled, and knows who was put out.
         """
         self._transport = transport
         self._known = known
@@ -84,6 +97,7 @@ class Discovery:
         self._membership = membership
         self._metrics = metrics
         self._awake = awake
+        self._entrance = entrance
         self._looked_seconds = -math.inf
         """Local time up to which stalls of this process were noticed."""
         self._redial = Redial(randomness)
@@ -132,11 +146,12 @@ class Discovery:
         self, now: float, members: dict[PeerId, Announce], connected: set[PeerId]
     ) -> dict[str, _Target]:
         """Peers that should be connected and are not, by the key of their count of failures."""
-        me = self._transport.peer_id
+        me, is_out = self._transport.peer_id, self._entrance.is_out
         targets: dict[str, _Target] = {}
         for peer, announce in members.items():
             self._redial.heard(now, peer, (announce.incarnation, announce.sequence))
-            if peer not in connected and peer != me and announce.phase != "leaving":
+            is_here = announce.phase != "leaving" and not is_out(peer)
+            if peer not in connected and peer != me and is_here:
                 targets[peer] = _Target(peer, self._known.in_order(peer, announce.addresses))
                 # Of two peers that know each other the lower id dials at once. The other waits.
                 self._redial.want(now, peer, 0.0 if me < peer else BACK_OFF_SECONDS_MIN)
@@ -144,7 +159,7 @@ class Discovery:
             for address in self._bootstrap:
                 targets[address] = _Target(None, (address,))
             for peer, addresses in self._known.newest_first():
-                if peer != me:
+                if peer != me and not is_out(peer):
                     targets.setdefault(peer, _Target(peer, addresses))
             for key in targets:
                 self._redial.want(now, key, 0.0)
@@ -161,6 +176,7 @@ class Discovery:
                 self._known.reached(peer, address)
             self._metrics.dials.add("connected")
             log.info("connected", peer=short(target.peer) if target.peer else key)
+            await self._entrance.introduce(peer)
         except ConnectError as error:
             self._metrics.dials.add("unreachable")
             self._redial.failed(trio.current_time(), key)

@@ -3,6 +3,8 @@ while."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import structlog
 import trio
 
@@ -21,6 +23,16 @@ SAID_MAX = 1024
 log = structlog.get_logger("peers")
 
 
+class Branches(Protocol):
+    """The members of an invite-only run, and who let in whom."""
+
+    def sponsors(self, peer: PeerId, /) -> tuple[PeerId, ...]:
+        """Returns the peers between a root and a peer."""
+
+    def below(self, peer: PeerId, /) -> frozenset[PeerId]:
+        """Returns the peers that came in through a peer that is no root."""
+
+
 class Offences:
     """One node's; everything that finds a peer at fault tells `note`."""
 
@@ -29,6 +41,8 @@ class Offences:
         self._metrics = metrics
         self._bans = Bans()
         self._said: dict[tuple[PeerId, str], float] = {}
+        self.branches: Branches | None = None
+        """Bans hold for all whom a peer has let in; None where nobody lets in anybody."""
         transport.on_offence(self.note)
 
     def note(self, peer: PeerId, error: RemoteProtocolError) -> None:
@@ -42,18 +56,24 @@ class Offences:
         if ban is None:
             return
         self._transport.ban(peer, ban.seconds)
+        below = self.branches.below(peer) if self.branches is not None else frozenset[PeerId]()
+        for each in sorted(below - {self._transport.peer_id}):
+            self._transport.ban(each, ban.seconds)
         self._metrics.bans.add(error.reason)
         log.warning(
             "a peer is banned for a while",
             peer=peer,
             seconds=ban.seconds,
             ban=ban.number,
+            with_those_it_let_in=len(below),
             last_offence=error.reason,
             error=str(error),
         )
 
     def is_banned(self, peer: PeerId) -> bool:
-        return self._bans.is_banned(trio.current_time(), peer)
+        """Returns whether a peer is banned now, or somebody through whom it came in."""
+        above = self.branches.sponsors(peer) if self.branches is not None else ()
+        return any(self._bans.is_banned(trio.current_time(), each) for each in (peer, *above))
 
     def num_banned(self) -> int:
         return self._bans.num_banned(trio.current_time())

@@ -24,6 +24,7 @@ from gossamer.node.network.transport import (
     Transport,
     TransportError,
 )
+from gossamer.node.peers.introductions import Applicant
 from gossamer.protocol.errors import ForgedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.manifest import Manifest, SignedManifest, decode_manifest, signing_bytes
@@ -93,11 +94,17 @@ def serve_admission(transport: Transport, admits: PeerTest) -> None:
 
 
 async def request_manifest(
-    transport: Transport, addresses: tuple[str, ...], run_id: Digest | None
+    transport: Transport,
+    addresses: tuple[str, ...],
+    run_id: Digest | None,
+    applicant: Applicant | None = None,
 ) -> SignedManifest:
     """Asks the peers at these addresses for their run: the first one that answers decides.
 
     Addresses are tried `RACE_SECONDS` apart, so one where no peer is costs little.
+
+    Args:
+        applicant: shows the peers the invitation of this node.
 
     Raises:
         NotAdmittedError: a peer was reached, and its run does not admit this node.
@@ -109,10 +116,17 @@ async def request_manifest(
         try:
             with trio.fail_after(REQUEST_SECONDS):
                 peer = await transport.connect(address)
-                if not await _is_admitted(transport, peer):
+                if applicant is not None:
+                    if problem := await applicant.ask(transport, peer):
+                        raise NotAdmittedError(
+                            f"the peer at {address} does not let this node in "
+                            f"({transport.peer_id}): {problem}. Ask for another invitation"
+                        )
+                elif not await _is_admitted(transport, peer):
                     raise NotAdmittedError(
                         f"the run of the peer at {address} does not admit this node. Its id is "
-                        f"{transport.peer_id}: the founder of the run has to name it"
+                        f"{transport.peer_id}: the founder of the run has to name it, or a member "
+                        "has to send an invitation (`gossamer invite`)"
                     )
                 signed = await _request(transport, peer)
             open_signed_manifest(signed)

@@ -197,7 +197,7 @@ class Swarm:
     def _why_not_relayed(self, *ends: PeerId) -> str:
         """Says why this node does not carry a circuit; empty for members of the run."""
         known = self.membership.known()
-        strangers = [peer for peer in ends if peer not in known]
+        strangers = [peer for peer in ends if peer not in known or not self.is_welcome(peer)]
         return f"{short(strangers[0])} is not known as a member of the run" if strangers else ""
 
     @property

@@ -41,7 +41,7 @@ DEFAULT_SEED = 1
 DISTRO_MEMBERS_MIN = 8
 """Every run must have room for this many peers."""
 
-Admission = Literal["open", "allow"]
+Admission = Literal["open", "allow", "invite"]
 
 
 class CorpusDraft(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     trust: Trust
     admission: Admission
     allowed: tuple[str, ...]
-    """Peer ids, besides the founder's, that may join when `admission` is `allow`."""
+    """Peer ids, besides the founder's, that may join when `admission` is `allow`, and that may join
+    and invite when it is `invite`."""
     corpus: CorpusDraft
     tokenizer: TokenizerDraft
     model: ModelConfig

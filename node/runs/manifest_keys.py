@@ -47,8 +47,10 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         'member can replace an average), or not ("open": each contribution travels by itself, is '
         "checked against its member's signature, and counts no more than the others; that takes "
         "more bytes, as gossamer plan shows).",
-        "admission": 'Peers that may join: "open" (all) or "allow" (the founder and those below).',
-        "allowed": 'Peer ids that may join when admission is "allow"; see "gossamer status".',
+        "admission": 'Peers that may join: "open" (all), "allow" (the founder and those below), or '
+        '"invite" (these, and everybody whom a member invites with "gossamer invite").',
+        "allowed": 'Peer ids that may join when admission is not "open"; see "gossamer status". '
+        'With "invite" it may be empty.',
     },
     "corpus": {
         "paths": "Files and folders of text, .jsonl among them, relative to this file. "

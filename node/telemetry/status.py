@@ -140,6 +140,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None
     """None while a joining node does not know the run of its seed."""
     run_name: str | None = None
+    admission: str | None = None
+    """The manifest's rule of who comes in: `open`, `allow` or `invite`."""
     version: str
     addresses: tuple[str, ...] = ()
     """Addresses that other peers can dial, with `/p2p/`."""
@@ -154,6 +156,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 0
     """The newest committed round; 0 is the genesis state."""
     head: str | None = None
+    settled_head: str | None = None
+    """The head some rounds before `head`, which links name; None while the run has fewer rounds."""
     state_digest: str | None = None
     rounds_behind: int = 0
     inner_step: int = 0
@@ -208,12 +212,20 @@ def decode_status(data: bytes) -> Status:
     return _decoder.decode(data)
 
 
+def address_of(status: Status) -> str | None:
+    """Returns the address of a node that reaches farthest, if it has one."""
+    outside = [a for a in status.addresses if "/127." not in a and "/::1/" not in a]
+    return next(iter(outside or status.addresses), None)
+
+
 def link_of(status: Status) -> str | None:
     """Returns the link for `gossamer join`, with the address that reaches farthest; None before the
     run is known."""
-    outside = [a for a in status.addresses if "/127." not in a and "/::1/" not in a]
-    address = next(iter(outside or status.addresses), None)
-    return None if address is None or status.run_id is None else f"{address}#{status.run_id}"
+    address = address_of(status)
+    if address is None or status.run_id is None:
+        return None
+    head = f"@{status.settled_head}" if status.settled_head else ""
+    return f"{address}#{status.run_id}{head}"
 
 
 def is_ready(status: Status) -> bool:

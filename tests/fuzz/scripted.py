@@ -97,6 +97,9 @@ class ScriptedTransport:
     def admit(self, admits: PeerTest) -> None:
         pass
 
+    def let_in(self, peer_id: PeerId) -> None:
+        """Nobody is a stranger here."""
+
     def keep_places_of(self, is_member: PeerTest) -> None:
         pass
 
@@ -143,6 +146,11 @@ class Offences:
 
     def __init__(self) -> None:
         self.noted: list[tuple[PeerId, str]] = []
+        self.branches: object = None
+
+    def is_banned(self, peer: PeerId) -> bool:
+        """Nobody is banned here."""
+        return False
 
     def note(self, peer: PeerId, error: RemoteProtocolError) -> None:
         assert isinstance(error, RemoteProtocolError)

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
     Ed25519PrivateKey,
     Ed25519PublicKey,
 )
+from msgspec.structs import replace
 
 from gossamer.protocol.accounting.ledger import Ledger, claim_rank, encode_ledger
 from gossamer.protocol.accounting.partitions import partition_shards
@@ -32,6 +33,7 @@ from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
 from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key, public_key_of
 from gossamer.protocol.manifest import encode_manifest
 from gossamer.protocol.manifest import signing_bytes as manifest_signing_bytes
+from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.rounds.inventory import Held, Inventory, encode_inventory
 from gossamer.protocol.rounds.ring_order import rank, rank_order
 from gossamer.protocol.rounds.roster import make_roster, open_roster, ring_id_of
@@ -49,6 +51,16 @@ from gossamer.protocol.state.digest import encode_state_index, index_of
 from gossamer.protocol.state.sync_sets import fragments_of
 from gossamer.protocol.token_caps import capped_tokens
 from gossamer.protocol.wire.framing import encode_prefix
+from gossamer.protocol.wire.invitation_messages import (
+    Certificate,
+    Claim,
+    Entry,
+    Revocation,
+    RollPage,
+    Welcomed,
+    encode,
+    proof_bytes,
+)
 from gossamer.protocol.wire.statements import (
     Accusation,
     LinkRate,
@@ -81,6 +93,35 @@ def verify(author: PeerId, data: bytes, signature: bytes) -> bool:
     except InvalidSignature:
         return False
     return True
+
+
+def invitation_vector() -> dict[str, str]:
+    """The root is the first key, the newcomer the second; the root is its own witness."""
+    one_time = Ed25519PrivateKey.from_private_bytes(bytes([4]) * 32)
+    root, newcomer = (public_key_of(peer) for peer in PEERS[:2])
+    key = one_time.public_key().public_bytes_raw()
+    unsigned = Certificate(root, key, 2, 1_700_604_800, 1, b"")
+    certificate = replace(unsigned, signature=KEYS[0].sign(unsigned.signing_bytes(RUN_ID)))
+    proof = one_time.sign(proof_bytes(RUN_ID, newcomer))
+    blank = Entry(certificate, newcomer, proof, root, 1_700_000_000, b"")
+    entry = replace(blank, signature=KEYS[0].sign(blank.signing_bytes(RUN_ID)))
+    unrevoked = Revocation(root, newcomer, b"")
+    revocation = replace(unrevoked, signature=KEYS[0].sign(unrevoked.signing_bytes(RUN_ID)))
+    roll = Roll(RUN_ID, PEERS[:1], lambda *_: True)
+    roll.add(RollPage((entry,), (revocation,)))
+    return {
+        "one_time_seed": one_time.private_bytes_raw().hex(),
+        "certificate_signed_bytes": certificate.signing_bytes(RUN_ID).hex(),
+        "certificate": encode(certificate).hex(),
+        "proof_signed_bytes": proof_bytes(RUN_ID, newcomer).hex(),
+        "entry": encode(entry).hex(),
+        "entry_digest": entry.digest.hex(),
+        "revocation": encode(revocation).hex(),
+        "claim": encode(Claim((), certificate, proof)).hex(),
+        "welcomed": encode(Welcomed(True, "", (entry,), ())).hex(),
+        "page": encode(roll.page()).hex(),
+        "roll_digest": roll.digest().hex(),
+    }
 
 
 def statement_vector(statement: Statement) -> dict[str, str]:
@@ -214,6 +255,7 @@ def vectors() -> dict[str, Any]:
             "blocks": ["", b"later".hex()],
             "bytes": add_record(add_record(None, 3, b"later"), 1, b"").hex(),
         },
+        "invitation": invitation_vector(),
         "claim_rank": {"partition": 3, "peer_id": PEERS[0], "rank": claim_rank(3, PEERS[0]).hex()},
         "partitions": [
             {

@@ -13,10 +13,12 @@ from gossamer.protocol.codecs.contributions import split
 from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec
-from gossamer.protocol.ids import Digest
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.roster import open_roster
 from gossamer.protocol.state.chain import decode_commit
+from gossamer.protocol.wire.invitation_messages import decode_page
 from gossamer.protocol.wire.statements import Roster, decode_signed, open_signed
 from tests.protocol.make_vectors import PATH, vectors, verify
 from tests.support.builders import RING_RULES
@@ -55,6 +57,13 @@ def test_the_committed_bytes_are_accepted(committed: dict[str, Any]) -> None:
         decoded = codec(name).decode(bytes.fromhex(vector["bytes"]), len(values))
         bound = {"fp32": 0.0, "fp16": 2**-11, "int8": 1 / 252, "int4": 0.16}[name]
         assert np.abs(decoded - values).max() <= bound * np.abs(values).max()
+    invitation = committed["invitation"]
+    roll = Roll(run_id, [PeerId(committed["keys"][0]["peer_id"])], verify)
+    roll.add(decode_page(bytes.fromhex(invitation["page"])))
+    newcomer = PeerId(committed["keys"][1]["peer_id"])
+    assert roll.was_member(newcomer)
+    assert not roll.is_member(newcomer)
+    assert roll.digest().hex() == invitation["roll_digest"]
     sparse = committed["sparse"]
     values = np.frombuffer(bytes.fromhex("".join(sparse["values"])), "<f4")
     vector = SparseCodec(sparse["k"]).decode(bytes.fromhex(sparse["bytes"]), len(values))

@@ -1,4 +1,4 @@
-"""A run with a list of members: a peer that is not on it gets nothing, whatever it asks for."""
+"""A run with a list of members, or by invitation: a stranger gets nothing, whatever it asks for."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import trio
 from gossamer.node.network.transport import ProtocolRefused
 from gossamer.node.peers.gossip import STATEMENTS_PROTOCOL
 from gossamer.node.peers.run_exchange import NotAdmittedError, request_manifest
-from gossamer.protocol.ids import digest_of
+from gossamer.protocol.ids import DIGEST_BYTES, digest_of
 from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, encode_request
 from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL, ChainRequest
+from gossamer.protocol.wire.invitation_messages import ROLL_PROTOCOL
 from gossamer.protocol.wire.relay_messages import RELAY_PROTOCOL
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 from gossamer.protocol.wire.run_messages import (
@@ -31,9 +32,10 @@ LISTEN_SECONDS = 10.0
 """In this time each member announces itself five times, and several rounds end."""
 
 
-def test_a_stranger_to_a_closed_run_gets_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_by_invitation", [False, True], ids=["allow", "invite"])
+def test_a_stranger_to_a_closed_run_gets_nothing(tmp_path: Path, is_by_invitation: bool) -> None:
     """It knows the run from elsewhere: its id, its topics, and the digests of its blocks."""
-    world = World(tmp_path, seed=61, allowed=("a", "b"))
+    world = World(tmp_path, seed=61, allowed=("a", "b"), is_by_invitation=is_by_invitation)
     manifest = decode_manifest(world.signed.manifest)
     questions = {
         RUN_PROTOCOL: frame(),
@@ -42,6 +44,7 @@ def test_a_stranger_to_a_closed_run_gets_nothing(tmp_path: Path) -> None:
         BLOCKS_PROTOCOL: frame(encode_request(digest_of(manifest.data.index_digest))),
         RING_PROTOCOL: frame(),
         RELAY_PROTOCOL: frame(),
+        ROLL_PROTOCOL: frame(bytes(DIGEST_BYTES)),
     }
 
     async def story(nursery: trio.Nursery) -> None:
@@ -51,7 +54,7 @@ def test_a_stranger_to_a_closed_run_gets_nothing(tmp_path: Path) -> None:
         identity = world.identity("stranger")
         async with world.network.transport(identity) as transport:
             stranger = Rogue(transport, identity, random.Random(1), manifest)
-            for topic in stranger.topics():
+            for topic in (*stranger.topics(), f"gossamer/{manifest.run_id.hex()}/roll"):
                 transport.subscribe(topic, lambda _author, _data: True)
             for name in ("a", "b"):
                 victim = world.identity(name).peer_id

@@ -227,6 +227,9 @@ class MemoryPeer:
         """See `Transport.admit`."""
         self.admits = admits
 
+    def let_in(self, peer_id: PeerId) -> None:
+        """See `Transport.let_in`; each message of gossip asks here whether a peer is admitted."""
+
     def keep_places_of(self, is_member: PeerTest) -> None:
         """See `Transport.keep_places_of`; places are not short here."""
 

@@ -218,6 +218,10 @@ class MemoryNetwork:
         """Neither of two peers can dial the other from now on: both are behind strict routers."""
         self._apart.add(frozenset((first, second)))
 
+    def join(self, first: PeerId, second: PeerId) -> None:
+        """Undo `part`."""
+        self._apart.discard(frozenset((first, second)))
+
     def can_dial(self, first: PeerId, second: PeerId) -> bool:
         """Whether no router keeps two peers from dialling each other."""
         return frozenset((first, second)) not in self._apart

@@ -17,7 +17,8 @@ import zstandard
 from msgspec.structs import replace
 
 from gossamer.node.app.assembly import Node, Runtime
-from gossamer.node.base.settings import Settings
+from gossamer.node.app.joining import join_run
+from gossamer.node.base.settings import Join, Settings
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import TrainerListener
 from gossamer.node.network.identity import Identity
@@ -34,6 +35,7 @@ from gossamer.protocol.manifest import (
     SignedManifest,
     SyncMode,
     Trust,
+    decode_manifest,
     encode_manifest,
     signing_bytes,
 )
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 STEP_SECONDS = 0.1
+FIRST_UNIX_SECONDS = 1_700_000_000
+"""The clock of all nodes when virtual time begins."""
 SHARD_TOKENS = 512
 
 MODEL = ModelConfig(
@@ -273,6 +277,15 @@ class FastTrainer(NumbersTrainer):
     step_seconds = STEP_SECONDS / 10
 
 
+def unix_seconds() -> float:
+    """The clock of all nodes."""
+    return FIRST_UNIX_SECONDS + trio.current_time()
+
+
+async def _consent(_manifest: Manifest) -> None:
+    """The owner of a node joins whatever run it is."""
+
+
 async def in_no_thread(function: Callable[[], T], /) -> T:
     """A thread would not be seen by the virtual clock."""
     await trio.lowlevel.checkpoint()
@@ -291,6 +304,7 @@ def found(
     checkpoint_rounds: int = 3,
     gather_seconds: float = 3.0,
     allowed: tuple[str, ...] = (),
+    is_by_invitation: bool = False,
     trust: Trust = "members",
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
@@ -349,7 +363,7 @@ def found(
             heldout_tokens=SHARD_TOKENS,
         ),
         genesis_digest=genesis_digest_of(initial_weights(example.seed, model.num_parameters), 1024),
-        admission="allow" if allowed else "open",
+        admission="invite" if is_by_invitation else "allow" if allowed else "open",
         allowed=allowed,
         trust=trust,
     )
@@ -378,6 +392,8 @@ class World:
     """Latency of every link, one way."""
     allowed: Sequence[str] = ()
     """Names of the nodes that the run admits; empty: all."""
+    is_by_invitation: bool = False
+    """Whether the run admits whom a member invites; those in `allowed` are roots beside a."""
     trust: Trust = "members"
     run_in_thread: RunInThread = in_no_thread
     """Runs blocking calls; virtual time allows no threads."""
@@ -398,6 +414,7 @@ class World:
             checkpoint_rounds=self.checkpoint_rounds,
             gather_seconds=self.gather_seconds,
             allowed=tuple(self.identity(name).peer_id for name in self.allowed),
+            is_by_invitation=self.is_by_invitation,
             trust=self.trust,
         )
         digests = [digest_of(block).hex() for block in self._blocks]
@@ -414,9 +431,12 @@ class World:
         name: str,
         seeds: Sequence[str] = (),
         trainer: type[NumbersTrainer] = NumbersTrainer,
+        invitation: bytes | None = None,
+        head: Digest | None = None,
         task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """One life of a node; `seeds` are names of nodes that run already."""
+        """One life of a node; `seeds` are names of nodes that run already. With an invitation it
+        joins like a person's node, by a link that may name a head."""
         identity = self.identity(name)
         state_dir = StateDir(self.root / name)
         with trio.CancelScope() as scope, state_dir.locked():
@@ -434,7 +454,18 @@ class World:
                     for address in self.network.addresses_of(self.identity(seed).peer_id)
                 )
                 nursery = await stack.enter_async_context(trio.open_nursery())
-                runtime = Runtime(trainer, self.run_in_thread, serves_http=False)
+                runtime = Runtime(
+                    trainer, self.run_in_thread, serves_http=False, unix_seconds=unix_seconds
+                )
+                if invitation is not None:
+                    run_id = decode_manifest(self.signed.manifest).run_id.hex()
+                    role = Join(
+                        addresses=bootstrap,
+                        run_id=run_id,
+                        head=head.hex() if head is not None else None,
+                        invitation=invitation,
+                    )
+                    await join_run(transport, role, bootstrap, state_dir, _consent)
                 await nursery.start(runtime.awake.run)
                 node = Node(
                     Settings(

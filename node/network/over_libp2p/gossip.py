@@ -94,6 +94,10 @@ class GuardedPubsub(Pubsub):
             return
         await super()._handle_new_peer(peer_id)
 
+    def let_in(self, peer_id: ID) -> None:
+        """Open the gossip stream to a peer that was a stranger; see `Transport.let_in`."""
+        self.manager.run_task(self._handle_new_peer_with_retry, peer_id)
+
     # -- reading
 
     async def stream_handler(self, stream: INetStream) -> None:

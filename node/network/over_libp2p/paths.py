@@ -91,14 +91,22 @@ class Paths:
         if muxed.path.kind == "direct" and peer in self._own.crossing:
             muxed.path = Path("crossed")
         if muxed.path.kind != "relayed":
-
-            async def open_stream(protocol: str) -> Stream:
-                return await self._open_on(connection, peer, protocol)
-
-            self._nursery.start_soon(self._own.learn, muxed, open_stream)
+            self._learn(connection, muxed)
         elif not muxed.was_dialled:
             # The specification lets the end that was called begin.
             self._nursery.start_soon(self._cross, connection, peer)
+
+    def let_in(self, peer: ID) -> None:
+        """A peer is no stranger any more: it may say now where it sees this node."""
+        for connection, muxed in self.connections(peer):
+            if muxed.path.kind != "relayed" and muxed.was_dialled:
+                self._learn(connection, muxed)
+
+    def _learn(self, connection: INetConn, muxed: YamuxConnection) -> None:
+        async def open_stream(protocol: str) -> Stream:
+            return await self._open_on(connection, peer_id_of(muxed.peer_id), protocol)
+
+        self._nursery.start_soon(self._own.learn, muxed, open_stream)
 
     # Circuits
 

@@ -230,6 +230,12 @@ class Libp2pTransport:
         """See `Transport.admit`."""
         self._host.doors.admits = lambda peer: admits(peer_id_of(peer))
 
+    def let_in(self, peer_id: PeerId) -> None:
+        """See `Transport.let_in`."""
+        if self._swarm.get_connections(libp2p_id(peer_id)):
+            self._pubsub.let_in(libp2p_id(peer_id))
+            self.paths.let_in(libp2p_id(peer_id))
+
     def keep_places_of(self, is_member: PeerTest) -> None:
         """See `Transport.keep_places_of`."""
         self._swarm.is_member = lambda peer: is_member(peer_id_of(peer))

@@ -108,6 +108,8 @@ def test_the_link_is_a_qr_code_once_the_run_is_known() -> None:
         num_modules = segno.make(f"{first}#{'ab' * 32}", error="m").symbol_size(border=3)[0]
         assert f'width="{4 * num_modules}"'.encode() in answer.content
     assert pictures[0] != pictures[1]
+    settled = msgspec.structs.replace(node.now, settled_head="cd" * 32)
+    assert link_of(settled) == f"{other}#{'ab' * 32}@{'cd' * 32}"
 
 
 def test_ready_only_while_taking_part_in_rounds() -> None:

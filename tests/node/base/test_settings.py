@@ -4,18 +4,19 @@ import pytest
 
 from gossamer.node.base.address_text import (
     HostPort,
+    Link,
     parse_announced,
     parse_host_port,
     parse_link,
     parse_listen,
 )
+from gossamer.node.base.links import Links, parse_links
 from gossamer.node.base.settings import (
     ConfigError,
     GivenValue,
     Settings,
     default_state_dir,
     load_settings,
-    parse_links,
     parse_size,
 )
 
@@ -84,12 +85,23 @@ def test_a_config_file_that_is_missing_or_broken(tmp_path: Path, content: bytes 
 
 
 def test_links() -> None:
-    assert parse_link(ADDRESS) == (ADDRESS, None)
+    assert parse_link(ADDRESS) == Link(ADDRESS, None)
     link = parse_link(f" {ADDRESS}#{RUN_ID.upper()}\n")
-    assert link == (ADDRESS, RUN_ID)
+    assert link == Link(ADDRESS, RUN_ID)
     assert parse_link(str(link)) == link
     other = ADDRESS.replace("4610", "4999")
-    assert parse_links((ADDRESS, f"{other}#{RUN_ID}", ADDRESS)) == ((ADDRESS, other), RUN_ID)
+    links = parse_links((ADDRESS, f"{other}#{RUN_ID}", ADDRESS))
+    assert links == Links((ADDRESS, other), RUN_ID)
+
+
+def test_a_link_names_a_settled_head() -> None:
+    head = "cd" * 32
+    link = parse_link(f"{ADDRESS}#{RUN_ID}@{head.upper()}")
+    assert link == Link(ADDRESS, RUN_ID, head)
+    assert str(link) == f"{ADDRESS}#{RUN_ID}@{head}"
+    assert parse_links((str(link), ADDRESS)) == Links((ADDRESS,), RUN_ID, head)
+    with pytest.raises(ConfigError, match="different heads"):
+        parse_links((str(link), f"{ADDRESS}#{RUN_ID}@{'ef' * 32}"))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +117,7 @@ def test_links() -> None:
         ("/ip4/192.0.2.7/tcp/4610/p2p/" + PEER[:-1], "not a peer id"),
         ("/ip4/192.0.2.7/tcp/4610/p2p/" + PEER[:-1] + "0", "not a peer id"),
         (ADDRESS + "#abc", "run id of 64"),
+        (ADDRESS + "#" + RUN_ID + "@12", "run id of 64"),
         ("/ip4/" + "1" * 1000, "too long"),
     ],
 )

@@ -113,3 +113,36 @@ def test_an_address_that_is_not_this_machines_is_an_error() -> None:
                 pass
 
     trio.run(main)
+
+
+def test_a_newcomer_that_is_let_in_asks_again_where_others_see_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a stranger it got no answer on that connection."""
+
+    async def main() -> None:
+        known: set[PeerId] = set()
+        async with (
+            open_libp2p_transport(Identity.generate(), [LOOPBACK]) as server,
+            open_libp2p_transport(Identity.generate(), [LOOPBACK]) as newcomer,
+        ):
+            seen: list[tuple[PeerId, str, Endpoint]] = []
+            monkeypatch.setattr(
+                newcomer.own.reachability, "saw", lambda *observation: seen.append(observation)
+            )
+            # Dials to this machine itself leave from other ports.
+            monkeypatch.setattr(newcomer.own, "_listening_ports", lambda: range(65_536))
+            server.admit(known.__contains__)
+            await newcomer.connect(server.addresses()[0])
+            await trio.sleep(1.0)
+            assert seen == []
+            known.add(newcomer.peer_id)
+            server.let_in(newcomer.peer_id)
+            newcomer.let_in(server.peer_id)
+            with trio.fail_after(10):
+                while not seen:  # noqa: ASYNC110 - an observation sets no event
+                    await trio.sleep(0.05)
+            observer, host, endpoint = seen[0]
+            assert (observer, host, endpoint.host) == (server.peer_id, "127.0.0.1", "127.0.0.1")
+
+    trio.run(main)

@@ -583,3 +583,33 @@ def test_strangers_are_served_only_what_is_for_strangers(run: Run) -> None:
             assert stranger.traffic().get("gossip", (0, 0))[1] == 0
 
     run(case)
+
+
+def test_a_stranger_that_is_let_in_gets_gossip_on_the_same_connection(run: Run) -> None:
+    """Both ends take each other for strangers when they connect."""
+
+    async def case(open_transport: Open) -> None:
+        async with (
+            open_transport(Identity.generate()) as server,
+            open_transport(Identity.generate()) as newcomer,
+        ):
+            known: set[PeerId] = set()
+            heard: dict[PeerId, list[bytes]] = {server.peer_id: [], newcomer.peer_id: []}
+            for one in (server, newcomer):
+                one.admit(known.__contains__)
+                note = heard[one.peer_id].append
+                one.subscribe("topic", lambda _author, data, note=note: note(data))  # type: ignore[misc]
+            await newcomer.connect(server.addresses()[0])
+            await trio.sleep(2.0)
+            await server.publish("topic", b"before")
+            known |= {server.peer_id, newcomer.peer_id}
+            server.let_in(newcomer.peer_id)
+            newcomer.let_in(server.peer_id)
+            newcomer.let_in(Identity.generate().peer_id)  # it is not connected: nothing happens
+            with trio.fail_after(20):
+                while not (heard[server.peer_id] and heard[newcomer.peer_id]):
+                    await server.publish("topic", b"to the newcomer")
+                    await newcomer.publish("topic", b"from the newcomer")
+                    await trio.sleep(0.2)
+
+    run(case)

@@ -29,7 +29,7 @@ from gossamer.node.peers.discovery import Discovery
 from gossamer.node.storage.state_dir import KnownPeers
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
-from gossamer.protocol.ids import digest_of
+from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.wire.statements import Announce, Capacity
 
@@ -70,6 +70,16 @@ def _announcement(addresses: Sequence[str]) -> Announce:
     )  # fmt: skip
 
 
+class _EverybodyIsIn:
+    """An open run."""
+
+    def is_out(self, _peer: PeerId) -> bool:
+        return False
+
+    async def introduce(self, _peer: PeerId) -> None:
+        pass
+
+
 async def _discover(
     transport: Libp2pTransport, announced: Sequence[Sequence[str]], folder: Path, seconds: float
 ) -> None:
@@ -80,7 +90,7 @@ async def _discover(
         membership.announced(0.0, author, _announcement(addresses), (author,))
     discovery = Discovery(
         transport, KnownPeers(folder / "peers"), (), membership, Metrics(Gpus()),
-        random.Random(1), AwakeClock(),
+        random.Random(1), AwakeClock(), _EverybodyIsIn(),
     )  # fmt: skip
     with trio.move_on_after(seconds):
         await discovery.run()

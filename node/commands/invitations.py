@@ -1,0 +1,133 @@
+"""`gossamer invite`, `members` and `revoke`: who comes in to an invite-only run."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Column, Table
+
+from gossamer.node.app.client import fetch_status
+from gossamer.node.base.address_text import Link
+from gossamer.node.base.links import invitation_text
+from gossamer.node.base.settings import ConfigError
+from gossamer.node.commands.options import State, settings_of
+from gossamer.node.runs.inviting import EXPIRES_SECONDS_MAX, InvitationError, InviteOnlyRun
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.status import Status, address_of
+from gossamer.protocol.ids import PeerId
+
+_DURATION = re.compile(r"(\d{1,6})\s*([mhd])")
+_UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
+
+
+def invite(
+    *,
+    slots: int = 1,
+    expires: str = "7d",
+    depth: Annotated[int | None, Parameter(show_default="as many as this node may give")] = None,
+    options: State = None,
+) -> int:
+    """Print an invitation to this node's run, for gossamer join.
+
+    Parameters
+    ----------
+    slots
+        Number of nodes that it lets in, at most 64. Anybody who has the text can use it.
+    expires
+        Time until which it lets nodes in, such as 30m, 12h or 7d.
+    depth
+        Levels of nodes that the invited may let in below themselves; 0: they may invite nobody.
+    """
+    state_dir = StateDir(settings_of(options).state_dir)
+    seconds = parse_duration(expires)
+    run = InviteOnlyRun.here(state_dir)
+    status = fetch_status(state_dir)
+    address = address_of(status)
+    if address is None:
+        raise InvitationError("this node has no address that others could dial: try again later")
+    until = int(time.time()) + seconds
+    invitation = run.invite(slots, until, depth, _addresses_of_others(status, address))
+    run_id = run.manifest.run_id.hex()
+    print(Link(address, run_id, status.settled_head, invitation_text(invitation)))
+    print(
+        f"Lets in {slots} {'node' if slots == 1 else 'nodes'} until {_when(until)}. Send it over a "
+        "channel that you trust: anybody who has it can use it.",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def members(*, options: State = None) -> int:
+    """List the members of an invite-only run."""
+    run = InviteOnlyRun.here(StateDir(settings_of(options).state_dir))
+    whole = Column("member", overflow="fold")
+    table = Table(whole, "let in by", "since", "may invite", "by invitation", "")
+    for row in run.members():
+        invited = f"{row.depth} deep" if row.depth else "nobody"
+        table.add_row(
+            row.peer_id,
+            _short(row.sponsor) if row.sponsor else "root of the run",
+            _when(row.unix_seconds) if row.sponsor else "",
+            invited if row.is_in else "",
+            _short(row.invitation) if row.invitation else "",
+            "" if row.is_in else "out",
+        )
+    # A pipe gets whole ids; a terminal cuts what it has no room for.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    return 0
+
+
+def revoke(peer: str, *, options: State = None) -> int:
+    """Put a member out of an invite-only run for good.
+
+    All that came in through it go with it.
+
+    Parameters
+    ----------
+    peer
+        Peer id, or id of an invitation, as `gossamer members` shows it; its last characters do.
+    """
+    run = InviteOnlyRun.here(StateDir(settings_of(options).state_dir))
+    out = run.revoke(peer)
+    print("\n".join([f"Put out: {each}" for each in out] or ["Nobody has come in by it yet."]))
+    print("The node tells the others within a second, or when it starts.")
+    return 0
+
+
+def parse_duration(text: str) -> int:
+    """Returns the seconds of a text such as `30m`, `12h` or `7d`.
+
+    Raises:
+        ConfigError: it is none, or longer than a year.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    seconds = int(match[1]) * _UNIT_SECONDS[match[2]] if match else 0
+    if not 0 < seconds <= EXPIRES_SECONDS_MAX:
+        raise ConfigError([f"--expires {text}: write 30m, 12h or 7d; at most 365d"])
+    return seconds
+
+
+def _addresses_of_others(status: Status, own: str) -> list[str]:
+    """Returns an address of each connected peer, those of other networks than this node's first."""
+    found = []
+    for peer in status.peers:
+        outside = [each for each in peer.addresses if "/127." not in each and "/::1/" not in each]
+        for address in (outside or list(peer.addresses))[:1]:
+            whole = address if "/p2p/" in address else f"{address}/p2p/{peer.peer_id}"
+            if peer.connected and whole != own:
+                found.append(whole)
+    return found
+
+
+def _short(peer: PeerId) -> str:
+    return f"...{peer[-12:]}"
+
+
+def _when(unix_seconds: int) -> str:
+    return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,138 @@
+"""The entrance of a run on one node: whom the manifest's `admission` lets in.
+
+    open      everybody
+    allow     the peers that the manifest lists
+    invite    the founder and the peers that the manifest lists (the roots), and everybody whom a
+              chain of certificates leads to one of them (`protocol.policy.roll`)
+
+All others are strangers and are served nothing but ``/gossamer/admit/1``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import structlog
+
+from gossamer.node.base.threads import RunInThread
+from gossamer.node.network.identity import Identity, verify
+from gossamer.node.network.transport import Transport
+from gossamer.node.peers.offences import Offences
+from gossamer.node.peers.roll_keeper import RollKeeper
+from gossamer.node.peers.run_exchange import NotAdmittedError, require_admitted, serve_admission
+from gossamer.node.storage.roll_file import DamagedRollError, RollFile
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.errors import ForgedError, RemoteProtocolError
+from gossamer.protocol.ids import PeerId, public_key_of
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.roll import NO_PAGE, Roll, roots_of
+from gossamer.protocol.wire.invitation_messages import Entry
+
+log = structlog.get_logger("peers")
+
+
+class Entrance:
+    """Decides whom this node serves, and serves those who ask to come in."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        identity: Identity,
+        transport: Transport,
+        state_dir: StateDir,
+        offences: Offences,
+        unix_seconds: Callable[[], float],
+    ) -> None:
+        """Call it before any other protocol is served.
+
+        Raises:
+            NotAdmittedError: the run does not admit this node.
+        """
+        self._manifest = manifest
+        self._keeper: RollKeeper | None = None
+        if manifest.admission == "invite":
+            roll, file = roll_of(manifest), RollFile(state_dir.root, state_dir.health)
+            own = _load(roll, file, manifest, identity.peer_id)
+            randomness = random.Random(f"roll {identity.peer_id}")
+            self._keeper = RollKeeper(
+                roll, transport, identity, offences, file, own, unix_seconds, randomness
+            )
+            transport.admit(self.admits)
+            self._keeper.open()
+        else:
+            require_admitted(manifest, identity.peer_id)
+            serve_admission(transport, self.admits)
+
+    def admits(self, peer: PeerId) -> bool:
+        """Returns whether a peer is let in now."""
+        if self._keeper is not None:
+            return self._keeper.roll.is_member(peer)
+        return self._manifest.admission == "open" or peer in self._manifest.allowed
+
+    def is_out(self, peer: PeerId) -> bool:
+        """Returns whether a peer was put out of the run for good."""
+        roll = self.roll
+        return roll is not None and roll.was_member(peer) and not roll.is_member(peer)
+
+    def require_known(self, peers: list[PeerId]) -> None:
+        """Requires that the manifest admits every member of a header.
+
+        The roll of an invite-only run is no measure for a header: a newcomer that worked may have
+        lost its slot to an earlier one since, and then nobody could follow the chain any more.
+
+        Raises:
+            ForgedError: the run never lets in one of them.
+        """
+        if self._keeper is None and not all(map(self.admits, peers)):
+            raise ForgedError("header with members that the run does not admit")
+
+    @property
+    def roll(self) -> Roll | None:
+        """The members of an invite-only run; None in other runs."""
+        return None if self._keeper is None else self._keeper.roll
+
+    async def run(self, run_in_thread: RunInThread) -> None:
+        """Keeps the roll until cancelled; returns at once in other runs."""
+        if self._keeper is not None:
+            await self._keeper.run(run_in_thread)
+
+    async def introduce(self, peer: PeerId) -> None:
+        """Shows a peer that this node has dialled that it is a member, if the peer is a stranger
+        here. Both may have come in while they did not hear of each other."""
+        if self._keeper is not None and not self._keeper.roll.was_member(peer):
+            await self._keeper.introduce(peer)
+
+
+def roll_of(manifest: Manifest) -> Roll:
+    """Returns the roll of an invite-only run, with nothing on it but the roots."""
+    return Roll(manifest.run_id, roots_of(manifest.founder, manifest.allowed), verify)
+
+
+def _load(roll: Roll, file: RollFile, manifest: Manifest, me: PeerId) -> Entry | None:
+    """Fills a roll from the disk, and returns the entry by which this node came in. It may not
+    count: then the node asks the others to be let in again.
+
+    Raises:
+        NotAdmittedError: this node is not in the file, and the file is whole.
+    """
+    try:
+        page = file.read() or NO_PAGE
+        roll.add(page)
+    except (DamagedRollError, RemoteProtocolError) as error:
+        log.warning("the roll cannot be read; the other members have it", error=str(error))
+        return None
+    key = public_key_of(me)
+    own = next((each for each in page.entries if each.newcomer == key), None)
+    if roll.was_member(me) != roll.is_member(me) or (own is None and key not in roll.roots):
+        raise NotAdmittedError(
+            f"this node ({me}) is no member of the run {manifest.name}"
+            + (
+                ": it was put out, by its name or with those above it"
+                if roll.was_member(me)
+                else ""
+            )
+            + ". A member lets it in with `gossamer invite`; a node that was put out needs a new "
+            "--state-dir for it"
+        )
+    return own

@@ -1,0 +1,351 @@
+"""The roll of an invite-only run on one node: who is let in, and how the members agree on it.
+
+A new entry or revocation goes to all members by gossip. This node compares its roll with that of
+each member that it gets connected to, and about every `RECONCILE_SECONDS` with that of a random
+one, so nothing depends on a gossip message. A member
+that does not know this node refuses the exchange, and is shown this node's own chain of entries.
+
+Topic:    gossamer/<run id>/roll   a `RollPage` of new pieces
+Streams:  see `protocol.wire.invitation_messages`
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+
+import structlog
+import trio
+
+from gossamer.node.base.threads import RunInThread
+from gossamer.node.network.frames import receive_frame, send_frame
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.transport import ProtocolRefused, Stream, Transport, TransportError
+from gossamer.node.peers.introductions import ROLL_SECONDS, ask_to_come_in, pull_roll
+from gossamer.node.peers.offences import Offences
+from gossamer.node.storage.roll_file import RollFile
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, short
+from gossamer.protocol.policy.roll import Changes, NotWelcomeError, Roll, UnknownClaimError
+from gossamer.protocol.policy.roll_order import peer_of
+from gossamer.protocol.wire.invitation_messages import (
+    CLAIM_BYTES_MAX,
+    PIECES_MAX,
+    PROBLEM_CHARACTERS_MAX,
+    ROLL_PROTOCOL,
+    Certificate,
+    Claim,
+    Entry,
+    Revocation,
+    RollPage,
+    Welcomed,
+    decode_claim,
+    decode_digests,
+    decode_page,
+    encode,
+)
+from gossamer.protocol.wire.run_messages import ADMIT_PROTOCOL, Admitted, encode_admitted
+
+RECONCILE_SECONDS = 5.0
+"""A piece that gossip lost arrives after some times as long. An exchange of equal rolls costs 32
+bytes."""
+
+LOOK_SECONDS = 0.5
+"""Interval of the looks for new connections."""
+
+ORDERS_SECONDS = 1.0
+"""Interval of the looks for revocations that the operator has left."""
+
+INTRODUCE_AGAIN_SECONDS = 60.0
+"""Wait after a peer has not taken this node for a member: until then it has heard of this node, or
+this node was put out."""
+
+ADMISSIONS_AT_ONCE_MAX = 2
+"""Streams of one peer that ask to come in: one, and one that it gave up a moment ago."""
+
+NEWS_MAX = 1024
+"""Changes that wait to be published; as many as a run may have members."""
+
+log = structlog.get_logger("peers")
+
+
+class RollKeeper:
+    """Lets newcomers in, and keeps this node's roll like those of the other members."""
+
+    def __init__(
+        self,
+        roll: Roll,
+        transport: Transport,
+        identity: Identity,
+        offences: Offences,
+        file: RollFile,
+        own: Entry | None,
+        unix_seconds: Callable[[], float],
+        randomness: random.Random,
+    ) -> None:
+        """
+        Args:
+            own: the entry by which this node came in; None for a root.
+            unix_seconds: the clock by which certificates expire.
+        """
+        self.roll = roll
+        self._transport = transport
+        self._identity = identity
+        self._offences = offences
+        self._file = file
+        self._own = own
+        self._unix_seconds = unix_seconds
+        self._random = randomness
+        self._topic = f"gossamer/{roll.run_id.hex()}/roll"
+        self._send_news, self._news = trio.open_memory_channel[tuple[Changes, bool]](NEWS_MAX)
+        self._is_saved = True
+        self._refused: dict[PeerId, float] = {}
+        """Time until which this node is not introduced again; members only, so they are few."""
+        self._was_told = False
+        """Whether a person was told that this node is no member."""
+
+    def open(self) -> None:
+        """Serves newcomers and members. Call it after `Transport.admit`."""
+        self._offences.branches = self.roll
+        self._transport.handle(
+            ADMIT_PROTOCOL,
+            self._serve_admission,
+            streams_per_peer_max=ADMISSIONS_AT_ONCE_MAX,
+            for_strangers=True,
+        )
+        self._transport.handle(ROLL_PROTOCOL, self._serve_roll)
+
+    async def run(self, run_in_thread: RunInThread) -> None:
+        """Exchanges, and takes the operator's orders, until cancelled."""
+        self._transport.subscribe(self._topic, self._heard)
+        for peer in self._transport.peers():
+            self._transport.let_in(peer)  # it was a stranger when the connection came about
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._spread)
+            nursery.start_soon(self._reconcile_forever)
+            while True:
+                for revocation in await run_in_thread(self._file.take_orders):
+                    self._carry_out(revocation)
+                if not self._is_saved:
+                    page, self._is_saved = self._page(), True
+                    await run_in_thread(lambda page=page: self._file.save(page))  # type: ignore[misc]
+                await trio.sleep(ORDERS_SECONDS)
+
+    def _page(self) -> RollPage:
+        """Returns the roll for the disk, with this node's own entry though it may not count."""
+        page = self.roll.page()
+        if self._own is None or self._own in page.entries:
+            return page
+        return RollPage((*page.entries, self._own), page.revocations)
+
+    def _carry_out(self, revocation: Revocation) -> None:
+        """Takes a revocation that the operator has left."""
+        target = peer_of(revocation.target)
+        try:
+            changes = self.roll.add(RollPage((), (revocation,)))
+        except RemoteProtocolError as error:
+            log.warning("an order to revoke is damaged; give it again", error=str(error))
+            return
+        log.info("a revocation", target=target, puts_out=len(changes.gone))
+        self._changed(changes, is_published=True)
+
+    # Newcomers
+
+    async def introduce(self, peer: PeerId) -> None:
+        """Shows a peer that this node is a member, and learns whether the peer is one.
+
+        The certificate is shown again, too: if this node's witness lost its own slot, the peer is
+        the new witness.
+        """
+        if trio.current_time() < self._refused.get(peer, 0.0):
+            return
+        self._own = self.roll.entry(self._identity.peer_id) or self._own
+        if self._own is None:
+            claim = Claim((), None, b"")
+        else:
+            sponsor = peer_of(self._own.certificate.sponsor)
+            entries = self.roll.proof_of(self._identity.peer_id) or self.roll.proof_of(sponsor)
+            claim = Claim(entries, self._own.certificate, self._own.proof)
+        try:
+            with trio.fail_after(ROLL_SECONDS):
+                answer = await ask_to_come_in(self._transport, peer, claim)
+                self._take(peer, RollPage((*answer.yours, *answer.mine), ()))
+                if answer.is_admitted and not self.roll.is_member(peer):
+                    # Its roll may have the witnesses that are missing here.
+                    await self.reconcile(peer)
+        except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:
+            log.debug("not introduced", peer=short(peer), error=str(error))
+            return
+        if answer.is_admitted or not self.roll.is_member(peer):
+            return
+        self._refused[peer] = trio.current_time() + INTRODUCE_AGAIN_SECONDS
+        if answer.problem and not self._was_told:
+            self._was_told = True
+            log.warning(
+                "a member of the run does not take this node for one: its work counts nowhere. "
+                "Ask for a new invitation, and join with a new --state-dir",
+                peer=short(peer),
+                reason=answer.problem,
+            )
+
+    async def _serve_admission(self, stream: Stream) -> None:
+        with trio.move_on_after(ROLL_SECONDS):
+            try:
+                message, _ = await receive_frame(
+                    stream, message_bytes_max=CLAIM_BYTES_MAX, payload_bytes_max=0
+                )
+                if message:
+                    answer = encode(self._answer(stream.peer_id, decode_claim(message)))
+                else:
+                    answer = encode_admitted(Admitted(self.roll.is_member(stream.peer_id)))
+            except RemoteProtocolError as error:
+                self._offences.note(stream.peer_id, error)
+                await stream.reset()
+                return
+            await send_frame(stream, answer)
+            await stream.close()
+            return
+        await stream.reset()
+
+    def _answer(self, peer: PeerId, claim: Claim) -> Welcomed:
+        """Lets a peer in whose claim is good.
+
+        Raises:
+            RemoteProtocolError: something in the claim is forged.
+        """
+        roll, me = self.roll, self._identity.peer_id
+        self._changed(roll.add(RollPage(claim.entries, ())), is_published=True)
+        try:
+            now = int(self._unix_seconds())
+            entry = roll.let_in(claim, peer, me, now, self._identity.sign)
+            if entry is not None:
+                self._refuse_banned(entry.certificate)
+        except NotWelcomeError as error:
+            log.debug("a peer is not let in", peer=peer, reason=str(error))
+            is_told = not isinstance(error, UnknownClaimError)
+            return Welcomed(False, str(error)[:PROBLEM_CHARACTERS_MAX] if is_told else "", (), ())
+        if entry is not None:
+            self._changed(roll.add(RollPage((entry,), ())), is_published=True)
+            log.info("a peer is let in", peer=peer, sponsor=peer_of(entry.certificate.sponsor))
+        return Welcomed(True, "", roll.proof_of(peer), roll.proof_of(me))
+
+    def _refuse_banned(self, certificate: Certificate) -> None:
+        """Raises NotWelcomeError while somebody of a certificate, or above it, is banned."""
+        others = [peer_of(certificate.sponsor), *self.roll.of_certificate(certificate.key)]
+        if any(map(self._offences.is_banned, others)):
+            raise NotWelcomeError("its sponsor, or a holder of the same invitation, is banned now")
+
+    # Members
+
+    def _heard(self, author: PeerId, data: bytes) -> bool:
+        """Takes new pieces from gossip, and returns whether there was news in them."""
+        if not self.roll.is_member(author):
+            return False
+        try:
+            return self._take(author, decode_page(data))
+        except RemoteProtocolError as error:
+            self._offences.note(author, error)
+            return False
+
+    def _take(self, bringer: PeerId, page: RollPage) -> bool:
+        """Takes pieces that a peer brings. RemoteProtocolError: one of them is forged."""
+        changes = self.roll.add(page)
+        if changes:
+            log.debug("news of the roll", peer=short(bringer), came=len(changes.came))
+        self._changed(changes, is_published=False)
+        return bool(changes.news)
+
+    def _changed(self, changes: Changes, *, is_published: bool) -> None:
+        """Acts on a change of the roll. News that came from a member went to the others too."""
+        if not changes:
+            return
+        self._is_saved = False
+        for peer in sorted(changes.came):
+            self._transport.let_in(peer)
+        if self._identity.peer_id in changes.gone:
+            log.warning("this node was put out of the run: its work counts nowhere any more")
+        try:
+            self._send_news.send_nowait((changes, is_published))
+        except trio.WouldBlock:
+            log.warning("many changes of the roll at once: comparisons have to bring them")
+
+    async def _spread(self) -> None:
+        """Publishes news, and ends the connections of those who are out."""
+        async for changes, is_published in self._news:
+            for peer in sorted(changes.gone):
+                await self._transport.disconnect(peer)
+            if is_published and changes.news:
+                try:
+                    await self._transport.publish(self._topic, encode(changes.news))
+                except (TransportError, ValueError) as error:
+                    log.debug("could not publish", topic=self._topic, error=str(error))
+
+    async def _reconcile_forever(self) -> None:
+        compared: set[PeerId] = set()
+        due_seconds = 0.0
+        while True:
+            peers = self._transport.peers()
+            compared.intersection_update(peers)
+            new = [peer for peer in peers if peer not in compared]
+            if new:
+                compared.add(new[0])
+                await self._reconcile_with(new[0])
+            elif peers and trio.current_time() >= due_seconds:
+                wait_seconds = RECONCILE_SECONDS * self._random.uniform(0.8, 1.2)
+                due_seconds = trio.current_time() + wait_seconds
+                await self._reconcile_with(self._random.choice(peers))
+            else:
+                await trio.sleep(LOOK_SECONDS)
+
+    async def _reconcile_with(self, peer: PeerId) -> None:
+        try:
+            with trio.fail_after(ROLL_SECONDS):
+                await self.reconcile(peer)
+        except ProtocolRefused:
+            await self.introduce(peer)
+        except (TransportError, RemoteProtocolError, trio.TooSlowError) as error:
+            log.debug("exchange failed", peer=short(peer), error=str(error))
+
+    async def reconcile(self, peer: PeerId) -> None:
+        """Takes the pieces of a peer's roll that are missing in this node's.
+
+        Raises:
+            TransportError: the peer cannot be reached.
+            RemoteProtocolError: its answer is not valid. It is reported as an offence too.
+        """
+        try:
+            for page in await pull_roll(self._transport, peer, self.roll):
+                self._take(peer, page)
+                await trio.lowlevel.checkpoint()
+        except RemoteProtocolError as error:
+            self._offences.note(peer, error)
+            raise
+
+    async def _serve_roll(self, stream: Stream) -> None:
+        with trio.move_on_after(ROLL_SECONDS):
+            try:
+                digest, _ = await receive_frame(
+                    stream, message_bytes_max=DIGEST_BYTES, payload_bytes_max=0
+                )
+                if len(digest) != DIGEST_BYTES:
+                    raise MalformedError(f"digest of a roll of {len(digest)} bytes")
+                if bytes(digest) == self.roll.digest():
+                    await send_frame(stream, b"")
+                else:
+                    await send_frame(stream, b"", *_listed(self.roll.digests()))
+                    _, wanted = await receive_frame(
+                        stream, message_bytes_max=0, payload_bytes_max=PIECES_MAX * DIGEST_BYTES
+                    )
+                    page = self.roll.pieces(frozenset(decode_digests(wanted)))
+                    await send_frame(stream, encode(page))
+            except RemoteProtocolError as error:
+                self._offences.note(stream.peer_id, error)
+                await stream.reset()
+                return
+            await stream.close()
+            return
+        await stream.reset()
+
+
+def _listed(digests: Iterable[Digest]) -> list[bytes]:
+    return [b"".join(list(digests)[:PIECES_MAX])]

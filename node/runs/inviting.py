@@ -1,0 +1,191 @@
+"""Invitations, members and revocations, from what lies in a state directory.
+
+The secret of the sponsor is the node's own key, so the node need not run for any of it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gossamer.node.network.identity import Identity
+from gossamer.node.peers.entrance import roll_of
+from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.storage.roll_file import DamagedRollError, RollFile
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.ids import PeerId, public_key_of
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.roll import NotWelcomeError, Roll
+from gossamer.protocol.policy.roll_order import peer_of
+from gossamer.protocol.wire.invitation_messages import (
+    INVITATION_ADDRESSES_MAX,
+    SLOTS_MAX,
+    Invitation,
+)
+
+EXPIRES_SECONDS_MAX = 365 * 86_400
+"""Of an invitation, from now on. A secret that lies about for longer is forgotten by its owner."""
+
+
+class InvitationError(Exception):
+    """The command cannot be carried out; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class MemberRow:
+    """A member for people."""
+
+    peer_id: PeerId
+    sponsor: PeerId | None
+    """None for a root."""
+    witness: PeerId | None
+    unix_seconds: int
+    invitation: PeerId | None
+    """The one-time key of the certificate, in the form of a peer id."""
+    depth: int
+    is_in: bool
+
+
+@dataclass(frozen=True)
+class InviteOnlyRun:
+    """The run in a state directory, as far as invitations are concerned."""
+
+    manifest: Manifest
+    identity: Identity
+    roll: Roll
+    file: RollFile
+
+    @classmethod
+    def here(cls, state_dir: StateDir) -> InviteOnlyRun:
+        """Reads the state directory.
+
+        Raises:
+            InvitationError: there is no run, or it is not joined by invitation.
+            StateDirError, IdentityError: a file of it is damaged.
+        """
+        signed = state_dir.read_manifest()
+        if signed is None:
+            raise InvitationError(f"there is no run in {state_dir.root}: name its --state-dir")
+        identity = Identity.load_or_create(state_dir.identity_path)
+        return cls.of(open_signed_manifest(signed), identity, state_dir)
+
+    @classmethod
+    def of(cls, manifest: Manifest, identity: Identity, state_dir: StateDir) -> InviteOnlyRun:
+        """Reads the roll of a state directory. Raises InvitationError as `here` does."""
+        if manifest.admission != "invite":
+            raise InvitationError(
+                f'the run {manifest.name} has admission = "{manifest.admission}": only runs that '
+                'were founded with admission = "invite" have invitations'
+            )
+        roll, file = roll_of(manifest), RollFile(state_dir.root)
+        try:
+            page = file.read()
+            if page is not None:
+                roll.add(page)
+        except (DamagedRollError, RemoteProtocolError) as error:
+            raise InvitationError(
+                f"the roll of the run is damaged ({error}): start the node, which gets it from "
+                "the other members, and try again"
+            ) from error
+        return cls(manifest, identity, roll, file)
+
+    def invite(
+        self, slots: int, expires_unix_seconds: int, depth: int | None, addresses: Sequence[str]
+    ) -> Invitation:
+        """Returns a new invitation of this node, with a secret of its own.
+
+        Args:
+            depth: levels of members below the newcomers; None: as many as this node may give.
+            addresses: peers to try besides that of the link.
+
+        Raises:
+            InvitationError: this node may not let in so many, or nobody.
+        """
+        if not 1 <= slots <= SLOTS_MAX:
+            raise InvitationError(f"--slots {slots} is not allowed: 1 to {SLOTS_MAX}")
+        me = self.identity.peer_id
+        secret = secrets.token_bytes(32)
+        key = public_key_of(Identity.from_seed(secret).peer_id)
+        levels = self.roll.levels_below(me)
+        try:
+            certificate = self.roll.certify(
+                me,
+                key,
+                slots,
+                expires_unix_seconds,
+                levels - 1 if depth is None else depth,
+                self.identity.sign,
+            )
+        except NotWelcomeError as error:
+            raise InvitationError(str(error)) from None
+        more = tuple(addresses[:INVITATION_ADDRESSES_MAX])
+        return Invitation(secret, certificate, self.roll.chain_of(me), more)
+
+    def members(self) -> list[MemberRow]:
+        """Returns the roots, and then all that came in, in the order in which they did."""
+        roots = [
+            MemberRow(peer_of(key), None, None, 0, None, self.roll.levels_below(peer_of(key)), True)
+            for key in sorted(self.roll.roots)
+        ]
+        rows = [
+            MemberRow(
+                peer_of(entry.newcomer),
+                peer_of(entry.certificate.sponsor),
+                peer_of(entry.witness),
+                entry.unix_seconds,
+                peer_of(entry.certificate.key),
+                entry.certificate.depth,
+                self.roll.is_member(peer_of(entry.newcomer)),
+            )
+            for entry in self.roll.page().entries
+        ]
+        return roots + rows
+
+    def revoke(self, text: str) -> list[PeerId]:
+        """Leaves a signed revocation for the node. Returns the members that it puts out.
+
+        Args:
+            text: the end of a member's peer id, or of an invitation's, long enough to name one.
+
+        Raises:
+            InvitationError: nobody or several are named, or this node may not revoke it.
+            DiskError, OSError: the state directory does not take it.
+        """
+        target = self._named(text)
+        me = self.identity.peer_id
+        if public_key_of(target) in self.roll.roots:
+            raise InvitationError(f"{target} is a root of the run: nobody can put it out")
+        above = {me, *self.roll.sponsors(target)}
+        entry = self.roll.entry(target)
+        is_root = public_key_of(me) in self.roll.roots
+        is_above = entry is None or me in {*self.roll.sponsors(target)}
+        if not (is_root or is_above):
+            raise InvitationError(
+                f"{target} did not come in through this node ({me}), which is no root: ask one of "
+                f"{', '.join(sorted(above - {me})) or 'the roots'}"
+            )
+        key = public_key_of(target)
+        self.file.order(self.roll.revoke(me, key, self.identity.sign))
+        members = [target, *self.roll.below(target)] if entry is not None else []
+        for peer in self.roll.of_certificate(key):
+            members += [peer, *self.roll.below(peer)]
+        return sorted(peer for peer in set(members) if self.roll.is_member(peer))
+
+    def _named(self, text: str) -> PeerId:
+        entries = self.roll.page().entries
+        known = {peer_of(key) for each in entries for key in (each.newcomer, each.certificate.key)}
+        known |= {peer_of(key) for key in self.roll.roots}
+        found = sorted(peer for peer in known if len(text) >= 6 and peer.endswith(text))
+        if len(found) == 1:
+            return found[0]
+        if len(found) > 1:
+            raise InvitationError(f"{text} is the end of several ids: {', '.join(found)}")
+        try:
+            public_key_of(PeerId(text))
+        except MalformedError:
+            raise InvitationError(
+                f"{text} is no member: `gossamer members` lists them, with their invitations"
+            ) from None
+        return PeerId(text)

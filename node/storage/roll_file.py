@@ -1,0 +1,109 @@
+"""The files of an invite-only run: the roll, the operator's revocations, and the pinned head.
+
+    roll           all entries and revocations that this node knows
+    revoked/       revocations that `gossamer revoke` has signed, one a file, for the node to take
+    pinned_head    the head that the invitation or link named, in hex
+
+Writing in the state directory needs the rights of its owner, so a revocation there is the owner's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gossamer.node.base.disk_health import DiskError, DiskHealth, remove_quietly, write_atomically
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import DIGEST_BYTES, Digest
+from gossamer.protocol.wire.invitation_messages import (
+    ROLL_BYTES_MAX,
+    Revocation,
+    RollPage,
+    decode_page,
+    decode_revocation,
+    encode,
+)
+
+_REVOCATION_BYTES_MAX = 1024
+REVOCATIONS_AT_ONCE_MAX = 64
+"""Files that one look takes; the next look takes the rest."""
+
+
+class DamagedRollError(Exception):
+    """The file of the roll cannot be used; the text says why."""
+
+
+class RollFile:
+    """The files in one state directory."""
+
+    def __init__(self, root: Path, health: DiskHealth | None = None) -> None:
+        self.path = root / "roll"
+        self.revoked_path = root / "revoked"
+        self._health = health or DiskHealth()
+
+    def read(self) -> RollPage | None:
+        """Returns the pieces of the roll, whose signatures are not checked; None without a file.
+
+        Raises:
+            DamagedRollError: the file cannot be read or is no roll.
+        """
+        try:
+            with self.path.open("rb") as file:
+                return decode_page(file.read(ROLL_BYTES_MAX + 1), ROLL_BYTES_MAX)
+        except FileNotFoundError:
+            return None
+        except (OSError, RemoteProtocolError) as error:
+            raise DamagedRollError(f"{self.path} is damaged: {error}") from error
+
+    def write(self, page: RollPage) -> None:
+        """Replaces the roll. Raises DiskError."""
+        write_atomically(self.path, encode(page))
+
+    def save(self, page: RollPage) -> None:
+        """Replaces the roll. A disk that does not take it does not end the node."""
+        try:
+            self.write(page)
+        except DiskError as error:
+            self._health.failed("roll", error)
+        else:
+            self._health.wrote("roll")
+
+    def order(self, revocation: Revocation) -> Path:
+        """Leaves a revocation for the node, and returns its file. Raises DiskError, OSError."""
+        self.revoked_path.mkdir(mode=0o700, exist_ok=True)
+        path = self.revoked_path / revocation.digest.hex()
+        write_atomically(path, encode(revocation))
+        return path
+
+    def take_orders(self) -> list[Revocation]:
+        """Returns the revocations that were left, and removes their files."""
+        orders: list[Revocation] = []
+        try:
+            paths = sorted(self.revoked_path.iterdir())[:REVOCATIONS_AT_ONCE_MAX]
+        except OSError:
+            return []
+        for path in paths:
+            if path.name.startswith("."):
+                continue  # it is being written
+            try:
+                with path.open("rb") as file:
+                    orders.append(decode_revocation(file.read(_REVOCATION_BYTES_MAX)))
+            except (OSError, RemoteProtocolError):
+                pass  # `gossamer revoke` writes no such file
+            remove_quietly(path)
+        return orders
+
+
+def write_pinned_head(root: Path, head: Digest) -> None:
+    """Keeps the head that a link named. Raises DiskError."""
+    write_atomically(root / "pinned_head", f"{head.hex()}\n".encode())
+
+
+def read_pinned_head(root: Path) -> Digest | None:
+    """Returns the head that the link named by which this node joined; None if it named none, or
+    the file is damaged."""
+    try:
+        with (root / "pinned_head").open("rb") as file:
+            head = bytes.fromhex(file.read(4 * DIGEST_BYTES).decode("ascii").strip())
+    except (OSError, ValueError):
+        return None
+    return Digest(head) if len(head) == DIGEST_BYTES else None

@@ -1,0 +1,95 @@
+"""The order in which entries of a roll count, the same on every node.
+
+Entries count in the order of (`unix_seconds`, newcomer, digest). An entry counts if, of what
+counted before it,
+
+- its sponsor is a member and may have a level below it,
+- its witness is a member,
+- its certificate had not expired at its time, and has a slot left,
+- its newcomer has no entry,
+- its sponsor, unless a root, has let in fewer than `SPONSORED_MAX` and the run has a place left.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache
+
+from gossamer.protocol import limits
+from gossamer.protocol.ids import PeerId, peer_id_from_public_key
+from gossamer.protocol.wire.invitation_messages import DEPTH_MAX, Entry
+
+SPONSORED_MAX = 64
+"""Newcomers of one member that is no root, over all its certificates: as many as one certificate
+may have slots. So one member cannot fill the run."""
+
+
+class Counted:
+    """The entries that count, in their order, and what follows from them."""
+
+    def __init__(self, roots: frozenset[bytes]) -> None:
+        self._roots = roots
+        self.entries: dict[bytes, Entry] = {}
+        """By newcomer."""
+        self.out: set[bytes] = set()
+        """Newcomers that a revocation has put out."""
+        self._slots_used: Counter[bytes] = Counter()
+        """By one-time key."""
+        self._sponsored: Counter[bytes] = Counter()
+
+    def add(self, entry: Entry) -> None:
+        """Counts an entry behind all others, if it counts."""
+        if not self.why_not(entry):
+            self.entries[entry.newcomer] = entry
+            self._slots_used[entry.certificate.key] += 1
+            self._sponsored[entry.certificate.sponsor] += 1
+
+    def levels_below(self, key: bytes) -> int:
+        """Returns the levels of members that may come in below a member; 0 for a stranger."""
+        if key in self._roots:
+            return DEPTH_MAX
+        entry = self.entries.get(key)
+        return 0 if entry is None else entry.certificate.depth
+
+    def why_not(self, entry: Entry) -> str:
+        """Returns the reason why an entry does not count behind all others; empty if it counts."""
+        certificate, members = entry.certificate, self.entries
+        if not self._is_known(certificate.sponsor):
+            return "its sponsor is no member"
+        if certificate.depth >= self.levels_below(certificate.sponsor):
+            return "its sponsor may not let in members so deep"
+        if not self._is_known(entry.witness):
+            return "its witness is no member"
+        if self._is_known(entry.newcomer):
+            return "the newcomer is a member already"
+        if entry.unix_seconds > certificate.expires_unix_seconds:
+            return "the invitation has expired"
+        if self._slots_used[certificate.key] >= certificate.slots:
+            return "the invitation is used up: as many have come in by it as it has slots"
+        if certificate.sponsor in members and self._sponsored[certificate.sponsor] >= SPONSORED_MAX:
+            return "its sponsor has let in as many as one member may"
+        if len(members) + len(self._roots) >= limits.MEMBERS_MAX:
+            return "the run has as many members as a run may have"
+        return ""
+
+    def _is_known(self, key: bytes) -> bool:
+        return key in self._roots or key in self.entries
+
+
+def count(roots: frozenset[bytes], entries: Iterable[Entry]) -> Counted:
+    """Returns the entries that count of these, with nobody put out."""
+    counted = Counted(roots)
+    for entry in sorted(entries, key=_order):
+        counted.add(entry)
+    return counted
+
+
+def _order(entry: Entry) -> tuple[int, bytes, bytes]:
+    return (entry.unix_seconds, entry.newcomer, entry.digest)
+
+
+@lru_cache(4 * limits.MEMBERS_MAX)
+def peer_of(key: bytes) -> PeerId:
+    """The peer id of a public key. base58 is slow, and each member is asked for often."""
+    return peer_id_from_public_key(key)

@@ -1,0 +1,101 @@
+"""A node looks at the roll on its disk before it takes part in a run by invitation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gossamer.node.network.identity import Identity
+from gossamer.node.peers.entrance import Entrance, roll_of
+from gossamer.node.peers.introductions import claim_of
+from gossamer.node.peers.run_exchange import NotAdmittedError
+from gossamer.node.storage.roll_file import RollFile
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.errors import ForgedError
+from gossamer.protocol.ids import public_key_of
+from gossamer.protocol.policy.roll import Roll
+from gossamer.protocol.wire.invitation_messages import Entry, Invitation, RollPage
+from tests.fuzz.scripted import ME, Offences, ScriptedTransport
+from tests.support.builders import manifest, peer
+
+NOW = 1_700_000_000
+ROOT = Identity.from_seed(bytes([5]) * 32)
+WITNESS = Identity.from_seed(bytes([6]) * 32)
+RUN = replace(manifest(), founder=ROOT.peer_id, admission="invite")
+
+
+def come_in(roll: Roll, newcomer: Identity, number: int, witness: Identity) -> Entry:
+    secret = bytes([number]) * 32
+    key = public_key_of(Identity.from_seed(secret).peer_id)
+    by = roll.certify(ROOT.peer_id, key, 1, NOW + 1000, 0, ROOT.sign)
+    claim = claim_of(Invitation(secret, by, (), ()), RUN.run_id, newcomer.peer_id)
+    entry = roll.let_in(claim, newcomer.peer_id, witness.peer_id, NOW, witness.sign)
+    assert entry is not None
+    roll.add(RollPage((entry,), ()))
+    return entry
+
+
+def members() -> tuple[Roll, Entry]:
+    """A roll with this node on it, and its entry, which another newcomer has witnessed."""
+    roll = roll_of(RUN)
+    come_in(roll, WITNESS, 70, ROOT)
+    return roll, come_in(roll, ME, 71, WITNESS)
+
+
+def entrance(root: Path, page: RollPage | None) -> Entrance:
+    if page is not None:
+        RollFile(root).write(page)
+    return Entrance(
+        RUN, ME, ScriptedTransport(), StateDir(root), Offences(), lambda: NOW  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_a_member_takes_part(tmp_path: Path) -> None:
+    roll, _ = members()
+    opened = entrance(tmp_path, roll.page())
+    assert opened.roll is not None
+    assert opened.roll.members() == {ROOT.peer_id, WITNESS.peer_id, ME.peer_id}
+    assert opened.admits(WITNESS.peer_id)
+    assert not opened.admits(peer(1))
+    opened.require_known([peer(1)])  # its entry may be gone by now
+
+
+@pytest.mark.parametrize("page", [None, RollPage((), ())])
+def test_a_node_that_nobody_let_in_says_so(tmp_path: Path, page: RollPage | None) -> None:
+    with pytest.raises(NotAdmittedError, match="gossamer invite"):
+        entrance(tmp_path, page)
+
+
+def test_a_node_that_was_put_out_says_so(tmp_path: Path) -> None:
+    roll, _ = members()
+    order = roll.revoke(ROOT.peer_id, public_key_of(ME.peer_id), ROOT.sign)
+    roll.add(RollPage((), (order,)))
+    with pytest.raises(NotAdmittedError, match="put out"):
+        entrance(tmp_path, roll.page())
+
+
+def test_a_node_whose_entry_does_not_count_goes_on_and_asks_again(tmp_path: Path) -> None:
+    """Its witness lost its slot."""
+    _, own = members()
+    opened = entrance(tmp_path, RollPage((own,), ()))
+    assert opened.roll is not None
+    assert opened.roll.members() == {ROOT.peer_id}
+
+
+def test_a_node_with_a_damaged_roll_goes_on(tmp_path: Path) -> None:
+    RollFile(tmp_path).path.write_bytes(b"damaged")
+    opened = entrance(tmp_path, None)
+    assert opened.roll is not None
+    assert opened.roll.members() == {ROOT.peer_id}
+
+
+def test_headers_of_a_run_with_a_list_name_only_its_peers(tmp_path: Path) -> None:
+    run = replace(RUN, admission="allow", allowed=(ME.peer_id,))
+    opened = Entrance(
+        run, ME, ScriptedTransport(), StateDir(tmp_path), Offences(), lambda: NOW  # type: ignore[arg-type]
+    )  # fmt: skip
+    opened.require_known([ME.peer_id])
+    with pytest.raises(ForgedError, match="does not admit"):
+        opened.require_known([ME.peer_id, peer(1)])

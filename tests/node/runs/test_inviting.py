@@ -1,0 +1,187 @@
+"""Invitations, members and revocations from what lies in a state directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gossamer.node.base.links import Links, invitation_text, parse_links
+from gossamer.node.base.settings import ConfigError
+from gossamer.node.cli import run_command
+from gossamer.node.commands.invitations import parse_duration
+from gossamer.node.network.identity import Identity, verify
+from gossamer.node.peers.introductions import claim_of
+from gossamer.node.runs.inviting import InvitationError, InviteOnlyRun
+from gossamer.node.storage.roll_file import RollFile, read_pinned_head, write_pinned_head
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.ids import digest_of, public_key_of
+from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes
+from gossamer.protocol.policy.roll import Roll
+from gossamer.protocol.wire.invitation_messages import RollPage, encode
+from tests.support.builders import manifest
+
+NOW = 1_700_000_000
+NEWCOMER = Identity.from_seed(bytes([9]) * 32)
+FRIEND = Identity.from_seed(bytes([8]) * 32)
+
+
+def founded(root: Path, admission: str = "invite") -> StateDir:
+    """A state directory of a founder."""
+    state_dir = StateDir(root)
+    root.mkdir()
+    identity = Identity.load_or_create(state_dir.identity_path)
+    run = replace(
+        manifest(), founder=identity.peer_id, admission=admission, allowed=(FRIEND.peer_id,)
+    )
+    signature = identity.sign(signing_bytes(run.run_id))
+    state_dir.write_manifest(SignedManifest(manifest=encode_manifest(run), signature=signature))
+    return state_dir
+
+
+def let_in(state_dir: StateDir, newcomer: Identity, slots: int = 1) -> InviteOnlyRun:
+    """A newcomer comes in by a new invitation; the roll is on the disk."""
+    run = InviteOnlyRun.here(state_dir)
+    invitation = run.invite(slots, NOW + 100, None, ())
+    claim = claim_of(invitation, run.manifest.run_id, newcomer.peer_id)
+    witness = run.identity
+    entry = run.roll.let_in(claim, newcomer.peer_id, witness.peer_id, NOW, witness.sign)
+    assert entry is not None
+    run.roll.add(RollPage((entry,), ()))
+    run.file.write(run.roll.page())
+    return InviteOnlyRun.here(state_dir)
+
+
+def test_an_invitation_is_one_text_that_a_newcomer_can_use(tmp_path: Path) -> None:
+    run = InviteOnlyRun.here(founded(tmp_path / "a"))
+    me = run.identity.peer_id
+    addresses = [f"/ip4/192.0.2.{number}/tcp/4610/p2p/{FRIEND.peer_id}" for number in range(1, 9)]
+    invitation = run.invite(3, NOW, 0, addresses)
+    own = f"/ip4/192.0.2.77/tcp/4610/p2p/{me}"
+    run_id = run.manifest.run_id.hex()
+    text = f"{own}#{run_id}@{'cd' * 32}.{invitation_text(invitation)}"
+    assert len(text.split()) == 1
+    assert len(text) < 1200
+    links = parse_links((text,))
+    assert links == Links((own, *addresses[:4]), run_id, "cd" * 32, encode(invitation))
+    with pytest.raises(ConfigError, match="2 invitations"):
+        parse_links((text, text))
+    with pytest.raises(ConfigError, match="damaged"):
+        parse_links((text[:-5],))
+
+
+def test_members_are_listed_with_those_who_let_them_in(tmp_path: Path) -> None:
+    run = let_in(founded(tmp_path / "a"), NEWCOMER)
+    roots, rows = run.members()[:2], run.members()[2:]
+    assert {row.peer_id for row in roots} == {run.identity.peer_id, FRIEND.peer_id}
+    assert all(row.sponsor is None for row in roots)
+    assert [(row.peer_id, row.sponsor, row.is_in) for row in rows] == [
+        (NEWCOMER.peer_id, run.identity.peer_id, True)
+    ]
+
+
+@pytest.mark.parametrize("by_invitation", [False, True])
+def test_a_revocation_is_left_for_the_node(tmp_path: Path, by_invitation: bool) -> None:
+    state_dir = founded(tmp_path / "a")
+    run = let_in(state_dir, NEWCOMER)
+    row = run.members()[-1]
+    named = row.invitation if by_invitation else row.peer_id
+    assert named is not None
+    assert run.revoke(named[-8:]) == [NEWCOMER.peer_id]
+    orders = RollFile(state_dir.root).take_orders()
+    assert [order.target for order in orders] == [public_key_of(named)]
+    assert RollFile(state_dir.root).take_orders() == []
+    run.roll.add(RollPage((), tuple(orders)))
+    assert not run.roll.is_member(NEWCOMER.peer_id)
+
+
+def test_what_cannot_be_revoked_is_said(tmp_path: Path) -> None:
+    state_dir = founded(tmp_path / "a")
+    run = let_in(state_dir, NEWCOMER)
+    with pytest.raises(InvitationError, match="a root of the run"):
+        run.revoke(FRIEND.peer_id)
+    with pytest.raises(InvitationError, match="no member"):
+        run.revoke("nobody")
+    with pytest.raises(InvitationError, match="no member"):
+        run.revoke(NEWCOMER.peer_id[-3:])  # too short to mean anybody
+    theirs = InviteOnlyRun(run.manifest, NEWCOMER, run.roll, run.file)
+    with pytest.raises(InvitationError, match="did not come in through this node"):
+        theirs.revoke(NEWCOMER.peer_id)
+
+
+def test_who_may_not_invite_is_told_why(tmp_path: Path) -> None:
+    state_dir = founded(tmp_path / "a")
+    run = InviteOnlyRun.here(state_dir)
+    with pytest.raises(InvitationError, match="--slots 65"):
+        run.invite(65, NOW, None, ())
+    with pytest.raises(InvitationError, match="0 to 3"):
+        run.invite(1, NOW, 4, ())
+    stranger = InviteOnlyRun(run.manifest, NEWCOMER, run.roll, run.file)
+    with pytest.raises(InvitationError, match="may invite nobody"):
+        stranger.invite(1, NOW, None, ())
+    with pytest.raises(InvitationError, match='admission = "allow"'):
+        InviteOnlyRun.here(founded(tmp_path / "b", "allow"))
+    with pytest.raises(InvitationError, match="no run"):
+        InviteOnlyRun.here(StateDir(tmp_path / "c"))
+    run.file.path.write_bytes(b"damaged")
+    with pytest.raises(InvitationError, match="start the node"):
+        InviteOnlyRun.here(state_dir)
+
+
+def test_a_proof_has_the_witnesses_that_a_stranger_lacks(tmp_path: Path) -> None:
+    """The newcomer's witness came in by another one, whose witness came in by a third."""
+    run = InviteOnlyRun.here(founded(tmp_path / "a"))
+    roll, witness = run.roll, run.identity
+    people = [Identity.from_seed(bytes([20 + number]) * 32) for number in range(20)]
+    for number, newcomer in enumerate(people):
+        secret = run.invite(1, NOW + 100, 0, ())
+        claim = claim_of(secret, roll.run_id, newcomer.peer_id)
+        entry = roll.let_in(claim, newcomer.peer_id, witness.peer_id, NOW, witness.sign)
+        assert entry is not None
+        roll.add(RollPage((entry,), ()))
+        witness = newcomer
+        proof = roll.proof_of(newcomer.peer_id)
+        assert len(proof) == min(number + 1, 16)
+        if number < 16:
+            elsewhere = Roll(roll.run_id, [run.identity.peer_id], verify)
+            elsewhere.add(RollPage(proof, ()))
+            assert elsewhere.is_member(newcomer.peer_id)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("30m", 1800), ("12h", 43_200), ("7d", 604_800)])
+def test_durations(text: str, seconds: int) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "7", "0d", "366d", "-1d", "7 weeks", "1.5d"])
+def test_durations_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="--expires"):
+        parse_duration(text)
+
+
+def test_a_pinned_head_is_kept(tmp_path: Path) -> None:
+    assert read_pinned_head(tmp_path) is None
+    head = digest_of(b"a head")
+    write_pinned_head(tmp_path, head)
+    assert read_pinned_head(tmp_path) == head
+    (tmp_path / "pinned_head").write_bytes(b"\xff" * 64)
+    assert read_pinned_head(tmp_path) is None
+
+
+def test_the_commands_show_what_they_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state_dir = founded(tmp_path / "a")
+    run = let_in(state_dir, NEWCOMER)
+    where = ("--state-dir", str(state_dir.root))
+    assert run_command(["members", *where]) == 0
+    shown = capsys.readouterr().out
+    for peer in (run.identity.peer_id, FRIEND.peer_id, NEWCOMER.peer_id):
+        assert peer in shown
+    assert run_command(["revoke", NEWCOMER.peer_id[-8:], *where]) == 0
+    assert NEWCOMER.peer_id in capsys.readouterr().out
+    assert run_command(["revoke", "nobody", *where]) == 1
+    assert "`gossamer members` lists them" in capsys.readouterr().err
+    assert run_command(["invite", *where]) == 1
+    assert "no node runs" in capsys.readouterr().err
