@@ -321,6 +321,7 @@ class Node:
             self._state_dir.health,
             self._runtime.awake,
             heldout_paths=core.run_blocks.heldout_paths,
+            pinned_head=self.pinned_head,
         )
         known = self._state_dir.known_peers().newest_first()
         return Participant(

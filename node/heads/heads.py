@@ -100,13 +100,16 @@ class Heads:
         swarm: Swarm,
         metrics: Metrics,
         progress: Progress,
+        pinned_head: Digest | None = None,
     ) -> None:
+        """`pinned_head`: the chain has to contain it, if there is one."""
         self._gather_seconds = manifest.rounds.gather_seconds
         self._committed = committed
         self._chain_sync = chain_sync
         self._swarm = swarm
         self._metrics = metrics
         self._progress = progress
+        self._pinned_head = pinned_head
         self._rounds = KnownRounds(committed.chain)
         self._choice = HeadChoice(self._rounds, PeerId(manifest.founder))
         self._rings: set[bytes] = set()
@@ -140,14 +143,25 @@ class Heads:
         self._seen_seconds = {
             head: self._seen_seconds.get(head, now) for head in sorted(self._counting)
         }
-        best = self._choice.best([mine, *self._eligible(now)])
-        if best == mine:
+        heads = [*self._own(), *self._eligible(now)]
+        if not heads or (best := self._choice.best(heads)) == mine:
             self._better_since = None
             return None
         if self._better_since is None:
             self._better_since = now
         fork = self._choice.fork_of(best, mine)
         return BetterHead(best, self._choice.weight(fork, best), self._better_since)
+
+    def has_pin(self, head: Digest) -> bool:
+        """Returns whether the chain of a known head contains the pinned head."""
+        pin = self._pinned_head
+        return pin is None or (
+            pin in self._committed.chain and self._choice.fork_of(pin, head) == pin
+        )
+
+    def _own(self) -> list[Digest]:
+        """The committed head, if it can win."""
+        return [self.mine] if self.has_pin(self.mine) else []
 
     def _eligible(self, now: float) -> list[Digest]:
         """The heads among which this node chooses, but its own."""
@@ -184,16 +198,17 @@ class Heads:
         )
 
     def _may_win(self, head: Digest) -> bool:
-        """Returns whether a known head is not this node's past, nor parts from it too early."""
-        return self._choice.fork_of(head, self.mine) != head and self._choice.may_undo(
-            self.mine, head
-        )
+        """Returns whether a known head is not this node's past, nor parts from it too early, nor
+        from the pinned head."""
+        if self._choice.fork_of(head, self.mine) == head or not self.has_pin(head):
+            return False
+        return not self._own() or self._choice.may_undo(self.mine, head)
 
     def _is_best(self, now: float, head: Digest) -> bool:
         """Returns whether the best head is this one or descends from it."""
         if not self._may_win(head):
             return False
-        best = self._choice.best([self.mine, head, *self._eligible(now)])
+        best = self._choice.best([*self._own(), head, *self._eligible(now)])
         return self._choice.fork_of(best, head) == head
 
     def _weight(self, head: Digest) -> tuple[int, int, Digest]:
@@ -202,7 +217,7 @@ class Heads:
 
     def _may_follow(self, now: float, head: Digest, *, was_time: bool | None = None) -> bool:
         """Returns whether this node may follow a head that wins, see `HeadChoice.counts`."""
-        if not self._committed.is_loaded:
+        if not self._committed.is_loaded or not self._own():
             return True
         mine, me = self.mine, self._swarm.me
         at_work = {
@@ -246,7 +261,7 @@ class Heads:
         A member that has stake has signed it, or most members of this node's own ring, or this
         node has no state that it could train.
         """
-        if not self._committed.is_loaded or self._is_of_my_ring(head):
+        if not self._committed.is_loaded or not self._own() or self._is_of_my_ring(head):
             return True
         fork = self._choice.fork_of(head, self.mine)
         return self._choice.weight(fork, head).support > 0

@@ -21,7 +21,7 @@ from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.data_feed import DataFeed
-from gossamer.protocol.ids import PeerId
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.wire.statements import Phase
 
@@ -49,6 +49,8 @@ class NodeContext:
     awake: AwakeClock
     heldout_paths: Callable[[], list[str]]
     """Files of the held-out shards; empty until all of them are on this disk."""
+    pinned_head: Digest | None = None
+    """The head that this node's chain has to contain, from the link by which it joined."""
 
     @property
     def me(self) -> PeerId:

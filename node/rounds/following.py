@@ -182,6 +182,9 @@ class Joiner:
                 await self._follower.wait_for_disk()
         elif self._head_prover.has_open_questions or self._head_fetcher.is_at_work:
             await self._trainings.orders.wait(POLL_SECONDS)
+        elif not self._follower.heads.has_pin(self._committed.head):
+            log.info("no peer has the head that the link names yet: this node waits for one")
+            await self._trainings.orders.wait(RETRY_SECONDS)
         else:
             await self._begin_at_genesis()
 

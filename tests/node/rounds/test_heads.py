@@ -15,7 +15,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from gossamer.node.heads.heads import Heads
+from gossamer.node.heads.heads import BetterHead, Heads
 from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS
 from gossamer.node.rounds.turn import is_round_overtaken
 from gossamer.node.storage.chain_store import ChainStore
@@ -183,3 +183,24 @@ def test_patience_is_for_my_own_ring_only(chain: Chain) -> None:
     assert not chain.is_overtaken_after(0.0, ring=[ME]), "the way there begins with my ring's round"
     chain.add(chain.add(chain.mine, [B, C], TOKENS, OTHER_RING), [B], 2, MY_RING)
     assert chain.is_overtaken_after(0.0, ring=[ME])
+
+
+def test_only_chains_with_the_pinned_head_are_followed(chain: Chain) -> None:
+    """A newcomer whom its link names a head is not led to a chain that others made for it."""
+    pinned = chain.add(chain.fork, [C])
+    chain.heads._pinned_head = pinned
+    chain.add(chain.fork, ALL, 10 * TOKENS)
+    better = best_of(chain)
+    assert better is not None
+    assert better.head == pinned, "the own head and a heavier one lack it"
+    following = chain.add(pinned, [C])
+    better = best_of(chain)
+    assert better is not None
+    assert better.head == following
+
+
+def best_of(chain: Chain) -> BetterHead | None:
+    async def main() -> BetterHead | None:
+        return chain.heads.better()
+
+    return trio.run(main, clock=MockClock(autojump_threshold=0.0))

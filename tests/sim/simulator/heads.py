@@ -136,7 +136,10 @@ class Heads:
 
     def _is_of_my_ring(self, head: Digest) -> bool:
         checks = self._world.checks
-        first = checks.path(self.head, head)[-1]
+        way = checks.path(self.head, head)
+        if not way:
+            return False
+        first = way[-1]
         header, num_votes = checks.headers[first], len(checks.commits[first].votes)
         return header.ring_id in self.rings and is_most_of(num_votes, len(header.members))
 
