@@ -26,12 +26,15 @@ def print_plan(plan: RoundPlan, console: Console, *, json: bool = False) -> None
         "... per inner step": f"{format_bytes(plan.payload_per_step)}, {plan.reduction:,.0f} times "
         "less than an fp32 gradient",
         "sent, and received, a round": _sent(plan),
+        "sent with trust open": format_bytes(plan.sent_bytes_open or 0),
         "averaging": _seconds(plan.averaging_seconds),
         "training": _seconds(plan.training_seconds),
         "a round": _seconds(plan.round_seconds),
         "trainer busy": "?" if plan.utilisation is None else f"{plan.utilisation:.1%}",
         "a newcomer fetches": f"{format_bytes(plan.state_bytes)} in {_seconds(plan.join_seconds)}",
     }
+    if plan.sent_bytes_open is None:
+        del rows["sent with trust open"]
     for name, value in rows.items():
         table.add_row(name, value)
     console.print(table)
@@ -81,6 +84,7 @@ def _fields(plan: RoundPlan) -> dict[str, int | float | bool | None]:
         "payload_bytes_per_inner_step": plan.payload_per_step,
         "reduction": plan.reduction,
         "sent_bytes": plan.sent_bytes,
+        "sent_bytes_open": plan.sent_bytes_open,
         "sent_bytes_max": plan.sent_bytes_max,
         "averaging_seconds": plan.averaging_seconds,
         "training_seconds": plan.training_seconds,

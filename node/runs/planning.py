@@ -29,6 +29,7 @@ from gossamer.node.runs.draft import Draft
 from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.protocol.codecs.payloads import Payloads, payloads_of
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.sync_sets import SyncSets
 
 LINE_SHARE = 0.95
@@ -89,6 +90,9 @@ class RoundPlan:
     """Bytes of the peer's own encoded pseudo-gradient."""
     sent_bytes: int
     """Bytes sent, mean over the fragments. As many are received."""
+    sent_bytes_open: int | None
+    """Bytes that would be sent with `trust = "open"`, mean over the fragments; None where that is
+    not allowed, or the run has it."""
     sent_bytes_max: int
     """Bytes sent in the round of the largest fragment."""
     averaging_seconds_of: tuple[float, ...]
@@ -186,10 +190,13 @@ def plan_round(
     for exchange in turns:
         sizes = [exchange.plan.elements_of(chunk) for chunk in range(exchange.plan.num_chunks)]
         payload_of.append(sum(map(payloads.part_bytes, sizes)))
-        on_way = sum(payloads.mean_bytes(size, peers) for size in sizes)
-        sent_of.append(round(2 * (peers - 1) / peers * on_way))
+        sent_of.append(_sent_of(exchange.plan, payloads, peers))
         waits = AGREE_SECONDS + shared_steps_seconds
         averaging_of.append(sent_of[-1] / slower + waits if peers > 1 else shared_steps_seconds)
+    sent_open: int | None = None
+    if draft.sync != "distro" and draft.trust == "members":
+        signed = payloads_of(draft.sync, outer, "open")
+        sent_open = round(mean(_sent_of(exchange.plan, signed, peers) for exchange in turns))
     inner_steps = outer.inner_steps // outer.fragments
     tokens = inner_steps * inner.sequences_per_step * model.context
     training_seconds = None
@@ -203,6 +210,7 @@ def plan_round(
         inner_steps=inner_steps,
         payload_bytes=round(mean(payload_of)),
         sent_bytes=round(mean(sent_of)),
+        sent_bytes_open=sent_open,
         sent_bytes_max=max(sent_of),
         averaging_seconds_of=tuple(averaging_of),
         training_seconds=training_seconds,
@@ -211,6 +219,13 @@ def plan_round(
         state_bytes=state_bytes,
         join_seconds=state_bytes / (line.down * MEGA / BITS_PER_BYTE * LINE_SHARE),
     )
+
+
+def _sent_of(plan: ChunkPlan, payloads: Payloads, peers: int) -> int:
+    """Returns the bytes that each of so many peers sends in a ring."""
+    sizes = (plan.elements_of(chunk) for chunk in range(plan.num_chunks))
+    on_way = sum(payloads.mean_bytes(size, peers) for size in sizes)
+    return round(2 * (peers - 1) / peers * on_way)
 
 
 def _fragments_advised(draft: Draft | Manifest) -> int:

@@ -27,6 +27,7 @@ MANIFEST = """\
 preset = "tiny"
 name = "replay"
 sync = "{sync}"
+trust = "{trust}"
 [tokenizer]
 kind = "bytes"
 [model]
@@ -59,9 +60,11 @@ gather_fraction = 600.0
 short."""
 
 
-def manifest_text(mode: str, fragments: int, displacement: float) -> str:
+def manifest_text(mode: str, fragments: int, displacement: float, trust: str) -> str:
     sync, codec = (SPARSE, "fp32") if mode == SPARSE else ("diloco", mode)
-    return MANIFEST.format(sync=sync, codec=codec, fragments=fragments, displacement=displacement)
+    return MANIFEST.format(
+        sync=sync, codec=codec, fragments=fragments, displacement=displacement, trust=trust
+    )
 
 
 def leads_there(record: Record, text: Text, read: Sequence[Reading]) -> bool:
@@ -90,7 +93,7 @@ def leads_there(record: Record, text: Text, read: Sequence[Reading]) -> bool:
 def states_by_train(record: Record, text: Text, read: Sequence[Reading]) -> list[Digest]:
     """The states after the genesis and after each round, by `gossamer.trainer.train`."""
     manifest = record.manifest
-    swarm = train.Swarm(manifest, manifest.sync, manifest.seed)
+    swarm = train.Swarm(manifest, manifest.sync, manifest.seed, manifest.trust)
     worker_of = {
         peer: train.Worker(manifest, manifest.data.token_bytes, "cpu") for peer in record.peers
     }
@@ -105,8 +108,14 @@ def states_by_train(record: Record, text: Text, read: Sequence[Reading]) -> list
 
 
 @pytest.mark.parametrize(
-    ("mode", "num_peers", "fragments", "displacement"),
-    [("fp32", 3, 1, 0.0), ("int8", 2, 1, 1.4), ("int4", 2, 2, 0.0), (SPARSE, 2, 1, 0.0)],
+    ("mode", "num_peers", "fragments", "displacement", "trust"),
+    [
+        ("fp32", 3, 1, 0.0, "members"),
+        ("int8", 2, 1, 1.4, "members"),
+        ("int4", 2, 2, 0.0, "members"),
+        (SPARSE, 2, 1, 0.0, "members"),
+        ("int8", 3, 1, 1.4, "open"),
+    ],
 )
 def test_one_process_reaches_the_states_of_a_real_swarm(
     tmp_path: Path,
@@ -115,8 +124,9 @@ def test_one_process_reaches_the_states_of_a_real_swarm(
     num_peers: int,
     fragments: int,
     displacement: float,
+    trust: str,
 ) -> None:
-    described = manifest_text(mode, fragments, displacement)
+    described = manifest_text(mode, fragments, displacement, trust)
     record = run_swarm(tmp_path, corpus, described, num_peers, ROUNDS)
     assert [len(header.members) for header in record.headers] == [num_peers] * ROUNDS
     text = record.text(tmp_path / "text")

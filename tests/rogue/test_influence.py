@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import structlog
 import trio
 
 from gossamer.protocol.manifest import Trust
+from gossamer.protocol.rounds import ring_parts
+from gossamer.trainer.ipc import messages
 from tests.support.node_world import NumbersTrainer, World, simulate
 
 HONEST = "abc"
+CLAIM = 10
+"""The bound on plausible work is 14 times what a peer can do in a round of these worlds."""
 ROUNDS = 12
 SOUND = 6.0
 """Honest trainers go to targets of a standard normal distribution, some 2,000 of them each."""
@@ -42,6 +47,23 @@ class Huge(NumbersTrainer):
     async def collect(self) -> bool:
         self._work = np.full_like(self._work, 2.0**63)
         return await super().collect()
+
+
+class Liar(NumbersTrainer):
+    """It flips the sign of its work, and says that it trained ten times as much as it did."""
+
+    async def train(
+        self,
+        round_number: int,
+        first_step: int,
+        steps: int,
+        seconds: float,
+        start: messages.Start = "base",
+        new: messages.Ranges = (),
+    ) -> messages.Finished:
+        finished = await super().train(round_number, first_step, steps, seconds, start, new)
+        self._work = -self._work
+        return msgspec.structs.replace(finished, tokens=CLAIM * finished.tokens)
 
 
 @pytest.fixture(autouse=True)
@@ -78,3 +100,14 @@ def test_one_of_four_does_not_carry_the_model_away(
 def test_a_sum_is_carried_away_by_one(tmp_path: Path, trainer: type[NumbersTrainer]) -> None:
     """So that the test above would notice if the attack did not take place."""
     assert largest_after(tmp_path, trainer, "fp32", "members") > 2 * SOUND
+
+
+def test_a_claim_of_tokens_does_not_turn_a_sum_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With three quarters of the weight the model runs away; with two fifths it does not."""
+    capped = largest_after(tmp_path / "capped", Liar, "fp32", "members")
+    monkeypatch.setattr(ring_parts, "capped_tokens", list)
+    claimed = largest_after(tmp_path / "claimed", Liar, "fp32", "members")
+    print(f"largest parameter: {capped:.1f} with the cap, {claimed:.1f} without")
+    assert capped < 2 * SOUND < claimed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from blake3 import blake3
 from msgspec.structs import replace
@@ -106,9 +106,18 @@ def vote(
     return Vote(ring_id, sequence, header_digest, tuple(removed))
 
 
-def ring_of(members: Iterable[PeerId], attempt: int = 0, tokens: int = 100) -> Ring:
+def ring_of(
+    members: Iterable[PeerId],
+    attempt: int = 0,
+    tokens: int = 100,
+    roots: Mapping[PeerId, bytes] | None = None,
+) -> Ring:
     """A ring that the first of its members in rank order organised."""
-    readies = {member: sealed(member, ready(tokens=tokens)) for member in members}
+    signed = roots or {}
+    readies = {
+        member: sealed(member, ready(tokens=tokens, root=signed.get(member, b"")))
+        for member in members
+    }
     roster = make_roster(HEAD, 5, attempt, readies, "fp32", 1024)
     organiser = PeerId(roster.members[0].author)
     envelope = sealed(organiser, roster)

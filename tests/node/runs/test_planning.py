@@ -81,6 +81,10 @@ def test_the_price_of_signed_records(codec: str, members: int, records: int) -> 
     run = replace(closed, trust="open", outer=replace(closed.outer, chunk_elements=elements))
     line = Line(20, 100)
     share = 150 / closed.model.num_parameters
+    open_bytes = plan_round(closed, 8, line).sent_bytes_open
+    assert open_bytes is not None
+    assert open_bytes * share == pytest.approx(records, rel=0.03)
+    assert plan_round(run, 8, line).sent_bytes_open is None
     assert plan_round(closed, 8, line).sent_bytes * share == pytest.approx(members, rel=0.03)
     assert plan_round(run, 8, line).sent_bytes * share == pytest.approx(records, rel=0.03)
 
@@ -199,7 +203,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert said["peers"] == 3
     assert said["round_seconds"] is None
     assert run_command(["plan", "--preset", "1m", "--tokens-per-second", "5000"]) == 0
-    assert "trainer busy" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "trainer busy" in said
+    assert "sent with trust open" in said
 
 
 @pytest.mark.parametrize(

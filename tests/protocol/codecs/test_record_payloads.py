@@ -6,6 +6,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gossamer.protocol import limits
@@ -14,7 +16,7 @@ from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import SPARSE, payloads_named
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.robust_average import robust_average, robust_weights
-from gossamer.protocol.errors import ForgedError, MalformedError
+from gossamer.protocol.errors import ForgedError, MalformedError, RemoteProtocolError
 from gossamer.protocol.rounds.commit_proof import check_averages
 from gossamer.protocol.rounds.record_part import RecordPart, tree_of
 from gossamer.protocol.rounds.ring_parts import ring_average
@@ -63,6 +65,10 @@ class Ring:
 
     def check(self, payload: bytes, mask: int, chunk: int = 0) -> None:
         self.payloads.check(payload, PLAN.elements_of(chunk), mask, chunk, self.roots)
+
+
+RING = Ring("int8")
+GOOD = RING.set_of(0, [0, 1, 2])
 
 
 @pytest.mark.parametrize("name", CODECS)
@@ -136,6 +142,21 @@ def test_a_round_is_replayed_only_with_records_that_its_members_signed() -> None
         check_averages(header, ring, signed.payloads, PLAN, [forged, *averages[1:]], masks)
     with pytest.raises(ForgedError):
         check_averages(header, ring, signed.payloads, PLAN, averages, [0b011, *masks[1:]])
+
+
+@given(noise=st.binary(max_size=300), place=st.integers(0, 10**5), mask=st.integers(0, 15))
+def test_any_other_bytes_are_refused(noise: bytes, place: int, mask: int) -> None:
+    """Noise alone, and noise somewhere in a good payload under any mask."""
+    payloads, roots, good = RING.payloads, RING.roots, GOOD
+    place %= len(good)
+    spoilt = good[:place] + noise + good[place + len(noise) :]
+    for payload in (noise, spoilt):
+        if payload == good and mask == ALL:
+            continue
+        if not payload and not mask:
+            continue  # a set of nobody: the length of a mask of 0 is refused by the ring
+        with pytest.raises(RemoteProtocolError):
+            payloads.check(payload, PLAN.elements_of(0), mask, 0, roots)
 
 
 def test_values_that_cannot_be_are_refused_although_they_are_signed() -> None:

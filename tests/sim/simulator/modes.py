@@ -91,6 +91,15 @@ class _SparseCodec(SparseCodec):
         return self._read[key]
 
 
+def _payloads_of(name: str) -> AveragedPayloads:
+    codec_name = name.removesuffix(OPEN_SUFFIX)
+    is_open = codec_name != name
+    if codec_name == SPARSE:
+        sparse = _SparseCodec(_TOP_K)
+        return RecordPayloads(SPARSE, sparse) if is_open else SetPayloads(sparse)
+    return payloads_named(codec_name, trust="open" if is_open else "members")
+
+
 class Mode:
     """The way of averaging of one world."""
 
@@ -101,13 +110,7 @@ class Mode:
             num_chunks: of a round.
             num_chunks_carried: of all rounds that have their turn one after the other.
         """
-        self.payloads: AveragedPayloads
-        if name == SPARSE:
-            self.payloads = SetPayloads(_SparseCodec(_TOP_K))
-        else:
-            codec_name = name.removesuffix(OPEN_SUFFIX)
-            is_open = codec_name != name
-            self.payloads = payloads_named(codec_name, trust="open" if is_open else "members")
+        self.payloads = _payloads_of(name)
         self.plan = ChunkPlan(num_chunks_carried * ELEMENTS, ELEMENTS)
         self._round_plan = ChunkPlan(num_chunks * ELEMENTS, ELEMENTS)
         zeros = np.zeros(self.plan.num_elements, np.float32)

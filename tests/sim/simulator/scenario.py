@@ -81,8 +81,8 @@ class Scenario:
         return (round_number - 1) % self.fragments * self.num_chunks
 
 
-MODES = ("fp32", "fp16", "int8", "int4", "sparse", "int8+open")
-"""Of which each world has one."""
+MODES = ("fp32", "fp16", "int8", "int4", "sparse", "int8+open", "sparse+open")
+"""Of which each world has one. Their number has no divisor with that of the kinds of scenario."""
 
 
 def draw(seed: int) -> Scenario:
