@@ -383,7 +383,7 @@ class Heads:
             )
         )
         self._forget_side_rounds()
-        self._swarm.admission.forgive_accusers()
+        self._swarm.admission.begin_round(entry.round + 1)
         self._swarm.announce()
 
     def _forget_side_rounds(self) -> None:

@@ -16,6 +16,7 @@ from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.policy.plausible_work import WorkBounds
+from gossamer.protocol.policy.ring_conduct import RingConduct
 from gossamer.protocol.rounds.commit_proof import RingRules, open_commit
 from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.wire.statements import Announce, RingStatement, Roster, Statement
@@ -61,6 +62,8 @@ class Admission:
         self._entrance = entrance
         self._bounds = WorkBounds(manifest)
         self._ring_rules = ring_rules
+        self.conduct = RingConduct(transport.peer_id)
+        self._next_round = 1
         self._accusers: set[PeerId] = set()
         """Peers that put this node out of a ring on the present head."""
         self._far_ready: dict[bytes, set[PeerId]] = {}
@@ -85,9 +88,18 @@ class Admission:
         """Returns whether a peer put this node out of a ring on the present head."""
         return peer in self._accusers
 
-    def forgive_accusers(self) -> None:
-        """Forgets the accusations, because there is a new head, and with it new rings."""
+    def begin_round(self, number: int) -> None:
+        """There is a new head, and with it new rings: forgets the accusations of this node."""
         self._accusers.clear()
+        self._next_round = number
+
+    def sits_out(self, peer: PeerId) -> bool:
+        """Returns whether a peer is in no ring of this round, because of its conduct."""
+        return self.conduct.sits_out(self._next_round, peer)
+
+    def is_avoided(self, peer: PeerId) -> bool:
+        """Returns whether a peer is to be no neighbour of this node in the rings of this round."""
+        return self.conduct.is_avoided(self._next_round, peer)
 
     # Statements of peers
 
@@ -99,6 +111,7 @@ class Admission:
           a ring needs one view of its removed members.
         - A peer that has not announced itself is heard about nothing else. So the number of authors
           is bounded.
+        - A peer that sits out because of its conduct is not ready for any round.
         - Of the peers without a connection only a few count as ready (`_far_max`), and a ring with
           more of them is refused. A few are enough for newcomers that are still connecting to the
           others. With more, a rogue could fill each ring with identities that it invented.
@@ -115,6 +128,8 @@ class Admission:
         if isinstance(statement, Roster):
             return self.admits_ring(statement)
         self._bounds.check_statement(statement, self.run_id)
+        if self.sits_out(author):
+            return False
         return author in self._transport.peers() or self._is_among_few(author, statement.head)
 
     def admits_ring(self, roster: Roster) -> bool:
@@ -128,6 +143,8 @@ class Admission:
         members = {PeerId(member.author) for member in roster.members}
         far = members - {*self._transport.peers(), self._transport.peer_id}
         if members & self._accusers or len(far) > self._far_max:
+            return False
+        if any(map(self.sits_out, members - {self._transport.peer_id})):
             return False
         return all(map(self.is_welcome, members))
 

@@ -150,7 +150,11 @@ class Swarm:
         self, chain: Sequence[Digest], round_number: int, is_lost: Callable[[Announce], bool]
     ) -> Awaited:
         """Others that a round waits for, see `membership.awaited`."""
-        living = {p: said for p, said in self.living().items() if not self.admission.is_accuser(p)}
+        living = {
+            peer: said
+            for peer, said in self.living().items()
+            if not self.admission.is_accuser(peer) and not self.admission.sits_out(peer)
+        }
         return awaited(living, chain, round_number, is_lost)
 
     def sources(self) -> list[PeerId]:
@@ -169,6 +173,15 @@ class Swarm:
             if path is not None and not path.introduced:
                 (relayed if path.kind == "relayed" else linked).append(peer)
         return linked, relayed
+
+    def neighbours(self) -> tuple[list[PeerId], list[PeerId]]:
+        """Peers beside which this node can be in a ring, as in `linked_and_relayed`.
+
+        Peers with which it had trouble in a ring lately are left out while others remain.
+        """
+        linked, relayed = self.linked_and_relayed()
+        kept = [peer for peer in linked if not self.admission.is_avoided(peer)]
+        return (kept if len(kept) > 1 else linked), relayed
 
     def claims(self) -> dict[PeerId, Collection[int]]:
         """The shards that living others hold. A peer whose trainer failed holds none."""

@@ -14,8 +14,8 @@ from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.storage.work import Work
-from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.membership import Awaited
+from gossamer.protocol.rounds.attempt import SLOW, Removed
 from gossamer.protocol.rounds.ring_order import encode_links
 from gossamer.protocol.rounds.roster import Ring
 from gossamer.protocol.rounds.round import Round
@@ -66,7 +66,7 @@ class OpenRound:
                 loss=loss if loss is not None else 0.0,
                 norm=promise.norm,
                 spans=promise.spans,
-                links=encode_links(*self._swarm.linked_and_relayed()),
+                links=encode_links(*self._swarm.neighbours()),
                 root=promise.root,
             )
         )
@@ -118,9 +118,17 @@ class NodeHost:
         self._heads.followed(ring.ring_id)
         return self._contribution_to(ring)
 
-    def removed(self, _peer: PeerId, reason: str) -> None:
+    def removed(self, removed: Removed) -> None:
         """See `RoundHost`."""
-        self._context.metrics.ring_skips.add(first_word(reason))
+        self._context.metrics.ring_skips.add(first_word(removed.reason))
+        if removed.reason != SLOW:  # a slow line is no fault, and has rules of its own
+            self._context.swarm.admission.conduct.put_out(
+                self._parent.round + 1,
+                removed.accuser,
+                removed.peer,
+                removed.order,
+                is_voting=removed.is_voting,
+            )
 
 
 class RoundOpener:

@@ -75,7 +75,7 @@ class RoundHost(Protocol):
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
         """A peer broke the protocol."""
 
-    def removed(self, peer: PeerId, reason: str) -> None:
+    def removed(self, removed: Removed) -> None:
         """A member is out of the ring."""
 
     def transferred(self, num_bytes: int, seconds: float) -> None:
@@ -308,7 +308,7 @@ class RoundDriver:
             reason=removed.reason,
             detail=removed.detail,
         )
-        self._node.removed(removed.peer, removed.reason)
+        self._node.removed(removed)
 
     def notify_committed(self, committed: Committed) -> None:
         """See `Effects`: `run` finds it when it wakes."""

@@ -119,12 +119,17 @@ class Committed:
 
 @dataclass(frozen=True)
 class Removed:
-    """A member is out of the ring (for logs and metrics)."""
+    """A member is out of the ring (for logs, metrics and `policy.ring_conduct`)."""
 
     peer: PeerId
     reason: str
     detail: str
     """Why this peer believes it: the accuser, or what this peer measured."""
+    accuser: PeerId
+    order: tuple[PeerId, ...] = field(repr=False)
+    """The members that were in until then, in ring order."""
+    is_voting: bool = False
+    """Whether this peer had all averages."""
 
 
 Action: TypeAlias = (
@@ -327,10 +332,12 @@ class Attempt:
         self, now: float, author: PeerId, accused: PeerId, reason: str, detail: str
     ) -> list[Action]:
         """A member of the ring, perhaps this peer, accused a member."""
+        order = tuple(peer for peer in self.ring.members if peer not in self.removed)
         if not self.accusations.accuse(author, accused):
             return self._repeat()
+        is_voting = self.state != "reducing"
         actions: list[Action] = [
-            Removed(accused, reason, detail),
+            Removed(accused, reason, detail, author, order, is_voting),
             *self.reduce.member_removed(accused),
         ]
         self._progress_seconds = now

@@ -33,6 +33,7 @@ from gossamer.protocol.codecs.payloads import (
 )
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
+from gossamer.protocol.rounds.attempt import Removed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.rounds.roster import Ring
@@ -269,9 +270,9 @@ class Peer(OpenListener):
         """See `RoundHost`."""
         return trio.current_time() - seconds
 
-    def removed(self, peer: PeerId, reason: str) -> None:
+    def removed(self, removed: Removed) -> None:
         """See `RoundHost`."""
-        self._removed[self._ranks[peer]] = reason
+        self._removed[self._ranks[removed.peer]] = removed.reason
 
     def transferred(self, num_bytes: int, seconds: float) -> None:
         """See `RoundHost`."""

@@ -12,11 +12,20 @@ import trio
 
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import TransportError
-from gossamer.protocol.ids import digest_of
-from tests.rogue.attacks_claims import heads_without_blocks
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.wire.statements import Accusation
+from tests.rogue.attacks_claims import heads_without_blocks, member_that_passes_nothing_on
 from tests.rogue.catalogue import Attack
 from tests.rogue.rogue import Rogue
-from tests.support.node_world import STEP_SECONDS, NumbersTrainer, World, credited, simulate
+from tests.support.node_world import (
+    STEP_SECONDS,
+    NumbersTrainer,
+    World,
+    credited,
+    headers_of,
+    simulate,
+    tokens_of,
+)
 
 NAMES = "abcd"
 SECONDS = 60.0
@@ -29,9 +38,11 @@ def quiet() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
 
 
-def rounds_of(root: Path, attack: Attack | None) -> int:
-    """Rounds that a swarm commits in `SECONDS`, with or without an attack."""
-    world = World(root, seed=17)
+def rounds_of(
+    root: Path, attack: Attack | None, seconds: float = SECONDS, inner_steps: int = 4
+) -> int:
+    """Rounds that a swarm commits in some seconds, with or without an attack."""
+    world = World(root, seed=17, inner_steps=inner_steps)
     committed = 0
 
     async def story(nursery: trio.Nursery) -> None:
@@ -48,7 +59,7 @@ def rounds_of(root: Path, attack: Attack | None) -> int:
             rogue = Rogue(transport, identity, random.Random(0))
             await rogue.learn_run(victims[0])
             before = world.round("b")
-            with trio.move_on_after(SECONDS):
+            with trio.move_on_after(seconds):
                 with suppress(TransportError):  # banned meanwhile
                     if attack is not None:
                         await attack(rogue, victims)
@@ -66,6 +77,56 @@ def test_heads_whose_blocks_nobody_has_do_not_stop_training(tmp_path: Path) -> N
     attacked = rounds_of(tmp_path / "attacked", heads_without_blocks)
     print(f"rounds in {SECONDS:.0f} s: {undisturbed} undisturbed, {attacked} attacked")
     assert 2 * attacked >= undisturbed
+
+
+async def always_back_in_the_ring(rogue: Rogue, victims: list[PeerId]) -> None:
+    """A member that keeps what it should pass on, and is ready for the next round each time."""
+    while True:
+        await member_that_passes_nothing_on(rogue, victims)
+
+
+def test_a_member_that_spoils_every_ring_it_is_in_sits_out(tmp_path: Path) -> None:
+    # Rounds of 4 s: a ring that is spoilt takes half a minute whatever its rounds take.
+    undisturbed = rounds_of(tmp_path / "undisturbed", None, 600.0, 40)
+    attacked = rounds_of(tmp_path / "attacked", always_back_in_the_ring, 600.0, 40)
+    print(f"rounds in 600 s: {undisturbed} undisturbed, {attacked} attacked")
+    assert 2 * attacked >= undisturbed
+
+
+def test_a_member_that_is_accused_in_every_ring_is_credited_all_the_same(tmp_path: Path) -> None:
+    """One of five works as it should, and accuses the same other one as soon as a ring begins."""
+    names = "abcde"
+    world = World(tmp_path, seed=23)
+    accuser, victim = "e", "c"
+
+    async def accuse(seen: set[Digest]) -> None:
+        node = world.participant(accuser)
+        while True:
+            driver = node.rounds._running
+            ring = None if driver is None else driver.machine.ring
+            if ring is not None and ring.ring_id not in seen:
+                seen.add(ring.ring_id)
+                accused = world.identity(victim).peer_id
+                if accused in ring.members and len(ring.members) == len(names):
+                    statement = Accusation(ring.ring_id, accused, "silent")
+                    node.context.swarm.gossip.say(statement)
+            await trio.sleep(world.look_seconds)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        for name in names[1:]:
+            await nursery.start(world.run, name, ["a"])
+        await world.reach(1, *names)
+        await world.until(lambda: all(credited(world, name) > 0 for name in names))
+        began = len(headers_of(world, "a"))
+        nursery.start_soon(accuse, set())
+        await world.reach(world.round("a") + 40, *names)
+        headers = headers_of(world, "a")[began:]
+        rounds = sum(tokens_of(world, header, victim) > 0 for header in headers)
+        print(f"the accused is credited in {rounds} of {len(headers)} rounds")
+        assert rounds >= 0.75 * len(headers)
+
+    simulate(world, story)
 
 
 class QuickTrainer(NumbersTrainer):

@@ -21,7 +21,7 @@ from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.attempt import Compute
+from gossamer.protocol.rounds.attempt import Compute, Removed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Average, Payload
 from gossamer.protocol.rounds.ring_parts import SumPart
@@ -109,7 +109,7 @@ class Alone:
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
         """See `RoundHost`."""
 
-    def removed(self, peer: PeerId, reason: str) -> None:
+    def removed(self, removed: Removed) -> None:
         """See `RoundHost`."""
 
     def transferred(self, num_bytes: int, seconds: float) -> None:

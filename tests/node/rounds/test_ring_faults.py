@@ -27,7 +27,7 @@ from gossamer.protocol.codecs.payloads import SumPayloads
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.membership import Awaited
-from gossamer.protocol.rounds.attempt import Committed
+from gossamer.protocol.rounds.attempt import Committed, Removed
 from gossamer.protocol.rounds.proposal import Parent
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.rounds.roster import Ring
@@ -142,9 +142,9 @@ class Member(OpenListener):
         """See `RoundHost`."""
         return trio.current_time() - seconds
 
-    def removed(self, peer: PeerId, reason: str) -> None:
+    def removed(self, removed: Removed) -> None:
         """See `RoundHost`."""
-        self.removals.append((peer, reason))
+        self.removals.append((removed.peer, removed.reason))
 
     def transferred(self, num_bytes: int, seconds: float) -> None:
         """See `RoundHost`."""

@@ -274,7 +274,7 @@ def test_a_failed_link_is_an_accusation() -> None:
     round_.contributed(1.0, ring_id, 0, b"sum")
     actions = round_.link_failed(2.0, ring_id, NEXT, "reset")
     assert published(actions) == [Accusation(ring_id, NEXT, "reset")]
-    assert of(Removed, actions) == [Removed(NEXT, "reset", "found here")]
+    assert of(Removed, actions) == [Removed(NEXT, "reset", "found here", ME, (ME, NEXT, LAST))]
     assert of(Send, actions) == [Send(LAST, 0, 0b001, None, b"sum")]
     assert round_.link_failed(3.0, ring_id, NEXT, "reset") == []
     assert round_.removed == {NEXT}
@@ -288,7 +288,7 @@ def test_what_was_said_of_a_ring_before_i_follow_it_counts() -> None:
     ring_id = ring_of(MEMBERS).ring_id
     assert round_.statement(0.0, *accusation_of(ring_id, LAST)(NEXT)) == []
     actions = round_.statement(1.0, *roster(MEMBERS))
-    assert of(Removed, actions) == [Removed(LAST, "reset", f"says {NEXT}")]
+    assert of(Removed, actions) == [Removed(LAST, "reset", f"says {NEXT}", NEXT, (ME, NEXT, LAST))]
 
 
 def test_a_member_that_is_out_says_so_and_listens() -> None:

@@ -1,0 +1,146 @@
+"""The conduct of members in rings: peers that spoil rings again and again sit out.
+
+A ring believes every accusation, because it cannot go on with two members that do not reach each
+other (`rounds.accusations`). So a member that keeps what it should pass on, or one that accuses
+others without a reason, costs every round that it is in some seconds, and it may come back for the
+next one. This module remembers who did so, for one node. All members of a ring hear the same
+accusations, so they come to the same conclusion, give or take a round.
+
+Rules
+-----
+- Only rings of `MEMBERS_MIN` members or more count: in smaller ones nobody can tell who is at
+  fault.
+- A member that another one puts out gets a mark from its accuser. `ACCUSERS_MAX` marks of different
+  accusers within `MEMORY_ROUNDS` rounds, or `MARKS_MAX` marks, and it sits out.
+- A member that accuses another one which is not its neighbour in the ring, while chunks go round,
+  gets a mark itself: it cannot know. `WRONG_MAX` of these within `MEMORY_ROUNDS`, and it sits out.
+- A peer that accuses a neighbour, or is accused by one, is not its neighbour for `MEMORY_ROUNDS`
+  rounds: each of the two leaves the other out of the links in its `Ready` (`is_avoided`). So an
+  accusation that nobody shares separates the two, and expels neither.
+- The first time a peer sits out `SITS_OUT_ROUNDS`, and each further time twice as many, up to
+  `SITS_OUT_ROUNDS_MAX`. Within `FORGET_ROUNDS` after it is back a single mark is enough.
+
+A peer that sits out is in no ring in which this node takes part, and no round waits for it. It may
+train on: its work is carried until it is back.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gossamer.protocol.ids import PeerId
+
+MEMBERS_MIN = 4
+MEMORY_ROUNDS = 16
+"""Rounds in which marks count: with rounds of a minute a quarter of an hour."""
+
+ACCUSERS_MAX = 2
+MARKS_MAX = 4
+"""Marks of one accuser may be the fault of the line between the two, so more are needed."""
+
+WRONG_MAX = 2
+SITS_OUT_ROUNDS = 4
+"""Rounds that a peer sits out the first time: its work is not stale when it is back."""
+
+SITS_OUT_ROUNDS_MAX = 256
+FORGET_ROUNDS = 64
+"""Rounds without a mark after which a peer that sat out counts as one that never did."""
+
+PEERS_MAX = 1024
+"""Peers that are remembered; the one that was marked longest ago is forgotten first. Identities are
+free, and a forgotten one begins again with a clean sheet as a new one would."""
+
+
+class _Mark(NamedTuple):
+    round: int
+    accuser: PeerId
+
+
+@dataclass
+class _Record:
+    """What is held against a peer."""
+
+    marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
+    wrong: deque[int] = field(default_factory=lambda: deque(maxlen=WRONG_MAX))
+    """Rounds of its accusations of members that are not its neighbours."""
+    avoided_until: int = 0
+    """The last round for which it is no neighbour of this peer."""
+    sits_out_until: int = 0
+    times: int = 0
+
+
+class RingConduct:
+    """One peer's memory of how the others behave in rings."""
+
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
+        self._records: OrderedDict[PeerId, _Record] = OrderedDict()
+
+    def put_out(
+        self,
+        round_number: int,
+        accuser: PeerId,
+        accused: PeerId,
+        order: Sequence[PeerId],
+        *,
+        is_voting: bool,
+    ) -> None:
+        """A member is newly out of a ring of this round.
+
+        Args:
+            order: the members that were in until then, in ring order, the accused among them.
+            is_voting: whether this peer has all averages: then the votes say who delays the ring.
+        """
+        if len(order) < MEMBERS_MIN or accuser == accused or accuser not in order:
+            return
+        if is_voting or _are_neighbours(order, accuser, accused):
+            record = self._record(accused)
+            record.marks.append(_Mark(round_number, accuser))
+            recent = [each.accuser for each in record.marks if _counts(each.round, round_number)]
+            is_known = record.times > 0 and round_number <= record.sits_out_until + FORGET_ROUNDS
+            if is_known or len(set(recent)) >= ACCUSERS_MAX or len(recent) >= MARKS_MAX:
+                self._sit_out(record, round_number, is_known=is_known)
+            if self._me in (accuser, accused):
+                other = accused if accuser == self._me else accuser
+                self._record(other).avoided_until = round_number + MEMORY_ROUNDS
+            return
+        record = self._record(accuser)
+        record.wrong.append(round_number)
+        if sum(_counts(number, round_number) for number in record.wrong) >= WRONG_MAX:
+            self._sit_out(record, round_number, is_known=record.times > 0)
+
+    def sits_out(self, round_number: int, peer: PeerId) -> bool:
+        """Returns whether a peer sits a round out."""
+        record = self._records.get(peer)
+        return record is not None and round_number <= record.sits_out_until
+
+    def is_avoided(self, round_number: int, peer: PeerId) -> bool:
+        """Returns whether a peer is to be no neighbour of this peer in a round."""
+        record = self._records.get(peer)
+        return record is not None and round_number <= record.avoided_until
+
+    def _sit_out(self, record: _Record, round_number: int, *, is_known: bool) -> None:
+        record.times = record.times + 1 if is_known else 1
+        rounds = min(SITS_OUT_ROUNDS * 2 ** (record.times - 1), SITS_OUT_ROUNDS_MAX)
+        record.sits_out_until = round_number + rounds
+        record.marks.clear()
+        record.wrong.clear()
+
+    def _record(self, peer: PeerId) -> _Record:
+        record = self._records.setdefault(peer, _Record())
+        self._records.move_to_end(peer)
+        if len(self._records) > PEERS_MAX:
+            self._records.popitem(last=False)
+        return record
+
+
+def _counts(marked: int, now: int) -> bool:
+    return now - MEMORY_ROUNDS < marked
+
+
+def _are_neighbours(order: Sequence[PeerId], one: PeerId, other: PeerId) -> bool:
+    apart = abs(order.index(one) - order.index(other))
+    return apart in (1, len(order) - 1)

@@ -1,0 +1,109 @@
+"""Who sits out of rings, after what others say of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from gossamer.protocol.policy import ring_conduct
+from gossamer.protocol.policy.ring_conduct import (
+    ACCUSERS_MAX,
+    FORGET_ROUNDS,
+    MARKS_MAX,
+    MEMBERS_MIN,
+    MEMORY_ROUNDS,
+    SITS_OUT_ROUNDS,
+    SITS_OUT_ROUNDS_MAX,
+    RingConduct,
+)
+from tests.support.builders import peers
+
+ME, A, B, C, D = ORDER = peers(5)
+
+
+def conduct() -> RingConduct:
+    return RingConduct(ME)
+
+
+def test_a_member_that_different_ones_put_out_sits_out_twice_as_long_each_time() -> None:
+    mine, now = conduct(), 1
+    mine.put_out(now, B, C, ORDER, is_voting=False)
+    assert not mine.sits_out(now + 1, C)
+    for rounds in (SITS_OUT_ROUNDS, 2 * SITS_OUT_ROUNDS, 4 * SITS_OUT_ROUNDS):
+        now += 1
+        mine.put_out(now, D, C, ORDER, is_voting=False)
+        assert all(mine.sits_out(now + ahead, C) for ahead in range(1, rounds + 1))
+        now += rounds + 1
+        assert not mine.sits_out(now, C)
+    now += FORGET_ROUNDS
+    mine.put_out(now, D, C, ORDER, is_voting=False)
+    assert not mine.sits_out(now + 1, C), "it is long ago"
+    assert not any(mine.sits_out(number, peer) for number in range(now) for peer in (B, D))
+
+
+def test_what_was_long_ago_does_not_count() -> None:
+    mine = conduct()
+    mine.put_out(1, B, C, ORDER, is_voting=False)
+    mine.put_out(1 + MEMORY_ROUNDS, D, C, ORDER, is_voting=False)
+    assert not mine.sits_out(2 + MEMORY_ROUNDS, C)
+
+
+def test_one_accuser_alone_needs_more_marks() -> None:
+    assert ACCUSERS_MAX < MARKS_MAX
+    mine = conduct()
+    for number in range(1, MARKS_MAX):
+        mine.put_out(number, B, C, ORDER, is_voting=False)
+        assert not mine.sits_out(number + 1, C)
+    mine.put_out(MARKS_MAX, B, C, ORDER, is_voting=False)
+    assert mine.sits_out(MARKS_MAX + 1, C)
+
+
+def test_a_member_that_accuses_those_it_cannot_know_sits_out_itself() -> None:
+    """One of five accuses the same member in every ring, wherever that stands."""
+    mine = conduct()
+    mine.put_out(1, A, C, ORDER, is_voting=False)
+    mine.put_out(2, A, C, ORDER, is_voting=False)
+    assert mine.sits_out(3, A)
+    assert not mine.sits_out(3, C)
+
+
+def test_in_the_vote_any_member_may_say_who_delays_it() -> None:
+    mine = conduct()
+    for number in (1, 2, 3):
+        mine.put_out(number, A, C, ORDER, is_voting=True)
+    assert not mine.sits_out(4, A)
+
+
+def test_two_that_have_trouble_with_each_other_are_no_neighbours() -> None:
+    mine = conduct()
+    mine.put_out(3, A, ME, ORDER, is_voting=False)
+    mine.put_out(3, ME, D, ORDER, is_voting=False)
+    assert mine.is_avoided(4, A)
+    assert mine.is_avoided(4, D)
+    assert not mine.is_avoided(4, B)
+    assert not mine.is_avoided(4 + MEMORY_ROUNDS, A)
+
+
+def test_small_rings_and_self_accusations_tell_nothing() -> None:
+    mine = conduct()
+    for number in range(1, 9):
+        mine.put_out(number, A, B, ORDER[: MEMBERS_MIN - 1], is_voting=False)
+        mine.put_out(number, C, C, ORDER, is_voting=False)
+    assert not any(mine.sits_out(9, peer) for peer in ORDER)
+    assert not mine.is_avoided(9, A)
+
+
+def test_nobody_sits_out_for_longer_than_the_limit() -> None:
+    mine, now = conduct(), 1
+    for _ in range(20):
+        mine.put_out(now, B, C, ORDER, is_voting=False)
+        mine.put_out(now, D, C, ORDER, is_voting=False)
+        assert not mine.sits_out(now + SITS_OUT_ROUNDS_MAX + 1, C)
+        now += SITS_OUT_ROUNDS_MAX + 1
+
+
+def test_so_many_peers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_conduct, "PEERS_MAX", 2)
+    mine = conduct()
+    for accused in (A, C, ME):
+        mine.put_out(1, B, accused, (A, B, C, ME), is_voting=True)
+    assert len(mine._records) == 2
