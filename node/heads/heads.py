@@ -182,13 +182,13 @@ class Heads:
     def wanted(self) -> list[Digest]:
         """The proven heads that win over the committed one and do not count yet, the heaviest
         first."""
-        now, chain = trio.current_time(), self._committed.chain
+        now, chain, mine = trio.current_time(), self._committed.chain, self.mine
+        whole = [head for head in chain.tips() if chain.is_whole(head)]
         return sorted(
             (
                 head
-                for head in chain.tips()
+                for head in {self._choice.anchor_of(head, mine) for head in whole}
                 if head not in self._counting
-                and chain.is_whole(head)
                 and self._is_best(now, head)
                 and head not in self._chain_sync.unfinished
                 and not self._is_avoided(now, head)

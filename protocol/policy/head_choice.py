@@ -52,7 +52,7 @@ minute it is a quarter of an hour; in partitions that last longer each side has 
 people may have used."""
 
 MEMORY = 4 * STANDING_ROUNDS
-"""Stakes, sets of signers and forks that are remembered: of the newest rounds and some heads."""
+"""Stakes, signers, forks and anchors that are remembered: of the newest rounds and some heads."""
 
 
 class Rounds(Protocol):
@@ -99,6 +99,7 @@ class HeadChoice:
         self._stakes: OrderedDict[Digest, Mapping[PeerId, int]] = OrderedDict()
         self._signers: OrderedDict[tuple[Digest, Digest], frozenset[PeerId]] = OrderedDict()
         self._forks: OrderedDict[tuple[Digest, Digest], Digest] = OrderedDict()
+        self._anchors: OrderedDict[tuple[Digest, Digest], Digest] = OrderedDict()
 
     # Stake and support
 
@@ -172,6 +173,28 @@ class HeadChoice:
         self._forks[key] = one
         _forget_old(self._forks)
         return one
+
+    def anchor_of(self, head: Digest, mine: Digest) -> Digest:
+        """The newest round on the way from `mine` to a head that a peer with stake at the fork has
+        signed; the head itself, if there is none.
+
+        What follows the anchor are rounds of strangers. They are another question, for a peer that
+        has reached the anchor: nobody gets there the sooner for being told of them.
+        """
+        key = (head, mine)
+        if key not in self._anchors:
+            self._anchors[key] = self._find_anchor(head, mine)
+            _forget_old(self._anchors)
+        return self._anchors[key]
+
+    def _find_anchor(self, head: Digest, mine: Digest) -> Digest:
+        fork = self.fork_of(head, mine)
+        stakes, each = self.stakes_at(fork), head
+        while each != fork:
+            if stakes.keys() & self._rounds.signers_of(each):
+                return each
+            each = self._rounds.parent_of(each)
+        return head
 
     def may_undo(self, mine: Digest, head: Digest) -> bool:
         """Returns whether a peer at `mine` may leave it for another known head.

@@ -203,6 +203,17 @@ def test_one_other_member_is_not_most_of_a_ring() -> None:
     assert [is_most_of(2, members) for members in (3, 4, 5)] == [True, True, False]
 
 
+def test_rounds_of_strangers_behind_those_of_members_are_another_question() -> None:
+    """A peer that is behind goes to the members' newest round, whatever is heaped upon it."""
+    rounds, choice = world()
+    mine = rounds.add(GENESIS, each(FOUNDER, B))
+    members = rounds.add(mine, each(FOUNDER, C), 3)
+    forged = rounds.add(members, each(*INVENTED), 5)
+    assert choice.anchor_of(forged, mine) == members
+    assert choice.anchor_of(members, mine) == members
+    assert choice.anchor_of(forged, members) == forged, "nobody with stake has signed it"
+
+
 # Any tree
 
 

@@ -106,7 +106,8 @@ class Heads:
         """The head that wins among mine, those that I may follow, and some more."""
         checks, mine = self._world.checks, self.head
         announced = {Digest(announce.head) for announce in self._peer.living().values()}
-        others = sorted((announced | self._tips) - {mine})
+        anchors = {checks.choice.anchor_of(head, mine) for head in announced | self._tips}
+        others = sorted(anchors - {mine})
         self._seen_seconds = {head: self._seen_seconds.get(head, self._peer.now) for head in others}
         ready = [
             head
