@@ -142,8 +142,9 @@ class Alone:
         """See `RoundHost`."""
         assert parent == HEAD
         self.in_step()
-        (self.taken if is_wanted() else self.dropped).append(tuple(map(bytes, averages)))
-        return digest_of(*averages)
+        wanted = is_wanted()
+        (self.taken if wanted else self.dropped).append(tuple(map(bytes, averages)))
+        return digest_of(*averages) if wanted else None
 
     def ready(self) -> None:
         self.driver.ready(Ready(1, 1, 1, HEAD, 100, 1, 0.0, 1.0, ()))
