@@ -214,6 +214,7 @@ class Internet:
 
     def __enter__(self) -> Internet:
         if os.geteuid() != 0:
+            self._temporary.cleanup()
             raise NamespacesUnavailable("network namespaces need root: run this as root")
         tools = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables"}
         missing = sorted({package for tool, package in tools.items() if shutil.which(tool) is None})
@@ -221,6 +222,7 @@ class Internet:
         if speaks_upnp and shutil.which("miniupnpd") is None:
             missing.append("miniupnpd-nftables")
         if missing:
+            self._temporary.cleanup()
             raise NamespacesUnavailable(f"install {' and '.join(missing)}")
         try:
             remove_leftovers()
