@@ -175,8 +175,8 @@ class HeadChoice:
         return one
 
     def anchor_of(self, head: Digest, mine: Digest) -> Digest:
-        """The newest round on the way from `mine` to a head that a peer with stake at the fork has
-        signed; the head itself, if there is none.
+        """The newest round on the way from `mine` to a head that a peer with stake at `mine` has
+        signed; the head itself, if there is none or if it is on another branch.
 
         What follows the anchor are rounds of strangers. They are another question, for a peer that
         has reached the anchor: nobody gets there the sooner for being told of them.
@@ -188,9 +188,10 @@ class HeadChoice:
         return self._anchors[key]
 
     def _find_anchor(self, head: Digest, mine: Digest) -> Digest:
-        fork = self.fork_of(head, mine)
-        stakes, each = self.stakes_at(fork), head
-        while each != fork:
+        if self.fork_of(head, mine) != mine:
+            return head  # of two branches all rounds are compared
+        stakes, each = self.stakes_at(mine), head
+        while each != mine:
             if stakes.keys() & self._rounds.signers_of(each):
                 return each
             each = self._rounds.parent_of(each)

@@ -32,7 +32,7 @@ ATTACKS: dict[Attack, str | None] = {
     gossip.wrong_weights: "implausible",
     claims.made_up_heads: "unproven",
     claims.made_up_chains: "malformed",
-    claims.heads_that_lead_nowhere: "unproven",
+    claims.heads_that_lead_nowhere: None,
     claims.rings_of_one: None,
     claims.rings_without_end: None,
     claims.never_ready: None,

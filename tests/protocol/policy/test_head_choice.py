@@ -212,6 +212,8 @@ def test_rounds_of_strangers_behind_those_of_members_are_another_question() -> N
     assert choice.anchor_of(forged, mine) == members
     assert choice.anchor_of(members, mine) == members
     assert choice.anchor_of(forged, members) == forged, "nobody with stake has signed it"
+    branch = rounds.add(GENESIS, each(FOUNDER))
+    assert choice.anchor_of(forged, branch) == forged, "of two branches all rounds count"
 
 
 # Any tree
