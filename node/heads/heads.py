@@ -31,9 +31,8 @@ from gossamer.protocol.errors import RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.manifest import Manifest
-from gossamer.protocol.policy.head_choice import HeadChoice, HeadWeight, is_most_of
+from gossamer.protocol.policy.head_choice import HeadChoice, HeadWeight
 from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
-from gossamer.protocol.state.chain import decode_header
 from gossamer.protocol.wire.statements import Announce, Phase, Ready, Roster
 
 AVOID_SECONDS = 20.0
@@ -246,10 +245,7 @@ class Heads:
         signed by most of the ring's other members."""
         if not self._rings:
             return False
-        commit = self._committed.chain.commit(self._branch_of(head))
-        header = decode_header(commit.header)
-        signers = {vote.author for vote in commit.votes}
-        return header.ring_id in self._rings and is_most_of(len(signers), len(header.members))
+        return self._rounds.is_by_most_of(self._rings, self._branch_of(head))
 
     def note_counting(self, head: Digest) -> None:
         """The blocks of a wanted head are here, or it counts without them."""

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
+from gossamer.protocol.policy.head_choice import STANDING_ROUNDS, is_most_of
 from gossamer.protocol.state.chain import credits_of, decode_header, signers_of
 
 RECORDS_KEPT = 4 * STANDING_ROUNDS
 """Records whose members are remembered, so that the disk is not asked again at every look."""
+
+
+class _Record(NamedTuple):
+    """A commit record, as far as the choice of a head needs it."""
+
+    ring_id: bytes
+    num_members: int
+    credits: Mapping[PeerId, int]
+    signers: frozenset[PeerId]
+
+
+_NOTHING = _Record(b"", 0, {}, frozenset())
 
 
 class KnownRounds:
@@ -20,9 +33,7 @@ class KnownRounds:
 
     def __init__(self, chain: ChainStore) -> None:
         self._chain = chain
-        self._records: OrderedDict[Digest, tuple[Mapping[PeerId, int], frozenset[PeerId]]] = (
-            OrderedDict()
-        )
+        self._records: OrderedDict[Digest, _Record] = OrderedDict()
 
     def parent_of(self, head: Digest) -> Digest:
         """See `Rounds`. A round before a gap in the records counts as the run's beginning."""
@@ -39,20 +50,28 @@ class KnownRounds:
 
     def credits_of(self, head: Digest) -> Mapping[PeerId, int]:
         """See `Rounds`. A record that is damaged, or forgotten meanwhile, credits no peer."""
-        return self._read(head)[0]
+        return self._read(head).credits
 
     def signers_of(self, head: Digest) -> frozenset[PeerId]:
         """See `Rounds`. A record that is damaged, or forgotten meanwhile, has no signers."""
-        return self._read(head)[1]
+        return self._read(head).signers
 
-    def _read(self, head: Digest) -> tuple[Mapping[PeerId, int], frozenset[PeerId]]:
+    def is_by_most_of(self, rings: Collection[bytes], head: Digest) -> bool:
+        """Returns whether a round is one of these rings', signed by most members (`is_most_of`)."""
+        record = self._read(head)
+        return record.ring_id in rings and is_most_of(len(record.signers), record.num_members)
+
+    def _read(self, head: Digest) -> _Record:
+        """The record of a round, without values if it cannot be read now."""
         found = self._records.get(head)
         if found is None:
             try:
                 commit = self._chain.commit(head)
-                found = credits_of(decode_header(commit.header)), signers_of(commit)
+                header = decode_header(commit.header)
             except (KeyError, OSError, RemoteProtocolError):
-                found = {}, frozenset()
+                return _NOTHING
+            members, credits = len(header.members), credits_of(header)
+            found = _Record(header.ring_id, members, credits, signers_of(commit))
             self._records[head] = found
             if len(self._records) > RECORDS_KEPT:
                 self._records.popitem(last=False)

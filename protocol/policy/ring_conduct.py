@@ -100,9 +100,12 @@ class RingConduct:
             record = self._record(accused)
             record.marks.append(_Mark(round_number, accuser))
             recent = [each.accuser for each in record.marks if _counts(each.round, round_number)]
-            is_known = record.times > 0 and round_number <= record.sits_out_until + FORGET_ROUNDS
-            if is_known or len(set(recent)) >= ACCUSERS_MAX or len(recent) >= MARKS_MAX:
-                self._sit_out(record, round_number, is_known=is_known)
+            if (
+                _sat_out_lately(record, round_number)
+                or len(set(recent)) >= ACCUSERS_MAX
+                or len(recent) >= MARKS_MAX
+            ):
+                self._sit_out(record, round_number)
             if self._me in (accuser, accused):
                 other = accused if accuser == self._me else accuser
                 self._record(other).avoided_until = round_number + MEMORY_ROUNDS
@@ -110,7 +113,7 @@ class RingConduct:
         record = self._record(accuser)
         record.wrong.append(round_number)
         if sum(_counts(number, round_number) for number in record.wrong) >= WRONG_MAX:
-            self._sit_out(record, round_number, is_known=record.times > 0)
+            self._sit_out(record, round_number)
 
     def sits_out(self, round_number: int, peer: PeerId) -> bool:
         """Returns whether a peer sits a round out."""
@@ -122,8 +125,8 @@ class RingConduct:
         record = self._records.get(peer)
         return record is not None and round_number <= record.avoided_until
 
-    def _sit_out(self, record: _Record, round_number: int, *, is_known: bool) -> None:
-        record.times = record.times + 1 if is_known else 1
+    def _sit_out(self, record: _Record, round_number: int) -> None:
+        record.times = record.times + 1 if _sat_out_lately(record, round_number) else 1
         rounds = min(SITS_OUT_ROUNDS * 2 ** (record.times - 1), SITS_OUT_ROUNDS_MAX)
         record.sits_out_until = round_number + rounds
         record.marks.clear()
@@ -135,6 +138,10 @@ class RingConduct:
         if len(self._records) > PEERS_MAX:
             self._records.popitem(last=False)
         return record
+
+
+def _sat_out_lately(record: _Record, round_number: int) -> bool:
+    return record.times > 0 and round_number <= record.sits_out_until + FORGET_ROUNDS
 
 
 def _counts(marked: int, now: int) -> bool:

@@ -46,6 +46,7 @@ class Chain:
     """
 
     def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.store = ChainStore(directory, RUN_ID, Digest(bytes(32)))
         self.committed = SimpleNamespace(chain=self.store, head=RUN_ID, is_loaded=True)
         self.at_work: Collection[PeerId] = ALL
@@ -75,7 +76,9 @@ class Chain:
         signers: Collection[PeerId],
         tokens: int = TOKENS,
         ring_id: Digest = OTHER_RING,
+        voters: Collection[PeerId] = (),
     ) -> Digest:
+        """A round of some members; `voters` sign it besides."""
         before = self.store.entry(parent)
         header = Header(
             version=limits.PROTOCOL_VERSION,
@@ -90,7 +93,7 @@ class Chain:
             ledger_digest=bytes(32),
             spans=(),
         )
-        votes = tuple(signed(peer) for peer in signers)
+        votes = tuple(signed(peer) for peer in (*signers, *voters))
         head = self.store.add(Commit(encode_header(header), signed(ME), votes), header)
         self.heads.note_counting(head)
         return head
@@ -204,3 +207,22 @@ def best_of(chain: Chain) -> BetterHead | None:
         return chain.heads.better()
 
     return trio.run(main, clock=MockClock(autojump_threshold=0.0))
+
+
+def test_votes_of_strangers_make_no_most_of_my_ring(chain: Chain) -> None:
+    """A record holds as many votes as it has members, and anybody's: only theirs count."""
+    for others, follows in (([B], False), ([B, C], True)):
+        for padding in ([], [STRANGER, *peers(9)[4:6]]):
+            head = chain.add(chain.mine, [*others], TOKENS + len(padding), MY_RING, padding)
+            chain.heads._rings = {MY_RING}
+            assert chain.heads._rounds.is_by_most_of({MY_RING}, head) is follows
+            assert chain.heads._is_of_my_ring(head) is follows
+            assert not chain.heads._rounds.is_by_most_of({OTHER_RING}, head)
+
+
+def test_a_record_that_cannot_be_read_says_nothing_of_my_ring(chain: Chain) -> None:
+    head = chain.add(chain.mine, [B, C], TOKENS, MY_RING)
+    for path in (chain.directory).iterdir():
+        path.write_bytes(b"damaged")
+    chain.heads.followed(MY_RING)
+    assert not chain.heads._is_of_my_ring(head)

@@ -13,6 +13,7 @@ from gossamer.protocol.policy.ring_conduct import (
     MEMORY_ROUNDS,
     SITS_OUT_ROUNDS,
     SITS_OUT_ROUNDS_MAX,
+    WRONG_MAX,
     RingConduct,
 )
 from tests.support.builders import peers
@@ -64,6 +65,16 @@ def test_a_member_that_accuses_those_it_cannot_know_sits_out_itself() -> None:
     mine.put_out(2, A, C, ORDER, is_voting=False)
     assert mine.sits_out(3, A)
     assert not mine.sits_out(3, C)
+
+
+def test_wrong_accusations_of_long_ago_make_no_sentence_longer() -> None:
+    mine, now = conduct(), 1
+    for rounds in (SITS_OUT_ROUNDS, SITS_OUT_ROUNDS):
+        for _ in range(WRONG_MAX):
+            mine.put_out(now, A, C, ORDER, is_voting=False)
+        assert mine.sits_out(now + rounds, A)
+        assert not mine.sits_out(now + rounds + 1, A)
+        now += rounds + FORGET_ROUNDS + 1
 
 
 def test_in_the_vote_any_member_may_say_who_delays_it() -> None:

@@ -141,8 +141,8 @@ class Heads:
         if not way:
             return False
         first = way[-1]
-        header, num_votes = checks.headers[first], len(checks.commits[first].votes)
-        return header.ring_id in self.rings and is_most_of(num_votes, len(header.members))
+        header, num_signers = checks.headers[first], len(checks.signers_of(first))
+        return header.ring_id in self.rings and is_most_of(num_signers, len(header.members))
 
     # Getting there
 
