@@ -232,9 +232,7 @@ class Heads:
                 since = self._seen_seconds.get(head, now)
             was_time = now >= since + self._gather_seconds
         of_mine = self._is_of_my_ring(head)
-        return self._choice.counts(
-            head, mine, at_work, was_time=was_time, is_of_my_ring=of_mine
-        ).holds
+        return self._choice.counts(head, mine, at_work, was_time=was_time, is_of_my_ring=of_mine)
 
     def followed(self, ring_id: Digest) -> None:
         """Notes a ring on the committed head in which this node takes part."""

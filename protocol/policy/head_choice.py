@@ -83,13 +83,6 @@ class HeadWeight(NamedTuple):
     """Tokens in the whole chain."""
 
 
-class Verdict(NamedTuple):
-    """An answer and its reason."""
-
-    holds: bool
-    reason: str
-
-
 class HeadChoice:
     """The rules above, for the rounds that one peer knows."""
 
@@ -250,7 +243,7 @@ class HeadChoice:
         *,
         was_time: bool,
         is_of_my_ring: bool = False,
-    ) -> Verdict:
+    ) -> bool:
         """Returns whether this peer may follow a head that wins over its own.
 
         Args:
@@ -261,22 +254,13 @@ class HeadChoice:
             is_of_my_ring: whether it begins with a round of a ring that this peer followed, signed
                 by most of the ring's other members (`is_most_of`).
         """
-        fork = self.fork_of(head, mine)
-        if fork != mine:
-            return Verdict(True, "more stake is behind another chain")
-        if is_of_my_ring:
-            return Verdict(True, "most members of the ring that this peer was in have gone on")
+        if is_of_my_ring or self.fork_of(head, mine) != mine:
+            return True  # of two branches `best` has compared the stake
         signers = self._signers_since(mine, head)
         support = self.stake_of(mine, signers)
-        opposed = self.stake_of(mine, frozenset(at_work) - signers)
-        if support and support >= opposed:
-            return Verdict(True, "no less stake has gone on than is at work here")
-        if support:
-            reason = "members have gone on that are fewer than those at work here"
-            return Verdict(was_time, reason)
-        stakes = self.stakes_at(mine)
-        may_follow = not stakes.keys() & frozenset(at_work)
-        return Verdict(may_follow, "no member that this chain knows has signed it")
+        if not support:
+            return not self.stakes_at(mine).keys() & frozenset(at_work)
+        return was_time or support >= self.stake_of(mine, frozenset(at_work) - signers)
 
 
 def is_most_of(num_signers: int, num_members: int) -> bool:

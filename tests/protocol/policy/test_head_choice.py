@@ -167,9 +167,9 @@ def test_those_that_went_on_are_followed_at_once_if_they_are_no_fewer() -> None:
     rounds, choice = world()
     mine = rounds.add(GENESIS, each(FOUNDER, B, C))
     head = rounds.add(mine, each(B, C))
-    assert choice.counts(head, mine, [FOUNDER], was_time=False).holds
+    assert choice.counts(head, mine, [FOUNDER], was_time=False)
     equal = rounds.add(mine, each(B))
-    assert choice.counts(equal, mine, [FOUNDER], was_time=False).holds
+    assert choice.counts(equal, mine, [FOUNDER], was_time=False)
 
 
 def test_a_minority_that_went_on_is_followed_when_it_was_time() -> None:
@@ -177,8 +177,8 @@ def test_a_minority_that_went_on_is_followed_when_it_was_time() -> None:
     mine = rounds.add(GENESIS, each(FOUNDER, B, C))
     head = rounds.add(mine, each(B))
     at_work = [FOUNDER, C]
-    assert not choice.counts(head, mine, at_work, was_time=False).holds
-    assert choice.counts(head, mine, at_work, was_time=True).holds
+    assert not choice.counts(head, mine, at_work, was_time=False)
+    assert choice.counts(head, mine, at_work, was_time=True)
 
 
 def test_strangers_are_followed_only_while_no_member_is_at_work() -> None:
@@ -186,7 +186,7 @@ def test_strangers_are_followed_only_while_no_member_is_at_work() -> None:
     mine = rounds.add(GENESIS, each(FOUNDER, B))
     head = rounds.add(mine, each(*INVENTED))
     for at_work, follows in (([FOUNDER], False), ([E, B], False), ([E], True), ([], True)):
-        assert choice.counts(head, mine, at_work, was_time=True).holds is follows
+        assert choice.counts(head, mine, at_work, was_time=True) is follows
 
 
 def test_the_ring_that_went_on_without_this_peer_is_followed() -> None:
@@ -194,8 +194,8 @@ def test_the_ring_that_went_on_without_this_peer_is_followed() -> None:
     rounds, choice = world()
     mine = rounds.add(GENESIS, each(FOUNDER))
     head = rounds.add(mine, each(B, C, D))
-    assert not choice.counts(head, mine, [FOUNDER], was_time=True).holds
-    assert choice.counts(head, mine, [FOUNDER], was_time=False, is_of_my_ring=True).holds
+    assert not choice.counts(head, mine, [FOUNDER], was_time=True)
+    assert choice.counts(head, mine, [FOUNDER], was_time=False, is_of_my_ring=True)
 
 
 def test_one_other_member_is_not_most_of_a_ring() -> None:

@@ -133,7 +133,7 @@ class Heads:
         choice = self._world.checks.choice
         return choice.counts(
             head, mine, at_work, was_time=was_time, is_of_my_ring=self._is_of_my_ring(head)
-        ).holds
+        )
 
     def _is_of_my_ring(self, head: Digest) -> bool:
         checks = self._world.checks
