@@ -99,6 +99,8 @@ class _Core:
     discovery: Discovery
     known_peers: KnownPeersFile
     run_blocks: RunBlocks
+    rounds: KnownRounds
+    choice: HeadChoice
 
 
 class Node:
@@ -202,7 +204,8 @@ class Node:
             state_dir.chain_path, self.run_id, genesis_state, health=state_dir.health
         )
         committed = CommittedState(manifest, trainer.base, self._store, chain, state_dir)
-        choice = HeadChoice(KnownRounds(chain), PeerId(manifest.founder))
+        rounds = KnownRounds(chain)
+        choice = HeadChoice(rounds, PeerId(manifest.founder))
         self._blocks.uploads.is_member = lambda peer: (
             manifest.admission == "allow" or peer in choice.stakes_at(committed.entry.head)
         )
@@ -254,8 +257,9 @@ class Node:
             known, self._transport, membership, state_dir.health, self._runtime.run_in_thread
         )
         return _Core(
-            trainer, committed, work, swarm, chain_sync, discovery, known_peers, run_blocks
-        )
+            trainer, committed, work, swarm, chain_sync, discovery, known_peers, run_blocks,
+            rounds, choice,
+        )  # fmt: skip
 
     async def _fetch_index(self, run_blocks: RunBlocks) -> ShardIndex | None:
         """Returns None if the node was asked to leave before the index was here."""
@@ -314,6 +318,8 @@ class Node:
             core.trainer,
             feed,
             core.swarm,
+            core.rounds,
+            core.choice,
             core.work,
             self.metrics,
             self._runtime.run_in_thread,

@@ -30,7 +30,7 @@ from gossamer.node.telemetry.progress import Progress
 from gossamer.protocol.errors import RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.limits import MIB
-from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.manifest import RoundConfig
 from gossamer.protocol.policy.head_choice import HeadChoice, HeadWeight
 from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
 from gossamer.protocol.wire.statements import Announce, Phase, Ready, Roster
@@ -93,7 +93,9 @@ class Heads:
 
     def __init__(
         self,
-        manifest: Manifest,
+        rules: RoundConfig,
+        rounds: KnownRounds,
+        choice: HeadChoice,
         committed: CommittedState,
         chain_sync: ChainSync,
         swarm: Swarm,
@@ -101,16 +103,19 @@ class Heads:
         progress: Progress,
         pinned_head: Digest | None = None,
     ) -> None:
-        """`pinned_head`: the chain has to contain it, if there is one."""
-        self._gather_seconds = manifest.rounds.gather_seconds
+        """
+        Args:
+            rounds: those of the committed state's chain, as `choice` sees them.
+            pinned_head: the chain has to contain it, if there is one.
+        """
+        self._gather_seconds = rules.gather_seconds
         self._committed = committed
         self._chain_sync = chain_sync
         self._swarm = swarm
         self._metrics = metrics
         self._progress = progress
         self._pinned_head = pinned_head
-        self._rounds = KnownRounds(committed.chain)
-        self._choice = HeadChoice(self._rounds, PeerId(manifest.founder))
+        self._rounds, self._choice = rounds, choice
         self._rings: set[bytes] = set()
         """Rings on the committed head that this node followed."""
         self._counting: set[Digest] = set()

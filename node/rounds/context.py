@@ -10,6 +10,7 @@ from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.threads import RunInThread
+from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.network.identity import Identity
@@ -23,6 +24,7 @@ from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.data_feed import DataFeed
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.wire.statements import Phase
 
 
@@ -41,6 +43,8 @@ class NodeContext:
     trainer: Trainer
     feed: DataFeed
     swarm: Swarm
+    rounds: KnownRounds
+    choice: HeadChoice
     work: Work
     metrics: Metrics
     run_in_thread: RunInThread

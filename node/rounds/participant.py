@@ -64,8 +64,8 @@ class Participant:
         metrics, work, trainer = context.metrics, context.work, context.trainer
         self._phases = Phases(self.progress, metrics, swarm, orders)
         self._heads = Heads(
-            context.manifest, committed, chain_sync, swarm, metrics, self.progress,
-            context.pinned_head,
+            context.manifest.rounds, context.rounds, context.choice, committed, chain_sync, swarm,
+            metrics, self.progress, context.pinned_head,
         )  # fmt: skip
         side_records = SideRecords(committed, self._heads.members_at, self._heads.make_room)
         chain_sync.admits_record = side_records.admits

@@ -16,11 +16,13 @@ import trio
 from trio.testing import MockClock
 
 from gossamer.node.heads.heads import BetterHead, Heads
+from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.rounds.decisions import OVERTAKEN_SECONDS
 from gossamer.node.rounds.turn import is_round_overtaken
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
 from gossamer.protocol.wire.statements import Signed
 from tests.support.builders import peers
@@ -51,12 +53,12 @@ class Chain:
         self.committed = SimpleNamespace(chain=self.store, head=RUN_ID, is_loaded=True)
         self.at_work: Collection[PeerId] = ALL
         swarm = SimpleNamespace(me=ME, living=self._living, ready_since=lambda _head: None)
-        manifest = SimpleNamespace(
-            founder=ME, rounds=SimpleNamespace(gather_seconds=GATHER_SECONDS)
-        )
+        rounds = KnownRounds(self.store)
         unused: Any = None
         self.heads = Heads(
-            cast(Any, manifest),
+            cast(Any, SimpleNamespace(gather_seconds=GATHER_SECONDS)),
+            rounds,
+            HeadChoice(rounds, ME),
             cast(Any, self.committed),
             cast(Any, SimpleNamespace(unfinished=frozenset())),
             cast(Any, swarm),
