@@ -21,7 +21,7 @@ from gossamer.protocol.wire.block_messages import BLOCKS_PROTOCOL, decode_reques
 from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL, decode_chain_request
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL, Ack, ChunkMessage, Hello
 from gossamer.protocol.wire.statements import Accusation, Announce, Ready, Roster, Signed, Vote
-from tests.rogue.attacks_gossip import lone_record
+from tests.rogue.attacks_gossip import claim_of, lone_record
 from tests.rogue.rogue import Rogue, encode, frame
 
 WITHOUT_BLOCKS_SECONDS = 60.0
@@ -67,15 +67,8 @@ async def heads_that_lead_nowhere(rogue: Rogue, victims: list[PeerId]) -> None:
     for _ in range(4):
         head = await rogue.head(victims[0])
         header, record = lone_record(rogue, head, tokens)
-        announce = rogue.announce(
-            head,
-            phase="training",
-            head=header.digest,
-            round=header.round,
-            tokens_total=header.tokens_total,
-        )
         await rogue.publish(rogue.topics()[1], b"\x01" + record)
-        await rogue.gossip(announce)
+        await rogue.gossip(claim_of(rogue, head, header))
         await trio.sleep(1.0)
 
 
@@ -103,14 +96,7 @@ async def heads_without_blocks(rogue: Rogue, victims: list[PeerId]) -> None:
         while True:
             head = await rogue.head(victims[0])
             header, records[header.digest] = lone_record(rogue, head, tokens)
-            announce = rogue.announce(
-                head,
-                phase="training",
-                head=header.digest,
-                round=header.round,
-                tokens_total=header.tokens_total,
-            )
-            await rogue.gossip(announce)
+            await rogue.gossip(claim_of(rogue, head, header))
             await trio.sleep(2.0)
 
 
@@ -124,9 +110,7 @@ async def long_chains(rogue: Rogue, victims: list[PeerId], *, num_rounds: int = 
     for _ in range(num_rounds):
         header, record = lone_record(rogue, at, tokens)
         records.append(record)
-        at = rogue.announce(
-            at, round=header.round, head=header.digest, tokens_total=header.tokens_total
-        )
+        at = claim_of(rogue, at, header)
 
     async def prove(stream: Stream) -> None:
         message, _ = await receive_frame(stream)
@@ -138,14 +122,7 @@ async def long_chains(rogue: Rogue, victims: list[PeerId], *, num_rounds: int = 
     with trio.move_on_after(LONG_CHAINS_SECONDS):
         while True:
             like = await rogue.head(victims[0])
-            claim = rogue.announce(
-                like,
-                phase="training",
-                head=at.head,
-                round=at.round,
-                tokens_total=at.tokens_total,
-            )
-            await rogue.gossip(claim)
+            await rogue.gossip(claim_of(rogue, like, header))
             await trio.sleep(2.0)
     return records
 

@@ -135,16 +135,19 @@ async def heads_of_invented_members(rogue: Rogue, victims: list[PeerId]) -> None
         votes = (vote_for(rogue, header, invented),)
         record = encode_commit(Commit(encode_header(header), roster, votes))
         await rogue.publish(rogue.topics()[1], b"\x01" + record)
-        await rogue.gossip(
-            rogue.announce(
-                head,
-                phase="training",
-                head=header.digest,
-                round=header.round,
-                tokens_total=header.tokens_total,
-            )
-        )
+        await rogue.gossip(claim_of(rogue, head, header))
         await trio.sleep(1.0)
+
+
+def claim_of(rogue: Rogue, like: Announce, header: Header) -> Announce:
+    """The rogue's word that it is at this header's head and trains on."""
+    return rogue.announce(
+        like,
+        phase="training",
+        head=header.digest,
+        round=header.round,
+        tokens_total=header.tokens_total,
+    )
 
 
 def roster_of(
