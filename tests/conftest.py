@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 MEMORY = Path("/dev/shm")
@@ -52,3 +55,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def _log_of_its_own() -> Iterator[None]:
+    """A test may make the log quiet; the next one may read it."""
+    yield
+    structlog.reset_defaults()
