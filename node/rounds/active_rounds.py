@@ -20,6 +20,7 @@ from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.rounds.roster import ring_id_of
 from gossamer.protocol.rounds.round_rules import RoundHints
 from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.wire.statements import Accusation, Roster, Signed, Statement, open_signed
@@ -151,7 +152,10 @@ class ActiveRounds:
             raise MalformedError("ring stream without a roster")
         if peer not in {member.author for member in statement.members}:
             raise MalformedError("ring stream of a peer that is not in that ring")
-        if not self._swarm.admission.admits_ring(statement):
+        # Conduct counts for the next ring. A ring that is at work here has gained no member since.
+        running = self._running
+        is_at_work = running is not None and running.dispatcher.ring_id == ring_id_of(envelope)
+        if not is_at_work and not self._swarm.admission.admits_ring(statement):
             return None
         with trio.move_on_after(HELLO_SECONDS):
             while True:

@@ -31,7 +31,7 @@ from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.attempt import Committed, Removed
 from gossamer.protocol.rounds.ring import Contribute, FinishAverage, Payload
-from gossamer.protocol.rounds.roster import Ring
+from gossamer.protocol.rounds.roster import Ring, ring_id_of
 from gossamer.protocol.rounds.round import Round
 from gossamer.protocol.state.chain import Commit, Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -224,7 +224,7 @@ class RoundDriver:
         Waits up to `HELLO_SECONDS` until this peer follows that ring.
         """
         self.heard(roster, statement)
-        ring_id = digest_of(b"gossamer ring:", roster.author.encode(), roster.payload)
+        ring_id = ring_id_of(roster)
         with trio.move_on_after(HELLO_SECONDS):
             while (answer := self.dispatcher.greeting(ring_id)) == "later":
                 await self._changed.wait()

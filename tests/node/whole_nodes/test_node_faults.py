@@ -25,7 +25,18 @@ from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.redial import BACK_OFF_SECONDS_MAX
 from gossamer.protocol.state.chain import signers_of
 from gossamer.protocol.wire.statements import Phase
-from tests.support.node_world import NumbersTrainer, SlowTrainer, World, simulate
+from tests.support.node_world import (
+    NumbersTrainer,
+    SlowTrainer,
+    World,
+    headers_of,
+    simulate,
+    start,
+    tokens_of,
+)
+
+SLOW_LINE = 80_000.0
+"""Bytes a second: a ring of four takes some half a second."""
 
 
 @contextmanager
@@ -85,6 +96,42 @@ def test_a_node_whose_disk_takes_nothing_stays_in_the_ring(tmp_path: Path) -> No
         await trio.sleep(1.0)
         await nursery.start(world.run, "b")
         await world.until(lambda: world.round("b") >= mended, seconds=10)
+
+    simulate(world, story)
+
+
+def test_a_member_that_sits_out_from_now_on_spoils_no_ring_that_is_at_work(tmp_path: Path) -> None:
+    """Its conduct counts for the next ring. In this one its neighbours become each other's."""
+    world = World(tmp_path, seed=23)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abcd")
+        await world.reach(5, *"abcd")
+        await world.until(lambda: world.all_shards_are_with(*"abcd"))
+        peers = {world.identity(name).peer_id: name for name in "abcd"}
+        for peer in peers:
+            for other in peers.keys() - {peer}:
+                world.network.link(peer, other).bytes_per_second = SLOW_LINE
+        await world.until(
+            lambda: all(len(world.participant(name).rounds.ring) == 4 for name in "abcd")
+        )
+        order = world.participant("a").rounds.ring
+        number = world.round("a") + 1
+        victim, another = order[1], order[3]
+        survivors = [name for peer, name in peers.items() if peer != victim]
+        for name in survivors:
+            conduct = world.participant(name).context.swarm.admission.conduct
+            conduct.put_out(number, another, victim, order, is_voting=True)
+            assert not conduct.sits_out(number, victim)
+        world.crash(peers[victim])
+        await world.reach(number, *survivors, seconds=20)
+        for name in survivors:
+            conduct = world.participant(name).context.swarm.admission.conduct
+            assert conduct.sits_out(number, victim)
+            header = headers_of(world, name)[number - 1]
+            assert {member.peer_id for member in header.members} == {*order}
+            assert all(tokens_of(world, header, other) > 0 for other in survivors)
+        world.assert_one_chain(*survivors)
 
     simulate(world, story)
 
