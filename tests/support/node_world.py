@@ -533,6 +533,15 @@ class World:
         shortest = min(len(path) for path in paths)
         return len({tuple(path[:shortest]) for path in paths}) == 1
 
+    async def come_together(self, *names: str, seconds: float) -> None:
+        """Waits until all are on one chain, then checks their states.
+
+        Two members may organise a ring each while one of them does not know all others yet. The
+        choice of head ends the fork that follows when their commit records have met.
+        """
+        await self.until(lambda: self.is_one_chain(*names), seconds)
+        self.assert_one_chain(*names)
+
     def assert_one_chain(self, *names: str) -> None:
         """All are on one chain, and those at the same round have the same state."""
         assert self.is_one_chain(*names)

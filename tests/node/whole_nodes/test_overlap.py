@@ -92,10 +92,10 @@ def test_a_member_that_dies_costs_the_others_nothing_but_its_part(
             world.crash(name)
             others = [other for other in "abcd" if other != name]
             await world.reach(before + 2, *others, seconds=20)
-            world.assert_one_chain(*others)
+            await world.come_together(*others, seconds=2 * ROUND_SECONDS)
             await nursery.start(world.run, name, ["a"])
             await world.reach(world.round("a") + 3, *"abcd")
-        world.assert_one_chain(*"abcd")
+        await world.come_together(*"abcd", seconds=2 * ROUND_SECONDS)
         assert world.participant("a").context.work.status.lost == 0
 
     simulate(world, story)
