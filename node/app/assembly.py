@@ -29,6 +29,7 @@ from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.heads.known_rounds import KnownRounds
+from gossamer.node.heads.rollbacks import RollbackFiles, Rollbacks
 from gossamer.node.machine.hardware import Hardware
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer import MakeTrainer, Trainer
@@ -101,6 +102,7 @@ class _Core:
     run_blocks: RunBlocks
     rounds: KnownRounds
     choice: HeadChoice
+    rollbacks: Rollbacks
 
 
 class Node:
@@ -258,8 +260,14 @@ class Node:
         )
         return _Core(
             trainer, committed, work, swarm, chain_sync, discovery, known_peers, run_blocks,
-            rounds, choice,
+            rounds, choice, self._read_rollbacks(),
         )  # fmt: skip
+
+    def _read_rollbacks(self) -> Rollbacks:
+        root, founder = self._state_dir.root, PeerId(self.manifest.founder)
+        rollbacks = Rollbacks(RollbackFiles(root, self.run_id, founder), self._state_dir.health)
+        rollbacks.load()
+        return rollbacks
 
     async def _fetch_index(self, run_blocks: RunBlocks) -> ShardIndex | None:
         """Returns None if the node was asked to leave before the index was here."""
@@ -291,6 +299,9 @@ class Node:
             await self._start_http(nursery, reporter)
         say_hello(self.manifest, self._transport.addresses())
         nursery.start_soon(swarm.run)
+        nursery.start_soon(
+            core.rollbacks.run, swarm.gossip, participant.notify, self._runtime.run_in_thread
+        )
         nursery.start_soon(reporter.run)
         nursery.start_soon(feed.run, trainer.queue)
         nursery.start_soon(core.run_blocks.fetch_heldout)
@@ -320,6 +331,7 @@ class Node:
             core.swarm,
             core.rounds,
             core.choice,
+            core.rollbacks,
             core.work,
             self.metrics,
             self._runtime.run_in_thread,

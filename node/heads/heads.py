@@ -22,6 +22,7 @@ import structlog
 import trio
 
 from gossamer.node.heads.known_rounds import KnownRounds
+from gossamer.node.heads.rollbacks import Rollbacks
 from gossamer.node.peers.chain_sync import BehindError, ChainSync
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState
@@ -101,11 +102,13 @@ class Heads:
         swarm: Swarm,
         metrics: Metrics,
         progress: Progress,
+        rollbacks: Rollbacks,
         pinned_head: Digest | None = None,
     ) -> None:
         """
         Args:
             rounds: those of the committed state's chain, as `choice` sees them.
+            rollbacks: the rounds that the founder has taken back.
             pinned_head: the chain has to contain it, if there is one.
         """
         self._gather_seconds = rules.gather_seconds
@@ -114,6 +117,7 @@ class Heads:
         self._swarm = swarm
         self._metrics = metrics
         self._progress = progress
+        self._rollbacks = rollbacks
         self._pinned_head = pinned_head
         self._rounds, self._choice = rounds, choice
         self._rings: set[bytes] = set()
@@ -143,6 +147,8 @@ class Heads:
     def better(self) -> BetterHead | None:
         """The heaviest head that counts and wins over the committed one; None if no head does."""
         now, chain, mine = trio.current_time(), self._committed.chain, self.mine
+        if not self._own():
+            self._counting |= {Digest(each.parent) for each in self._rollbacks}
         self._counting = {head for head in self._counting if head in chain and self._may_win(head)}
         self._seen_seconds = {
             head: self._seen_seconds.get(head, now) for head in sorted(self._counting)
@@ -163,9 +169,22 @@ class Heads:
             pin in self._committed.chain and self._choice.fork_of(pin, head) == pin
         )
 
+    def is_void(self, head: Digest) -> bool:
+        """Returns whether the founder has taken back a round on the way to a known head."""
+        chain = self._committed.chain
+        return any(
+            each.undone in chain and self._choice.fork_of(Digest(each.undone), head) == each.undone
+            for each in self._rollbacks
+        )
+
+    def may_stand(self, head: Digest) -> bool:
+        """Returns whether a node may be at a known head: it has the pinned head in its chain, and
+        no round that was taken back."""
+        return self.has_pin(head) and not self.is_void(head)
+
     def _own(self) -> list[Digest]:
         """The committed head, if it can win."""
-        return [self.mine] if self.has_pin(self.mine) else []
+        return [self.mine] if self.may_stand(self.mine) else []
 
     def _eligible(self, now: float) -> list[Digest]:
         """The heads among which this node chooses, but its own."""
@@ -202,11 +221,14 @@ class Heads:
         )
 
     def _may_win(self, head: Digest) -> bool:
-        """Returns whether a known head is not this node's past, nor parts from it too early, nor
-        from the pinned head."""
-        if self._choice.fork_of(head, self.mine) == head or not self.has_pin(head):
+        """Returns whether a node may be at a known head, and this head is not this node's past, nor
+        parts from it too early. A node that may not stay where it is goes back as well."""
+        if not self.may_stand(head):
             return False
-        return not self._own() or self._choice.may_undo(self.mine, head)
+        if not self._own():
+            return True
+        is_past = self._choice.fork_of(head, self.mine) == head
+        return not is_past and self._choice.may_undo(self.mine, head)
 
     def _is_best(self, now: float, head: Digest) -> bool:
         """Returns whether the best head is this one or descends from it."""
@@ -307,8 +329,9 @@ class Heads:
         A head that is not proven here counts as one: a lie costs one gathering and no more.
         """
         head = Digest(announce.head)
-        is_known = self._committed.chain.is_whole(head)
-        return not is_known or self._choice.best([self.mine, head]) == self.mine
+        if not self._committed.chain.is_whole(head) or not self.may_stand(head):
+            return True
+        return self._choice.best([self.mine, head]) == self.mine
 
     def recent(self) -> list[Digest]:
         """The committed head and its ancestors, newest first, as far as `Swarm.awaited` looks."""

@@ -12,6 +12,7 @@ from gossamer.node.network.identity import verify
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.entrance import Entrance
 from gossamer.node.peers.offences import Offences
+from gossamer.protocol.errors import ForgedError
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.membership import Membership
@@ -19,7 +20,7 @@ from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.policy.ring_conduct import RingConduct
 from gossamer.protocol.rounds.commit_proof import RingRules, open_commit
 from gossamer.protocol.state.chain import Commit, Header
-from gossamer.protocol.wire.statements import Announce, RingStatement, Roster, Statement
+from gossamer.protocol.wire.statements import Announce, RingStatement, Rollback, Roster, Statement
 
 FAR_MAX = 8
 """Peers without a connection to this node that may be in a ring with it, in a small swarm."""
@@ -55,6 +56,7 @@ class Admission:
             ring_rules: what the rosters of this run must say.
         """
         self.run_id = manifest.run_id
+        self._founder = PeerId(manifest.founder)
         self.offences = offences
         self._transport = transport
         self._membership = membership
@@ -107,6 +109,7 @@ class Admission:
         """Returns whether this node takes a statement of a welcome author now. The author may
         repeat a statement that is not taken.
 
+        - Only the founder takes rounds back. It is heard although it is banned, or not connected.
         - A banned peer is heard only about rings that it is in. The other members hear it too, and
           a ring needs one view of its removed members.
         - A peer that has not announced itself is heard about nothing else. So the number of authors
@@ -121,6 +124,10 @@ class Admission:
         """
         if isinstance(statement, RingStatement):
             return author in self._transport.peers() or self._membership.is_known(author)
+        if isinstance(statement, Rollback):
+            if author != self._founder:
+                raise ForgedError("a round is taken back by a peer that is not the founder")
+            return True
         if self.offences.is_banned(author):
             return False
         if isinstance(statement, Announce):

@@ -10,6 +10,7 @@ import trio
 
 from gossamer.node.base.orders import Orders
 from gossamer.node.heads.prover import HeadProver
+from gossamer.node.heads.rollbacks import Rollbacks
 from gossamer.node.heads.side_records import SideRecords
 from gossamer.node.network.identity import verify
 from gossamer.node.peers.swarm import Swarm
@@ -23,7 +24,14 @@ from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.rounds.roster import ring_id_of
 from gossamer.protocol.rounds.round_rules import RoundHints
 from gossamer.protocol.state.chain import Commit, Header
-from gossamer.protocol.wire.statements import Accusation, Roster, Signed, Statement, open_signed
+from gossamer.protocol.wire.statements import (
+    Accusation,
+    Rollback,
+    Roster,
+    Signed,
+    Statement,
+    open_signed,
+)
 from gossamer.trainer.ipc.messages import Shared
 
 
@@ -37,6 +45,7 @@ class ActiveRounds:
         swarm: Swarm,
         head_prover: HeadProver,
         side_records: SideRecords,
+        rollbacks: Rollbacks,
         orders: Orders,
     ) -> None:
         self._run_id = run_id
@@ -44,6 +53,7 @@ class ActiveRounds:
         self._swarm = swarm
         self._head_prover = head_prover
         self._side_records = side_records
+        self._rollbacks = rollbacks
         self._orders = orders
         self._newest: OpenRound | None = None
         self._drivers: list[RoundDriver] = []
@@ -90,6 +100,10 @@ class ActiveRounds:
 
     def heard(self, signed: Signed, statement: Statement) -> None:
         """See `SwarmListener`."""
+        if isinstance(statement, Rollback):
+            self._rollbacks.heard(signed, statement)
+            self._orders.notify()
+            return
         if isinstance(statement, Accusation):
             self._note_accuser(PeerId(signed.author), statement)
         for each in self._drivers.copy():

@@ -11,6 +11,7 @@ from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.heads.known_rounds import KnownRounds
+from gossamer.node.heads.rollbacks import Rollbacks
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.network.identity import Identity
@@ -45,6 +46,7 @@ class NodeContext:
     swarm: Swarm
     rounds: KnownRounds
     choice: HeadChoice
+    rollbacks: Rollbacks
     work: Work
     metrics: Metrics
     run_in_thread: RunInThread

@@ -95,6 +95,12 @@ class Follower:
         self.phases.pause("disk")
         await trio.sleep(RETRY_SECONDS)
 
+    async def wait_for_state(self) -> None:
+        """The founder took back the rounds that this node has, and no peer has served the state
+        before them yet. Rounds on void ones would be of no use."""
+        self.phases.set("syncing")
+        await self._orders.wait(RETRY_SECONDS)
+
     async def until_trainer_is_up(self) -> None:
         """Follows heads while the trainer starts or has failed. No other peer waits for it."""
         trainer, progress = self._trainings.trainer, self.phases.progress

@@ -65,7 +65,7 @@ class Participant:
         self._phases = Phases(self.progress, metrics, swarm, orders)
         self._heads = Heads(
             context.manifest.rounds, context.rounds, context.choice, committed, chain_sync, swarm,
-            metrics, self.progress, context.pinned_head,
+            metrics, self.progress, context.rollbacks, context.pinned_head,
         )  # fmt: skip
         side_records = SideRecords(committed, self._heads.members_at, self._heads.make_room)
         chain_sync.admits_record = side_records.admits
@@ -76,7 +76,9 @@ class Participant:
             context.run_in_thread,
         )  # fmt: skip
         self._mode = mode_for(context.manifest)(context.me, committed, trainings)
-        self._settlement = Settlement(committed, work, chain_sync, swarm, trainings)
+        self._settlement = Settlement(
+            committed, work, chain_sync, swarm, trainings, self._heads.is_void
+        )
         self._saver = WorkSaver(
             committed, work, trainer, self._mode, context.health, context.run_in_thread
         )
@@ -93,7 +95,13 @@ class Participant:
             self._head_fetcher, has_bootstrap=has_bootstrap,
         )  # fmt: skip
         self.rounds = ActiveRounds(
-            context.manifest.run_id, committed, swarm, self._head_prover, side_records, orders
+            context.manifest.run_id,
+            committed,
+            swarm,
+            self._head_prover,
+            side_records,
+            context.rollbacks,
+            orders,
         )
 
     # Orders
@@ -108,6 +116,10 @@ class Participant:
         self._orders.pause = False
         if self.context.trainer.failure is not None:
             self.context.trainer.resume()
+        self._orders.notify()
+
+    def notify(self) -> None:
+        """There is news that this node may have to act on."""
         self._orders.notify()
 
     def leave(self) -> None:
@@ -188,6 +200,9 @@ class Participant:
             return False
         if not await self._follower.catch_up():
             await self._follower.wait_for_disk()
+            return False
+        if not self._heads.may_stand(self._heads.mine):
+            await self._follower.wait_for_state()
             return False
         return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 import trio
@@ -14,7 +14,7 @@ from gossamer.node.storage.committed import CommittedState, chunks_with
 from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.node.storage.work import Work
 from gossamer.node.training.local_training import LocalTrainings
-from gossamer.protocol.accounting.work_records import mask_of
+from gossamer.protocol.accounting.work_records import ROLLED_BACK, mask_of
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.rounds.attempt import Committed
 from gossamer.protocol.state.chain import ChunkAverage, Header, spans_taken
@@ -36,7 +36,10 @@ class Settlement:
         chain_sync: ChainSync,
         swarm: Swarm,
         trainings: LocalTrainings,
+        is_void: Callable[[Digest], bool],
     ) -> None:
+        """`is_void`: whether the founder has taken back a round on the way to a known head."""
+        self._is_void = is_void
         self._committed = committed
         self._work = work
         self._chain_sync = chain_sync
@@ -76,10 +79,16 @@ class Settlement:
         run_in_thread, work = self._trainings.run_in_thread, self._work
         if not self._committed.is_loaded or work.head == self._committed.head:
             return
+        since = work.head
+        is_void = since is not None and since in self._committed.chain and self._is_void(since)
         await self._fetch_contributors(await run_in_thread(self._unknown_with_mine))
         has_left_rounds = await run_in_thread(self._settle)
         self._averages.clear()
-        if has_left_rounds:
+        if is_void and has_left_rounds:
+            # It was done on parameters that the founder does not want.
+            await run_in_thread(lambda: work.drop(ROLLED_BACK))
+            await self._trainings.return_data()
+        elif has_left_rounds:
             # On the other branch the data is consumed to other positions.
             await self._trainings.return_data(work.account.state.spans)
 

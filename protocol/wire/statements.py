@@ -162,7 +162,22 @@ class LinkRate(
 RingStatement: TypeAlias = Accusation | Vote | LinkRate
 """Statements of a member about its ring."""
 
-Statement: TypeAlias = Announce | Ready | Roster | RingStatement
+
+class Rollback(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="rollback"
+):
+    """The founder takes a round back, and all rounds that follow it: the run goes on from the head
+    before. Only the founder can say so, and it holds for the rest of the run."""
+
+    undone: bytes
+    """Digest of the header of the first round that is taken back."""
+    parent: bytes
+    """The head before it."""
+    round: int
+    """Number of the round that led to `parent`; 0: the run begins anew."""
+
+
+Statement: TypeAlias = Announce | Ready | Roster | RingStatement | Rollback
 
 
 class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
@@ -179,7 +194,7 @@ class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 _encoder = msgspec.msgpack.Encoder()
 _statement_decoder: msgspec.msgpack.Decoder[Statement] = msgspec.msgpack.Decoder(
-    Announce | Ready | Roster | Accusation | Vote | LinkRate
+    Announce | Ready | Roster | Accusation | Vote | LinkRate | Rollback
 )
 _signed_decoder = msgspec.msgpack.Decoder(Signed)
 
@@ -249,6 +264,8 @@ def key_of(author: str, statement: Statement) -> tuple[str, ...]:
             return ("vote", author, statement.ring_id.hex())
         case LinkRate():
             return ("pace", author, statement.ring_id.hex())
+        case Rollback():
+            return ("rollback", author, statement.undone.hex())
 
 
 def version_of(statement: Statement) -> tuple[int, ...]:
@@ -259,7 +276,7 @@ def version_of(statement: Statement) -> tuple[int, ...]:
             return (statement.incarnation, statement.sequence)
         case Vote() | LinkRate():
             return (statement.sequence,)
-        case Roster() | Accusation():
+        case Roster() | Accusation() | Rollback():
             return ()
 
 
@@ -351,6 +368,10 @@ def _check(statement: Statement) -> None:
             _check_digest(statement.ring_id, "ring_id")
             _check_count(statement.sequence, limits.LINK_RATES_MAX, "sequence")
             _check_speed(statement.bytes_per_second)
+        case Rollback():
+            _check_digest(statement.undone, "undone")
+            _check_digest(statement.parent, "parent")
+            _check_count(statement.round, limits.ROUNDS_MAX, "round")
 
 
 def _check_version(statement: Announce | Ready) -> None:

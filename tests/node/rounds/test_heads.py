@@ -22,9 +22,9 @@ from gossamer.node.rounds.turn import is_round_overtaken
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId, digest_of
-from gossamer.protocol.policy.head_choice import HeadChoice
+from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX, HeadChoice
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
-from gossamer.protocol.wire.statements import Signed
+from gossamer.protocol.wire.statements import Rollback, Signed
 from tests.support.builders import peers
 
 RUN_ID = Digest(bytes(32))
@@ -55,6 +55,7 @@ class Chain:
         swarm = SimpleNamespace(me=ME, living=self._living, ready_since=lambda _head: None)
         rounds = KnownRounds(self.store)
         unused: Any = None
+        self.rollbacks: list[Rollback] = []
         self.heads = Heads(
             cast(Any, SimpleNamespace(gather_seconds=GATHER_SECONDS)),
             rounds,
@@ -64,6 +65,7 @@ class Chain:
             cast(Any, swarm),
             unused,
             cast(Any, SimpleNamespace(phase="averaging")),
+            cast(Any, self.rollbacks),
         )
         self.fork = self.committed.head = self.add(RUN_ID, ALL)
         self.mine = self.committed.head = self.add(self.fork, [ME, B])
@@ -228,3 +230,62 @@ def test_a_record_that_cannot_be_read_says_nothing_of_my_ring(chain: Chain) -> N
         path.write_bytes(b"damaged")
     chain.heads.followed(MY_RING)
     assert not chain.heads._is_of_my_ring(head)
+
+
+def take_back(chain: Chain, undone: Digest) -> None:
+    """The founder takes back a round and all that followed it."""
+    entry = chain.store.entry(undone)
+    chain.rollbacks.append(Rollback(undone, entry.parent, entry.round - 1))
+
+
+def better_of(chain: Chain) -> BetterHead | None:
+    async def main() -> BetterHead | None:
+        return chain.heads.better()
+
+    return trio.run(main, clock=MockClock())
+
+
+def wanted_of(chain: Chain) -> list[Digest]:
+    async def main() -> list[Digest]:
+        return chain.heads.wanted()
+
+    return trio.run(main, clock=MockClock())
+
+
+def test_a_node_leaves_a_round_that_was_taken_back_for_the_one_before(chain: Chain) -> None:
+    chain.committed.head = chain.add(chain.mine, ALL)
+    take_back(chain, chain.mine)
+    assert chain.is_overtaken_after(0.0)
+    better = better_of(chain)
+    assert better is not None
+    assert better.head == chain.fork
+    assert not chain.heads.may_stand(chain.committed.head)
+    chain.committed.head = chain.fork
+    assert better_of(chain) is None
+    assert chain.heads.may_stand(chain.fork)
+
+
+def test_no_support_makes_a_round_count_again_that_was_taken_back(chain: Chain) -> None:
+    void = chain.add(chain.add(chain.mine, ALL, 10 * TOKENS), ALL, 10 * TOKENS)
+    take_back(chain, chain.mine)
+    chain.committed.head = chain.fork
+    assert better_of(chain) is None
+    assert not wanted_of(chain)
+    assert chain.heads.is_lost(cast(Any, SimpleNamespace(head=void)))
+    after = chain.add(chain.fork, [B])
+    chain.heads.note_counting(after)
+    chain.committed.head = void
+    better = better_of(chain)
+    assert better is not None
+    assert better.head == after
+
+
+def test_more_rounds_are_taken_back_than_a_node_undoes_by_itself(chain: Chain) -> None:
+    head = chain.mine
+    for _ in range(UNDO_ROUNDS_MAX + 4):
+        head = chain.add(head, ALL)
+    chain.committed.head = head
+    take_back(chain, chain.mine)
+    better = better_of(chain)
+    assert better is not None
+    assert better.head == chain.fork

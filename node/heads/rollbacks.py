@@ -1,0 +1,163 @@
+"""The rounds that the founder has taken back, on this node's disk and among its peers.
+
+`gossamer rollback` leaves a signed statement in the state directory of the founder's node. The node
+takes it from there, and gossip brings it to the others. Each node keeps it for the rest of the run:
+
+    rollbacks/    one file for each, the signed statement (`wire.statements.Rollback`)
+
+A head is void if a round on the way to it was taken back. `heads` has what follows from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import structlog
+import trio
+
+from gossamer.node.base.disk_health import DiskError, DiskHealth, write_atomically
+from gossamer.node.base.threads import RunInThread
+from gossamer.node.network.identity import verify
+from gossamer.node.peers.gossip import Gossip
+from gossamer.protocol.errors import ForgedError, RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.wire.statements import (
+    Rollback,
+    Signed,
+    decode_signed,
+    encode_signed,
+    open_signed,
+)
+
+ROLLBACKS_MAX = 256
+"""Rollbacks in the life of a run. A founder that needs more should found a new run."""
+
+LOOK_SECONDS = 1.0
+"""Interval of the looks for a file that the command has left."""
+
+_FILE_BYTES_MAX = 1024
+
+log = structlog.get_logger("node")
+
+
+class RollbackFiles:
+    """The rollbacks in one state directory."""
+
+    def __init__(self, root: Path, run_id: Digest, founder: PeerId) -> None:
+        self._path = root / "rollbacks"
+        self._run_id = run_id
+        self._founder = founder
+
+    def write(self, signed: Signed) -> None:
+        """Keeps a rollback. Raises DiskError."""
+        try:
+            self._path.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise DiskError(str(error)) from error
+        write_atomically(self._path / signed.digest.hex(), encode_signed(signed))
+
+    def names(self) -> list[str]:
+        """Returns the names of the files, at most `ROLLBACKS_MAX`."""
+        try:
+            found = sorted(path.name for path in self._path.iterdir())
+        except OSError:
+            return []
+        return [name for name in found if not name.startswith(".")][:ROLLBACKS_MAX]
+
+    def read(self, name: str) -> tuple[Signed, Rollback]:
+        """Returns a rollback, whose signature was checked.
+
+        Raises:
+            OSError, RemoteProtocolError: the file cannot be read, or is no rollback of the founder.
+        """
+        with (self._path / name).open("rb") as file:
+            signed = decode_signed(file.read(_FILE_BYTES_MAX))
+        statement = open_signed(signed, self._run_id, verify)
+        if not isinstance(statement, Rollback) or signed.author != self._founder:
+            raise ForgedError("it is no rollback by the founder of the run")
+        return signed, statement
+
+
+class Rollbacks:
+    """The rollbacks that this node knows."""
+
+    def __init__(self, files: RollbackFiles, health: DiskHealth) -> None:
+        self._files = files
+        self._health = health
+        self._known: dict[Digest, tuple[Signed, Rollback]] = {}
+        """By the digest of the signed statement, in the order in which they came."""
+        self._on_disk: set[str] = set()
+        """Names of the files that were read or written."""
+
+    def __iter__(self) -> Iterator[Rollback]:
+        return (statement for _, statement in self._known.values())
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def heard(self, signed: Signed, statement: Rollback) -> bool:
+        """Takes a checked rollback of the founder. Returns whether it is news."""
+        if signed.digest in self._known or len(self._known) >= ROLLBACKS_MAX:
+            return False
+        self._known[signed.digest] = (signed, statement)
+        log.warning(
+            "the founder has taken rounds back; this node leaves them",
+            from_round=statement.round + 1,
+            goes_on_from=short(Digest(statement.parent)),
+        )
+        return True
+
+    def load(self) -> None:
+        """Takes what is on disk, before the node begins."""
+        for signed, statement in self._read_new():
+            self.heard(signed, statement)
+
+    def _read_new(self) -> list[tuple[Signed, Rollback]]:
+        """Reads the files that were not read or written yet; in a thread."""
+        found = []
+        for name in self._files.names():
+            if name in self._on_disk:
+                continue
+            self._on_disk.add(name)
+            try:
+                found.append(self._files.read(name))
+            except (OSError, RemoteProtocolError) as error:
+                log.warning("a rollback on disk is left out", file=name, error=str(error))
+        return found
+
+    def _write(self, unwritten: Sequence[Signed]) -> None:
+        """Keeps rollbacks that were heard; in a thread."""
+        for signed in unwritten:
+            try:
+                self._files.write(signed)
+            except DiskError as error:
+                self._health.failed("rollbacks", error)
+                return
+            self._health.wrote("rollbacks")
+            self._on_disk.add(signed.digest.hex())
+
+    async def run(
+        self, gossip: Gossip, on_news: Callable[[], None], run_in_thread: RunInThread
+    ) -> None:
+        """Takes files that the command leaves, keeps what was heard, and says both to the others,
+        until cancelled. `on_news` is called when a file was taken."""
+        said: set[Digest] = set()
+        while True:
+            for signed, statement in await run_in_thread(self._read_new):
+                if self.heard(signed, statement):
+                    on_news()
+            for digest, (signed, statement) in self._known.items():
+                if digest not in said:
+                    said.add(digest)
+                    gossip.publish(signed, statement)
+                elif not gossip.statement_store.has(digest):  # others needed the room
+                    gossip.statement_store.post(signed, statement)
+            unwritten = [
+                signed
+                for digest, (signed, _) in self._known.items()
+                if digest.hex() not in self._on_disk
+            ]
+            if unwritten:
+                await run_in_thread(lambda unwritten=unwritten: self._write(unwritten))  # type: ignore[misc]
+            await trio.sleep(LOOK_SECONDS)
