@@ -29,6 +29,7 @@ COMMANDS = (
     ),
     ("members", "invitations:members", "List the members of an invite-only run."),
     ("revoke", "invitations:revoke", "Put a member out of an invite-only run for good."),
+    ("rollback", "rollback:rollback", "Take back all rounds after one, as the run's founder."),
     ("export", "export_model:export", "Write the newest committed state as a Hugging Face model."),
     ("plan", "plan:plan", "Estimate what a round costs each peer: bytes, seconds, utilisation."),
     ("doctor", "doctor:doctor", "Check this machine, and say what to change."),

@@ -300,7 +300,7 @@ class Node:
         say_hello(self.manifest, self._transport.addresses())
         nursery.start_soon(swarm.run)
         nursery.start_soon(
-            core.rollbacks.run, swarm.gossip, participant.notify, self._runtime.run_in_thread
+            core.rollbacks.run, swarm.gossip, participant, self._runtime.run_in_thread
         )
         nursery.start_soon(reporter.run)
         nursery.start_soon(feed.run, trainer.queue)

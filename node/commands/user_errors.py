@@ -11,6 +11,7 @@ from gossamer.node.network.transport import TransportError
 from gossamer.node.peers.run_exchange import JoinError, NotAdmittedError
 from gossamer.node.runs.inviting import InvitationError
 from gossamer.node.runs.needs import TooLargeError
+from gossamer.node.runs.rolling_back import RollbackError
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.state_dir import StateDirError
 from gossamer.protocol.errors import ManifestError
@@ -28,6 +29,7 @@ _WITH_TEXT = (
     IdentityError,
     InvitationError,
     JoinError,
+    RollbackError,
     StateDirError,
     TrainerFailedError,
     TransportError,

@@ -148,7 +148,7 @@ class Heads:
         """The heaviest head that counts and wins over the committed one; None if no head does."""
         now, chain, mine = trio.current_time(), self._committed.chain, self.mine
         if not self._own():
-            self._counting |= {Digest(each.parent) for each in self._rollbacks}
+            self._counting |= self._rollbacks.parents()
         self._counting = {head for head in self._counting if head in chain and self._may_win(head)}
         self._seen_seconds = {
             head: self._seen_seconds.get(head, now) for head in sorted(self._counting)

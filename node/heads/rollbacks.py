@@ -1,7 +1,8 @@
 """The rounds that the founder has taken back, on this node's disk and among its peers.
 
-`gossamer rollback` leaves a signed statement in the state directory of the founder's node. The node
-takes it from there, and gossip brings it to the others. Each node keeps it for the rest of the run:
+`gossamer rollback` leaves a signed statement in the state directory of the founder's node. That
+node goes back first, and then gossip brings the statement to the others. Each node keeps it for the
+rest of the run:
 
     rollbacks/    one file for each, the signed statement (`wire.statements.Rollback`)
 
@@ -10,13 +11,20 @@ A head is void if a round on the way to it was taken back. `heads` has what foll
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 import trio
 
-from gossamer.node.base.disk_health import DiskError, DiskHealth, write_atomically
+from gossamer.node.base.disk_health import (
+    DiskError,
+    DiskHealth,
+    remove_quietly,
+    write_atomically,
+)
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.network.identity import verify
 from gossamer.node.peers.gossip import Gossip
@@ -36,9 +44,28 @@ ROLLBACKS_MAX = 256
 LOOK_SECONDS = 1.0
 """Interval of the looks for a file that the command has left."""
 
+ORDER_SECONDS = 120.0
+"""Time for the founder's node to rebuild the state of an order, as for any other work of a disk and
+a thread on a large model."""
+
 _FILE_BYTES_MAX = 1024
 
 log = structlog.get_logger("node")
+
+
+class RollbackNode(Protocol):
+    """The node, as its rollbacks see it."""
+
+    @property
+    def me(self) -> PeerId:
+        """This node's peer id."""
+
+    def notify(self) -> None:
+        """There is a rollback that this node has to follow."""
+
+    @property
+    def has_gone_back(self) -> bool:
+        """Returns whether this node is at no round that was taken back."""
 
 
 class RollbackFiles:
@@ -56,6 +83,10 @@ class RollbackFiles:
         except OSError as error:
             raise DiskError(str(error)) from error
         write_atomically(self._path / signed.digest.hex(), encode_signed(signed))
+
+    def remove(self, signed: Signed) -> None:
+        """Forgets a rollback."""
+        remove_quietly(self._path / signed.digest.hex())
 
     def names(self) -> list[str]:
         """Returns the names of the files, at most `ROLLBACKS_MAX`."""
@@ -95,6 +126,10 @@ class Rollbacks:
 
     def __len__(self) -> int:
         return len(self._known)
+
+    def parents(self) -> frozenset[Digest]:
+        """Returns the heads from which the run goes on. Nodes that go back keep their states."""
+        return frozenset(Digest(each.parent) for each in self)
 
     def heard(self, signed: Signed, statement: Rollback) -> bool:
         """Takes a checked rollback of the founder. Returns whether it is news."""
@@ -137,22 +172,39 @@ class Rollbacks:
             self._health.wrote("rollbacks")
             self._on_disk.add(signed.digest.hex())
 
-    async def run(
-        self, gossip: Gossip, on_news: Callable[[], None], run_in_thread: RunInThread
-    ) -> None:
-        """Takes files that the command leaves, keeps what was heard, and says both to the others,
-        until cancelled. `on_news` is called when a file was taken."""
+    def _withdraw(self, signed: Signed) -> None:
+        """Gives up an order that this node itself could not follow."""
+        del self._known[signed.digest]
+        self._files.remove(signed)
+        log.error(
+            "this node could not go back to the state that was ordered; no peer was told, and the "
+            "run goes on as before",
+            seconds=ORDER_SECONDS,
+        )
+
+    async def run(self, gossip: Gossip, node: RollbackNode, run_in_thread: RunInThread) -> None:
+        """Takes orders and keeps what was heard, until cancelled.
+
+        The founder's node goes back first. It tells the others when it can serve them the state.
+        """
         said: set[Digest] = set()
+        orders: dict[Digest, float] = {}
         while True:
             for signed, statement in await run_in_thread(self._read_new):
                 if self.heard(signed, statement):
-                    on_news()
-            for digest, (signed, statement) in self._known.items():
-                if digest not in said:
+                    orders[signed.digest] = trio.current_time()
+                    node.notify()
+            for digest, (signed, statement) in list(self._known.items()):
+                is_mine = signed.author == node.me
+                if digest in said:
+                    if not gossip.statement_store.has(digest):  # others needed the room
+                        gossip.statement_store.post(signed, statement)
+                elif not is_mine or node.has_gone_back:
                     said.add(digest)
                     gossip.publish(signed, statement)
-                elif not gossip.statement_store.has(digest):  # others needed the room
-                    gossip.statement_store.post(signed, statement)
+                elif trio.current_time() > orders.get(digest, math.inf) + ORDER_SECONDS:
+                    self._withdraw(signed)
+                    node.notify()
             unwritten = [
                 signed
                 for digest, (signed, _) in self._known.items()

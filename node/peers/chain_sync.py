@@ -10,7 +10,7 @@ stay in the block store, so a node that is killed meanwhile goes on where it sto
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
 import structlog
@@ -51,6 +51,10 @@ is fetched in vain if the way turns out to lead nowhere."""
 
 BASES_MAX = 3
 """Checkpoints that are tried, newest first, before the whole is tried again later."""
+
+OLDER_ROUNDS = 256
+"""Rounds before the wanted head that are searched for a state on this disk: more than lie between
+the checkpoints that are kept."""
 
 _Get = Callable[[list[Digest]], Awaitable[None]]
 """Gets blocks, or raises FetchError or DiskError."""
@@ -102,6 +106,9 @@ class ChainSync:
         self._listener: ReplayListener | None = None
         self.admits_record: AdmitsRecord = lambda _bringer, _commit, _header: True
         """Returns whether a record that a peer brings is kept."""
+        self.kept_states: Callable[[], Collection[Digest]] = tuple
+        """Returns heads whose whole state is kept by the nodes that come to them, besides the
+        regular checkpoints."""
         self.unfinished: set[Digest] = set()
         """Rounds on the way to a head, up to which the records have come. Their states are no goal:
         for old ones, no peer has them any more."""
@@ -229,6 +236,8 @@ class ChainSync:
         for base in self._bases(head):
             try:
                 await self._follow_from(base, head, sources)
+                if head in self.kept_states():
+                    await self._run_in_thread(committed.checkpoint)
                 return
             except DiskError as error:
                 disk_error = error  # another way may need less room
@@ -263,7 +272,12 @@ class ChainSync:
         remote = [one for one in ahead if chain.entry(one).round % every == 0][::-1][:BASES_MAX]
         bases += [one for one in remote if committed.blocks.has_state(one)]
         bases += [one for one in remote if one not in bases]
-        return bases + last_resort
+        # Going back to an older round may begin at any state that is still here.
+        older = [one for one in heads[: -OLDER_ROUNDS - 1 : -1] if committed.blocks.has_state(one)]
+        kept_states = self.kept_states()
+        kept = [one for one in reversed(heads) if one in kept_states] if kept_states else []
+        bases += [one for one in (*older[:1], *kept, *last_resort) if one not in bases]
+        return bases
 
     async def _follow_from(
         self, base: Digest, head: Digest, sources: Callable[[], Sequence[PeerId]]

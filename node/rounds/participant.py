@@ -32,6 +32,7 @@ from gossamer.node.rounds.turn import POLL_SECONDS, Turn
 from gossamer.node.storage.committed import Replayed
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.local_training import LocalTrainings
+from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.round_rules import RoundHints
 from gossamer.trainer.ipc.messages import Step
 
@@ -69,6 +70,7 @@ class Participant:
         )  # fmt: skip
         side_records = SideRecords(committed, self._heads.members_at, self._heads.make_room)
         chain_sync.admits_record = side_records.admits
+        chain_sync.kept_states = context.rollbacks.parents
         self._head_prover = HeadProver(committed, chain_sync, swarm, orders)
         self._head_fetcher = HeadFetcher(self._heads, chain_sync, swarm, orders)
         trainings = LocalTrainings(
@@ -118,9 +120,19 @@ class Participant:
             self.context.trainer.resume()
         self._orders.notify()
 
+    @property
+    def me(self) -> PeerId:
+        """This node's peer id."""
+        return self.context.me
+
     def notify(self) -> None:
-        """There is news that this node may have to act on."""
+        """See `RollbackNode`."""
         self._orders.notify()
+
+    @property
+    def has_gone_back(self) -> bool:
+        """See `RollbackNode`."""
+        return self.context.committed.is_loaded and self._heads.may_stand(self._heads.mine)
 
     def leave(self) -> None:
         """Leaves in order: `run` returns when that is done."""

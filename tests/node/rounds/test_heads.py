@@ -40,6 +40,13 @@ def signed(author: PeerId) -> Signed:
     return Signed(author, b"", bytes(64))
 
 
+class TakenBack(list[Rollback]):
+    """Rollbacks, as `Heads` needs them."""
+
+    def parents(self) -> frozenset[Digest]:
+        return frozenset(Digest(each.parent) for each in self)
+
+
 class Chain:
     """Rounds by some members each, and the `Heads` of `ME` among them.
 
@@ -55,7 +62,7 @@ class Chain:
         swarm = SimpleNamespace(me=ME, living=self._living, ready_since=lambda _head: None)
         rounds = KnownRounds(self.store)
         unused: Any = None
-        self.rollbacks: list[Rollback] = []
+        self.rollbacks = TakenBack()
         self.heads = Heads(
             cast(Any, SimpleNamespace(gather_seconds=GATHER_SECONDS)),
             rounds,

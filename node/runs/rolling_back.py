@@ -1,0 +1,126 @@
+"""Taking rounds of a run back, from what lies in the founder's state directory.
+
+The directory is read without its lock, so the node may run. It takes the rollback within a second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gossamer.node.base.settings import Settings
+from gossamer.node.heads.rollbacks import RollbackFiles
+from gossamer.node.network.identity import Identity
+from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.restoring import rebuild
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.wire.statements import Rollback, seal
+
+
+class RollbackError(Exception):
+    """The rounds cannot be taken back; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rounds that a rollback takes back."""
+
+    statement: Rollback
+    newest_round: int
+    tokens: int
+    """Contributed tokens that are lost to the run."""
+
+
+class FoundersRun:
+    """The run in a state directory, as its founder sees it."""
+
+    def __init__(
+        self, manifest: Manifest, identity: Identity, state_dir: StateDir, cache_bytes: int
+    ) -> None:
+        """
+        Raises:
+            RollbackError: this node did not found the run.
+        """
+        self.manifest = manifest
+        self._identity = identity
+        self._state_dir = state_dir
+        self._cache_bytes = cache_bytes
+        if identity.peer_id != manifest.founder:
+            raise RollbackError(
+                f"only the founder takes rounds back: that is {manifest.founder}, and this node is "
+                f"{identity.peer_id}"
+            )
+
+    @classmethod
+    def here(cls, settings: Settings) -> FoundersRun:
+        """Reads the state directory.
+
+        Raises:
+            RollbackError: there is no run, or this node did not found it.
+            StateDirError, IdentityError: a file of it is damaged.
+        """
+        state_dir = StateDir(settings.state_dir)
+        signed = state_dir.read_manifest()
+        if signed is None:
+            raise RollbackError(f"there is no run in {state_dir.root}: name its --state-dir")
+        identity = Identity.load_or_create(state_dir.identity_path)
+        return cls(open_signed_manifest(signed), identity, state_dir, settings.cache_bytes)
+
+    def plan(self, round_number: int) -> Plan:
+        """Returns what a rollback to the state after a round takes back.
+
+        The state is rebuilt from this disk, so that at least one node can serve it.
+
+        Raises:
+            RollbackError: there is no such round, or its state cannot be rebuilt.
+            MemoryError: this machine has too little memory to rebuild a state beside the node's.
+        """
+        committed = self._open()
+        chain, newest = committed.chain, committed.head_on_disk()
+        path = [] if newest is None else chain.path_between(chain.genesis, newest) or []
+        heads = [chain.genesis, *path]
+        if not 0 <= round_number < len(path):
+            raise RollbackError(
+                f"round {round_number} is none to go back to: the newest round here is {len(path)}"
+            )
+        target, undone = heads[round_number], heads[round_number + 1]
+        if not rebuild(committed, target) or committed.head != target:
+            raise RollbackError(self._why_not(committed, heads, round_number))
+        total = chain.entry(heads[-1]).tokens_total - chain.entry(target).tokens_total
+        return Plan(Rollback(undone, target, round_number), len(path), total)
+
+    def roll_back(self, plan: Plan) -> None:
+        """Leaves a signed rollback for the node. Raises DiskError."""
+        signed = seal(
+            plan.statement, self._identity.peer_id, self.manifest.run_id, self._identity.sign
+        )
+        self._files().write(signed)
+
+    def _files(self) -> RollbackFiles:
+        founder = PeerId(self.manifest.founder)
+        return RollbackFiles(self._state_dir.root, self.manifest.run_id, founder)
+
+    def _open(self) -> CommittedState:
+        manifest, state_dir = self.manifest, self._state_dir
+        store = BlockStore(state_dir.blocks_path, self._cache_bytes, read_only=True)
+        genesis_state = Digest(manifest.genesis_digest)
+        chain = ChainStore(state_dir.chain_path, manifest.run_id, genesis_state, read_only=True)
+        parameters = np.zeros(manifest.model.num_parameters, dtype=np.float32)
+        return CommittedState(manifest, parameters, store, chain, state_dir, read_only=True)
+
+    @staticmethod
+    def _why_not(committed: CommittedState, heads: list[Digest], round_number: int) -> str:
+        whole = [place for place, head in enumerate(heads) if committed.blocks.has_state(head)]
+        problem = f"the state after round {round_number} cannot be rebuilt from this disk"
+        if not whole:
+            return f"{problem}: it holds no whole state. Start the node, and try again"
+        return (
+            f"{problem}: its oldest whole state is that after round {whole[0]}. Name a round from "
+            f"{whole[0]} on"
+        )

@@ -1,0 +1,164 @@
+"""The founder takes rounds back: whole nodes in virtual time."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+import trio
+
+from gossamer.node.heads.rollbacks import ORDER_SECONDS, RollbackFiles
+from gossamer.node.runs.rolling_back import FoundersRun, RollbackError
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.accounting.work_records import ROLLED_BACK
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
+from gossamer.protocol.wire.statements import Rollback, seal
+from tests.support.node_world import World, simulate, start
+
+CACHE_BYTES = 1 << 30
+
+TOGETHER_SECONDS = 20.0
+"""Time for all to go back and make a round, in virtual time: rounds take half a second."""
+
+
+def run_of(world: World) -> FoundersRun:
+    """The run in the founder's state directory."""
+    state_dir = StateDir(world.root / "a")
+    return FoundersRun(world.nodes["a"].manifest, world.identity("a"), state_dir, CACHE_BYTES)
+
+
+def roll_back(world: World, to_round: int) -> Rollback:
+    """Does what `gossamer rollback` does."""
+    run = run_of(world)
+    plan = run.plan(to_round)
+    run.roll_back(plan)
+    return plan.statement
+
+
+def has_left(world: World, name: str, undone: bytes) -> bool:
+    return Digest(undone) not in world.path(name)
+
+
+def depth(world: World) -> int:
+    """A round to go back to. The oldest whole state on the founder's disk may go any moment."""
+    run = run_of(world)
+    for number in range(world.round("a")):
+        with contextlib.suppress(RollbackError):
+            run.plan(number)
+            return number + run.manifest.rounds.checkpoint_rounds + 1
+    raise AssertionError("the founder cannot go back to any round")
+
+
+def test_all_go_back_and_on_from_there_and_so_do_newcomers_and_those_that_were_away(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, seed=90)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abcd")
+        await world.reach(24, *"abcd")
+        world.crash("d")
+        await world.reach(world.round("a") + 2, *"abc")
+        before = world.path("a")
+        target = depth(world)
+        assert len(before) - target >= 2
+        statement = roll_back(world, target)
+        assert statement.undone == before[target]
+        await world.until(
+            lambda: all(has_left(world, name, statement.undone) for name in "abc"),
+            TOGETHER_SECONDS,
+        )
+        await world.until(
+            lambda: all(world.round(name) > target + 2 for name in "abc"), TOGETHER_SECONDS
+        )
+        await world.come_together(*"abc", seconds=TOGETHER_SECONDS)
+        assert world.path("a")[:target] == before[:target]
+        for name in "abc":
+            assert world.participant(name).context.work.account.is_balanced
+            assert world.participant(name).context.work.account.state.dropped.get(ROLLED_BACK)
+        await nursery.start(world.run, "d", ["a"])
+        await nursery.start(world.run, "e", ["b"])
+        await world.until(lambda: world.participant_or_none("e") is not None)
+        await world.reach(world.round("a") + 3, *"abcde")
+        await world.come_together(*"abcde", seconds=TOGETHER_SECONDS)
+        for name in "abcde":
+            assert has_left(world, name, statement.undone)
+
+    simulate(world, story)
+
+
+def test_a_rollback_goes_deeper_than_a_fork_and_outlives_its_founder(tmp_path: Path) -> None:
+    """All nodes are killed after it, and the founder stays away."""
+    world = World(tmp_path, seed=91)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abc")
+        await world.reach(UNDO_ROUNDS_MAX + 6, *"abc")
+        target = depth(world)
+        statement = roll_back(world, target)
+        await world.until(
+            lambda: all(has_left(world, name, statement.undone) for name in "abc"),
+            TOGETHER_SECONDS,
+        )
+        await trio.sleep(3.0)  # what was heard is on disk
+        for name in "abc":
+            world.crash(name)
+        await trio.sleep(1.0)
+        await nursery.start(world.run, "b")
+        await nursery.start(world.run, "c", ["b"])
+        await world.until(lambda: world.participant_or_none("c") is not None)
+        await world.reach(target + 4, *"bc")
+        for name in "bc":
+            assert has_left(world, name, statement.undone)
+            assert list(world.participant(name).context.rollbacks) == [statement]
+
+    simulate(world, story)
+
+
+def test_an_order_that_the_founders_node_cannot_follow_is_told_to_nobody(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=92)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abc")
+        await world.reach(34, *"abc")
+        first, second = world.path("a")[:2]
+        order = Rollback(second, first, 1)  # no disk has the state after round 1 any more
+        identity, run_id = world.identity("a"), world.nodes["a"].manifest.run_id
+        files = RollbackFiles(world.root / "a", run_id, PeerId(identity.peer_id))
+        files.write(seal(order, identity.peer_id, run_id, identity.sign))
+        await world.until(lambda: len(world.participant("a").context.rollbacks) == 1, 5.0)
+        await world.until(
+            lambda: len(world.participant("a").context.rollbacks) == 0, 2 * ORDER_SECONDS
+        )
+        assert not files.names()
+        await world.reach(world.round("b") + 3, *"abc")
+        await world.come_together(*"abc", seconds=TOGETHER_SECONDS)
+        assert world.path("a")[:2] == [first, second]
+        for name in "bc":
+            assert len(world.participant(name).context.rollbacks) == 0
+
+    simulate(world, story)
+
+
+def test_only_the_founder_takes_rounds_back(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=93)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abc")
+        await world.reach(8, *"abc")
+        undone = world.path("a")[5]
+        order = Rollback(undone, world.path("a")[4], 5)
+        world.participant("b").context.swarm.gossip.say(order)
+        await world.reach(world.round("a") + 4, *"ac")
+        for name in "ac":
+            assert not has_left(world, name, undone)
+            assert len(world.participant(name).context.rollbacks) == 0
+        identity = world.identity("b")
+        with pytest.raises(RollbackError, match="only the founder"):
+            FoundersRun(
+                world.nodes["b"].manifest, identity, StateDir(world.root / "b"), CACHE_BYTES
+            )
+
+    simulate(world, story)
