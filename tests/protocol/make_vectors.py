@@ -64,6 +64,7 @@ from gossamer.protocol.wire.invitation_messages import (
 from gossamer.protocol.wire.statements import (
     Accusation,
     LinkRate,
+    Rollback,
     Signed,
     Statement,
     encode_signed,
@@ -178,6 +179,7 @@ def vectors() -> dict[str, Any]:
             "suspect": statement_vector(Accusation(RING_ID, PEERS[1], "reset")),
             "pace": statement_vector(LinkRate(RING_ID, 1, 1_250_000.0)),
             "vote": statement_vector(vote(HEAD, removed=[PEERS[1]])),
+            "rollback": statement_vector(Rollback(RING_ID, HEAD, 41)),
         },
         "weights": {"tokens": CLAIMED_TOKENS, "weights": capped_tokens(CLAIMED_TOKENS)},
         "records": {

@@ -38,6 +38,7 @@ from gossamer.protocol.wire.block_messages import decode_reply, decode_request, 
 from gossamer.protocol.wire.framing import PREFIX_BYTES, decode_prefix
 from gossamer.protocol.wire.statements import (
     LinkRate,
+    Rollback,
     Roster,
     Signed,
     Statement,
@@ -96,6 +97,7 @@ STATEMENTS: list[Statement] = [
     accusation_of(peer(1)),
     vote(HEAD, removed=[peer(2)]),
     LinkRate(RING_ID, 2, 1e6),
+    Rollback(HEAD, RING_ID, 7),
     ring_of(peers(3)).roster,
 ]
 INVENTORY = Inventory((Held(), Held(5), Held(3, (7, HEAD))))

@@ -11,6 +11,7 @@ from gossamer.protocol.ids import digest_of
 from gossamer.protocol.wire.statements import (
     Capacity,
     LinkRate,
+    Rollback,
     Signed,
     Span,
     Statement,
@@ -44,6 +45,7 @@ STATEMENTS: list[Statement] = [
     accusation_of(peer(1)),
     vote(HEAD, removed=[peer(1)]),
     LinkRate(RING_ID, 2, 1e6),
+    Rollback(HEAD, RING_ID, 7),
 ]
 
 
@@ -127,6 +129,10 @@ NAN = float("nan")
         LinkRate(HEAD, limits.LINK_RATES_MAX + 1, 1e6),
         LinkRate(HEAD, 1, -1.0),
         LinkRate(HEAD, 1, NAN),
+        Rollback(SHORT, HEAD, 1),
+        Rollback(HEAD, SHORT, 1),
+        Rollback(HEAD, HEAD, -1),
+        Rollback(HEAD, HEAD, limits.ROUNDS_MAX + 1),
     ],
     ids=repr,
 )
@@ -187,6 +193,8 @@ def test_statements_about_different_things_do_not_replace_each_other() -> None:
         vote(HEAD),
         LinkRate(HEAD, 1, 1e6),
         LinkRate(RING_ID, 1, 1e6),
+        Rollback(HEAD, RING_ID, 7),
+        Rollback(RING_ID, HEAD, 7),
     ]
     keys = {key_of(author, s) for author in peers(2) for s in statements}
     assert len(keys) == 2 * len(statements)
