@@ -403,6 +403,9 @@ class _TrainerEvents:
     def configured(self, configured: messages.Configured) -> None:
         self._hardware.trainer_configured(configured)
         log.info(f"training on {configured.device_name}", precision=configured.precision)
+        if configured.confinement:
+            log.info(configured.confinement)
+        self._participant.progress.confinement = configured.confinement or None
         self._context.feed.requeue()
 
     def stepped(self, step: messages.Step) -> None:

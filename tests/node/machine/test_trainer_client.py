@@ -136,7 +136,7 @@ def act(
         code = code.replace("{num_parameters}", str(NUM_PARAMETERS))
         command = [sys.executable, "-c", code.replace("{behaviour}", behaviour)]
         process = TrainerProcess(NUM_PARAMETERS, command=command)
-        monkeypatch.setattr(trainer_client, "TrainerProcess", lambda _num_parameters: process)
+        monkeypatch.setattr(trainer_client, "TrainerProcess", lambda _size, folder: process)
     trainer = TrainerClient(manifest, Settings(state_dir=Path("unused")), optimizer_path)
 
     async def main() -> None:
