@@ -2,6 +2,7 @@
 
 import configparser
 import http.server
+import importlib.util
 import json
 import os
 import re
@@ -382,6 +383,46 @@ def test_constraints_pin_every_dependency_to_a_version_that_is_allowed() -> None
         requirement = Requirement(text)
         if requirement.name != "gossamer":
             assert requirement.specifier.contains(pins[requirement.name.lower()]), text
+
+
+def locked(path: Path) -> dict[str, tuple[str, list[str]]]:
+    """Names to their version and digests, as pip reads a lock file."""
+    text = path.read_text().replace("\\\n", " ")
+    found = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            pin, *options = line.split()
+            name, _, version = pin.partition("==")
+            hashes = [re.fullmatch(r"--hash=sha256:([0-9a-f]{64})", each) for each in options]
+            found[name] = (version, [each[1] for each in hashes if each])
+            assert all(hashes), line
+    return found
+
+
+def test_the_lock_files_have_the_versions_of_constraints_and_a_digest_for_each() -> None:
+    spec = importlib.util.spec_from_file_location("make_lock", DEPLOY / "make_lock.py")
+    assert spec is not None
+    assert spec.loader is not None
+    make_lock = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make_lock)
+    remedy = "run deploy/make_lock.py"
+    for path, versions in make_lock.wanted().items():
+        lock = locked(path)
+        assert {name: version for name, (version, _) in lock.items()} == versions, remedy
+        for name, (_, hashes) in lock.items():
+            assert hashes, f"{name} has no digest: {remedy}"
+    everything = {**locked(make_lock.LOCK), **locked(make_lock.CUDA_LOCK)}
+    for text in pyproject()["project"]["dependencies"]:
+        assert Requirement(text).name.lower() in everything, f"{text}: {remedy}"
+
+
+def test_the_image_installs_nothing_without_a_digest_but_torch_of_its_own_index() -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    installs = re.findall(r"pip install ([^\\\n;]*)", dockerfile)
+    loose = [each for each in installs if "--require-hashes" not in each]
+    assert [each.split()[0] for each in loose] == ["--no-deps", "--no-deps"]
+    assert "TORCH_INDEX_URL" in loose[0]
+    assert loose[1] == "--no-deps --no-build-isolation ."
 
 
 # Import contracts
