@@ -262,6 +262,65 @@ def test_the_image_is_made_of_what_is_there() -> None:
     assert dockerfile.index("USER gossamer") < dockerfile.index("ENTRYPOINT")
 
 
+def built_for_release(folder: Path, digests: str) -> subprocess.CompletedProcess[str]:
+    """Runs the release's script beside these digests, with a `docker` that prints its arguments."""
+    deploy, programs = folder / "deploy", folder / "bin"
+    for path in (deploy, programs):
+        path.mkdir()
+    shutil.copy(DEPLOY / "build_release.sh", deploy)
+    (deploy / ".env").write_text(digests)
+    (programs / "docker").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (programs / "docker").chmod(0o755)
+    return subprocess.run(
+        [deploy / "build_release.sh", "gossamer:1"],
+        env={**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def digest_names() -> list[str]:
+    return re.findall(r"^(\w+)=", (DEPLOY / ".env").read_text(), re.MULTILINE)
+
+
+def with_digests(**other: str) -> str:
+    digests = {name: f"@sha256:{number:064x}" for number, name in enumerate(digest_names())}
+    return "".join(f"{name}={digest}\n" for name, digest in {**digests, **other}.items())
+
+
+@pytest.mark.parametrize("digest", ["", "sha256:" + "0" * 64, "@sha256:" + "0" * 63, ":latest"])
+def test_no_release_is_built_from_an_image_without_a_digest(tmp_path: Path, digest: str) -> None:
+    for name in digest_names():
+        folder = tmp_path / name
+        folder.mkdir()
+        done = built_for_release(folder, with_digests(**{name: digest}))
+        assert (done.returncode, done.stdout) == (1, "")
+        assert name in done.stderr
+
+
+def test_a_release_is_built_from_the_digests(tmp_path: Path) -> None:
+    done = built_for_release(tmp_path, with_digests())
+    assert done.returncode == 0, done.stderr
+    arguments = done.stdout.splitlines()
+    python, dockerfile = (f"@sha256:{number:064x}" for number in (0, 1))
+    assert f"PYTHON_DIGEST={python}" in arguments
+    assert f"BUILDKIT_SYNTAX=docker/dockerfile:1{dockerfile}" in arguments
+
+
+def test_every_image_from_elsewhere_has_a_place_for_its_digest() -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    bases = re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"].values()
+    bases += [one["image"] for one in services if one["image"] != "gossamer"]
+    for base in bases:
+        name = re.search(r"\$\{(\w+_DIGEST)(:-)?\}$", base)
+        assert name is not None, base
+        assert name[1] in digest_names()
+    for name, digest in re.findall(r"^(\w+)=(.*)", (DEPLOY / ".env").read_text(), re.MULTILINE):
+        assert re.fullmatch(r"(@sha256:[0-9a-f]{64})?", digest), name
+
+
 @contextmanager
 def endpoint(answer: bytes) -> Iterator[str]:
     """An HTTP server on loopback that answers /api/status."""
