@@ -20,7 +20,11 @@ def main() -> int:
     """Exit code: 0 after Exit, SIGTERM or the end of stdin; 1 after Failed."""
     confinement = NOT_ASKED_FOR
     if len(sys.argv) > 1:
-        confinement = confine(Path(sys.argv[1])).text
+        try:
+            confinement = confine(Path(sys.argv[1])).text
+        except OSError as error:
+            print(f"the trainer's folder cannot be made: {error}", file=sys.stderr)
+            return 1
     from gossamer.trainer import worker_loop
 
     return worker_loop.main(confinement)

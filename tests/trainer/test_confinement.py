@@ -203,6 +203,50 @@ def test_a_process_with_threads_does_not_claim_to_be_confined(tmp_path: Path) ->
         assert "threads" in done.stdout
 
 
+def test_a_folder_that_cannot_be_made_is_said_without_a_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gossamer.trainer.worker", str(tmp_path / "not there" / "own")],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "the trainer's folder cannot be made" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the network filter is for Linux")
+def test_a_kernel_without_landlock_is_named_and_the_network_is_given_up_all_the_same(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import socket, sys\n"
+        "from pathlib import Path\n"
+        "from gossamer.trainer.confinement import landlock\n"
+        "from gossamer.trainer.confinement.confine import confine\n"
+        "landlock._CREATE_RULESET = 99_999\n"  # a call that no kernel has
+        "confined = confine(Path(sys.argv[1]))\n"
+        "print(confined.text)\n"
+        "Path(sys.argv[1] + '-other').write_text('')\n"
+        "if confined.network:\n"
+        "    try:\n"
+        "        socket.socket()\n"
+        "    except PermissionError:\n"
+        "        sys.exit(0)\n"
+        "    sys.exit('a socket was made')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "own")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "does not confine the trainer's writing" in done.stdout
+    assert "this kernel has no Landlock" in done.stdout
+
+
 def test_a_confined_trainer_trains_and_saves(
     model_config: ModelConfig, inner_config: InnerConfig, shard: str, tmp_path: Path
 ) -> None:

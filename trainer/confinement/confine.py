@@ -108,7 +108,9 @@ def _prepare(folder: Path) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     for path in (temporary, cache):
-        path.mkdir(mode=0o700, exist_ok=True)
+        # On a full disk the trainer can do without them, and its round is worth having.
+        with suppress(OSError):
+            path.mkdir(mode=0o700, exist_ok=True)
     os.environ["TMPDIR"] = str(temporary)
     os.environ["XDG_CACHE_HOME"] = str(cache)
     for variable, name in (
