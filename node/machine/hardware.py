@@ -59,7 +59,7 @@ class Hardware:
         measured = self._measured
         if self._device != "auto" or configured.device != "cpu" or measured is None:
             return None
-        return measured.device if measured.device_kind == "cuda" else None
+        return measured.device if measured.device_kind in ("cuda", "rocm") else None
 
     def trainer_configured(self, configured: messages.Configured) -> None:
         """Notes the device that the trainer found; `run` takes it over."""
