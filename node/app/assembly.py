@@ -413,8 +413,13 @@ class _TrainerEvents:
         self._log_steps = log_steps
 
     def configured(self, configured: messages.Configured) -> None:
+        if (gpu := self._hardware.missed_gpu(configured)) is not None:
+            log.warning(f"the trainer does not find {gpu}; `gossamer doctor` says what to do")
         self._hardware.trainer_configured(configured)
         log.info(f"training on {configured.device_name}", precision=configured.precision)
+        if configured.confinement:
+            log.info(configured.confinement)
+        self._participant.progress.confinement = configured.confinement or None
         self._context.feed.requeue()
 
     def stepped(self, step: messages.Step) -> None:

@@ -96,6 +96,7 @@ class Reporter:
             heldout_loss=progress.heldout_loss,
             num_parameters=node.manifest.model.num_parameters,
             capacity=CapacityStatus.of(capacity),
+            confinement=progress.confinement,
             uptime_seconds=trio.current_time() - self._started_seconds,
             bytes_sent_total=sum(sent for sent, _ in traffic),
             bytes_received_total=sum(received for _, received in traffic),

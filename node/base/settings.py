@@ -109,6 +109,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """`auto`, `cpu`, `cuda`, `cuda:N` (ROCm too) or `mps`."""
     threads: int = 0
     """CPU threads of the trainer; 0 lets it choose."""
+    confine_trainer: Switch = "on"
+    """Whether the trainer gives up the network and all writing outside of its folder, where the
+    system can see to that. `off` is for drivers of GPUs that do not work so."""
     cache_bytes: int = DEFAULT_CACHE_BYTES
     """Limit of the cache of data shards."""
     log_format: LogFormat = "text"
@@ -376,6 +379,7 @@ _PARSERS: dict[str, _Parser] = {
     "api_hosts": _api_hosts,
     "device": _device,
     "threads": _integer(0, THREADS_MAX),
+    "confine_trainer": _choice(get_args(Switch)),
     "cache_bytes": _cache_bytes,
     "log_format": _choice(get_args(LogFormat)),
     "log_level": _choice(get_args(LogLevel)),

@@ -13,6 +13,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,9 +46,16 @@ _CLOCK_BACK_SECONDS_MAX = 600
 _FILES_MIN = 1024
 _MULTISTREAM = b"\x13/multistream/1.0.0\n"
 
+# Confined like the trainer, if there is a folder to confine it to: so a driver that does not work
+# under confinement shows here.
 _TORCH_PROBE = """
-import json, torch
+import json, pathlib, sys
+from gossamer.trainer.confinement.confine import confine
+confined = confine(pathlib.Path(sys.argv[1])) if len(sys.argv) > 1 else None
+import torch
 print(json.dumps({
+    "confinement": confined.text if confined else "",
+    "confinement_problems": len(confined.problems) if confined else 0,
     "version": torch.__version__,
     "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
     "names": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -79,13 +87,16 @@ class TorchReport(msgspec.Struct, frozen=True):
     names: list[str]
     hip: str
     mps: bool
+    confinement: str = ""
+    """What a confined process cannot do here, for people; empty if it was not confined."""
+    confinement_problems: int = 0
 
 
 def make_checks(settings: Settings, address: str | None = None) -> Iterator[Check]:
     """Makes the checks one by one, and that of a peer's address if one is given."""
     state_dir = StateDir(settings.state_dir)
     yield check_python()
-    yield from check_torch(settings.device)
+    yield from check_torch(settings.device, confined=settings.confine_trainer == "on")
     yield check_memory()
     running = _is_running(state_dir)
     yield from check_state_dir(settings.state_dir, running)
@@ -107,30 +118,64 @@ def check_python() -> Check:
     return Check("python", "ok", text)
 
 
-def check_torch(device: str, probe: str = _TORCH_PROBE) -> Iterator[Check]:
-    """Checks whether torch can be imported and has the device of the settings."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", probe],
-            capture_output=True,
-            text=True,
-            timeout=_TORCH_SECONDS_MAX,
-            check=False,
-        )
-        report = (
-            msgspec.json.decode(done.stdout, type=TorchReport) if done.returncode == 0 else None
-        )
-        reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-    except subprocess.TimeoutExpired:
-        report, reason = None, f"no answer within {_TORCH_SECONDS_MAX} s"
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        report, reason = None, f"unexpected answer: {error}"
-    if report is None:
+def check_torch(
+    device: str, probe: str = _TORCH_PROBE, *, confined: bool = True
+) -> Iterator[Check]:
+    """Checks whether torch can be imported and has the device of the settings, and what the
+    trainer's process can be kept from."""
+    report = _ask_torch(probe, confined=confined)
+    if isinstance(report, str):
         advice = "Install torch for this Python as https://pytorch.org/get-started says"
-        yield Check("torch", "fail", f"cannot be imported: {reason}", advice)
+        yield Check("torch", "fail", f"cannot be imported: {report}", advice)
         return
     yield Check("torch", "ok", report.version)
-    yield check_device(device, report, Gpus().read())
+    gpus = Gpus().read()
+    yield check_device(device, report, gpus)
+    free = _ask_torch(probe, confined=False) if confined and gpus and not report.cuda else None
+    yield check_confinement(report, free if isinstance(free, TorchReport) else None)
+
+
+def check_confinement(report: TorchReport, free: TorchReport | None) -> Check:
+    """Checks what a confined process gave up, and whether a GPU is missing because of that.
+
+    Args:
+        report: torch's report, from a confined process if the settings want one.
+        free: its report from one that was not confined; None if it was not asked.
+    """
+    if free is not None and free.cuda > report.cuda:
+        return Check(
+            "trainer",
+            "fail",
+            "its confinement hides the GPU from it",
+            "Set GOSSAMER_CONFINE_TRAINER=off, and report the driver's version as a bug",
+        )
+    if not report.confinement:
+        text = "the trainer is not confined: confine_trainer is off"
+        return Check("trainer", "warn", text, "Set GOSSAMER_CONFINE_TRAINER=on if the GPU works so")
+    if report.confinement_problems:
+        advice = "deploy/gossamer.service confines the whole node; a newer kernel confines more"
+        return Check("trainer", "warn", report.confinement, advice)
+    return Check("trainer", "ok", report.confinement)
+
+
+def _ask_torch(probe: str, *, confined: bool) -> TorchReport | str:
+    """torch's report from a process of its own, or the reason why there is none."""
+    with tempfile.TemporaryDirectory(prefix="gossamer-doctor-") as folder:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", probe, *([folder] if confined else [])],
+                capture_output=True,
+                text=True,
+                timeout=_TORCH_SECONDS_MAX,
+                check=False,
+            )
+            if done.returncode == 0:
+                return msgspec.json.decode(done.stdout, type=TorchReport)
+            return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        except subprocess.TimeoutExpired:
+            return f"no answer within {_TORCH_SECONDS_MAX} s"
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return f"unexpected answer: {error}"
 
 
 def check_device(device: str, torch: TorchReport, gpus: list[Gpu]) -> Check:

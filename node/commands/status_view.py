@@ -90,6 +90,8 @@ def _render_node(status: Status) -> Table:
             "device",
             f"{capacity.device} ({capacity.device_kind}, {memory}, {capacity.cores} cores)",
         )
+    if status.confinement:
+        row("trainer", status.confinement)
     _add_network_rows(status, row)
     return table
 

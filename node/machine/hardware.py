@@ -53,6 +53,14 @@ class Hardware:
         assert self._measured is not None
         return self._speed.put_into(self._measured)
 
+    def missed_gpu(self, configured: messages.Configured) -> str | None:
+        """The GPU that the driver has and this trainer did not find, although the choice was its
+        own. Ask before `trainer_configured`."""
+        measured = self._measured
+        if self._device != "auto" or configured.device != "cpu" or measured is None:
+            return None
+        return measured.device if measured.device_kind in ("cuda", "rocm") else None
+
     def trainer_configured(self, configured: messages.Configured) -> None:
         """Notes the device that the trainer found; `run` takes it over."""
         self._configured = configured

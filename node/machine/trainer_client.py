@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,7 +51,9 @@ class TrainerClient:
     """
 
     def __init__(self, manifest: Manifest, settings: Settings, optimizer_path: str) -> None:
-        self._process = TrainerProcess(manifest.model.num_parameters)
+        # Its folder has nothing else in it: a worker cannot write the node's key and chain.
+        folder = Path(optimizer_path).parent if settings.confine_trainer == "on" else None
+        self._process = TrainerProcess(manifest.model.num_parameters, folder=folder)
         self.base: FloatVector = self._process.base
         self._sync_set = SyncSets(manifest.model, manifest.outer, manifest.sync).whole
         self.pending: FloatVector = np.zeros(self._sync_set.plan.num_elements, np.float32)

@@ -20,6 +20,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,14 +81,23 @@ TrainerEvent = messages.FromWorker | TrainerExit
 class TrainerProcess:
     """One trainer over any number of worker processes, one at a time."""
 
-    def __init__(self, num_parameters: int, *, command: Sequence[str] = ()) -> None:
-        """Reserves the shared memory, 8 bytes a parameter. `command` replaces the worker's in
-        tests.
+    def __init__(
+        self, num_parameters: int, *, folder: Path | None = None, command: Sequence[str] = ()
+    ) -> None:
+        """Reserves the shared memory, 8 bytes a parameter.
+
+        Args:
+            num_parameters: elements of both vectors.
+            folder: the only one that workers can write to, where the system can see to that. They
+                make it. None: workers are not confined.
+            command: replaces the worker's in tests.
 
         Raises:
             OSError: not enough memory.
         """
-        self._command = list(command) or [sys.executable, "-m", "gossamer.trainer.worker"]
+        confined_to = [] if folder is None else [str(folder)]
+        worker = [sys.executable, "-m", "gossamer.trainer.worker", *confined_to]
+        self._command = list(command) or worker
         self._fds: list[int] = []
         try:
             for name in ("gossamer-base", "gossamer-pseudo-gradient"):

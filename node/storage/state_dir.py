@@ -10,7 +10,8 @@
     head               the newest committed header
     chain/             committed headers
     blocks/            what is addressed by its digest        (`blocks`)
-    optimizer          AdamW's moments, or with shared steps the momentum: the trainer's own
+    trainer/           the only folder that the trainer writes to: temporary files, caches, and
+        optimizer      AdamW's moments, or with shared steps the momentum
 
 Files are replaced as a whole and reach the disk before the old ones go (`disk.write_atomically`),
 so that a process killed at any instant leaves either the old content or the new.
@@ -102,7 +103,8 @@ class StateDir:
         self.head_path = root / "head"
         self.chain_path = root / "chain"
         self.blocks_path = root / "blocks"
-        self.optimizer_path = root / "optimizer"
+        self.trainer_path = root / "trainer"
+        self.optimizer_path = self.trainer_path / "optimizer"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -138,6 +140,7 @@ class StateDir:
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, pid, 0)
                 self._remove_leftovers()
+                self._move_optimizer()
             except OSError as error:
                 raise disk_error(self.lock_path, len(pid), error) from error
             self._lock_descriptor = descriptor
@@ -175,6 +178,12 @@ class StateDir:
         self.token_path.unlink(missing_ok=True)
         for leftover in self.root.glob(f".*{TEMPORARY_SUFFIX}"):
             leftover.unlink(missing_ok=True)
+
+    def _move_optimizer(self) -> None:
+        """Until version 0.2 the trainer's file lay beside the node's own."""
+        self.trainer_path.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self.root / "optimizer", self.optimizer_path)
 
     def has_run(self) -> bool:
         """Returns whether a run was founded or joined here."""

@@ -24,5 +24,7 @@ class Progress:
     """Training loss: of the newest step, or the mean over the newest finished round."""
     heldout_loss: float | None = None
     """Loss of the newest evaluation on held-out text."""
+    confinement: str | None = None
+    """What the newest trainer's process cannot do, for people."""
     last_round: LastRound | None = None
     history: LossHistory = field(default_factory=LossHistory)

@@ -178,6 +178,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Loss of the newest evaluated state on held-out text."""
     num_parameters: int | None = None
     capacity: CapacityStatus | None = None
+    confinement: str | None = None
+    """What the trainer's process can and cannot do on this machine, for people; None before it has
+    started."""
     uptime_seconds: float = 0.0
     bytes_sent_total: int = 0
     bytes_received_total: int = 0

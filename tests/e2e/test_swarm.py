@@ -18,6 +18,7 @@ import pytest
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.trainer.confinement import landlock
 from tests.support.daemons import (
     OPTIONS,
     PATIENCE_SECONDS,
@@ -102,6 +103,19 @@ def test_all_states_are_equal_after_every_round(nodes: list[LocalNode]) -> None:
     for number in shared:
         assert chains[0][number] == chains[1][number] == chains[2][number], number
         assert seen.get(number, {chains[0][number]}) == {chains[0][number]}
+
+
+def test_every_trainer_is_confined_where_the_kernel_can_do_it(nodes: list[LocalNode]) -> None:
+    try:
+        landlock.abi_version()
+    except OSError as error:
+        pytest.skip(f"{error}")
+    for node in nodes:
+        status, trainer = node.status(), trainer_of(node)
+        assert status is not None
+        assert "can write only to its own folder" in (status.confinement or "")
+        assert trainer is not None
+        assert "NoNewPrivs:\t1" in Path(f"/proc/{trainer.pid}/status").read_text()
 
 
 def test_two_peers_export_the_same_model(nodes: list[LocalNode], tmp_path: Path) -> None:

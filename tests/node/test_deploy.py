@@ -2,6 +2,7 @@
 
 import configparser
 import http.server
+import importlib.util
 import json
 import os
 import re
@@ -261,6 +262,65 @@ def test_the_image_is_made_of_what_is_there() -> None:
     assert dockerfile.index("USER gossamer") < dockerfile.index("ENTRYPOINT")
 
 
+def built_for_release(folder: Path, digests: str) -> subprocess.CompletedProcess[str]:
+    """Runs the release's script beside these digests, with a `docker` that prints its arguments."""
+    deploy, programs = folder / "deploy", folder / "bin"
+    for path in (deploy, programs):
+        path.mkdir()
+    shutil.copy(DEPLOY / "build_release.sh", deploy)
+    (deploy / ".env").write_text(digests)
+    (programs / "docker").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (programs / "docker").chmod(0o755)
+    return subprocess.run(
+        [deploy / "build_release.sh", "gossamer:1"],
+        env={**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def digest_names() -> list[str]:
+    return re.findall(r"^(\w+)=", (DEPLOY / ".env").read_text(), re.MULTILINE)
+
+
+def with_digests(**other: str) -> str:
+    digests = {name: f"@sha256:{number:064x}" for number, name in enumerate(digest_names())}
+    return "".join(f"{name}={digest}\n" for name, digest in {**digests, **other}.items())
+
+
+@pytest.mark.parametrize("digest", ["", "sha256:" + "0" * 64, "@sha256:" + "0" * 63, ":latest"])
+def test_no_release_is_built_from_an_image_without_a_digest(tmp_path: Path, digest: str) -> None:
+    for name in digest_names():
+        folder = tmp_path / name
+        folder.mkdir()
+        done = built_for_release(folder, with_digests(**{name: digest}))
+        assert (done.returncode, done.stdout) == (1, "")
+        assert name in done.stderr
+
+
+def test_a_release_is_built_from_the_digests(tmp_path: Path) -> None:
+    done = built_for_release(tmp_path, with_digests())
+    assert done.returncode == 0, done.stderr
+    arguments = done.stdout.splitlines()
+    python, dockerfile = (f"@sha256:{number:064x}" for number in (0, 1))
+    assert f"PYTHON_DIGEST={python}" in arguments
+    assert f"BUILDKIT_SYNTAX=docker/dockerfile:1{dockerfile}" in arguments
+
+
+def test_every_image_from_elsewhere_has_a_place_for_its_digest() -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    bases = re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE)
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"].values()
+    bases += [one["image"] for one in services if one["image"] != "gossamer"]
+    for base in bases:
+        name = re.search(r"\$\{(\w+_DIGEST)(:-)?\}$", base)
+        assert name is not None, base
+        assert name[1] in digest_names()
+    for name, digest in re.findall(r"^(\w+)=(.*)", (DEPLOY / ".env").read_text(), re.MULTILINE):
+        assert re.fullmatch(r"(@sha256:[0-9a-f]{64})?", digest), name
+
+
 @contextmanager
 def endpoint(answer: bytes) -> Iterator[str]:
     """An HTTP server on loopback that answers /api/status."""
@@ -382,6 +442,46 @@ def test_constraints_pin_every_dependency_to_a_version_that_is_allowed() -> None
         requirement = Requirement(text)
         if requirement.name != "gossamer":
             assert requirement.specifier.contains(pins[requirement.name.lower()]), text
+
+
+def locked(path: Path) -> dict[str, tuple[str, list[str]]]:
+    """Names to their version and digests, as pip reads a lock file."""
+    text = path.read_text().replace("\\\n", " ")
+    found = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            pin, *options = line.split()
+            name, _, version = pin.partition("==")
+            hashes = [re.fullmatch(r"--hash=sha256:([0-9a-f]{64})", each) for each in options]
+            found[name] = (version, [each[1] for each in hashes if each])
+            assert all(hashes), line
+    return found
+
+
+def test_the_lock_files_have_the_versions_of_constraints_and_a_digest_for_each() -> None:
+    spec = importlib.util.spec_from_file_location("make_lock", DEPLOY / "make_lock.py")
+    assert spec is not None
+    assert spec.loader is not None
+    make_lock = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make_lock)
+    remedy = "run deploy/make_lock.py"
+    for path, versions in make_lock.wanted().items():
+        lock = locked(path)
+        assert {name: version for name, (version, _) in lock.items()} == versions, remedy
+        for name, (_, hashes) in lock.items():
+            assert hashes, f"{name} has no digest: {remedy}"
+    everything = {**locked(make_lock.LOCK), **locked(make_lock.CUDA_LOCK)}
+    for text in pyproject()["project"]["dependencies"]:
+        assert Requirement(text).name.lower() in everything, f"{text}: {remedy}"
+
+
+def test_the_image_installs_nothing_without_a_digest_but_torch_of_its_own_index() -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    installs = re.findall(r"pip install ([^\\\n;]*)", dockerfile)
+    loose = [each for each in installs if "--require-hashes" not in each]
+    assert [each.split()[0] for each in loose] == ["--no-deps", "--no-deps"]
+    assert "TORCH_INDEX_URL" in loose[0]
+    assert loose[1] == "--no-deps --no-build-isolation ."
 
 
 # Import contracts

@@ -213,6 +213,8 @@ class Configured(_FromWorker, frozen=True, kw_only=True):
     """Place of the momentum that was loaded; None if none was."""
     problem: str = ""
     """The reason for people why the file at `optimizer_path` was not used; empty if all is well."""
+    confinement: str = ""
+    """What the worker's process cannot do any more, for people."""
 
 
 class GenesisDone(_FromWorker, frozen=True, kw_only=True):

@@ -76,6 +76,21 @@ class SlowGpus(Gpus):
         return [Gpu(index=0, uuid="GPU-1", name="L4", memory_total_bytes=7, memory_used_bytes=1)]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "found", "missed"),
+    [("auto", "cpu", "L4"), ("auto", "cuda:0", None), ("cpu", "cpu", None)],
+)
+def test_a_gpu_that_the_trainer_does_not_find_is_named(
+    wanted: str, found: str, missed: str | None
+) -> None:
+    hardware = Hardware(wanted, SlowGpus(), SpeedMeter(Metrics()), trio.to_thread.run_sync)
+    trio.run(hardware.measure)
+    configured = messages.Configured(
+        device=found, device_name="x", num_parameters=1, precision="fp32", optimizer_steps=0
+    )
+    assert hardware.missed_gpu(configured) == missed
+
+
 def test_gpus_are_read_in_threads() -> None:
     gpus = SlowGpus()
     hardware = Hardware("cuda", gpus, SpeedMeter(Metrics()), trio.to_thread.run_sync)

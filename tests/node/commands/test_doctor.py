@@ -57,7 +57,7 @@ def test_a_healthy_machine(tmp_path: Path) -> None:
 
 
 def test_one_failure_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_checks, "check_torch", lambda _device: iter(()))
+    monkeypatch.setattr(machine_checks, "check_torch", lambda _device, confined: iter(()))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = Settings(
             state_dir=tmp_path,

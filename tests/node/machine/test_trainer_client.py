@@ -17,12 +17,13 @@ import pytest
 import trio
 import trio.testing
 
-from gossamer.node.base.settings import Settings
+from gossamer.node.base.settings import Settings, Switch
 from gossamer.node.machine import trainer_client
 from gossamer.node.machine.trainer_client import FAILURES_MAX, TrainerClient
 from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
 from gossamer.node.machine.trainer_process import TrainerProcess
 from gossamer.node.runs.draft import draft_of_preset
+from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import Manifest
 from gossamer.trainer.checkpoint import load_momentum
 from gossamer.trainer.ipc import messages as m
@@ -136,7 +137,7 @@ def act(
         code = code.replace("{num_parameters}", str(NUM_PARAMETERS))
         command = [sys.executable, "-c", code.replace("{behaviour}", behaviour)]
         process = TrainerProcess(NUM_PARAMETERS, command=command)
-        monkeypatch.setattr(trainer_client, "TrainerProcess", lambda _num_parameters: process)
+        monkeypatch.setattr(trainer_client, "TrainerProcess", lambda _size, folder: process)
     trainer = TrainerClient(manifest, Settings(state_dir=Path("unused")), optimizer_path)
 
     async def main() -> None:
@@ -305,6 +306,26 @@ def test_the_next_worker_finds_the_momentum_and_waits_for_word_of_it(
         assert load_momentum(manifest.model, path).place == later
 
     act(story, manifest, monkeypatch, Told(), code=None, optimizer_path=str(path))
+
+
+@pytest.mark.parametrize("wanted", ["on", "off"])
+def test_the_setting_says_whether_the_worker_is_confined(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: Switch
+) -> None:
+    folders: list[Path | None] = []
+    process = TrainerProcess(NUM_PARAMETERS)
+
+    def noting(_size: int, folder: Path | None) -> TrainerProcess:
+        folders.append(folder)
+        return process
+
+    monkeypatch.setattr(trainer_client, "TrainerProcess", noting)
+    settings = Settings(state_dir=tmp_path, confine_trainer=wanted)
+    try:
+        TrainerClient(manifest, settings, str(StateDir(tmp_path).optimizer_path))
+    finally:
+        process.release()
+    assert folders == [tmp_path / "trainer" if wanted == "on" else None]
 
 
 def test_failures_count_anew_after_a_finished_round(

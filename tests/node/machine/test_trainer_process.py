@@ -170,6 +170,25 @@ def test_trains_evaluates_dies_and_comes_back(
     in_trio(scenario)
 
 
+@pytest.mark.parametrize("confined", [True, False])
+def test_the_worker_says_whether_it_is_confined(tmp_path: Path, confined: bool) -> None:
+    folder = tmp_path / "trainer"
+    trainer = TrainerProcess(MODEL.num_parameters, folder=folder if confined else None)
+
+    async def scenario(nursery: trio.Nursery) -> None:
+        await nursery.start(trainer.run)
+        await trainer.send(configure(trainer))
+        text = (await next_of(trainer, m.Configured)).confinement
+        assert ("confine_trainer is off" in text) is not confined
+        assert folder.exists() is confined
+        await trainer.close()
+
+    try:
+        in_trio(scenario)
+    finally:
+        trainer.release()
+
+
 def test_what_the_worker_cannot_do_is_said(trainer: TrainerProcess, shard: str) -> None:
     async def scenario(nursery: trio.Nursery) -> None:
         await nursery.start(trainer.run)

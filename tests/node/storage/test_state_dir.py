@@ -192,12 +192,22 @@ def test_the_lock_names_the_process_that_holds_it(tmp_path: Path) -> None:
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
 
 
+def test_the_optimizer_of_an_earlier_version_moves_to_the_trainers_folder(tmp_path: Path) -> None:
+    (tmp_path / "optimizer").write_bytes(b"moments")
+    state_dir = StateDir(tmp_path)
+    for _ in range(2):
+        with state_dir.locked():
+            assert state_dir.optimizer_path.read_bytes() == b"moments"
+            assert not (tmp_path / "optimizer").exists()
+            assert state_dir.trainer_path.stat().st_mode & 0o077 == 0
+
+
 def test_locking_removes_what_a_crash_left(tmp_path: Path) -> None:
     state_dir = StateDir(tmp_path)
     (tmp_path / ".head.0123.tmp").write_bytes(b"half")
     state_dir.write_api("127.0.0.1:1")
     with state_dir.locked():
-        assert names(tmp_path) == ["lock"]
+        assert names(tmp_path) == ["lock", "trainer"]
         state_dir.write_api("127.0.0.1:2")
         assert state_dir.read_api() == "127.0.0.1:2"
     assert state_dir.read_api() is None

@@ -1,0 +1,38 @@
+"""System calls that Python has no function for."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+_Argument = int | bytes | ctypes.Array[ctypes.c_char] | None
+
+
+def system_call(number: int, *arguments: _Argument) -> tuple[int, int]:
+    """Returns the result, negative on an error, and the error's number (ENOSYS off Linux)."""
+    if sys.platform != "linux":
+        return -1, _no_such_call()
+    return _call("syscall", number, *arguments)
+
+
+def prctl(option: int, *arguments: _Argument) -> tuple[int, int]:
+    """As `system_call`, for prctl(2), whose five arguments are filled up with zeros."""
+    if sys.platform != "linux":
+        return -1, _no_such_call()
+    return _call("prctl", option, *arguments, *([0] * (4 - len(arguments))))
+
+
+def _call(function: str, *arguments: _Argument) -> tuple[int, int]:
+    library = ctypes.CDLL(None, use_errno=True)
+    found = getattr(library, function)
+    found.restype = ctypes.c_long
+    # Every argument in a whole register: ctypes passes ints as 32 bits.
+    whole = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    result = int(found(*whole))
+    return result, ctypes.get_errno() if result < 0 else 0
+
+
+def _no_such_call() -> int:
+    import errno
+
+    return errno.ENOSYS

@@ -1,0 +1,320 @@
+"""The work of the trainer process (`worker`): it answers the daemon's messages.
+
+A thread reads messages from stdin; the main thread trains and looks at them after every step; a
+third thread says that the process lives, and how long the main one has been at what it does.
+stdout belongs to the messages: anything that prints goes to stderr. The end of stdin means that
+the daemon is gone and ends the process at once; SIGTERM does too. SIGINT is ignored: from a
+terminal it reaches the daemon as well, which decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+from typing import BinaryIO
+
+import msgspec
+import torch
+
+from gossamer.trainer.device import Device, DeviceError, choose_device, is_out_of_memory
+from gossamer.trainer.distro.shared_trainer import SharedTrainer
+from gossamer.trainer.gradients import TrainerError
+from gossamer.trainer.ipc import framing, memory, messages
+from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
+from gossamer.trainer.text.data import DataError
+
+# Messages read and not yet looked at. Bounds the memory; the daemon never has so many under way.
+_INBOX_MAX = 2 * messages.DATA_RANGES_MAX
+
+# On a CPU below everything else there: the daemon and its owner's programs come first. (With a GPU
+# the worker's thread only feeds it, and must not wait.)
+_NICENESS = 10
+
+
+# Longer waits for data are cut in pieces: the system's clock calls refuse very large ones.
+_WAIT_SECONDS_MAX = 3600.0
+
+
+class _Exit(Exception):
+    """The daemon said Exit."""
+
+
+class Worker:
+    """Answers messages with a `LocalTrainer` until Exit."""
+
+    def __init__(self, output: BinaryIO, confinement: str = "") -> None:
+        self._output = output
+        self._confinement = confinement
+        self._inbox: queue.Queue[messages.ToWorker | framing.MessageError] = queue.Queue(_INBOX_MAX)
+        self._trainer: LocalTrainer | None = None
+        self._device: Device | None = None
+        self._sending = threading.Lock()
+        self._busy_since: float | None = time.monotonic()
+        """Time at which the main thread began its present piece of work; None while it waits."""
+        self._waited_seconds = 0.0
+        """Time spent waiting for messages since the newest step."""
+
+    def show_life(self) -> None:
+        """Sends Alive until the daemon is gone. Runs in a thread of its own."""
+        while True:
+            with self._sending:
+                since = self._busy_since
+                busy_seconds = 0.0 if since is None else time.monotonic() - since
+                try:
+                    self._write(messages.Alive(busy_seconds=busy_seconds))
+                except OSError:
+                    return
+            time.sleep(messages.ALIVE_SECONDS)
+
+    def _got_on(self) -> None:
+        self._busy_since = time.monotonic()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Marks the time in which the worker waits for the daemon, which may itself be stopped or
+        busy: Alive then says 0 busy seconds."""
+        self._busy_since = None
+        try:
+            yield
+        finally:
+            self._got_on()
+
+    def read(self, source: BinaryIO) -> None:
+        """Reads messages until the end of `source`, and then ends the process. Runs in a thread of
+        its own."""
+        while True:
+            prefix = source.read(framing.LENGTH_BYTES)
+            if len(prefix) < framing.LENGTH_BYTES:
+                break
+            try:
+                body = source.read(framing.decode_length(prefix))
+                self._inbox.put_nowait(framing.decode_to_worker(body))
+            except framing.MessageError as error:
+                self._inbox.put(error)
+                return
+            except queue.Full:
+                self._inbox.put(
+                    framing.MessageError(f"more than {_INBOX_MAX} messages are waiting")
+                )
+                return
+        # Not sys.exit: the main thread may be in a long step, whose result nothing needs any more.
+        os._exit(0)
+
+    def run(self) -> None:
+        """Works until Exit.
+
+        Raises:
+            MessageError, TrainerError, DataError, DeviceError, ValueError: the worker cannot go on.
+        """
+        try:
+            while True:
+                if self._trainer is not None and self._trainer.in_round:
+                    self._train(self._trainer)
+                else:
+                    self._handle(self._next(None))
+        except _Exit:
+            return
+
+    def _train(self, trainer: LocalTrainer) -> None:
+        """One step, or a wait for data, of the round that is running."""
+        while not self._inbox.empty():
+            self._handle(self._next(None))
+            if not trainer.in_round:
+                return
+        if trainer.is_round_over:
+            self._send(trainer.finish())
+            return
+        if trainer.waits_for_others:
+            self._wait(trainer)
+            return
+        self._got_on()
+        done = trainer.step()
+        if done is not None:
+            self._send(msgspec.structs.replace(done, waited_seconds=self._waited_seconds))
+            self._waited_seconds = 0.0
+            if isinstance(trainer, SharedTrainer) and (offer := trainer.offer()) is not None:
+                self._send(offer)
+        if not trainer.is_round_over and (shortage := trainer.need_data()) is not None:
+            self._send(shortage)
+        if done is None:
+            self._wait(trainer)
+
+    def _wait(self, trainer: LocalTrainer) -> None:
+        """Waits for the next message until the round's time is up, and handles it."""
+        try:
+            message = self._next(min(max(trainer.seconds_left, 0.0), _WAIT_SECONDS_MAX))
+        except queue.Empty:
+            return
+        self._handle(message)
+
+    def _next(self, timeout_seconds: float | None) -> messages.ToWorker:
+        started = time.monotonic()
+        try:
+            with self._waiting():
+                message = self._inbox.get(timeout=timeout_seconds)
+        finally:
+            self._waited_seconds += time.monotonic() - started
+        if isinstance(message, framing.MessageError):
+            raise message
+        return message
+
+    def _handle(self, message: messages.ToWorker) -> None:
+        if isinstance(message, messages.Exit):
+            raise _Exit
+        if isinstance(message, messages.Configure):
+            self._configure(message)
+            return
+        trainer = self._trainer
+        if trainer is None:
+            raise TrainerError(f"{type(message).__name__} before Configure")
+        match message:
+            case messages.Data(shard=shard, path=path, start=start, stop=stop):
+                trainer.push(shard, path, start, stop)
+            case messages.Begin():
+                trainer.begin(
+                    message.round,
+                    message.first_step,
+                    message.steps_max,
+                    message.seconds_max,
+                    message.start,
+                    message.new,
+                )
+            case messages.Stop():
+                # Between rounds: it crossed with the Finished of a round that ended by itself.
+                if trainer.in_round:
+                    self._send(trainer.finish())
+            case messages.Forget():
+                trainer.forget()
+            case messages.Share():
+                if not isinstance(trainer, SharedTrainer):
+                    raise TrainerError("Share without shared steps")
+                trainer.share(taken=message.taken)
+            case messages.Rebase(ranges=ranges):
+                trainer.rebase(ranges)
+                self._send(messages.Rebased())
+            case messages.Evaluate():
+                paths, tokens_max = message.paths, message.tokens_max
+                self._send(trainer.evaluate(paths, tokens_max, message.seconds_max))
+            case messages.Save():
+                started = time.monotonic()
+                problem = trainer.save(message.place)
+                self._send(messages.Saved(problem=problem, seconds=time.monotonic() - started))
+            case messages.KeepMomentum():
+                if not isinstance(trainer, SharedTrainer):
+                    raise TrainerError("KeepMomentum without shared steps")
+                trainer.keep_momentum(keep=message.keep)
+            case messages.Genesis():
+                trainer.genesis()
+                self._send(messages.GenesisDone())
+
+    def _configure(self, message: messages.Configure) -> None:
+        if self._trainer is not None:
+            raise TrainerError("Configure came twice")
+        if message.threads:
+            torch.set_num_threads(message.threads)
+        num_parameters = message.model.num_parameters
+        self._device = choose_device(message.device)
+        make: Callable[..., LocalTrainer] = LocalTrainer
+        if message.shared_steps is not None:
+            make = partial(SharedTrainer, steps=message.shared_steps)
+        config = TrainerConfig(
+            model=message.model,
+            inner=message.inner,
+            seed=message.seed,
+            token_bytes=message.token_bytes,
+            device=message.device,
+            optimizer_path=message.optimizer_path,
+            micro_batch=message.micro_batch,
+            mixing=message.mixing,
+        )
+        trainer = make(
+            config,
+            memory.open_vector(message.base_fd, num_parameters),
+            memory.open_vector(message.pseudo_gradient_fd, num_parameters),
+            self._got_on,
+        )
+        if trainer.device.torch_device.type == "cpu":
+            os.nice(_NICENESS)
+        self._trainer = trainer
+        self._send(
+            messages.Configured(
+                device=str(trainer.device.torch_device),
+                device_name=trainer.device.name,
+                num_parameters=num_parameters,
+                precision=trainer.device.precision,
+                optimizer_steps=trainer.optimizer_steps,
+                momentum=trainer.loaded_momentum,
+                problem=trainer.optimizer_problem,
+                confinement=self._confinement,
+            )
+        )
+
+    def _send(self, message: messages.FromWorker) -> None:
+        with self._waiting(), self._sending:
+            self._write(message)
+
+    def _write(self, message: messages.FromWorker) -> None:
+        self._output.write(framing.encode(message))
+        self._output.flush()
+
+    def fail(self, reason: str) -> None:
+        self._send(messages.Failed(reason=reason))
+
+    def fail_for_memory(self, error: Exception) -> None:
+        """Memory ran out outside a step, where nothing smaller can be tried."""
+        device = self._device or choose_device("cpu")
+        what = str(error).partition("\n")[0] or type(error).__name__
+        self.fail(
+            f"{device.name} has too little memory for this model ({what}): {device.memory_advice}"
+        )
+
+
+def main(confinement: str) -> int:
+    """Works at stdin and stdout until the end. `confinement` says what the process gave up.
+
+    Exit code: 0 after Exit, SIGTERM or the end of stdin; 1 after Failed.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _terminate)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+
+    source = os.fdopen(os.dup(0), "rb")
+    output = os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+
+    worker = Worker(output, confinement)
+    threading.Thread(target=worker.read, args=(source,), name="stdin", daemon=True).start()
+    threading.Thread(target=worker.show_life, name="life", daemon=True).start()
+    try:
+        worker.run()
+    except BrokenPipeError:
+        return 0  # the daemon is gone, as at the end of stdin
+    except (framing.MessageError, TrainerError, DataError, DeviceError) as error:
+        worker.fail(str(error))
+        return 1
+    except Exception as error:
+        if is_out_of_memory(error):
+            worker.fail_for_memory(error)
+            return 1
+        traceback.print_exc()
+        worker.fail(f"{type(error).__name__}: {error}")
+        return 1
+    return 0
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    # Files on disk are replaced atomically, so there is nothing to tidy up.
+    os._exit(0)
