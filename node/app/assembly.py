@@ -24,6 +24,7 @@ import trio
 
 from gossamer.node.app.http import serve_http
 from gossamer.node.app.reporting import Reporter, say_hello
+from gossamer.node.app.trainer_events import TrainerEvents
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
@@ -70,7 +71,6 @@ from gossamer.protocol.policy.head_choice import HeadChoice
 from gossamer.protocol.policy.membership import Membership
 from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
-from gossamer.trainer.ipc import messages
 
 log = structlog.get_logger("node")
 
@@ -354,7 +354,7 @@ class Node:
         return self.participant
 
     async def _participate(self, participant: Participant, trainer: Trainer) -> None:
-        events = _TrainerEvents(participant, self._hardware, self.metrics, self._settings.log_steps)
+        events = TrainerEvents(participant, self._hardware, self.metrics, self._settings.log_steps)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run, events)
             await participant.run()
@@ -398,41 +398,3 @@ class Node:
             self._node.context.swarm.offence(stream.peer_id, error)
             self._node.rounds.disconnected(stream.peer_id)
             await stream.reset()
-
-
-class _TrainerEvents:
-    """Hands the trainer's events on to the parts of the node that they concern."""
-
-    def __init__(
-        self, participant: Participant, hardware: Hardware, metrics: Metrics, log_steps: int
-    ) -> None:
-        self._participant = participant
-        self._context = participant.context
-        self._hardware = hardware
-        self._metrics = metrics
-        self._log_steps = log_steps
-
-    def configured(self, configured: messages.Configured) -> None:
-        if (gpu := self._hardware.missed_gpu(configured)) is not None:
-            log.warning(f"the trainer does not find {gpu}; `gossamer doctor` says what to do")
-        self._hardware.trainer_configured(configured)
-        log.info(f"training on {configured.device_name}", precision=configured.precision)
-        if configured.confinement:
-            log.info(configured.confinement)
-        self._participant.progress.confinement = configured.confinement or None
-        self._context.feed.requeue()
-
-    def stepped(self, step: messages.Step) -> None:
-        self._context.speed.step(step)
-        self._participant.stepped(step)
-        if self._log_steps and self._participant.progress.inner_step % self._log_steps == 0:
-            log.debug("step", round=step.round, step=step.step, loss=round(step.loss, 3))
-
-    def shared(self, shared: messages.Shared) -> None:
-        self._participant.rounds.offered(shared)
-
-    def needs_data(self, tokens_queued: int) -> None:
-        self._context.feed.need_more(tokens_queued)
-
-    def restarted(self, reason: str) -> None:
-        self._metrics.restarts.add(reason)

@@ -14,13 +14,13 @@ for a while, and so are all heads of signers whose heads fail again and again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
 import structlog
 import trio
 
+from gossamer.node.heads.avoided_heads import AvoidedHeads
 from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import Rollbacks
 from gossamer.node.peers.chain_sync import BehindError, ChainSync
@@ -35,21 +35,6 @@ from gossamer.protocol.manifest import RoundConfig
 from gossamer.protocol.policy.head_choice import HeadChoice, HeadWeight
 from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
 from gossamer.protocol.wire.statements import Announce, Phase, Ready, Roster
-
-AVOID_SECONDS = 20.0
-"""A head that could not be reached is avoided this long."""
-
-FAILURES_MAX = 4
-"""Heads in a row of a peer with standing that could not be reached, before all its heads are
-avoided. Where rounds are quick, the blocks of the first ones may be gone before they are fetched.
-Of other peers one is enough."""
-
-SIGNER_AVOID_SECONDS_MAX = 300.0
-"""Longest time for which the heads of a signer are avoided. It begins with `AVOID_SECONDS` and
-doubles with each failure."""
-
-SIGNERS_KEPT = 1024
-"""Signers whose failures are remembered; with more, all are forgotten."""
 
 SIDE_ROUNDS_MAX = 4096
 """Upper bound on committed rounds that are kept although no known head descends from them. A split
@@ -77,16 +62,6 @@ class BetterHead:
     """Its weight where its chain parts from this node's."""
     since_seconds: float
     """Local time since which some head has been better than this node's."""
-
-
-@dataclass
-class _Failures:
-    """A signer's heads that could not be reached."""
-
-    number: int = 0
-    """Since the last one that could be reached."""
-    until_seconds: float = -math.inf
-    """Local time until which its heads are avoided."""
 
 
 class Heads:
@@ -126,8 +101,7 @@ class Heads:
         """Proven heads that count: see `fetcher`."""
         self._seen_seconds: dict[Digest, float] = {}
         """Local time since which each of them is known."""
-        self._avoided: dict[Digest, float] = {}
-        self._failures: dict[PeerId, _Failures] = {}
+        self._avoided = AvoidedHeads(self._has_standing)
         self._better_since: float | None = None
         self._needs_room = False
 
@@ -292,12 +266,7 @@ class Heads:
         return peer == self._swarm.me or peer in self._choice.stakes_at(self.mine)
 
     def _is_avoided(self, now: float, head: Digest) -> bool:
-        if self._avoided.get(head, -math.inf) > now:
-            return True
-        failures = [self._failures.get(peer) for peer in sorted(self.signers_of(head))]
-        return bool(failures) and all(
-            each is not None and each.until_seconds > now for each in failures
-        )
+        return self._avoided.is_avoided(now, head, self.signers_of(head))
 
     def _branch_of(self, head: Digest) -> Digest:
         """The first round on the way to a head that is not an ancestor of the committed head."""
@@ -355,8 +324,7 @@ class Heads:
             )
             self.avoid(head)
             return False
-        for peer in sorted(self.signers_of(head)):
-            self._failures.pop(peer, None)
+        self._avoided.reached(self.signers_of(head))
         self.note_new()
         entry = self._committed.entry
         log.info("at the swarm's head", round=entry.round, head=short(entry.head))
@@ -364,20 +332,8 @@ class Heads:
 
     def avoid(self, head: Digest) -> None:
         """Avoids a head. A peer that announces it without helping others to it breaks the rules."""
-        now = trio.current_time()
         self._counting.discard(head)
-        self._avoided = {h: t for h, t in self._avoided.items() if t > now}
-        self._avoided[head] = now + AVOID_SECONDS
-        if len(self._failures) >= SIGNERS_KEPT:
-            self._failures.clear()
-        for peer in sorted(self.signers_of(head)):
-            failures = self._failures.setdefault(peer, _Failures())
-            failures.number += 1
-            free = FAILURES_MAX if self._has_standing(peer) else 1
-            if failures.number >= free:
-                doublings = min(failures.number - free, 10)
-                seconds = min(AVOID_SECONDS * 2**doublings, SIGNER_AVOID_SECONDS_MAX)
-                failures.until_seconds = now + seconds
+        self._avoided.failed(trio.current_time(), head, self.signers_of(head))
         swarm = self._swarm
         for peer, announce in swarm.living().items():
             if announce.head == head:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gossamer.node.heads.heads import AT_WORK, AVOID_SECONDS, BetterHead
+from gossamer.node.heads.avoided_heads import AVOID_SECONDS
+from gossamer.node.heads.heads import AT_WORK, BetterHead
 from gossamer.node.rounds.turn import POLL_SECONDS
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.policy.head_choice import is_most_of

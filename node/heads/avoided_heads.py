@@ -1,0 +1,74 @@
+"""Heads that could not be reached, and signers whose heads fail again and again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from gossamer.protocol.ids import Digest, PeerId
+
+AVOID_SECONDS = 20.0
+"""A head that could not be reached is avoided this long."""
+
+FAILURES_MAX = 4
+"""Heads in a row of a peer with standing that could not be reached, before all its heads are
+avoided. Where rounds are quick, the blocks of the first ones may be gone before they are fetched.
+Of other peers one is enough."""
+
+SIGNER_AVOID_SECONDS_MAX = 300.0
+"""Longest time for which the heads of a signer are avoided. It begins with `AVOID_SECONDS` and
+doubles with each failure."""
+
+SIGNERS_KEPT = 1024
+"""Signers whose failures are remembered; with more, all are forgotten."""
+
+
+@dataclass
+class _Failures:
+    """A signer's heads that could not be reached."""
+
+    number: int = 0
+    """Since the last one that could be reached."""
+    until_seconds: float = -math.inf
+    """Local time until which its heads are avoided."""
+
+
+class AvoidedHeads:
+    """The heads that a node does not try for a while. Times are of the local clock."""
+
+    def __init__(self, has_standing: Callable[[PeerId], bool]) -> None:
+        """`has_standing`: whether a peer has stake at this node's head."""
+        self._has_standing = has_standing
+        self._heads: dict[Digest, float] = {}
+        """Local time until which each is avoided."""
+        self._failures: dict[PeerId, _Failures] = {}
+
+    def is_avoided(self, now: float, head: Digest, signers: Collection[PeerId]) -> bool:
+        """Returns whether a head is avoided now: for itself, or because all its signers are."""
+        if self._heads.get(head, -math.inf) > now:
+            return True
+        failures = [self._failures.get(peer) for peer in signers]
+        return bool(failures) and all(
+            each is not None and each.until_seconds > now for each in failures
+        )
+
+    def failed(self, now: float, head: Digest, signers: Collection[PeerId]) -> None:
+        """A head could not be reached."""
+        self._heads = {each: until for each, until in self._heads.items() if until > now}
+        self._heads[head] = now + AVOID_SECONDS
+        if len(self._failures) >= SIGNERS_KEPT:
+            self._failures.clear()
+        for peer in sorted(signers):
+            failures = self._failures.setdefault(peer, _Failures())
+            failures.number += 1
+            free = FAILURES_MAX if self._has_standing(peer) else 1
+            if failures.number >= free:
+                doublings = min(failures.number - free, 10)
+                seconds = min(AVOID_SECONDS * 2**doublings, SIGNER_AVOID_SECONDS_MAX)
+                failures.until_seconds = now + seconds
+
+    def reached(self, signers: Collection[PeerId]) -> None:
+        """A head of these signers could be reached."""
+        for peer in signers:
+            self._failures.pop(peer, None)
