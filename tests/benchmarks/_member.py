@@ -49,6 +49,8 @@ class Assignment:
     chunk_elements: int
     host: str
     interface: str
+    trust: str = "members"
+    """For Gossamer: `open` or `members`."""
 
 
 class Channel:

@@ -17,6 +17,7 @@ import trio
 
 from gossamer.node.app.daemon import limit_malloc_arenas
 from gossamer.node.modes.contribution import Contribution
+from gossamer.node.modes.records import RecordContributions
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
@@ -31,7 +32,9 @@ from gossamer.protocol.codecs.payloads import (
     SignPayloads,
     payloads_named,
 )
+from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.manifest import Trust
 from gossamer.protocol.policy.membership import Awaited
 from gossamer.protocol.rounds.attempt import Removed
 from gossamer.protocol.rounds.proposal import Parent
@@ -143,8 +146,14 @@ class Peer(OpenListener):
             self._vector = np.zeros(0, np.float32)
         else:
             self._plan = _plan_of(self._assignment)
-            self._payloads = payloads_named(self._assignment.codec)
+            trust: Trust = "open" if self._assignment.trust == "open" else "members"
+            self._payloads = payloads_named(self._assignment.codec, trust=trust)
             self._vector = vector_of(self._assignment.rank, self._assignment.num_elements)
+        self._records = (
+            RecordContributions(self._payloads, 1.0)
+            if isinstance(self._payloads, RecordPayloads)
+            else None
+        )
         self.outer_step = OuterStep(self._plan, self._payloads)
         self._driver: RoundDriver | None = None
         self._ranks: dict[PeerId, int] = {}
@@ -197,7 +206,7 @@ class Peer(OpenListener):
             self.outer_step.begin()
             sent_before = self._bytes_sent()
             await trio.to_thread.run_sync(sleep_until, start_seconds)
-            driver.ready(Ready(1, number + 1, number + 1, head, TOKENS, 1, 0.0, 1.0, ()))
+            driver.ready(await self._ready(number, head))
             while driver.machine.ring is None:
                 await driver.changed.wait()
             ring_seconds = time.monotonic()
@@ -210,12 +219,19 @@ class Peer(OpenListener):
                 finished_seconds=self.outer_step.finished_seconds,
                 ring_seconds=ring_seconds,
                 committed_seconds=committed_seconds,
+                round_cpu_seconds=self.outer_step.usage.so_far()["cpu_seconds"],
                 bytes_sent=self._bytes_sent() - sent_before,
                 removed=self._removed,
                 **self.outer_step.cost,
             )
             order = (await self._hear()) or {}
             return parts if order.get("check") else None
+
+    async def _ready(self, number: int, head: Digest) -> Ready:
+        root, records = b"", self._records
+        if records is not None:
+            root = await trio.to_thread.run_sync(lambda: records.root_of(self._vector, self._plan))
+        return Ready(1, number + 1, number + 1, head, TOKENS, 1, 0.0, 1.0, (), b"", root)
 
     def _parts(self, driver: RoundDriver) -> list[Part]:
         assert driver.committed is not None
@@ -256,6 +272,8 @@ class Peer(OpenListener):
         """See `RoundHost`."""
         if isinstance(self._payloads, SignPayloads):
             return _ring_steps.Signs(self._payloads, ring, self._me)
+        if self._records is not None:
+            return self._records(self._vector, self._plan, ring, self._me)
         return contribution_of(self._vector, self._plan, self._payloads, ring, self._me, 1.0)
 
     def awaited(self) -> Awaited:
