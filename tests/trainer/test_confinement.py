@@ -184,12 +184,17 @@ def test_the_text_claims_no_more_than_what_is_so(
 
 def test_a_process_with_threads_does_not_claim_to_be_confined(tmp_path: Path) -> None:
     program = (
-        "import sys, threading\n"
+        "import socket, sys, threading\n"
         "from pathlib import Path\n"
         "from gossamer.trainer.confinement.confine import confine\n"
         "end = threading.Event()\n"
-        "threading.Thread(target=end.wait).start()\n"
-        "print(confine(Path(sys.argv[1])).text)\n"
+        "def open_one():\n"
+        "    end.wait()\n"
+        "    with socket.socket():\n"
+        "        print('the older thread made a socket')\n"
+        "threading.Thread(target=open_one).start()\n"
+        "confined = confine(Path(sys.argv[1]))\n"
+        "print(confined.text)\n"
         "end.set()\n"
     )
     done = subprocess.run(
@@ -201,6 +206,8 @@ def test_a_process_with_threads_does_not_claim_to_be_confined(tmp_path: Path) ->
     if sys.platform == "linux":
         assert "does not confine the trainer's writing" in done.stdout, done.stderr
         assert "threads" in done.stdout
+        assert "the older thread made a socket" in done.stdout, done.stderr
+        assert "it can open network connections" in done.stdout
 
 
 def test_a_folder_that_cannot_be_made_is_said_without_a_traceback(tmp_path: Path) -> None:

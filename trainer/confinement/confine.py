@@ -66,8 +66,8 @@ def confine(folder: Path) -> Confinement:
     """Confines this process, for good, as far as the system can. `folder` is made where it is not
     there, its temporary files are removed, and libraries are told to keep their caches there.
 
-    Call it before anything is imported that starts threads: Landlock confines one thread, and those
-    that it starts later.
+    Call it before anything is imported that starts threads: Landlock and the filter confine one
+    thread, and those that it starts later. With other threads nothing counts as given up.
 
     Raises:
         OSError: the folder cannot be made.
@@ -81,7 +81,8 @@ def confine(folder: Path) -> Confinement:
     problems: list[str] = []
     abi = 0
     network = False
-    if _num_threads() > 1:
+    is_alone = _num_threads() == 1
+    if not is_alone:
         problems.append("a library started threads before it could be confined")
     else:
         try:
@@ -91,7 +92,8 @@ def confine(folder: Path) -> Confinement:
     try:
         landlock.forbid_new_privileges()
         seccomp.forbid_network()
-        network = True
+        # The filter, too, holds for this thread and its children alone: an older one connects.
+        network = is_alone
     except OSError as error:
         problems.append(str(error))
     return Confinement(
