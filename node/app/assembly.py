@@ -207,7 +207,10 @@ class Node:
         )
         committed = CommittedState(manifest, trainer.base, self._store, chain, state_dir)
         rounds = KnownRounds(chain)
-        choice = HeadChoice(rounds, PeerId(manifest.founder))
+        roll = self.entrance.roll
+        choice = HeadChoice(
+            rounds, PeerId(manifest.founder), None if roll is None else roll.branch_of
+        )
         self._blocks.uploads.is_member = lambda peer: (
             manifest.admission == "allow" or peer in choice.stakes_at(committed.entry.head)
         )

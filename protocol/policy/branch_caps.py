@@ -1,4 +1,4 @@
-"""The share of one branch of an invite-only run: at most a quarter of seats and of weight.
+"""The share of one branch of an invite-only run: at most a quarter of the weight.
 
 A *branch* is a member that a root let in, and everybody below it (`Roll.branch_of`). A root is a
 branch of its own. One person who invites many identities of their own has one branch for all of
@@ -13,7 +13,7 @@ smallest one sets the cap. So the cap belongs where branches vote, not where val
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from gossamer.protocol.ids import PeerId
 
@@ -48,29 +48,6 @@ def capped_total(weights: Mapping[PeerId, int], branch_of: BranchOf, cap: int | 
     return sum(
         each if cap is None else min(each, cap) for each in _sums(weights, branch_of).values()
     )
-
-
-def seated(candidates: Sequence[PeerId], num_seats: int, branch_of: BranchOf) -> list[PeerId]:
-    """Returns those that have a seat in a ring, in the order of the candidates.
-
-    A branch has at least one seat if there is room, and at most a quarter of the seats taken; with
-    fewer than four branches the first candidates have them.
-
-    Args:
-        candidates: each once, the most wanted first.
-    """
-    cap = branch_cap(dict.fromkeys(candidates, 1), branch_of)
-    if cap is None:
-        return list(candidates[:num_seats])
-    cap = max(1, min(cap, num_seats // BRANCHES_MIN))
-    taken: Counter[PeerId] = Counter()
-    found: list[PeerId] = []
-    for peer in candidates:
-        branch = branch_of(peer)
-        if taken[branch] < cap and len(found) < num_seats:
-            taken[branch] += 1
-            found.append(peer)
-    return found
 
 
 def _sums(weights: Mapping[PeerId, int], branch_of: BranchOf) -> Counter[PeerId]:

@@ -11,6 +11,10 @@ Rules
   and at the end no peer for more than the lower median peer. So a minority of the members has a
   minority of the stake, whatever it claims. At the run's beginning the founder has the only stake.
   Headers alone say it, so all peers count alike.
+- In an invite-only run the peers that came in through one member together count for at most a
+  quarter of the stake at a fork (`branch_caps`): so one person gains nothing by inviting many
+  identities of their own. Nodes whose rolls differ may count differently until they agree, within
+  some seconds; a peer that a node does not know is a branch of its own there.
 - The *support* of a chain, where it parts from another one, is the stake there of all peers that
   signed a round of it since. A peer counts once, however many rounds it signed. So no peer gains by
   making rounds quickly, and invented members weigh nothing.
@@ -40,6 +44,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.policy.branch_caps import BranchOf, branch_cap, capped_total
 from gossamer.protocol.token_caps import capped_tokens
 
 STANDING_ROUNDS = 64
@@ -86,7 +91,9 @@ class HeadWeight(NamedTuple):
 class HeadChoice:
     """The rules above, for the rounds that one peer knows."""
 
-    def __init__(self, rounds: Rounds, founder: PeerId) -> None:
+    def __init__(self, rounds: Rounds, founder: PeerId, branch_of: BranchOf | None = None) -> None:
+        """`branch_of`: of each member of an invite-only run; None in other runs."""
+        self._branch_of = branch_of
         self._rounds = rounds
         self._founder = founder
         self._stakes: OrderedDict[Digest, Mapping[PeerId, int]] = OrderedDict()
@@ -125,7 +132,10 @@ class HeadChoice:
     def stake_of(self, head: Digest, peers: Iterable[PeerId]) -> int:
         """The stake of some peers together at a known head."""
         stakes = self.stakes_at(head)
-        return sum(stakes.get(peer, 0) for peer in frozenset(peers))
+        counted = {peer: stakes[peer] for peer in stakes.keys() & frozenset(peers)}
+        if self._branch_of is None:
+            return sum(counted.values())
+        return capped_total(counted, self._branch_of, branch_cap(stakes, self._branch_of))
 
     def weight(self, fork: Digest, head: Digest) -> HeadWeight:
         """The weight of a known head that descends from `fork`, as seen there."""
@@ -199,7 +209,7 @@ class HeadChoice:
         fork = self.fork_of(head, mine)
         if self._rounds.round_of(mine) - self._rounds.round_of(fork) <= UNDO_ROUNDS_MAX:
             return True
-        return 2 * self.weight(fork, head).support >= sum(self.stakes_at(fork).values())
+        return 2 * self.weight(fork, head).support >= self.stake_of(fork, self.stakes_at(fork))
 
     def best(self, heads: Iterable[Digest]) -> Digest:
         """The head that wins among one or more known heads.

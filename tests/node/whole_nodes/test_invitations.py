@@ -384,3 +384,44 @@ def received(world: World, name: str) -> dict[str, int]:
     transport = world.network.get(world.identity(name).peer_id)
     assert transport is not None
     return {protocol: each for protocol, (_, each) in transport.traffic().items()}
+
+
+def test_the_many_identities_of_one_member_do_not_outvote_the_others_after_a_split(
+    tmp_path: Path,
+) -> None:
+    """b lets in three more of its own. The four have more of the work than a, c and d."""
+    world = World(tmp_path, seed=79, is_by_invitation=True)
+    others, of_b = "acd", "befg"
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await world.reach(1, "a")
+        for name in "bcd":
+            await nursery.start(world.run, name, ["a"], NumbersTrainer, invitation(world, "a"))
+        await world.until(lambda: in_round_of(world, "b", *"abcd"))
+        for name in "efg":
+            await nursery.start(world.run, name, ["b"], NumbersTrainer, invitation(world, "b"))
+        await world.until(lambda: in_round_of(world, "a", *"abcdefg"))
+        await world.reach(world.round("a") + 30, *"abcdefg", seconds=300.0)  # b's have stake
+        await world.until(lambda: world.all_shards_are_with(*others))
+        await world.until(lambda: world.all_shards_are_with(*of_b))
+        for one in others:
+            for other in of_b:
+                world.network.cut(world.identity(one).peer_id, world.identity(other).peer_id)
+        before, fork = world.round("a"), world.path("a")[-1]
+        await world.reach(before + 3, *"abcdefg")
+        assert not world.is_one_chain("a", "b")
+        undone, kept = world.path("b")[before + 1], world.path("a")[before + 1]
+        for one in others:
+            for other in of_b:
+                world.network.heal(world.identity(one).peer_id, world.identity(other).peer_id)
+        await world.until(lambda: all(kept in world.path(name) for name in "abcdefg"))
+        await world.come_together(*"abcdefg", seconds=10.0)
+        assert undone not in world.path("b")
+        choice = world.participant("c").context.choice
+        stakes = choice.stakes_at(fork)
+        ids = {world.identity(name).peer_id for name in of_b}
+        assert 4 * choice.stake_of(fork, ids) <= choice.stake_of(fork, stakes)
+        assert 2 * sum(stakes[peer] for peer in ids) > sum(stakes.values())
+
+    simulate(world, story)

@@ -1,4 +1,4 @@
-"""One branch of an invite-only run has at most a quarter of seats and of weight."""
+"""One branch of an invite-only run has at most a quarter of the weight."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from hypothesis import strategies as st
 
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.branch_caps import (
-    BRANCHES_MIN,
     branch_cap,
     capped_total,
-    seated,
 )
 
 
@@ -47,7 +45,6 @@ def test_few_branches_have_no_cap() -> None:
     weights = members([5], [7, 8], [100])
     assert branch_cap(weights, branch_of) is None
     assert capped_total(weights, branch_of, None) == 120
-    assert seated(list(weights), 3, branch_of) == list(weights)[:3]
     # Members without weight make no branch.
     assert branch_cap(members([5], [7], [8], [0], [0]), branch_of) is None
 
@@ -63,20 +60,3 @@ def test_the_cap_is_the_largest_that_leaves_nobody_more_than_a_quarter(
     assert min(cap, max(sums)) == min(largest_cap(sums), max(sums))
     total = capped_total(weights, branch_of, cap)
     assert all(4 * min(each, cap) <= total for each in sums)
-
-
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.integers(1, 24), st.randoms())
-def test_no_branch_has_more_than_a_quarter_of_the_seats(
-    sizes: list[int], num_seats: int, dice: object
-) -> None:
-    candidates = list(members(*([1] * size for size in sizes)))
-    dice.shuffle(candidates)  # type: ignore[attr-defined]
-    found = seated(candidates, num_seats, branch_of)
-    assert len(found) <= num_seats
-    assert found == [peer for peer in candidates if peer in set(found)], "the order stays"
-    if len(sizes) < BRANCHES_MIN:
-        assert found == candidates[:num_seats]
-        return
-    counts = [sum(branch_of(peer) == str(branch) for peer in found) for branch in range(len(sizes))]
-    assert all(count <= max(1, len(found) // 4) for count in counts)
-    assert len(found) >= min(num_seats, len(sizes))

@@ -253,3 +253,28 @@ def test_three_heads_of_which_each_wins_over_the_next_have_one_winner() -> None:
     assert choice.best([heavy, third]) == heavy
     assert choice.best([third, light]) == third
     assert len({choice.best(order) for order in permutations([light, heavy, third])}) == 1
+
+
+# Branches of an invite-only run
+
+
+def test_the_identities_of_one_sponsor_do_not_outvote_the_others() -> None:
+    """Twenty nodes came in through E. Four others came in by themselves."""
+    rounds = Rounds()
+    below, honest = INVENTED[:20], (FOUNDER, B, C, D)
+    branches = {**dict.fromkeys(below, E), E: E}
+    choice = HeadChoice(rounds, FOUNDER, lambda peer: branches.get(peer, peer))
+    fork = rounds.add(GENESIS, each(*honest, E, *below))
+    theirs = rounds.add(fork, each(E, *below), 3)
+    ours = rounds.add(fork, each(*honest[:2]))
+    assert HeadChoice(rounds, FOUNDER).best([theirs, ours]) == theirs, "without caps they win"
+    assert choice.best([theirs, ours]) == ours
+    assert choice.weight(fork, theirs).support <= choice.stake_of(fork, (*honest, E, *below)) / 4
+
+
+def test_with_fewer_than_four_branches_all_stake_counts() -> None:
+    rounds = Rounds()
+    choice = HeadChoice(rounds, FOUNDER, lambda peer: E if peer == D else peer)
+    fork = rounds.add(GENESIS, each(FOUNDER, D, E))
+    assert choice.stake_of(fork, (D, E)) == 200
+    assert choice.may_undo(rounds.add(fork, each(FOUNDER), UNDO_ROUNDS_MAX + 1), fork) is False
