@@ -17,9 +17,10 @@ def rollback(
     yes: Annotated[bool, Parameter(negative="")] = False,
     options: State = None,
 ) -> int:
-    """Take back all rounds after one, on every node of a run that this node founded.
+    """Take back all rounds after one, as the run's founder.
 
-    The state after that round has to be on this disk. It cannot be undone.
+    Every node of the run goes on from there. The state after that round has to be on this disk. It
+    cannot be undone.
 
     Parameters
     ----------
