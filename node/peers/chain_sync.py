@@ -273,10 +273,11 @@ class ChainSync:
         bases += [one for one in remote if committed.blocks.has_state(one)]
         bases += [one for one in remote if one not in bases]
         # Going back to an older round may begin at any state that is still here.
-        older = [one for one in heads[: -OLDER_ROUNDS - 1 : -1] if committed.blocks.has_state(one)]
+        newest_first = heads[: -OLDER_ROUNDS - 1 : -1]
+        older = next((one for one in newest_first if committed.blocks.has_state(one)), None)
         kept_states = self.kept_states()
         kept = [one for one in reversed(heads) if one in kept_states] if kept_states else []
-        bases += [one for one in (*older[:1], *kept, *last_resort) if one not in bases]
+        bases += [one for one in (older, *kept, *last_resort) if one and one not in bases]
         return bases
 
     async def _follow_from(
@@ -293,6 +294,8 @@ class ChainSync:
             for step in path:
                 await self._get_averages(step, get)
             await self._run_in_thread(lambda: committed.load_checkpoint(base))
+            if base == head:  # else the rounds that are replayed write theirs
+                await self._run_in_thread(committed.keep_head)
         try:
             await self._replay(path, get)
         except CannotRebuildError:

@@ -251,12 +251,24 @@ class CommittedState:
                 self.checkpoint()
             elif header.round % self._manifest.rounds.checkpoint_rounds == 0:
                 self.checkpoint()
-            write_atomically(self._state_dir.head_path, f"{head.hex()}\n".encode())
+            self._write_head()
         except DiskError as error:
             self._note_in_memory_only(error)
         else:
             self._is_on_disk = True
             self._state_dir.health.wrote("state")
+
+    def _write_head(self) -> None:
+        write_atomically(self._state_dir.head_path, f"{self.head.hex()}\n".encode())
+
+    def keep_head(self) -> None:
+        """Writes the head of a state that was loaded as a whole, so that the next life begins with
+        it. A disk that does not take it does not end the node."""
+        with self._changing:
+            try:
+                self._write_head()
+            except DiskError as error:
+                self._note_in_memory_only(error)
 
     def _note_in_memory_only(self, error: DiskError) -> None:
         self._is_on_disk = False

@@ -29,6 +29,11 @@ def run_of(world: World) -> FoundersRun:
     return FoundersRun(world.nodes["a"].manifest, world.identity("a"), state_dir, CACHE_BYTES)
 
 
+def files_of(world: World, name: str) -> RollbackFiles:
+    manifest = world.nodes[name].manifest
+    return RollbackFiles(world.root / name, manifest.run_id, PeerId(manifest.founder))
+
+
 def roll_back(world: World, to_round: int) -> Rollback:
     """Does what `gossamer rollback` does."""
     run = run_of(world)
@@ -102,14 +107,17 @@ def test_a_rollback_goes_deeper_than_a_fork_and_outlives_its_founder(tmp_path: P
             lambda: all(has_left(world, name, statement.undone) for name in "abc"),
             TOGETHER_SECONDS,
         )
-        await trio.sleep(3.0)  # what was heard is on disk
+        await world.until(lambda: all(files_of(world, name).names() for name in "abc"), 5.0)
         for name in "abc":
             world.crash(name)
         await trio.sleep(1.0)
         await nursery.start(world.run, "b")
         await nursery.start(world.run, "c", ["b"])
         await world.until(lambda: world.participant_or_none("c") is not None)
-        await world.reach(target + 4, *"bc")
+        await world.until(lambda: all(world.round(name) for name in "bc"))
+        for name in "bc":
+            assert has_left(world, name, statement.undone), "it began with a void round again"
+        await world.reach(max(map(world.round, "bc")) + 3, *"bc")
         for name in "bc":
             assert has_left(world, name, statement.undone)
             assert list(world.participant(name).context.rollbacks) == [statement]
@@ -126,7 +134,7 @@ def test_an_order_that_the_founders_node_cannot_follow_is_told_to_nobody(tmp_pat
         first, second = world.path("a")[:2]
         order = Rollback(second, first, 1)  # no disk has the state after round 1 any more
         identity, run_id = world.identity("a"), world.nodes["a"].manifest.run_id
-        files = RollbackFiles(world.root / "a", run_id, PeerId(identity.peer_id))
+        files = files_of(world, "a")
         files.write(seal(order, identity.peer_id, run_id, identity.sign))
         await world.until(lambda: len(world.participant("a").context.rollbacks) == 1, 5.0)
         await world.until(
