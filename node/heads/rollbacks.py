@@ -49,6 +49,7 @@ ORDER_SECONDS = 120.0
 a thread on a large model."""
 
 _FILE_BYTES_MAX = 1024
+"""A signed rollback has some 250 bytes."""
 
 log = structlog.get_logger("node")
 
@@ -120,6 +121,8 @@ class Rollbacks:
         """By the digest of the signed statement, in the order in which they came."""
         self._on_disk: set[str] = set()
         """Names of the files that were read or written."""
+        self._damaged: set[str] = set()
+        """Names of files that could not be read. They are written anew when a peer brings them."""
 
     def __iter__(self) -> Iterator[Rollback]:
         return (statement for _, statement in self._known.values())
@@ -152,13 +155,15 @@ class Rollbacks:
         """Reads the files that were not read or written yet; in a thread."""
         found = []
         for name in self._files.names():
-            if name in self._on_disk:
+            if name in self._on_disk or name in self._damaged:
                 continue
-            self._on_disk.add(name)
             try:
                 found.append(self._files.read(name))
             except (OSError, RemoteProtocolError) as error:
+                self._damaged.add(name)
                 log.warning("a rollback on disk is left out", file=name, error=str(error))
+            else:
+                self._on_disk.add(name)
         return found
 
     def _write(self, unwritten: Sequence[Signed]) -> None:
@@ -176,6 +181,7 @@ class Rollbacks:
         """Gives up an order that this node itself could not follow."""
         del self._known[signed.digest]
         self._files.remove(signed)
+        self._on_disk.discard(signed.digest.hex())  # the same order may be given again
         log.error(
             "this node could not go back to the state that was ordered; no peer was told, and the "
             "run goes on as before",
