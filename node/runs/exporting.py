@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 
 from gossamer.node.base.settings import Settings
 from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.storage.block_files import BlockError
-from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState
-from gossamer.node.storage.restoring import restore
+from gossamer.node.storage.restoring import open_read_only, restore
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
@@ -61,12 +58,7 @@ def _read_state(
     state_dir: StateDir, manifest: Manifest, settings: Settings
 ) -> tuple[CommittedState, bytes | None]:
     for _ in range(ATTEMPTS_MAX):
-        store = BlockStore(state_dir.blocks_path, settings.cache_bytes, read_only=True)
-        chain = ChainStore(
-            state_dir.chain_path, manifest.run_id, Digest(manifest.genesis_digest), read_only=True
-        )
-        parameters = np.zeros(manifest.model.num_parameters, dtype=np.float32)
-        committed = CommittedState(manifest, parameters, store, chain, state_dir, read_only=True)
+        committed, store = open_read_only(manifest, state_dir, settings.cache_bytes)
         try:
             if not restore(committed):
                 continue

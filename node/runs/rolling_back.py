@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from gossamer.node.base.settings import Settings
 from gossamer.node.heads.rollbacks import RollbackFiles
 from gossamer.node.network.identity import Identity
 from gossamer.node.peers.run_exchange import open_signed_manifest
-from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState
-from gossamer.node.storage.restoring import rebuild
+from gossamer.node.storage.restoring import open_read_only, rebuild
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
@@ -81,7 +77,7 @@ class FoundersRun:
             RollbackError: there is no such round, or its state cannot be rebuilt.
             MemoryError: this machine has too little memory to rebuild a state beside the node's.
         """
-        committed = self._open()
+        committed, _ = open_read_only(self.manifest, self._state_dir, self._cache_bytes)
         chain, newest = committed.chain, committed.head_on_disk()
         path = [] if newest is None else chain.path_between(chain.genesis, newest) or []
         heads = [chain.genesis, *path]
@@ -105,14 +101,6 @@ class FoundersRun:
     def _files(self) -> RollbackFiles:
         founder = PeerId(self.manifest.founder)
         return RollbackFiles(self._state_dir.root, self.manifest.run_id, founder)
-
-    def _open(self) -> CommittedState:
-        manifest, state_dir = self.manifest, self._state_dir
-        store = BlockStore(state_dir.blocks_path, self._cache_bytes, read_only=True)
-        genesis_state = Digest(manifest.genesis_digest)
-        chain = ChainStore(state_dir.chain_path, manifest.run_id, genesis_state, read_only=True)
-        parameters = np.zeros(manifest.model.num_parameters, dtype=np.float32)
-        return CommittedState(manifest, parameters, store, chain, state_dir, read_only=True)
 
     @staticmethod
     def _why_not(committed: CommittedState, heads: list[Digest], round_number: int) -> str:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import numpy as np
 import structlog
 
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.state_blocks import CannotRebuildError
+from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest, short
+from gossamer.protocol.manifest import Manifest
 
 log = structlog.get_logger("state")
+
+
+def open_read_only(
+    manifest: Manifest, state_dir: StateDir, cache_bytes: int
+) -> tuple[CommittedState, BlockStore]:
+    """Opens a state directory without its lock, so that a running daemon can go on. No state is
+    loaded yet."""
+    store = BlockStore(state_dir.blocks_path, cache_bytes, read_only=True)
+    genesis_state = Digest(manifest.genesis_digest)
+    chain = ChainStore(state_dir.chain_path, manifest.run_id, genesis_state, read_only=True)
+    parameters = np.zeros(manifest.model.num_parameters, dtype=np.float32)
+    return CommittedState(manifest, parameters, store, chain, state_dir, read_only=True), store
 
 
 def restore(committed: CommittedState) -> bool:
