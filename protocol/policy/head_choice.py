@@ -132,7 +132,8 @@ class HeadChoice:
     def stake_of(self, head: Digest, peers: Iterable[PeerId]) -> int:
         """The stake of some peers together at a known head."""
         stakes = self.stakes_at(head)
-        counted = {peer: stakes[peer] for peer in stakes.keys() & frozenset(peers)}
+        chosen = frozenset(peers)
+        counted = {peer: stake for peer, stake in stakes.items() if peer in chosen}
         if self._branch_of is None:
             return sum(counted.values())
         return capped_total(counted, self._branch_of, branch_cap(stakes, self._branch_of))
@@ -168,6 +169,11 @@ class HeadChoice:
         if found is not None:
             return found
         rounds = self._rounds
+        # A head that grew has the fork of its parent, unless the parent itself is the fork.
+        parent = rounds.parent_of(other)
+        before = self._forks.get((one, parent))
+        if before is not None and before != parent:
+            one = other = before
         while one != other:
             if rounds.round_of(one) >= rounds.round_of(other):
                 one = rounds.parent_of(one)

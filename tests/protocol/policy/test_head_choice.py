@@ -255,6 +255,28 @@ def test_three_heads_of_which_each_wins_over_the_next_have_one_winner() -> None:
     assert len({choice.best(order) for order in permutations([light, heavy, third])}) == 1
 
 
+def test_the_fork_with_a_head_that_grows_is_not_looked_for_from_the_beginning() -> None:
+    rounds, choice = world()
+    pinned = rounds.add(GENESIS, each(FOUNDER))
+    side = rounds.add(pinned, each(B), 3)
+    head = rounds.add(pinned, each(FOUNDER), 40)
+    assert choice.fork_of(side, head) == choice.fork_of(pinned, head) == pinned
+    asked: list[Digest] = []
+    parent_of = rounds.parent_of
+
+    def counted(one: Digest, /) -> Digest:
+        asked.append(one)
+        return parent_of(one)
+
+    rounds.parent_of = counted  # type: ignore[method-assign]
+    for _ in range(5):
+        head = rounds.add(head, each(FOUNDER))
+        assert choice.fork_of(side, head) == choice.fork_of(pinned, head) == pinned
+    assert len(asked) <= 5 * 2
+    assert choice.fork_of(head, head) == head
+    assert choice.fork_of(rounds.add(head, each(B)), head) == head
+
+
 # Branches of an invite-only run
 
 
