@@ -165,7 +165,7 @@ class NumbersTrainer:
             if not self._shares:
                 self._local += np.float32(0.1) * (self._target - self._local)
             tokens += wanted - left
-            loss = float(np.square(self._local).mean())
+            loss = float(np.square(self._local, dtype=np.float64).mean())
             self._listener.stepped(
                 messages.Step(
                     round=round_number,
@@ -240,7 +240,7 @@ class NumbersTrainer:
     async def evaluate(
         self, paths: Sequence[str], tokens_max: int, seconds_max: float
     ) -> messages.Evaluated | None:
-        return messages.Evaluated(loss=float(np.square(self.base).mean()), tokens=1)
+        return messages.Evaluated(loss=float(np.square(self.base, dtype=np.float64).mean()), tokens=1)
 
     async def suspend(self) -> None:
         self._queue.clear()
