@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import functools
+import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -241,7 +241,8 @@ class NumbersTrainer:
     async def evaluate(
         self, paths: Sequence[str], tokens_max: int, seconds_max: float
     ) -> messages.Evaluated | None:
-        return messages.Evaluated(loss=float(np.square(self.base, dtype=np.float64).mean()), tokens=1)
+        loss = float(np.square(self.base, dtype=np.float64).mean())
+        return messages.Evaluated(loss=loss, tokens=1)
 
     async def suspend(self) -> None:
         self._queue.clear()
