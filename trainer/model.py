@@ -5,6 +5,9 @@
   half")
 - grouped-query attention (arXiv 2305.13245) through torch's scaled_dot_product_attention
 - SwiGLU (arXiv 2002.05202), no biases, optionally one matrix for embedding and head
+- what the family of an imported model has beyond that: rotary frequencies for a longer context
+  (Llama 3.1), biases of query, key and value (Qwen 2), norms of queries and keys (Qwen 3, OLMo 2),
+  norms behind attention and MLP (OLMo 2)
 
 Shape letters: B sequences, T tokens of one, W width, H heads, K key/value heads, D width of a head,
 F hidden width, V vocabulary.
@@ -18,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.manifest import ModelConfig, RopeScaling
 
 INIT_STD = 0.02
 
@@ -43,10 +46,12 @@ class Rotary(nn.Module):
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        head_width = model.width // model.num_heads
+        head_width = model.head_width
         frequencies = 1.0 / model.rope_theta ** (
             torch.arange(0, head_width, 2).float() / head_width
         )
+        if model.rope_scaling is not None:
+            frequencies = _scaled(frequencies, model.rope_scaling)
         angles = torch.outer(torch.arange(model.context).float(), frequencies)  # (context, D/2)
         sines = angles.sin()
         self.register_buffer("cosines", angles.cos().repeat(1, 2)[:, None, :], persistent=False)
@@ -61,23 +66,41 @@ class Rotary(nn.Module):
         return turned.to(x.dtype)
 
 
+def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1's frequencies: long waves are made longer, short ones stay, those between them are
+    interpolated. (D/2) -> (D/2); the order of operations is that of Hugging Face's."""
+    waves = 2 * math.pi / frequencies
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    is_long = waves > scaling.original_context / low
+    is_short = waves < scaling.original_context / high
+    smooth = (scaling.original_context / waves - low) / (high - low)
+    between = (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
+    stretched = torch.where(is_long, frequencies / scaling.factor, frequencies)
+    return torch.where(~is_long & ~is_short, between, stretched)
+
+
 class Attention(nn.Module):
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads = model.num_heads, model.num_kv_heads
-        self.head_width = model.width // model.num_heads
-        query_width = self.num_heads * self.head_width
-        key_width = self.num_kv_heads * self.head_width
-        self.q_proj = Linear(model.width, query_width, bias=False)
-        self.k_proj = Linear(model.width, key_width, bias=False)
-        self.v_proj = Linear(model.width, key_width, bias=False)
-        self.o_proj = Linear(query_width, model.width, bias=False)
+        self.head_width = model.head_width
+        bias = model.has_query_bias
+        self.q_proj = Linear(model.width, model.query_width, bias=bias)
+        self.k_proj = Linear(model.width, model.key_width, bias=bias)
+        self.v_proj = Linear(model.width, model.key_width, bias=bias)
+        self.o_proj = Linear(model.query_width, model.width, bias=False)
+        self.q_norm: nn.RMSNorm | None = None
+        self.k_norm: nn.RMSNorm | None = None
+        if (widths := model.query_norm_widths) is not None:
+            self.q_norm = nn.RMSNorm(widths[0], eps=model.norm_epsilon)
+            self.k_norm = nn.RMSNorm(widths[1], eps=model.norm_epsilon)
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
         """x: (B, T, W) -> (B, T, W)"""
         B, T, _ = x.shape
-        q = rotary(self.q_proj(x).view(B, T, self.num_heads, self.head_width))
-        k = rotary(self.k_proj(x).view(B, T, self.num_kv_heads, self.head_width))
+        q, k = _normed(self.q_proj(x), self.q_norm), _normed(self.k_proj(x), self.k_norm)
+        q = rotary(q.view(B, T, self.num_heads, self.head_width))
+        k = rotary(k.view(B, T, self.num_kv_heads, self.head_width))
         v = self.v_proj(x).view(B, T, self.num_kv_heads, self.head_width)
         if self.num_kv_heads != self.num_heads and x.device.type == "mps":
             # No grouped kernel there: give each query head its own copy.
@@ -92,6 +115,16 @@ class Attention(nn.Module):
         )
         output: Tensor = self.o_proj(heads.transpose(1, 2).reshape(B, T, -1))
         return output
+
+
+def _normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
+    """Queries or keys, normalised in fp32 over each group of the norm's width: a head (Qwen 3), or
+    all heads together (OLMo 2). (B, T, heads x D) -> the same."""
+    if norm is None:
+        return x
+    groups = x.float().unflatten(-1, (-1, norm.normalized_shape[0]))
+    normed: Tensor = norm(groups)
+    return normed.to(x.dtype).flatten(-2)
 
 
 class MLP(nn.Module):
@@ -110,14 +143,25 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(model.width, eps=model.norm_epsilon)
+        # The order of the modules is the order of their parameters in the flat vector.
+        self.norms_after = model.norms_after
+        if not self.norms_after:
+            self.input_layernorm = nn.RMSNorm(model.width, eps=model.norm_epsilon)
         self.self_attn = Attention(model)
         self.post_attention_layernorm = nn.RMSNorm(model.width, eps=model.norm_epsilon)
         self.mlp = MLP(model)
+        if self.norms_after:
+            self.post_feedforward_layernorm = nn.RMSNorm(model.width, eps=model.norm_epsilon)
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotary)
-        output: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        """x: (B, T, W) -> (B, T, W)"""
+        output: Tensor
+        if self.norms_after:
+            x = x + self.post_attention_layernorm(self.self_attn(x, rotary).to(x.dtype))
+            output = x + self.post_feedforward_layernorm(self.mlp(x).to(x.dtype))
+        else:
+            x = x + self.self_attn(self.input_layernorm(x), rotary)
+            output = x + self.mlp(self.post_attention_layernorm(x))
         return output
 
 
@@ -175,7 +219,7 @@ class Decoder(nn.Module):
     def initialise(self, seed: int) -> None:
         """Weights of a seed, the same for the same torch: drawn on the CPU in flat order.
 
-        Norms start at 1. Matrices are normal with standard deviation 0.02, and those that write
+        Norms start at 1, biases at 0. Matrices are normal with standard deviation 0.02, and those that write
         into the residual stream (o_proj, down_proj) with 0.02 / sqrt(2 * layers), so that its
         variance does not grow with depth (GPT-2, section 2.3).
         """
@@ -183,7 +227,7 @@ class Decoder(nn.Module):
         residual_std = INIT_STD / math.sqrt(2 * len(self.layers))
         for name, parameter in self.named_parameters():
             if parameter.ndim == 1:
-                parameter.fill_(1.0)
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
                 continue
             std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else INIT_STD
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
