@@ -121,7 +121,7 @@ class _Checks:
             return
         self.require(
             bool(model.imported)
-            or model.width % model.num_heads == 0 and (model.width // model.num_heads) % 2 == 0,
+            or (model.width % model.num_heads == 0 and (model.width // model.num_heads) % 2 == 0),
             f"model.width is {model.width}; it must be an even multiple of model.num_heads "
             f"({model.num_heads})",
         )

@@ -122,9 +122,9 @@ def _normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
     all heads together (OLMo 2). (B, T, heads x D) -> the same."""
     if norm is None:
         return x
-    groups = x.float().unflatten(-1, (-1, norm.normalized_shape[0]))
+    groups = x.float().view(*x.shape[:-1], -1, norm.normalized_shape[0])
     normed: Tensor = norm(groups)
-    return normed.to(x.dtype).flatten(-2)
+    return normed.to(x.dtype).view(x.shape)
 
 
 class MLP(nn.Module):
@@ -219,9 +219,9 @@ class Decoder(nn.Module):
     def initialise(self, seed: int) -> None:
         """Weights of a seed, the same for the same torch: drawn on the CPU in flat order.
 
-        Norms start at 1, biases at 0. Matrices are normal with standard deviation 0.02, and those that write
-        into the residual stream (o_proj, down_proj) with 0.02 / sqrt(2 * layers), so that its
-        variance does not grow with depth (GPT-2, section 2.3).
+        Norms start at 1, biases at 0. Matrices are normal with standard deviation 0.02, and those
+        that write into the residual stream (o_proj, down_proj) with 0.02 / sqrt(2 * layers), so
+        that its variance does not grow with depth (GPT-2, section 2.3).
         """
         generator = torch.Generator().manual_seed(seed)
         residual_std = INIT_STD / math.sqrt(2 * len(self.layers))

@@ -2,9 +2,9 @@
 
 The order is the model's `named_parameters()`: embedding, then layer by layer, then the last norm
 and, if it is not tied to the embedding, the head; each tensor row-major, tied weights once. The
-names are those of Hugging Face's model of the family, without the leading `model.`. This module knows the
-layout from the config alone, without torch, because the daemon exports models and may not import
-it.
+names are those of Hugging Face's model of the family, without the leading `model.`. This module
+knows the layout from the config alone, without torch, because the daemon exports models and may not
+import it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,72 @@
+"""The tokenizer of an imported model: any file of the `tokenizers` library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+from gossamer.trainer.pretrained.errors import FolderError
+from gossamer.trainer.pretrained.model_files import ModelFiles
+from gossamer.trainer.text.tokens import TokenizerKind, TokenVector, encode_pieces
+
+
+class ImportedTokenizer:
+    """Text to tokens and back as the model's authors have it.
+
+    A document begins with what the file puts before a text (Llama 3: `<|begin_of_text|>`, most
+    others: nothing) and ends with the end of a text. Text that spells a special token becomes that
+    token, as with `transformers`.
+    """
+
+    kind: TokenizerKind = "files"
+
+    def __init__(self, files: ModelFiles) -> None:
+        """
+        Raises:
+            FolderError: `tokenizer.json` is damaged, or no token ends a text.
+        """
+        try:
+            self._tokenizer = HuggingFaceTokenizer.from_str(files.tokenizer_json.decode())
+        except Exception as error:  # the library raises nothing more precise
+            raise FolderError(
+                [f"tokenizer.json is damaged: {error}; copy or download it again"]
+            ) from error
+        # Settings of a caller that some files have: they would cut texts, or fill them up.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        numbers = self._tokenizer.get_vocab(with_added_tokens=True).values()
+        self.vocabulary = max(numbers, default=0) + 1
+        self.file = files.pack()
+        self.end_token = self._end_token(files)
+        before = list(self._tokenizer.encode("").ids)
+        if self.end_token in before:
+            before = before[: before.index(self.end_token)]
+        self.begin_tokens = tuple(before)
+        self.stop_tokens = frozenset([self.end_token, *files.token_ids("eos_token_id")])
+        """Tokens at which generation stops: instruction models have one for a turn besides."""
+
+    def _end_token(self, files: ModelFiles) -> int:
+        named = files.named_token("eos_token")
+        number = None if named is None else self._tokenizer.token_to_id(named)
+        if number is None:
+            number = next(iter(files.token_ids("eos_token_id")), None)
+        if number is None or not 0 <= number < self.vocabulary:
+            raise FolderError(
+                [
+                    "no token ends a text: tokenizer_config.json must name an eos_token that "
+                    "tokenizer.json has"
+                ]
+            )
+        return int(number)
+
+    def encode(self, texts: Sequence[bytes]) -> list[TokenVector]:
+        """See `Tokenizer.encode`."""
+        begin = np.array(self.begin_tokens, dtype=np.uint32)
+        return [np.concatenate([begin, tokens]) for tokens in encode_pieces(self._tokenizer, texts)]
+
+    def decode(self, tokens: TokenVector) -> str:
+        """See `Tokenizer.decode`."""
+        text: str = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        return text
