@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from gossamer.node.commands.options import State, settings_of
 from gossamer.node.runs.exporting import export_state
 
 
-def export(directory: Path, *, options: State = None) -> int:
+def export(
+    directory: Path, *, dtype: Literal["fp32", "bf16"] = "fp32", options: State = None
+) -> int:
     """Write the newest committed state as a Hugging Face model.
 
     Parameters
     ----------
     directory
-        Folder to write safetensors, configuration and tokenizer to, as LlamaForCausalLM reads them;
-        it is created if it does not exist.
+        Folder to write safetensors, configuration and tokenizer to, as Hugging Face's
+        AutoModelForCausalLM reads them; it is created if it does not exist.
+    dtype
+        Type of the weights: fp32 as they are, or bf16, which rounds them and takes half the space.
     """
-    return export_state(settings_of(options), directory)
+    return export_state(settings_of(options), directory, dtype)

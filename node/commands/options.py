@@ -100,7 +100,10 @@ def settings_of(options: StateOptions | None) -> Settings:
 
 
 def check_founding_options(
-    manifest: Path | None, preset: str | None, corpus: tuple[Path, ...] = ()
+    manifest: Path | None,
+    preset: str | None,
+    corpus: tuple[Path, ...] = (),
+    init_from: Path | None = None,
 ) -> None:
     """Checks the options that a run is founded with, before anything is read or started.
 
@@ -110,7 +113,7 @@ def check_founding_options(
     problems = []
     if manifest is not None and preset is not None:
         problems.append("--manifest and --preset exclude each other: a manifest says everything")
-    for path in (*((manifest,) if manifest else ()), *corpus):
+    for path in filter(None, (manifest, *corpus, init_from)):
         if not path.exists():
             problems.append(f"{path}: no such file or directory")
         elif not os.access(path, os.R_OK):

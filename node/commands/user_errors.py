@@ -16,9 +16,10 @@ from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.state_dir import StateDirError
 from gossamer.protocol.errors import ManifestError
 from gossamer.trainer.export import ExportError
+from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.text.corpus import CorpusError
 
-_WITH_PROBLEMS = (ConfigError, CorpusError, ManifestError)
+_WITH_PROBLEMS = (ConfigError, CorpusError, FolderError, ManifestError)
 """Errors that carry a list of sentences, one a mistake."""
 
 _WITH_TEXT = (

@@ -16,22 +16,25 @@ from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.restoring import open_read_only, restore
 from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
+from gossamer.trainer.export import ExportType
+from gossamer.trainer.pretrained.model_files import ModelFiles, unpack_model_files
 
 ATTEMPTS_MAX = 5
 """A running daemon discards old blocks once a checkpoint, so five misses in a row are an error."""
 
 
-def export_state(settings: Settings, directory: Path) -> int:
+def export_state(settings: Settings, directory: Path, dtype: ExportType = "fp32") -> int:
     """Writes the model to `directory` and returns the exit status.
 
     Raises:
         StateDirError: there is no run, or the disk has too little to rebuild a state.
         ExportError: the folder cannot be written.
     """
-    # Imported here, because they load safetensors and tokenizers.
-    from gossamer.trainer.export import byte_tokenizer_json, export_model
+    # Imported here, because the second loads tokenizers.
+    from gossamer.trainer.export import export_model
     from gossamer.trainer.text.tokens import END_OF_DOCUMENT
 
     state_dir = StateDir(settings.state_dir)
@@ -42,9 +45,13 @@ def export_state(settings: Settings, directory: Path) -> int:
         )
     manifest = open_signed_manifest(signed)
     committed, tokenizer = _read_state(state_dir, manifest, settings)
-    tokenizer = tokenizer or byte_tokenizer_json()
     export_model(
-        committed.parameters, manifest.model, tokenizer, directory, end_token=END_OF_DOCUMENT
+        committed.parameters,
+        manifest.model,
+        _tokenizer_of(manifest, tokenizer),
+        directory,
+        end_token=END_OF_DOCUMENT,
+        dtype=dtype,
     )
     entry = committed.entry
     Console().print(
@@ -52,6 +59,24 @@ def export_state(settings: Settings, directory: Path) -> int:
         f"{entry.state_digest.hex()[:16]} written to {directory}"
     )
     return 0
+
+
+def _tokenizer_of(manifest: Manifest, block: bytes | None) -> bytes | ModelFiles:
+    """The tokenizer's file, or all small files of an imported model.
+
+    Raises:
+        ExportError: the run's block with them is not one.
+    """
+    from gossamer.trainer.export import ExportError, byte_tokenizer_json
+
+    if block is None:
+        return byte_tokenizer_json()
+    if manifest.data.tokenizer != "files":
+        return block
+    try:
+        return unpack_model_files(block)
+    except MalformedError as error:
+        raise ExportError(f"the run has a configuration that cannot be used: {error}") from error
 
 
 def _read_state(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
+from gossamer.protocol.manifest import ModelConfig
 from gossamer.trainer.pretrained.errors import FolderError
-from gossamer.trainer.pretrained.model_files import ModelFiles
+from gossamer.trainer.pretrained.model_files import ModelFiles, read_model_files
 from gossamer.trainer.text.tokens import TokenizerKind, TokenVector, encode_pieces
 
 
@@ -70,3 +72,23 @@ class ImportedTokenizer:
         """See `Tokenizer.decode`."""
         text: str = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
         return text
+
+
+def tokenizer_of(folder: Path, model: ModelConfig) -> ImportedTokenizer:
+    """The tokenizer in a model's folder.
+
+    Raises:
+        FolderError: it is damaged, or of another model.
+    """
+    try:
+        tokenizer = ImportedTokenizer(read_model_files(folder))
+    except FolderError as error:
+        raise FolderError([f"{folder}: {problem}" for problem in error.problems]) from error
+    if tokenizer.vocabulary > model.vocabulary:
+        raise FolderError(
+            [
+                f"{folder}: tokenizer.json has tokens up to {tokenizer.vocabulary - 1}, and the "
+                f"model's vocab_size is {model.vocabulary}: they do not belong together"
+            ]
+        )
+    return tokenizer

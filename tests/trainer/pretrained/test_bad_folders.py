@@ -21,6 +21,7 @@ from gossamer.trainer.pretrained.model_files import (
     read_model_files,
     unpack_model_files,
 )
+from gossamer.trainer.pretrained.tokenizer import tokenizer_of
 from gossamer.trainer.pretrained.weights import HEADER_BYTES_MAX
 from tests.support.model_folders import (
     config_of_family,
@@ -165,10 +166,10 @@ def test_a_damaged_folder_is_told(
     make_folder(folder, config_of_family("llama"))
     change(folder)
     if said is None:
-        open_pretrained(folder)
+        tokenizer_of(folder, open_pretrained(folder).model)
         return
     with pytest.raises(FolderError) as told:
-        open_pretrained(folder)
+        tokenizer_of(folder, open_pretrained(folder).model)
     assert said in str(told.value)
     assert str(folder) in told.value.problems[0]
 
@@ -237,7 +238,7 @@ def test_a_tokenizer_of_another_model_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "given"
     make_folder(folder, config_of_family("llama", vocab_size=100))
     with pytest.raises(FolderError, match="do not belong together"):
-        open_pretrained(folder)
+        tokenizer_of(folder, open_pretrained(folder).model)
 
 
 def test_a_tokenizer_without_an_end_is_told(tmp_path: Path) -> None:
@@ -246,7 +247,7 @@ def test_a_tokenizer_without_an_end_is_told(tmp_path: Path) -> None:
     for name in ("tokenizer_config.json", "generation_config.json"):
         (folder / name).write_text("{}")
     with pytest.raises(FolderError, match="no token ends a text"):
-        open_pretrained(folder)
+        tokenizer_of(folder, open_pretrained(folder).model)
 
 
 def test_a_block_of_files_is_checked(tmp_path: Path) -> None:
