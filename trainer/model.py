@@ -16,6 +16,7 @@ F hidden width, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -58,11 +59,13 @@ class Rotary(nn.Module):
         # The minus of "rotate half" lives in the table: [x1, x2] -> [x2, x1] * [-sin, sin].
         self.register_buffer("sines", torch.cat((-sines, sines), 1)[:, None, :], persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (B, T, heads, D) -> the same, rotated; computed in fp32, returned in x's type."""
-        num_tokens, head_width = x.shape[1], x.shape[3]
+    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+        """x: (B, T, heads, D), of positions from `start` on -> the same, rotated; computed in fp32,
+        returned in x's type."""
+        head_width = x.shape[3]
+        places = slice(start, start + x.shape[1])
         swapped = x.roll(head_width // 2, -1)
-        turned = torch.addcmul(x * self.cosines[:num_tokens], swapped, self.sines[:num_tokens])
+        turned = torch.addcmul(x * self.cosines[places], swapped, self.sines[places])
         return turned.to(x.dtype)
 
 
@@ -77,6 +80,27 @@ def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     between = (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
     stretched = torch.where(is_long, frequencies / scaling.factor, frequencies)
     return torch.where(~is_long & ~is_short, between, stretched)
+
+
+class KeyValues:
+    """Keys and values of one layer for the tokens so far, for text that grows at its end."""
+
+    def __init__(self, length_max: int) -> None:
+        self.length = 0
+        self._length_max = length_max
+        self._stored: tuple[Tensor, Tensor] | None = None
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds those of new tokens, (B, T, K, D) each, and returns all: (B, length, K, D)."""
+        if self._stored is None:
+            batch, _, *rest = keys.shape
+            shape = (batch, self._length_max, *rest)
+            self._stored = keys.new_empty(shape), values.new_empty(shape)
+        stop = self.length + keys.shape[1]
+        for stored, new in zip(self._stored, (keys, values), strict=True):
+            stored[:, self.length : stop] = new
+        self.length = stop
+        return self._stored[0][:, :stop], self._stored[1][:, :stop]
 
 
 class Attention(nn.Module):
@@ -95,13 +119,16 @@ class Attention(nn.Module):
             self.q_norm = nn.RMSNorm(widths[0], eps=model.norm_epsilon)
             self.k_norm = nn.RMSNorm(widths[1], eps=model.norm_epsilon)
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
-        """x: (B, T, W) -> (B, T, W)"""
+    def forward(self, x: Tensor, rotary: Rotary, past: KeyValues | None = None) -> Tensor:
+        """x: (B, T, W) -> (B, T, W). With a `past` that holds tokens already, T is 1."""
         B, T, _ = x.shape
+        start = 0 if past is None else past.length
         q, k = _normed(self.q_proj(x), self.q_norm), _normed(self.k_proj(x), self.k_norm)
-        q = rotary(q.view(B, T, self.num_heads, self.head_width))
-        k = rotary(k.view(B, T, self.num_kv_heads, self.head_width))
+        q = rotary(q.view(B, T, self.num_heads, self.head_width), start)
+        k = rotary(k.view(B, T, self.num_kv_heads, self.head_width), start)
         v = self.v_proj(x).view(B, T, self.num_kv_heads, self.head_width)
+        if past is not None:
+            k, v = past.extend(k, v)
         if self.num_kv_heads != self.num_heads and x.device.type == "mps":
             # No grouped kernel there: give each query head its own copy.
             k = k.repeat_interleave(self.num_heads // self.num_kv_heads, 2)
@@ -110,7 +137,7 @@ class Attention(nn.Module):
             q.transpose(1, 2),  # (B, H, T, D)
             k.transpose(1, 2),  # (B, K, T, D)
             v.transpose(1, 2),
-            is_causal=True,
+            is_causal=start == 0,  # a single token behind others sees them all
             enable_gqa=k.shape[2] != self.num_heads,
         )
         output: Tensor = self.o_proj(heads.transpose(1, 2).reshape(B, T, -1))
@@ -153,14 +180,14 @@ class Layer(nn.Module):
         if self.norms_after:
             self.post_feedforward_layernorm = nn.RMSNorm(model.width, eps=model.norm_epsilon)
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary, past: KeyValues | None = None) -> Tensor:
         """x: (B, T, W) -> (B, T, W)"""
         output: Tensor
         if self.norms_after:
-            x = x + self.post_attention_layernorm(self.self_attn(x, rotary).to(x.dtype))
+            x = x + self.post_attention_layernorm(self.self_attn(x, rotary, past).to(x.dtype))
             output = x + self.post_feedforward_layernorm(self.mlp(x).to(x.dtype))
         else:
-            x = x + self.self_attn(self.input_layernorm(x), rotary)
+            x = x + self.self_attn(self.input_layernorm(x), rotary, past)
             output = x + self.mlp(self.post_attention_layernorm(x))
         return output
 
@@ -214,6 +241,15 @@ class Decoder(nn.Module):
         return F.cross_entropy(
             logits.flatten(0, 1).float(), sequences[:, 1:].flatten(), reduction="sum"
         )
+
+    def next_logits(self, tokens: Tensor, past: Sequence[KeyValues]) -> Tensor:
+        """Logits of the token behind `tokens`, (B, T) -> (B, V), given those in `past`, one for
+        each layer. `past` holds nothing, or T is 1; it gets the tokens as well."""
+        x = self.embed_tokens(tokens)
+        for layer, of_layer in zip(self.layers, past, strict=True):
+            x = layer(x, self.rotary, of_layer)
+        logits: Tensor = self.lm_head(self.norm(x[:, -1]))
+        return logits
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:

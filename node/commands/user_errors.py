@@ -9,6 +9,7 @@ from gossamer.node.machine.trainer import TrainerFailedError
 from gossamer.node.network.identity import IdentityError
 from gossamer.node.network.transport import TransportError
 from gossamer.node.peers.run_exchange import JoinError, NotAdmittedError
+from gossamer.node.runs.generating import GenerateError
 from gossamer.node.runs.inviting import InvitationError
 from gossamer.node.runs.needs import TooLargeError
 from gossamer.node.runs.rolling_back import RollbackError
@@ -27,6 +28,7 @@ _WITH_TEXT = (
     ClientError,
     DiskError,
     ExportError,
+    GenerateError,
     IdentityError,
     InvitationError,
     JoinError,
