@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from gossamer.node.commands.options import State, settings_of
+from gossamer.node.commands.options import State, reading_settings_of
 from gossamer.node.runs.exporting import export_state
 
 
@@ -32,4 +32,4 @@ def export(
     round_number
         Round after which the state is.
     """
-    return export_state(settings_of(options), directory, dtype, round_number)
+    return export_state(reading_settings_of(options), directory, dtype, round_number)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gossamer.node.commands.options import State, settings_of
+from gossamer.node.commands.options import State, reading_settings_of
 from gossamer.node.runs.generating import Sampling, generate_text
 
 
@@ -42,4 +42,4 @@ def generate(
         Device to compute on: cpu, cuda, cuda:N or mps.
     """
     sampling = Sampling(tokens=tokens, temperature=temperature, seed=seed, device=device)
-    return generate_text(settings_of(options), text, sampling, round_number)
+    return generate_text(reading_settings_of(options), text, sampling, round_number)

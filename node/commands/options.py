@@ -16,6 +16,7 @@ from gossamer.node.base.settings import (
     default_state_dir,
     load_settings,
 )
+from gossamer.node.telemetry.logs import configure_logs
 from gossamer.protocol.limits import MIB
 
 _DEFAULTS = Settings(state_dir=default_state_dir())
@@ -120,3 +121,14 @@ def check_founding_options(
             problems.append(f"{path}: you may not read it")
     if problems:
         raise ConfigError(problems)
+
+
+def reading_settings_of(options: StateOptions | None) -> Settings:
+    """Returns the settings of a command that reads the state beside a running node.
+
+    What the node's parts log goes to stderr, and only errors: that a round was committed meanwhile
+    is none. ConfigError as `settings_of`.
+    """
+    settings = settings_of(options)
+    configure_logs(settings.log_format, "error")
+    return settings

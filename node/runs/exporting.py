@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gossamer.node.base.settings import Settings
-from gossamer.node.runs.reading import StateOnDisk, read_state
+from gossamer.node.runs.reading import StateOnDisk, read_state, warn_if_older
 from gossamer.protocol.errors import MalformedError
 from gossamer.trainer.export import ExportError, ExportType, byte_tokenizer_json, export_model
 from gossamer.trainer.pretrained.model_files import ModelFiles, unpack_model_files
@@ -30,6 +30,7 @@ def export_state(
         ExportError: the folder cannot be written.
     """
     state = read_state(settings, round_number)
+    warn_if_older(state)
     export_model(
         state.parameters,
         state.manifest.model,

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from gossamer.node.base.settings import Settings
-from gossamer.node.runs.reading import StateOnDisk, read_state
+from gossamer.node.runs.reading import StateOnDisk, read_state, warn_if_older
 from gossamer.protocol.ids import short
 from gossamer.trainer.ipc import memory
 from gossamer.trainer.ipc.generation import (
@@ -54,6 +54,7 @@ def generate_text(
     prompt = prompt.encode(errors="replace").decode()  # an argument may hold bytes that are no text
     _require_allowed(prompt, sampling)
     state = read_state(settings, round_number)
+    warn_if_older(state)
     entry = state.entry
     print(f"round {entry.round}, state {short(entry.state_digest)}", file=sys.stderr, flush=True)
     print(for_terminal(prompt), end="", flush=True)

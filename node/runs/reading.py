@@ -6,6 +6,7 @@ finds the newer state.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from gossamer.node.base.settings import Settings
@@ -31,6 +32,8 @@ class StateOnDisk:
     entry: Entry
     parameters: FloatVector
     """(num_parameters,)"""
+    is_newest: bool
+    """False if the disk names a newer state that it does not have whole."""
     tokenizer: bytes | None
     """Block with the tokenizer or with the files of an imported model; None for plain bytes."""
 
@@ -48,12 +51,16 @@ def read_state(settings: Settings, round_number: int | None = None) -> StateOnDi
             f"there is no run in {state_dir.root}; name another directory with --state-dir"
         )
     manifest = open_signed_manifest(signed)
+    is_newest = True
     problem = "start the node until it has joined, and try again"
-    for _ in range(ATTEMPTS_MAX):
+    for attempt in range(ATTEMPTS_MAX):
         committed, store = open_read_only(manifest, state_dir, settings.cache_bytes)
         try:
             if round_number is None:
                 is_here = restore(committed)
+                is_newest = committed.head_on_disk() in (None, committed.head)
+                if is_here and not is_newest and attempt < ATTEMPTS_MAX - 1:
+                    continue  # the daemon committed a round meanwhile
             else:
                 target = _head_after(committed, round_number)
                 is_here = rebuild(committed, target) and committed.head == target
@@ -64,10 +71,19 @@ def read_state(settings: Settings, round_number: int | None = None) -> StateOnDi
             tokenizer = store.get(Digest(digest)) if digest else None
         except BlockError:
             continue
-        return StateOnDisk(manifest, committed.entry, committed.parameters, tokenizer)
+        return StateOnDisk(manifest, committed.entry, committed.parameters, is_newest, tokenizer)
     what = "no committed state" if round_number is None else f"the state after round {round_number}"
     verb = "can be" if round_number is None else "cannot be"
     raise StateDirError(f"{what} {verb} rebuilt from {state_dir.root}: {problem}")
+
+
+def warn_if_older(state: StateOnDisk) -> None:
+    """Says on stderr that a state is older than the newest one of its disk."""
+    if not state.is_newest:
+        print(
+            f"the newest state is not whole on this disk: this is round {state.entry.round}",
+            file=sys.stderr,
+        )
 
 
 def _head_after(committed: CommittedState, round_number: int) -> Digest:
