@@ -7,6 +7,7 @@ import subprocess
 import sys
 import unicodedata
 from collections.abc import Iterator
+from tempfile import TemporaryDirectory
 
 import msgspec
 import numpy as np
@@ -59,7 +60,7 @@ def generate_text(
     print(f"round {entry.round}, state {short(entry.state_digest)}", file=sys.stderr, flush=True)
     print(for_terminal(prompt), end="", flush=True)
     try:
-        for piece in _pieces(state, prompt, sampling):
+        for piece in pieces(settings, state, prompt, sampling):
             print(for_terminal(piece), end="", flush=True)
     finally:
         print(flush=True)
@@ -80,33 +81,41 @@ def _require_allowed(prompt: str, sampling: Sampling) -> None:
         raise GenerateError(f"--seed is {sampling.seed}; allowed: 0 to {2**63 - 1}")
 
 
-def _pieces(state: StateOnDisk, prompt: str, sampling: Sampling) -> Iterator[str]:
-    """The continuation, from a process that ends with this iterator."""
+def pieces(
+    settings: Settings, state: StateOnDisk, prompt: str, sampling: Sampling
+) -> Iterator[str]:
+    """The continuation, from a process that ends with this iterator.
+
+    Raises:
+        GenerateError: the model cannot be run.
+    """
     model = state.manifest.model
-    descriptor = memory.create("gossamer-generate", model.num_parameters)
-    try:
-        np.copyto(memory.open_vector(descriptor, model.num_parameters), state.parameters)
-        task = GenerateText(
-            model=model,
-            base_fd=descriptor,
-            tokenizer=state.manifest.data.tokenizer,
-            tokenizer_block=state.tokenizer or b"",
-            prompt=prompt,
-            **msgspec.structs.asdict(sampling),
-        )
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gossamer.trainer.generate"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[descriptor],
-        )
-    finally:
-        os.close(descriptor)
-    with process:
+    with TemporaryDirectory(prefix="gossamer-generate-") as folder:
+        descriptor = memory.create("gossamer-generate", model.num_parameters)
         try:
-            yield from _answers(process, msgspec.msgpack.encode(task))
+            np.copyto(memory.open_vector(descriptor, model.num_parameters), state.parameters)
+            task = GenerateText(
+                model=model,
+                base_fd=descriptor,
+                tokenizer=state.manifest.data.tokenizer,
+                tokenizer_block=state.tokenizer or b"",
+                prompt=prompt,
+                **msgspec.structs.asdict(sampling),
+            )
+            confined_to = [folder] if settings.confine_trainer == "on" else []
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gossamer.trainer.generate", *confined_to],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[descriptor],
+            )
         finally:
-            process.kill()
+            os.close(descriptor)
+        with process:
+            try:
+                yield from _answers(process, msgspec.msgpack.encode(task))
+            finally:
+                process.kill()
 
 
 def _answers(process: subprocess.Popen[bytes], task: bytes) -> Iterator[str]:

@@ -5,15 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import psutil
 import pytest
 
 from gossamer.node.base.settings import Settings
 from gossamer.node.network.identity import Identity
 from gossamer.node.runs.founding import found_run
-from gossamer.node.runs.generating import GenerateError, Sampling, for_terminal, generate_text
+from gossamer.node.runs.generating import (
+    GenerateError,
+    Sampling,
+    for_terminal,
+    generate_text,
+    pieces,
+)
 from gossamer.node.runs.importing import draft_for, write_genesis
+from gossamer.node.runs.reading import read_state
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.trainer.confinement import landlock
 from gossamer.trainer.pretrained.folder import open_pretrained
 from tests.support.model_folders import config_of_family, make_folder
 
@@ -59,6 +69,23 @@ def test_it_answers_beside_a_daemon(settings: Settings, capsys: pytest.CaptureFi
         assert len(said.out) > len("A text\n")
         answers.append(said.out)
     assert answers[0] == answers[1]
+
+
+def test_its_process_is_confined_and_ends_with_its_reader(settings: Settings) -> None:
+    try:
+        landlock.abi_version()
+    except OSError as error:
+        pytest.skip(f"{error}")
+    for switch, expected in (("on", "NoNewPrivs:\t1"), ("off", "NoNewPrivs:\t0")):
+        chosen = msgspec.structs.replace(settings, confine_trainer=switch)
+        reading = pieces(chosen, read_state(settings), "A text", sampling(tokens=10_000))
+        next(reading)
+        (child,) = psutil.Process().children()
+        assert "gossamer.trainer.generate" in child.cmdline()
+        assert expected in Path(f"/proc/{child.pid}/status").read_text()
+        assert child.nice() >= 10
+        reading.close()  # type: ignore[attr-defined]
+        assert not child.is_running()
 
 
 @pytest.mark.parametrize(

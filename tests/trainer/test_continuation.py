@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer.generate import GenerationError, generate
+from gossamer.trainer.continuation import GenerationError, generate
 from gossamer.trainer.ipc import memory
 from gossamer.trainer.ipc.generation import GenerateText
 from gossamer.trainer.model import Decoder, KeyValues
