@@ -98,12 +98,15 @@ class _Reader:
                 width % num_heads == 0,
                 f"hidden_size is {width}, no multiple of num_attention_heads ({num_heads})",
             )
+        # An explicit null means one for each head, whatever the class has.
+        has_default = "num_key_value_heads" not in self._config and defaults.num_kv_heads
+        num_kv_heads = defaults.num_kv_heads if has_default else num_heads
         theta, scaling = self._rope()
         return ModelConfig(
             num_layers=self._integer("num_hidden_layers"),
             width=width,
             num_heads=num_heads,
-            num_kv_heads=self._integer("num_key_value_heads", defaults.num_kv_heads or num_heads),
+            num_kv_heads=self._integer("num_key_value_heads", num_kv_heads),
             hidden_width=self._integer("intermediate_size"),
             vocabulary=self._integer("vocab_size"),
             context=self._integer("max_position_embeddings", defaults.context),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ class ImportedTokenizer:
         self._tokenizer.no_padding()
         numbers = self._tokenizer.get_vocab(with_added_tokens=True).values()
         self.vocabulary = max(numbers, default=0) + 1
-        self.file = files.pack()
+        self._files = files
         self.end_token = self._end_token(files)
         before = list(self._tokenizer.encode("").ids)
         if self.end_token in before:
@@ -48,6 +49,11 @@ class ImportedTokenizer:
         self.begin_tokens = tuple(before)
         self.stop_tokens = frozenset([self.end_token, *files.token_ids("eos_token_id")])
         """Tokens at which generation stops: instruction models have one for a turn besides."""
+
+    @cached_property
+    def file(self) -> bytes:
+        """The block with all small files of the model. Packing takes seconds with a large one."""
+        return self._files.pack()
 
     def _end_token(self, files: ModelFiles) -> int:
         named = files.named_token("eos_token")
