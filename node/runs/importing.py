@@ -27,8 +27,8 @@ from gossamer.trainer.pretrained.folder import Pretrained
 
 LEARNING_RATE_SHARE = 0.1
 """Part of a preset's inner learning rate for weights that are trained already. The presets' rates
-are for a cold start, and ten times too high is what a fine-tuned model forgets everything by. This
-is a rule of thumb and was not tuned."""
+are for a cold start, with which such a model would forget what it knows. This is a rule of thumb
+and was not tuned."""
 
 
 def draft_for(pretrained: Pretrained, preset: str | None) -> tuple[Draft, str]:

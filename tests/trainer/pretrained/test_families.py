@@ -39,6 +39,9 @@ CONFIGS = {
     "olmo2": config_of_family("olmo2", rope_theta=500_000.0),
 }
 
+LOGITS_WITHIN = 1e-5
+"""Of logits up to 5: some fifteen units in the last place of fp32."""
+
 ALL = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
 
 
@@ -70,12 +73,12 @@ def test_import_and_export_compute_what_transformers_does(
     tokens = some_tokens()
     with torch.no_grad():
         ours = decoder(tokens)
-    assert ours.abs().max() > 0.5
-    torch.testing.assert_close(ours, theirs_of(tmp_path / "given", tokens), rtol=1e-5, atol=1e-5)
+    assert ours.abs().max() > 2
+    assert (ours - theirs_of(tmp_path / "given", tokens)).abs().max() < LOGITS_WITHIN
 
     files = unpack_model_files(pretrained.files.pack())
     export_model(flat, pretrained.model, files, tmp_path / "out")
-    torch.testing.assert_close(ours, theirs_of(tmp_path / "out", tokens), rtol=1e-5, atol=1e-5)
+    assert (ours - theirs_of(tmp_path / "out", tokens)).abs().max() < LOGITS_WITHIN
     exported = json.loads((tmp_path / "out" / "config.json").read_text())
     assert exported == config | {"dtype": "float32", "torch_dtype": "float32"}
 
