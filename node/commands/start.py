@@ -14,10 +14,13 @@ from gossamer.node.storage.state_dir import StateDir
 from gossamer.trainer.presets import DEFAULT_PRESET
 
 
+_PRESET_BY_DEFAULT = f"{DEFAULT_PRESET}; with --init-from the largest one below the model"
+
+
 def start(
     *,
     manifest: Annotated[Path | None, Parameter(show_default="none: a preset is used")] = None,
-    preset: Annotated[str | None, Parameter(show_default=DEFAULT_PRESET)] = None,
+    preset: Annotated[str | None, Parameter(show_default=_PRESET_BY_DEFAULT)] = None,
     corpus: Annotated[
         tuple[Path, ...],
         Parameter(consume_multiple=True, show_default="the sources of Python's standard library"),
@@ -32,7 +35,7 @@ def start(
     manifest
         TOML file from `gossamer init`.
     preset
-        Model and settings, instead of a manifest.
+        Model and settings, instead of a manifest. With --init-from only the settings.
     corpus
         Folders and files of text and JSONL to train on.
     init_from
