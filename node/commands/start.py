@@ -13,7 +13,6 @@ from gossamer.node.commands.running import run_node
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.trainer.presets import DEFAULT_PRESET
 
-
 _PRESET_BY_DEFAULT = f"{DEFAULT_PRESET}; with --init-from the largest one below the model"
 
 
