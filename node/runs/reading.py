@@ -57,10 +57,12 @@ def read_state(settings: Settings, round_number: int | None = None) -> StateOnDi
         committed, store = open_read_only(manifest, state_dir, settings.cache_bytes)
         try:
             if round_number is None:
+                # The newest before the reading, which may take longer than a round.
+                newest = committed.head_on_disk()
                 is_here = restore(committed)
-                is_newest = committed.head_on_disk() in (None, committed.head)
+                is_newest = newest in (None, committed.head)
                 if is_here and not is_newest and attempt < ATTEMPTS_MAX - 1:
-                    continue  # the daemon committed a round meanwhile
+                    continue  # a round was committed between the opening of chain and blocks
             else:
                 target = _head_after(committed, round_number)
                 is_here = rebuild(committed, target) and committed.head == target

@@ -8,8 +8,10 @@ import pytest
 
 from gossamer.node.base.settings import Settings
 from gossamer.node.network.identity import Identity
+from gossamer.node.runs import reading
 from gossamer.node.runs.reading import read_state, warn_if_older
 from gossamer.node.storage import restoring
+from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes
@@ -48,6 +50,28 @@ def test_a_round_that_is_committed_meanwhile_is_read_too(
     assert (state.parameters == holder.state.parameters).all()
     older = read_state(Settings(state_dir=tmp_path), 1)
     assert older.entry.round == 1
+
+
+def test_a_reading_that_takes_longer_than_a_round_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = Holder(small_manifest(), tmp_path)
+    StateDir(tmp_path).write_manifest(signed_by(IDENTITY, holder))
+    holder.commit(holder.averages(0))
+    num_readings = 0
+
+    def read_slowly(committed: CommittedState) -> bool:
+        nonlocal num_readings
+        num_readings += 1
+        is_here = restoring.restore(committed)
+        holder.commit(holder.averages(num_readings))
+        return is_here
+
+    monkeypatch.setattr(reading, "restore", read_slowly)
+    state = read_state(Settings(state_dir=tmp_path))
+    assert num_readings == 1
+    assert state.is_newest
+    assert state.entry.round == 1
 
 
 def test_a_state_that_is_not_whole_is_said_to_be_older(
