@@ -31,6 +31,7 @@ COMMANDS = (
     ("revoke", "invitations:revoke", "Put a member out of an invite-only run for good."),
     ("rollback", "rollback:rollback", "Take back all rounds after one, as the run's founder."),
     ("export", "export_model:export", "Write the newest committed state as a Hugging Face model."),
+    ("generate", "generate:generate", "Continue a text with the model as it is on this disk."),
     ("plan", "plan:plan", "Estimate what a round costs each peer: bytes, seconds, utilisation."),
     ("doctor", "doctor:doctor", "Check this machine, and say what to change."),
     ("demo", "demo:demo", "Run a swarm of four peers here, kill one, and let a fifth join."),

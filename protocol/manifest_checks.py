@@ -13,6 +13,7 @@ from gossamer.protocol.ids import DIGEST_BYTES, PeerId, public_key_of
 if TYPE_CHECKING:
     from gossamer.protocol.manifest import (
         DataConfig,
+        ImportedShape,
         InnerConfig,
         Manifest,
         ModelConfig,
@@ -41,8 +42,15 @@ def problems_of(manifest: Manifest) -> list[str]:
     checks.trust(manifest)
     checks.sync(manifest)
     checks.rounds(manifest.rounds)
-    checks.data(manifest.data, manifest.model.vocabulary)
+    checks.data(manifest.data, manifest.model)
     checks.digest("genesis_digest", manifest.genesis_digest)
+    return checks.problems
+
+
+def problems_of_model(model: ModelConfig) -> list[str]:
+    """One sentence for each mistake of a shape, as `problems_of` has them."""
+    checks = _Checks()
+    checks.model(model)
     return checks.problems
 
 
@@ -107,10 +115,13 @@ class _Checks:
         self.within("model.context", model.context, 8, 2**20)
         self.within("model.rope_theta", model.rope_theta, 1.0, 1e9)
         self.within("model.norm_epsilon", model.norm_epsilon, 1e-12, 1e-1)
+        if model.imported:
+            self.imported(model.imported)
         if len(self.problems) > before:
             return
         self.require(
-            model.width % model.num_heads == 0 and (model.width // model.num_heads) % 2 == 0,
+            bool(model.imported)
+            or (model.width % model.num_heads == 0 and (model.width // model.num_heads) % 2 == 0),
             f"model.width is {model.width}; it must be an even multiple of model.num_heads "
             f"({model.num_heads})",
         )
@@ -118,6 +129,26 @@ class _Checks:
             model.num_heads % model.num_kv_heads == 0,
             f"model.num_kv_heads is {model.num_kv_heads}; it must divide model.num_heads "
             f"({model.num_heads})",
+        )
+
+    def imported(self, shape: ImportedShape) -> None:
+        # Head widths in use go up to 256.
+        self.within("model.imported.head_width", shape.head_width, 2, 1024)
+        self.require(
+            shape.head_width % 2 == 0,
+            f"model.imported.head_width is {shape.head_width}; it must be even",
+        )
+        if (scaling := shape.rope_scaling) is None:
+            return
+        key = "model.imported.rope_scaling."
+        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+        self.within(key + "factor", scaling.factor, 1.0, 1e4)
+        self.within(key + "low_frequency_factor", low, 1e-3, 1e4)
+        self.within(key + "high_frequency_factor", high, 1e-3, 1e4)
+        self.within(key + "original_context", scaling.original_context, 8, 2**20)
+        self.require(
+            low < high,
+            f"{key}low_frequency_factor is {low:g}; it must be below the high one ({high:g})",
         )
 
     def inner(self, inner: InnerConfig) -> None:
@@ -221,7 +252,12 @@ class _Checks:
         self.within("rounds.stale_rounds", rounds.stale_rounds, 1, 1000)
         self.within("rounds.checkpoint_rounds", rounds.checkpoint_rounds, 1, 1000)
 
-    def data(self, data: DataConfig, vocabulary: int) -> None:
+    def data(self, data: DataConfig, model: ModelConfig) -> None:
+        vocabulary = model.vocabulary
+        self.require(
+            (data.tokenizer == "files") == bool(model.imported),
+            f'data.tokenizer is "{data.tokenizer}"; an imported model has "files", and no other',
+        )
         self.digest(
             "data.tokenizer_digest", data.tokenizer_digest, may_be_empty=data.tokenizer == "bytes"
         )

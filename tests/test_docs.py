@@ -28,6 +28,14 @@ GLOSSARY_WORDS_MAX = 40
 
 # Names of a state directory's files, of what commands write, and of the user's own.
 NOT_OF_THE_REPOSITORY = {"run.toml", "gossamer.env", "model/", "chain/", "blocks/", "work/"}
+# Files of a Hugging Face folder.
+NOT_OF_THE_REPOSITORY |= {
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "smollm2",
+    "better",
+}
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "protocol/SPEC.md"])
 TOP = {

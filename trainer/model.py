@@ -5,6 +5,9 @@
   half")
 - grouped-query attention (arXiv 2305.13245) through torch's scaled_dot_product_attention
 - SwiGLU (arXiv 2002.05202), no biases, optionally one matrix for embedding and head
+- what the family of an imported model has beyond that: rotary frequencies for a longer context
+  (Llama 3.1), biases of query, key and value (Qwen 2), norms of queries and keys (Qwen 3, OLMo 2),
+  norms behind attention and MLP (OLMo 2)
 
 Shape letters: B sequences, T tokens of one, W width, H heads, K key/value heads, D width of a head,
 F hidden width, V vocabulary.
@@ -13,12 +16,13 @@ F hidden width, V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.manifest import ModelConfig, RopeScaling
 
 INIT_STD = 0.02
 
@@ -43,42 +47,88 @@ class Rotary(nn.Module):
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        head_width = model.width // model.num_heads
+        head_width = model.head_width
         frequencies = 1.0 / model.rope_theta ** (
             torch.arange(0, head_width, 2).float() / head_width
         )
+        if model.rope_scaling is not None:
+            frequencies = _scaled(frequencies, model.rope_scaling)
         angles = torch.outer(torch.arange(model.context).float(), frequencies)  # (context, D/2)
         sines = angles.sin()
         self.register_buffer("cosines", angles.cos().repeat(1, 2)[:, None, :], persistent=False)
         # The minus of "rotate half" lives in the table: [x1, x2] -> [x2, x1] * [-sin, sin].
         self.register_buffer("sines", torch.cat((-sines, sines), 1)[:, None, :], persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (B, T, heads, D) -> the same, rotated; computed in fp32, returned in x's type."""
-        num_tokens, head_width = x.shape[1], x.shape[3]
+    def forward(self, x: Tensor, start: int = 0) -> Tensor:
+        """x: (B, T, heads, D), of positions from `start` on -> the same, rotated; computed in fp32,
+        returned in x's type."""
+        head_width = x.shape[3]
+        places = slice(start, start + x.shape[1])
         swapped = x.roll(head_width // 2, -1)
-        turned = torch.addcmul(x * self.cosines[:num_tokens], swapped, self.sines[:num_tokens])
+        turned = torch.addcmul(x * self.cosines[places], swapped, self.sines[places])
         return turned.to(x.dtype)
+
+
+def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1's frequencies: long waves are made longer, short ones stay, those between them are
+    interpolated. (D/2) -> (D/2); the order of operations is that of Hugging Face's."""
+    waves = 2 * math.pi / frequencies
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    is_long = waves > scaling.original_context / low
+    is_short = waves < scaling.original_context / high
+    smooth = (scaling.original_context / waves - low) / (high - low)
+    between = (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
+    stretched = torch.where(is_long, frequencies / scaling.factor, frequencies)
+    return torch.where(~is_long & ~is_short, between, stretched)
+
+
+class KeyValues:
+    """Keys and values of one layer for the tokens so far, for text that grows at its end."""
+
+    def __init__(self, length_max: int) -> None:
+        self.length = 0
+        self._length_max = length_max
+        self._stored: tuple[Tensor, Tensor] | None = None
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds those of new tokens, (B, T, K, D) each, and returns all: (B, length, K, D)."""
+        if self._stored is None:
+            batch, _, *rest = keys.shape
+            shape = (batch, self._length_max, *rest)
+            self._stored = keys.new_empty(shape), values.new_empty(shape)
+        stop = self.length + keys.shape[1]
+        for stored, new in zip(self._stored, (keys, values), strict=True):
+            stored[:, self.length : stop] = new
+        self.length = stop
+        return self._stored[0][:, :stop], self._stored[1][:, :stop]
 
 
 class Attention(nn.Module):
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads = model.num_heads, model.num_kv_heads
-        self.head_width = model.width // model.num_heads
-        query_width = self.num_heads * self.head_width
-        key_width = self.num_kv_heads * self.head_width
-        self.q_proj = Linear(model.width, query_width, bias=False)
-        self.k_proj = Linear(model.width, key_width, bias=False)
-        self.v_proj = Linear(model.width, key_width, bias=False)
-        self.o_proj = Linear(query_width, model.width, bias=False)
+        self.head_width = model.head_width
+        bias = model.has_query_bias
+        self.q_proj = Linear(model.width, model.query_width, bias=bias)
+        self.k_proj = Linear(model.width, model.key_width, bias=bias)
+        self.v_proj = Linear(model.width, model.key_width, bias=bias)
+        self.o_proj = Linear(model.query_width, model.width, bias=False)
+        self.q_norm: nn.RMSNorm | None = None
+        self.k_norm: nn.RMSNorm | None = None
+        if (widths := model.query_norm_widths) is not None:
+            self.q_norm = nn.RMSNorm(widths[0], eps=model.norm_epsilon)
+            self.k_norm = nn.RMSNorm(widths[1], eps=model.norm_epsilon)
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
-        """x: (B, T, W) -> (B, T, W)"""
+    def forward(self, x: Tensor, rotary: Rotary, past: KeyValues | None = None) -> Tensor:
+        """x: (B, T, W) -> (B, T, W). With a `past` that holds tokens already, T is 1."""
         B, T, _ = x.shape
-        q = rotary(self.q_proj(x).view(B, T, self.num_heads, self.head_width))
-        k = rotary(self.k_proj(x).view(B, T, self.num_kv_heads, self.head_width))
+        start = 0 if past is None else past.length
+        q, k = _normed(self.q_proj(x), self.q_norm), _normed(self.k_proj(x), self.k_norm)
+        q = rotary(q.view(B, T, self.num_heads, self.head_width), start)
+        k = rotary(k.view(B, T, self.num_kv_heads, self.head_width), start)
         v = self.v_proj(x).view(B, T, self.num_kv_heads, self.head_width)
+        if past is not None:
+            k, v = past.extend(k, v)
         if self.num_kv_heads != self.num_heads and x.device.type == "mps":
             # No grouped kernel there: give each query head its own copy.
             k = k.repeat_interleave(self.num_heads // self.num_kv_heads, 2)
@@ -87,11 +137,21 @@ class Attention(nn.Module):
             q.transpose(1, 2),  # (B, H, T, D)
             k.transpose(1, 2),  # (B, K, T, D)
             v.transpose(1, 2),
-            is_causal=True,
+            is_causal=start == 0,  # a single token behind others sees them all
             enable_gqa=k.shape[2] != self.num_heads,
         )
         output: Tensor = self.o_proj(heads.transpose(1, 2).reshape(B, T, -1))
         return output
+
+
+def _normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
+    """Queries or keys, normalised in fp32 over each group of the norm's width: a head (Qwen 3), or
+    all heads together (OLMo 2). (B, T, heads x D) -> the same."""
+    if norm is None:
+        return x
+    groups = x.float().view(*x.shape[:-1], -1, norm.normalized_shape[0])
+    normed: Tensor = norm(groups)
+    return normed.to(x.dtype).view(x.shape)
 
 
 class MLP(nn.Module):
@@ -110,14 +170,25 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(model.width, eps=model.norm_epsilon)
+        # The order of the modules is the order of their parameters in the flat vector.
+        self.norms_after = model.norms_after
+        if not self.norms_after:
+            self.input_layernorm = nn.RMSNorm(model.width, eps=model.norm_epsilon)
         self.self_attn = Attention(model)
         self.post_attention_layernorm = nn.RMSNorm(model.width, eps=model.norm_epsilon)
         self.mlp = MLP(model)
+        if self.norms_after:
+            self.post_feedforward_layernorm = nn.RMSNorm(model.width, eps=model.norm_epsilon)
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rotary)
-        output: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x: Tensor, rotary: Rotary, past: KeyValues | None = None) -> Tensor:
+        """x: (B, T, W) -> (B, T, W)"""
+        output: Tensor
+        if self.norms_after:
+            x = x + self.post_attention_layernorm(self.self_attn(x, rotary, past).to(x.dtype))
+            output = x + self.post_feedforward_layernorm(self.mlp(x).to(x.dtype))
+        else:
+            x = x + self.self_attn(self.input_layernorm(x), rotary, past)
+            output = x + self.mlp(self.post_attention_layernorm(x))
         return output
 
 
@@ -171,19 +242,28 @@ class Decoder(nn.Module):
             logits.flatten(0, 1).float(), sequences[:, 1:].flatten(), reduction="sum"
         )
 
+    def next_logits(self, tokens: Tensor, past: Sequence[KeyValues]) -> Tensor:
+        """Logits of the token behind `tokens`, (B, T) -> (B, V), given those in `past`, one for
+        each layer. `past` holds nothing, or T is 1; it gets the tokens as well."""
+        x = self.embed_tokens(tokens)
+        for layer, of_layer in zip(self.layers, past, strict=True):
+            x = layer(x, self.rotary, of_layer)
+        logits: Tensor = self.lm_head(self.norm(x[:, -1]))
+        return logits
+
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """Weights of a seed, the same for the same torch: drawn on the CPU in flat order.
 
-        Norms start at 1. Matrices are normal with standard deviation 0.02, and those that write
-        into the residual stream (o_proj, down_proj) with 0.02 / sqrt(2 * layers), so that its
-        variance does not grow with depth (GPT-2, section 2.3).
+        Norms start at 1, biases at 0. Matrices are normal with standard deviation 0.02, and those
+        that write into the residual stream (o_proj, down_proj) with 0.02 / sqrt(2 * layers), so
+        that its variance does not grow with depth (GPT-2, section 2.3).
         """
         generator = torch.Generator().manual_seed(seed)
         residual_std = INIT_STD / math.sqrt(2 * len(self.layers))
         for name, parameter in self.named_parameters():
             if parameter.ndim == 1:
-                parameter.fill_(1.0)
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
                 continue
             std = residual_std if name.endswith(("o_proj.weight", "down_proj.weight")) else INIT_STD
             parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))

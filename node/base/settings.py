@@ -133,6 +133,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     manifest_file: Path | None = None
     corpus: tuple[Path, ...] = ()
     preset: str | None = None
+    init_from: Path | None = None
+    """Folder of a Hugging Face model whose weights and tokenizer the run begins with."""
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):

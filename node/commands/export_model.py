@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal
 
-from gossamer.node.commands.options import State, settings_of
+from cyclopts import Parameter
+
+from gossamer.node.commands.options import State, reading_settings_of
 from gossamer.node.runs.exporting import export_state
 
 
-def export(directory: Path, *, options: State = None) -> int:
+def export(
+    directory: Path,
+    *,
+    dtype: Literal["fp32", "bf16"] = "fp32",
+    round_number: Annotated[
+        int | None, Parameter(name="--round", show_default="the newest on this disk")
+    ] = None,
+    options: State = None,
+) -> int:
     """Write the newest committed state as a Hugging Face model.
 
     Parameters
     ----------
     directory
-        Folder to write safetensors, configuration and tokenizer to, as LlamaForCausalLM reads them;
-        it is created if it does not exist.
+        Folder to write safetensors, configuration and tokenizer to, as Hugging Face's
+        AutoModelForCausalLM reads them; it is created if it does not exist.
+    dtype
+        Type of the weights: fp32 as they are, or bf16, which rounds them and takes half the space.
+    round_number
+        Round after which the state is.
     """
-    return export_state(settings_of(options), directory)
+    return export_state(reading_settings_of(options), directory, dtype, round_number)

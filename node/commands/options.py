@@ -16,6 +16,7 @@ from gossamer.node.base.settings import (
     default_state_dir,
     load_settings,
 )
+from gossamer.node.telemetry.logs import configure_logs
 from gossamer.protocol.limits import MIB
 
 _DEFAULTS = Settings(state_dir=default_state_dir())
@@ -100,7 +101,10 @@ def settings_of(options: StateOptions | None) -> Settings:
 
 
 def check_founding_options(
-    manifest: Path | None, preset: str | None, corpus: tuple[Path, ...] = ()
+    manifest: Path | None,
+    preset: str | None,
+    corpus: tuple[Path, ...] = (),
+    init_from: Path | None = None,
 ) -> None:
     """Checks the options that a run is founded with, before anything is read or started.
 
@@ -110,10 +114,21 @@ def check_founding_options(
     problems = []
     if manifest is not None and preset is not None:
         problems.append("--manifest and --preset exclude each other: a manifest says everything")
-    for path in (*((manifest,) if manifest else ()), *corpus):
+    for path in filter(None, (manifest, *corpus, init_from)):
         if not path.exists():
             problems.append(f"{path}: no such file or directory")
         elif not os.access(path, os.R_OK):
             problems.append(f"{path}: you may not read it")
     if problems:
         raise ConfigError(problems)
+
+
+def reading_settings_of(options: StateOptions | None) -> Settings:
+    """Returns the settings of a command that reads the state beside a running node.
+
+    What the node's parts log goes to stderr, and only errors: that a round was committed meanwhile
+    is none. ConfigError as `settings_of`.
+    """
+    settings = settings_of(options)
+    configure_logs(settings.log_format, "error")
+    return settings

@@ -13,15 +13,18 @@ from gossamer.node.commands.running import run_node
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.trainer.presets import DEFAULT_PRESET
 
+_PRESET_BY_DEFAULT = f"{DEFAULT_PRESET}; with --init-from the largest one below the model"
+
 
 def start(
     *,
     manifest: Annotated[Path | None, Parameter(show_default="none: a preset is used")] = None,
-    preset: Annotated[str | None, Parameter(show_default=DEFAULT_PRESET)] = None,
+    preset: Annotated[str | None, Parameter(show_default=_PRESET_BY_DEFAULT)] = None,
     corpus: Annotated[
         tuple[Path, ...],
         Parameter(consume_multiple=True, show_default="the sources of Python's standard library"),
     ] = (),
+    init_from: Annotated[Path | None, Parameter(show_default="none: weights are drawn")] = None,
     options: Node = None,
 ) -> int:
     """Found a run here, or go on with the one in the state directory.
@@ -31,13 +34,23 @@ def start(
     manifest
         TOML file from `gossamer init`.
     preset
-        Model and settings, instead of a manifest.
+        Model and settings, instead of a manifest. With --init-from only the settings.
     corpus
         Folders and files of text and JSONL to train on.
+    init_from
+        Folder of a Hugging Face model (Llama, SmolLM2, Mistral, Qwen 2.5 or 3, OLMo 2) whose
+        weights and tokenizer the run begins with. Of the model in a manifest only the context
+        counts then.
     """
     settings = settings_of(options)
     if StateDir(settings.state_dir).has_run():
-        flags = {"--manifest": manifest, "--preset": preset, "--corpus": corpus}
+        flags = {
+            "--manifest": manifest,
+            "--preset": preset,
+            "--corpus": corpus,
+            "--init-from": init_from,
+        }
         return run_node(settings, Resume(), [flag for flag, given in flags.items() if given])
-    check_founding_options(manifest, preset, corpus)
-    return run_node(settings, Found(manifest_file=manifest, corpus=corpus, preset=preset))
+    check_founding_options(manifest, preset, corpus, init_from)
+    role = Found(manifest_file=manifest, corpus=corpus, preset=preset, init_from=init_from)
+    return run_node(settings, role)

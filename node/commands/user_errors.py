@@ -9,6 +9,7 @@ from gossamer.node.machine.trainer import TrainerFailedError
 from gossamer.node.network.identity import IdentityError
 from gossamer.node.network.transport import TransportError
 from gossamer.node.peers.run_exchange import JoinError, NotAdmittedError
+from gossamer.node.runs.generating import GenerateError
 from gossamer.node.runs.inviting import InvitationError
 from gossamer.node.runs.needs import TooLargeError
 from gossamer.node.runs.rolling_back import RollbackError
@@ -16,9 +17,10 @@ from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.state_dir import StateDirError
 from gossamer.protocol.errors import ManifestError
 from gossamer.trainer.export import ExportError
+from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.text.corpus import CorpusError
 
-_WITH_PROBLEMS = (ConfigError, CorpusError, ManifestError)
+_WITH_PROBLEMS = (ConfigError, CorpusError, FolderError, ManifestError)
 """Errors that carry a list of sentences, one a mistake."""
 
 _WITH_TEXT = (
@@ -26,6 +28,7 @@ _WITH_TEXT = (
     ClientError,
     DiskError,
     ExportError,
+    GenerateError,
     IdentityError,
     InvitationError,
     JoinError,

@@ -1,6 +1,7 @@
 """The tasks of a node that cannot begin a round: it gets its first state, then it follows heads.
 
-`Joiner` gets the first state from the disk, from the swarm, or from the run's seed. `Follower`
+`Joiner` gets the first state from the disk, from the swarm, or from the run's seed; a run that
+began with the weights of a folder has no seed for them. `Follower`
 takes over heavier heads, waits for the trainer or the disk, and serves blocks while the node is
 paused.
 """
@@ -213,18 +214,26 @@ class Joiner:
                     log.debug("exchange failed", peer=peer, error=str(error))
 
     async def _begin_at_genesis(self) -> None:
-        committed, trainer = self._committed, self._trainings.trainer
-        if not await trainer.genesis():
-            await self._follower.until_trainer_is_up()
+        committed = self._committed
+        if committed.begins_with_drawn_weights and await self._draw_genesis():
             return
-        initial = np.array(trainer.base)
-        try:
-            await self._trainings.run_in_thread(lambda: committed.set_genesis(initial))
-            return
-        except ForgedError:
-            log.info("this machine draws other initial weights; they are fetched from peers")
         try:
             await self._chain_sync.follow(committed.chain.genesis, self._swarm.sources)
         except (BehindError, DiskError) as error:
             log.warning("the initial state cannot be had yet", error=str(error))
             await self._trainings.orders.wait(RETRY_SECONDS)
+
+    async def _draw_genesis(self) -> bool:
+        """Draws the initial weights of the run's seed. Returns False where they are to be fetched,
+        because this machine draws others."""
+        committed, trainer = self._committed, self._trainings.trainer
+        if not await trainer.genesis():
+            await self._follower.until_trainer_is_up()
+            return True
+        initial = np.array(trainer.base)
+        try:
+            await self._trainings.run_in_thread(lambda: committed.set_genesis(initial))
+        except ForgedError:
+            log.info("this machine draws other initial weights; they are fetched from peers")
+            return False
+        return True

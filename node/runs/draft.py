@@ -24,6 +24,7 @@ from gossamer.protocol.manifest import (
     Trust,
 )
 from gossamer.protocol.manifest_checks import problems_of
+from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
 from gossamer.trainer.text.corpus import DEFAULT_TEXT_FIELD
 from gossamer.trainer.text.shards import SHARD_BYTES_MAX, SHARD_SEQUENCES_MIN
@@ -79,6 +80,9 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     inner: InnerConfig
     outer: OuterConfig
     rounds: RoundConfig
+    init_from: str = ""
+    """Folder of a model whose weights and tokenizer the run begins with; empty for none. It is no
+    key of a manifest file: `gossamer start --init-from` says it."""
 
 
 def draft_of_preset(preset: str = DEFAULT_PRESET, *, name: str = DEFAULT_RUN_NAME) -> Draft:
@@ -168,6 +172,8 @@ def problems_of_draft(draft: Draft) -> list[str]:
             f'tokenizer.vocabulary is {vocabulary}; allowed for "bpe": '
             f"{BPE_VOCABULARY_MIN} to {VOCABULARY_MAX}"
         )
+    elif draft.tokenizer.kind == "files" and not 2 <= vocabulary <= VOCABULARY_MAX:
+        found.append(f"the model has {vocabulary} tokens; allowed: 2 to {VOCABULARY_MAX}")
     context_max = SHARD_BYTES_MAX // token_bytes_of(vocabulary) // SHARD_SEQUENCES_MIN
     if context_max < draft.model.context <= 2**20:
         found.append(f"model.context is {draft.model.context}; allowed: 8 to {context_max}")
@@ -218,6 +224,19 @@ def _probe(draft: Draft) -> Manifest:
         data=data,
         genesis_digest=bytes(DIGEST_BYTES),
     )
+
+
+def default_chunk_elements_of(model: ModelConfig, outer: OuterConfig, run: Draft | Manifest) -> int:
+    """Returns the size of the chunks of a run in which nobody chose one.
+
+    Args:
+        run: says `sync` and `trust`.
+    """
+    fragments = min(max(1, outer.fragments), model.num_layers)
+    elements = default_chunk_elements(model.num_parameters // fragments)
+    if run.trust == "open" and run.sync != "distro" and 1 <= outer.top_k <= 4096:
+        elements = min(elements, open_chunk_elements_max(run.sync, outer))
+    return elements
 
 
 def open_chunk_elements_max(sync: SyncMode, outer: OuterConfig) -> int:

@@ -28,6 +28,7 @@ from gossamer.protocol.manifest import (
 from gossamer.protocol.manifest_checks import require_valid
 from gossamer.protocol.shard_index import ShardIndex, encode_index
 from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
+from gossamer.trainer.pretrained.tokenizer import tokenizer_of
 from gossamer.trainer.text.corpus import (
     CorpusError,
     Progress,
@@ -97,14 +98,17 @@ def found_run(
 def prepare_data(
     draft: Draft, corpus: Sequence[Path], *, put: Put, progress: Progress = no_progress
 ) -> PreparedData:
-    """Tokenises the corpus and stores its shards, its index and its tokenizer with `put`.
+    """Tokenises the corpus and stores its shards, its index and its tokenizer with `put`; of an
+    imported model all its small files.
 
     Raises:
         ManifestError: values of the draft are not allowed.
+        FolderError: the imported model's tokenizer cannot be used.
         CorpusError: the text cannot be read, or there is too little of it.
     """
     if problems := problems_of_draft(draft):
         raise ManifestError(problems)
+    tokenizer = tokenizer_of(Path(draft.init_from), draft.model) if draft.init_from else None
     paths = list(corpus) or [Path(path) for path in draft.corpus.paths]
     files = find_files(paths) if paths else default_files()
     text = scan_corpus(
@@ -116,6 +120,7 @@ def prepare_data(
         draft.tokenizer.vocabulary,
         draft.model.context,
         put=put,
+        tokenizer=tokenizer,
         max_bytes=draft.corpus.max_bytes or None,
         progress=progress,
     )

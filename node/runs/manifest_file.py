@@ -21,8 +21,8 @@ import msgspec
 from gossamer.node.runs.draft import (
     VOCABULARY_MAX,
     Draft,
+    default_chunk_elements_of,
     draft_of_preset,
-    open_chunk_elements_max,
     preset_names,
     problems_of_draft,
     unknown_preset,
@@ -211,13 +211,13 @@ class _Given:
         model = replace(self._section("model", base.model), vocabulary=tokenizer.vocabulary)
         outer = self._section("outer", base.outer)
         if "outer.chunk_elements" not in self._named and _is_sized(model):
-            fragments = min(max(1, outer.fragments), model.num_layers)
-            exchanged = model.num_parameters // fragments
-            chunk_elements = default_chunk_elements(exchanged)
             values = self._values[""]
-            sync = values.get("sync", base.sync)
-            if values.get("trust") == "open" and sync != "distro" and 1 <= outer.top_k <= 4096:
-                chunk_elements = min(chunk_elements, open_chunk_elements_max(sync, outer))
+            run = replace(
+                base,
+                sync=values.get("sync", base.sync),
+                trust=values.get("trust", base.trust),
+            )
+            chunk_elements = default_chunk_elements_of(model, outer, run)
             outer = replace(outer, chunk_elements=chunk_elements)
         return replace(
             base,

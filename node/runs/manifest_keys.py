@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 
@@ -130,7 +130,11 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
 def _hints() -> dict[str, dict[str, Any]]:
     hints = {section: get_type_hints(struct) for section, struct in SECTIONS.items()}
     del hints["model"]["vocabulary"]  # tokenizer.vocabulary sets it
+    # These come from the folder of `gossamer start --init-from`.
+    del hints["model"]["imported"]
+    hints["tokenizer"]["kind"] = Literal["bytes", "bpe"]
     top = {key: hint for key, hint in get_type_hints(Draft).items() if key not in SECTIONS}
+    del top["init_from"]
     return {"": top, **hints}
 
 

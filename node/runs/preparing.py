@@ -27,6 +27,7 @@ from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import DataConfig
 from gossamer.protocol.shard_index import decode_index
+from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.text.corpus import CorpusError, Progress
 from gossamer.trainer.text.shards import Put
 
@@ -68,7 +69,7 @@ async def prepare_elsewhere(
     """Runs `founding.prepare_data` in another process, the only user of the block store meanwhile.
 
     Raises:
-        ManifestError, CorpusError: as `prepare_data`.
+        ManifestError, CorpusError, FolderError: as `prepare_data`.
         StateDirError: the disk takes no more, or the process died.
 
     Cancelled: the process is killed.
@@ -127,6 +128,8 @@ def _error_of(refused: _Refused) -> Exception:
             return ManifestError(refused.problems)
         case "corpus":
             return CorpusError(refused.problems)
+        case "folder":
+            return FolderError(refused.problems)
         case _:
             return StateDirError("\n".join(refused.problems))
 
@@ -184,6 +187,8 @@ def main() -> int:
         say(_Refused("manifest", error.problems))
     except CorpusError as error:
         say(_Refused("corpus", list(error.problems)))
+    except FolderError as error:
+        say(_Refused("folder", error.problems))
     except DiskError as error:
         say(_Refused("disk", [str(error)]))
     else:

@@ -21,6 +21,7 @@ from gossamer.node.machine.trainer_process import TrainerProcess
 from gossamer.node.network.identity import Identity
 from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.node.runs.founding import risk_of, sign_manifest
+from gossamer.node.runs.importing import draft_for, with_pretrained, write_genesis
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.needs import needs_of, require_memory
 from gossamer.node.runs.preparing import prepare_elsewhere
@@ -28,6 +29,7 @@ from gossamer.protocol.manifest import SignedManifest
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS
+from gossamer.trainer.pretrained.folder import Pretrained, open_pretrained
 
 if TYPE_CHECKING:
     from trio_typing import TaskStatus
@@ -38,19 +40,21 @@ log = structlog.get_logger("node")
 async def found_here(
     role: Found, identity: Identity, blocks: Path, settings: Settings
 ) -> SignedManifest:
-    """Tokenises the corpus, draws the initial weights and signs the manifest.
+    """Tokenises the corpus, draws or reads the initial weights and signs the manifest.
+
+    Weights that were read lie in `blocks` as the run's first state when this returns; drawn ones do
+    not, because every peer can draw them.
 
     Raises:
-        ManifestError, CorpusError: the choices cannot be trained; one sentence a mistake.
+        ManifestError, CorpusError, FolderError: the choices cannot be trained; one sentence a
+            mistake.
         TooLargeError: the model does not fit into this machine.
         TrainerFailedError: the trainer could not draw the initial weights.
     """
-    if role.manifest_file is not None:
-        draft = await trio.to_thread.run_sync(read_manifest_file, role.manifest_file)
-    else:
-        preset = role.preset or DEFAULT_PRESET
-        draft = draft_of_preset(preset)
-        log.info(f"the settings of the preset {preset} {PRESETS[preset].origin}")
+    pretrained = None
+    if role.init_from is not None:
+        pretrained = await trio.to_thread.run_sync(open_pretrained, role.init_from)
+    draft = await _draft_of(role, pretrained)
     log.info(f"founding {draft.name}: {draft.model.num_parameters:,} parameters")
     if (risk := risk_of(draft)) is not None:
         log.warning(risk)
@@ -58,8 +62,36 @@ async def found_here(
     require_memory(draft, needs, free_memory_bytes())  # the initial weights are drawn on the CPU
     with _Bars() as bars:
         data = await prepare_elsewhere(draft, role.corpus, blocks, settings.cache_bytes, bars.show)
-    parameters = await initial_parameters(draft, settings)
-    return sign_manifest(draft, data, parameters, identity=identity).signed
+    if pretrained is None:
+        parameters = await initial_parameters(draft, settings)
+        return sign_manifest(draft, data, parameters, identity=identity).signed
+    parameters = await trio.to_thread.run_sync(pretrained.weights.read)
+    founded = sign_manifest(draft, data, parameters, identity=identity)
+    await trio.to_thread.run_sync(write_genesis, founded, parameters, blocks, settings.cache_bytes)
+    return founded.signed
+
+
+async def _draft_of(role: Found, pretrained: Pretrained | None) -> Draft:
+    """Returns the draft of a manifest file or a preset, with the model of a folder if one is given.
+
+    Raises:
+        ManifestError: the choices are not allowed.
+    """
+    if role.manifest_file is not None:
+        draft = await trio.to_thread.run_sync(read_manifest_file, role.manifest_file)
+        return draft if pretrained is None else with_pretrained(draft, pretrained)
+    if pretrained is None:
+        preset = role.preset or DEFAULT_PRESET
+        log.info(f"the settings of the preset {preset} {PRESETS[preset].origin}")
+        return draft_of_preset(preset)
+    draft, preset = draft_for(pretrained, role.preset)
+    log.info(
+        f"the model comes from {pretrained.folder}, the settings from the preset {preset} with a "
+        "tenth of its learning rate, which was not tuned: watch the first rounds",
+        learning_rate=draft.inner.learning_rate,
+        context=draft.model.context,
+    )
+    return draft
 
 
 async def initial_parameters(draft: Draft, settings: Settings) -> FloatVector:

@@ -117,6 +117,12 @@ class CommittedState:
         return self._next.sync_sets
 
     @property
+    def begins_with_drawn_weights(self) -> bool:
+        """Whether every peer can draw the first state from the run's seed. Otherwise its blocks
+        come from the founder."""
+        return not self._manifest.model.imported
+
+    @property
     def payloads(self) -> AveragedPayloads | SignPayloads:
         return self._next.payloads
 

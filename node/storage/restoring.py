@@ -21,9 +21,10 @@ def open_read_only(
 ) -> tuple[CommittedState, BlockStore]:
     """Opens a state directory without its lock, so that a running daemon can go on. No state is
     loaded yet."""
-    store = BlockStore(state_dir.blocks_path, cache_bytes, read_only=True)
+    # The blocks after the records: a daemon writes them in the other order.
     genesis_state = Digest(manifest.genesis_digest)
     chain = ChainStore(state_dir.chain_path, manifest.run_id, genesis_state, read_only=True)
+    store = BlockStore(state_dir.blocks_path, cache_bytes, read_only=True)
     parameters = np.zeros(manifest.model.num_parameters, dtype=np.float32)
     return CommittedState(manifest, parameters, store, chain, state_dir, read_only=True), store
 

@@ -149,13 +149,7 @@ class StateBlocks:
         self, parameters: FloatVector, momentum: FloatVector, index: StateIndex, ledger: Ledger
     ) -> None:
         """Writes the blocks of a state that are not here yet. Raises DiskError."""
-        for vector, digests in ((parameters, index.parameters), (momentum, index.momentum)):
-            for chunk, digest in enumerate(digests):
-                if not self._store.has(Digest(digest)):
-                    data = chunk_bytes(vector, self._plan, chunk)
-                    self._store.put(data, expected=Digest(digest))
-        self._store.put(encode_ledger(ledger))
-        self._store.put(encode_state_index(index))
+        write_state(self._store, self._plan, parameters, momentum, index, ledger)
 
     # Updates
 
@@ -211,3 +205,21 @@ def state_digests(entry: Entry, index: StateIndex, ledger: Ledger) -> list[Diges
 def update_digests(header: Header, update: UpdateIndex) -> list[Digest]:
     """Returns the digests of all blocks of a round, the index included."""
     return [Digest(header.update_digest), *(Digest(a.digest) for a in update.averages)]
+
+
+def write_state(
+    store: BlockStore,
+    plan: ChunkPlan,
+    parameters: FloatVector,
+    momentum: FloatVector,
+    index: StateIndex,
+    ledger: Ledger,
+) -> None:
+    """Writes the blocks of a state that are not in the store yet. Raises DiskError."""
+    for vector, digests in ((parameters, index.parameters), (momentum, index.momentum)):
+        for chunk, digest in enumerate(digests):
+            if not store.has(Digest(digest)):
+                data = chunk_bytes(vector, plan, chunk)
+                store.put(data, expected=Digest(digest))
+    store.put(encode_ledger(ledger))
+    store.put(encode_state_index(index))

@@ -31,7 +31,7 @@ from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
 from gossamer.protocol.ids import PeerId, digest_of, peer_id_from_public_key, public_key_of
-from gossamer.protocol.manifest import encode_manifest
+from gossamer.protocol.manifest import ImportedShape, Manifest, RopeScaling, encode_manifest
 from gossamer.protocol.manifest import signing_bytes as manifest_signing_bytes
 from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.rounds.inventory import Held, Inventory, encode_inventory
@@ -136,6 +136,17 @@ def statement_vector(statement: Statement) -> dict[str, str]:
     }
 
 
+def _imported(run: Manifest) -> Manifest:
+    """The same run, begun with the weights of a folder."""
+    change = msgspec.structs.replace
+    scaling = RopeScaling(
+        factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=8192
+    )
+    shape = ImportedShape(family="llama", head_width=16, rope_scaling=scaling)
+    data = change(run.data, tokenizer="files", tokenizer_digest=digest_of(b"files"))
+    return change(run, model=change(run.model, imported=shape), data=data)
+
+
 def vectors() -> dict[str, Any]:
     """All vectors, bytes as hex."""
     readies: dict[PeerId, Signed] = {
@@ -149,6 +160,7 @@ def vectors() -> dict[str, Any]:
     say = vote(digest_of(header_bytes), ring_id=ring.ring_id)
     votes = tuple(sealed(index, say) for index in range(2))
     run = msgspec.structs.replace(manifest(), founder=PEERS[0])
+    imported = _imported(run)
     update = UpdateIndex(
         "fp32",
         (
@@ -226,6 +238,10 @@ def vectors() -> dict[str, Any]:
             "bytes": encode_manifest(run).hex(),
             "run_id": run.run_id.hex(),
             "signature": KEYS[0].sign(manifest_signing_bytes(run.run_id)).hex(),
+        },
+        "imported_manifest": {
+            "bytes": encode_manifest(imported).hex(),
+            "run_id": imported.run_id.hex(),
         },
         "frame_prefix": {
             "message": 300,

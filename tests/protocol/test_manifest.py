@@ -8,7 +8,13 @@ import pytest
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, ManifestError, OversizedError, VersionError
 from gossamer.protocol.ids import digest_of
-from gossamer.protocol.manifest import Manifest, decode_manifest, encode_manifest
+from gossamer.protocol.manifest import (
+    ImportedShape,
+    Manifest,
+    RopeScaling,
+    decode_manifest,
+    encode_manifest,
+)
 from gossamer.protocol.manifest_checks import problems_of, require_valid
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo, decode_index, encode_index
 from tests.support.builders import manifest, peer
@@ -31,6 +37,56 @@ def test_a_manifest_comes_back_from_its_bytes_and_names_its_run() -> None:
     data = encode_manifest(good)
     assert decode_manifest(data) == good
     assert good.run_id == digest_of(data)
+
+
+def imported(shape: ImportedShape) -> Manifest:
+    """The example as a run that began with a folder."""
+    good = manifest()
+    data = msgspec.structs.replace(good.data, tokenizer="files", tokenizer_digest=bytes(32))
+    return msgspec.structs.replace(good, data=data, model=changed("model.imported", shape).model)
+
+
+SCALING = RopeScaling(
+    factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=8192
+)
+SHAPE = ImportedShape(family="qwen3", head_width=16, rope_scaling=SCALING)
+
+
+def test_a_manifest_of_an_imported_model_comes_back_from_its_bytes() -> None:
+    good = imported(SHAPE)
+    assert problems_of(good) == []
+    assert decode_manifest(encode_manifest(good)) == good
+    # Runs that there were before keep their bytes, and so their ids.
+    assert b"imported" not in encode_manifest(manifest())
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ({"head_width": 15}, "head_width is 15; it must be even"),
+        ({"head_width": 0}, "head_width is 0"),
+        ({"rope_scaling": msgspec.structs.replace(SCALING, factor=0.5)}, "factor is 0.5"),
+        (
+            {"rope_scaling": msgspec.structs.replace(SCALING, low_frequency_factor=float("nan"))},
+            "low_frequency_factor is nan",
+        ),
+        (
+            {"rope_scaling": msgspec.structs.replace(SCALING, low_frequency_factor=4.0)},
+            "must be below the high one",
+        ),
+        ({"rope_scaling": msgspec.structs.replace(SCALING, original_context=1)}, "original_con"),
+    ],
+)
+def test_a_mistake_of_an_imported_shape_is_said(shape: dict[str, object], said: str) -> None:
+    wrong = imported(msgspec.structs.replace(SHAPE, **shape))
+    assert any(said in problem for problem in problems_of(wrong))
+    with pytest.raises(MalformedError):
+        decode_manifest(encode_manifest(wrong))
+
+
+def test_an_imported_model_has_its_own_tokenizer_and_no_other_model_has() -> None:
+    assert problems_of(changed("data.tokenizer", "files"))
+    assert problems_of(changed("model.imported", SHAPE))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from gossamer.protocol.codecs.sign_codec import SignCodec
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.manifest import decode_manifest
 from gossamer.protocol.policy.roll import Roll
 from gossamer.protocol.rounds.commit_proof import open_commit
 from gossamer.protocol.rounds.roster import open_roster
@@ -52,6 +53,9 @@ def test_the_committed_bytes_are_accepted(committed: dict[str, Any]) -> None:
     commit = decode_commit(bytes.fromhex(committed["commit"]))
     header = open_commit(commit, run_id, verify, RING_RULES)
     assert header.digest.hex() == committed["header"]["digest"]
+    for name in ("manifest", "imported_manifest"):
+        run = decode_manifest(bytes.fromhex(committed[name]["bytes"]))
+        assert run.run_id.hex() == committed[name]["run_id"]
     for name, vector in committed["codecs"].items():
         values = np.frombuffer(bytes.fromhex("".join(vector["values"])), "<f4")
         decoded = codec(name).decode(bytes.fromhex(vector["bytes"]), len(values))

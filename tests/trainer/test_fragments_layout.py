@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+import pytest
 
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.manifest import Family, ImportedShape, ModelConfig
 from gossamer.protocol.state.parameter_layout import layout_of
 from gossamer.protocol.state.sync_sets import fragments_of
 
 
-def test_layers_are_strided_and_rows_of_embedding_and_head_dealt(model_config: ModelConfig) -> None:
+@pytest.mark.parametrize("family", [None, "qwen2", "qwen3", "olmo2"])
+def test_layers_are_strided_and_rows_of_embedding_and_head_dealt(
+    model_config: ModelConfig, family: Family | None
+) -> None:
     deep = msgspec.structs.replace(model_config, num_layers=7, tied_embeddings=False)
+    if family is not None:
+        shape = ImportedShape(family=family, head_width=16, rope_scaling=None)
+        deep = msgspec.structs.replace(deep, imported=shape)
     marks = np.full(deep.num_parameters, -1)
     for number, ranges in enumerate(fragments_of(deep, 3)):
         for part in ranges:

@@ -27,7 +27,6 @@ from gossamer.protocol.limits import KIB, MIB
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 from gossamer.trainer.text.corpus import Corpus, CorpusError, IntVector, Progress, no_progress
 from gossamer.trainer.text.tokens import (
-    END_OF_DOCUMENT,
     ByteTokenizer,
     TokenBytes,
     Tokenizer,
@@ -64,7 +63,6 @@ SHUFFLE_BYTES = 64 * MIB
 
 _BATCH_BYTES = MIB
 _ZSTD_LEVEL = 3
-_END = np.array([END_OF_DOCUMENT], dtype=np.uint16)
 
 
 class Split(NamedTuple):
@@ -90,6 +88,7 @@ def cut_corpus(
     context: int,
     *,
     put: Put,
+    tokenizer: Tokenizer | None = None,
     max_bytes: int | None = None,
     progress: Progress = no_progress,
 ) -> CutCorpus:
@@ -98,15 +97,17 @@ def cut_corpus(
     Args:
         vocabulary: tokens of a BPE tokenizer at most.
         context: targets of a sequence.
+        tokenizer: of an imported model, instead of one of `kind`.
         max_bytes: of text to use; None: all of it.
 
     Raises:
         CorpusError: as `split_documents` and `tokenise`.
     """
     split = split_documents(corpus, max_bytes)
-    tokenizer: Tokenizer = (
-        ByteTokenizer() if kind == "bytes" else learn_bpe(corpus, split.train, vocabulary, progress)
-    )
+    if tokenizer is None and kind == "bytes":
+        tokenizer = ByteTokenizer()
+    elif tokenizer is None:
+        tokenizer = learn_bpe(corpus, split.train, vocabulary, progress)
     token_bytes = token_bytes_of(vocabulary)
     train_bytes = int(corpus.text_bytes[split.train].sum(dtype=np.int64))
     num_tokens = estimate_tokens(train_bytes, len(split.train), kind)
@@ -211,11 +212,12 @@ def tokenise(
         _Shuffler(_Packer(whole_sequences, token_bytes, put), sequence, corpus.seed),
         _Packer(shard_tokens, token_bytes, put),
     )
+    end = np.array([tokenizer.end_token], dtype=np.uint32)
     for documents, packer in zip(split, packers, strict=True):
         for batch in _batches(corpus.read(documents)):
             for tokens in tokenizer.encode(batch):
                 packer.add(tokens)
-                packer.add(_END)
+                packer.add(end)
             done += sum(len(text) for text in batch)
             progress("cutting into tokens", done, total)
         parts.append(packer.finish())

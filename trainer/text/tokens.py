@@ -1,7 +1,8 @@
 """Tokenizers: text to tokens and back.
 
-Plain `bytes` (a token is a byte, 256 in all) or `bpe` (byte-level byte-pair encoding learnt from
-the training text). In both, token 0 ends a document: text has no byte 0 (see `corpus`), and the BPE
+Plain `bytes` (a token is a byte, 256 in all), `bpe` (byte-level byte-pair encoding learnt from the
+training text), or `files`, the tokenizer of an imported model (`trainer.pretrained.tokenizer`). In
+the first two, token 0 ends a document: text has no byte 0 (see `corpus`), and the BPE
 vocabulary begins with ``<|endoftext|>``, which text that merely spells it never becomes.
 """
 
@@ -20,7 +21,7 @@ from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.limits import KIB, MIB
 from gossamer.trainer.text.corpus import Corpus, IntVector, Progress, no_progress
 
-TokenizerKind = Literal["bytes", "bpe"]
+TokenizerKind = Literal["bytes", "bpe", "files"]
 TokenBytes = Literal[2, 4]
 TokenVector = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
@@ -53,11 +54,15 @@ class Tokenizer(Protocol):
         """Every token is below this."""
 
     @property
+    def end_token(self) -> int:
+        """The token that ends a document."""
+
+    @property
     def file(self) -> bytes:
         """The file that another peer needs to build the same tokenizer (nothing for `bytes`)."""
 
     def encode(self, texts: Sequence[bytes]) -> list[TokenVector]:
-        """Tokens of UTF-8 texts, without an end of document. Shapes: (num_tokens,) each."""
+        """Tokens of UTF-8 texts, without the end of the document. Shapes: (num_tokens,) each."""
 
     def decode(self, tokens: TokenVector) -> str:
         """Text of tokens; ends of documents are left out, cut characters become U+FFFD."""
@@ -67,6 +72,7 @@ class ByteTokenizer:
     """A token is a byte of UTF-8."""
 
     kind: TokenizerKind = "bytes"
+    end_token = END_OF_DOCUMENT
     vocabulary = BYTES_VOCABULARY
     file = b""
 
@@ -84,6 +90,7 @@ class BpeTokenizer:
     """Byte-level BPE; `file` is a ``tokenizer.json`` of the `tokenizers` library."""
 
     kind: TokenizerKind = "bpe"
+    end_token = END_OF_DOCUMENT
 
     def __init__(self, file: bytes) -> None:
         """
@@ -107,16 +114,7 @@ class BpeTokenizer:
 
     def encode(self, texts: Sequence[bytes]) -> list[TokenVector]:
         """See `Tokenizer.encode`."""
-        pieces = [_cut(text.decode(), _ENCODE_CHARACTERS) for text in texts]
-        flat = [piece for of_text in pieces for piece in of_text]
-        encodings = iter(self._tokenizer.encode_batch_fast(flat))
-        return [
-            np.concatenate(
-                [np.zeros(0, np.uint32)]
-                + [np.array(next(encodings).ids, dtype=np.uint32) for _ in of_text]
-            )
-            for of_text in pieces
-        ]
+        return encode_pieces(self._tokenizer, texts)
 
     def decode(self, tokens: TokenVector) -> str:
         """See `Tokenizer.decode`."""
@@ -124,12 +122,28 @@ class BpeTokenizer:
         return text
 
 
+def encode_pieces(tokenizer: HuggingFaceTokenizer, texts: Sequence[bytes]) -> list[TokenVector]:
+    """Tokens of UTF-8 texts without anything before or behind them. Shapes: (num_tokens,) each."""
+    pieces = [_cut(text.decode(), _ENCODE_CHARACTERS) for text in texts]
+    flat = [piece for of_text in pieces for piece in of_text]
+    encodings = iter(tokenizer.encode_batch_fast(flat, add_special_tokens=False))
+    return [
+        np.concatenate(
+            [np.zeros(0, np.uint32)]
+            + [np.array(next(encodings).ids, dtype=np.uint32) for _ in of_text]
+        )
+        for of_text in pieces
+    ]
+
+
 def load_tokenizer(kind: TokenizerKind, file: bytes) -> Tokenizer:
-    """The tokenizer of a run.
+    """The tokenizer of a run that learnt its own, or that has plain bytes.
 
     Raises:
         MalformedError: `file` is not what `kind` needs.
     """
+    if kind == "files":
+        raise MalformedError("the tokenizer of an imported model is one of its files")
     if kind == "bpe":
         return BpeTokenizer(file)
     if file:
@@ -182,7 +196,7 @@ def token_bytes_of(vocabulary: int) -> TokenBytes:
 
 
 def estimate_tokens(num_bytes: int, num_documents: int, kind: TokenizerKind) -> int:
-    """Tokens of some text: exact for plain bytes, a guess for BPE."""
+    """Tokens of some text: exact for plain bytes, a guess for others."""
     return num_bytes // (1 if kind == "bytes" else BPE_BYTES_PER_TOKEN) + num_documents
 
 

@@ -1,0 +1,156 @@
+"""Text from a committed state of a state directory, by a process of its own that has torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Iterator
+from tempfile import TemporaryDirectory
+
+import msgspec
+import numpy as np
+
+from gossamer.node.base.settings import Settings
+from gossamer.node.runs.reading import StateOnDisk, read_state, warn_if_older
+from gossamer.protocol.ids import short
+from gossamer.trainer.ipc import memory
+from gossamer.trainer.ipc.generation import (
+    LINE_BYTES_MAX,
+    PROMPT_BYTES_MAX,
+    TEMPERATURE_MAX,
+    TOKENS_MAX,
+    GenerateText,
+    Refused,
+    lines,
+)
+
+# Letters that turn the direction of others, in which a text on a terminal can lie.
+_TURNING = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+class GenerateError(Exception):
+    """No text can be generated; the text says why and what to do."""
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How a text is continued."""
+
+    tokens: int
+    temperature: float
+    seed: int
+    device: str
+
+
+def generate_text(
+    settings: Settings, prompt: str, sampling: Sampling, round_number: int | None = None
+) -> int:
+    """Prints a prompt and its continuation by the newest state, or by that after a round.
+
+    Raises:
+        StateDirError: there is no run, no such round, or the disk has too little to rebuild it.
+        GenerateError: an option is not allowed, or the model cannot be run.
+    """
+    prompt = prompt.encode(errors="replace").decode()  # an argument may hold bytes that are no text
+    _require_allowed(prompt, sampling)
+    state = read_state(settings, round_number)
+    warn_if_older(state)
+    entry = state.entry
+    print(f"round {entry.round}, state {short(entry.state_digest)}", file=sys.stderr, flush=True)
+    print(for_terminal(prompt), end="", flush=True)
+    try:
+        for piece in pieces(settings, state, prompt, sampling):
+            print(for_terminal(piece), end="", flush=True)
+    finally:
+        print(flush=True)
+    return 0
+
+
+def _require_allowed(prompt: str, sampling: Sampling) -> None:
+    if len(prompt.encode()) > PROMPT_BYTES_MAX:
+        raise GenerateError(f"the text has over {PROMPT_BYTES_MAX:,} bytes: give a shorter one")
+    if not 1 <= sampling.tokens <= TOKENS_MAX:
+        raise GenerateError(f"--tokens is {sampling.tokens}; allowed: 1 to {TOKENS_MAX:,}")
+    if not 0 <= sampling.temperature <= TEMPERATURE_MAX:
+        raise GenerateError(
+            f"--temperature is {sampling.temperature:g}; allowed: 0 (always the likeliest token) "
+            f"to {TEMPERATURE_MAX:g}"
+        )
+    if not 0 <= sampling.seed < 2**63:
+        raise GenerateError(f"--seed is {sampling.seed}; allowed: 0 to {2**63 - 1}")
+
+
+def pieces(
+    settings: Settings, state: StateOnDisk, prompt: str, sampling: Sampling
+) -> Iterator[str]:
+    """The continuation, from a process that ends with this iterator.
+
+    Raises:
+        GenerateError: the model cannot be run.
+    """
+    model = state.manifest.model
+    with TemporaryDirectory(prefix="gossamer-generate-") as folder:
+        descriptor = memory.create("gossamer-generate", model.num_parameters)
+        try:
+            np.copyto(memory.open_vector(descriptor, model.num_parameters), state.parameters)
+            task = GenerateText(
+                model=model,
+                base_fd=descriptor,
+                tokenizer=state.manifest.data.tokenizer,
+                tokenizer_block=state.tokenizer or b"",
+                prompt=prompt,
+                **msgspec.structs.asdict(sampling),
+            )
+            confined_to = [folder] if settings.confine_trainer == "on" else []
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gossamer.trainer.generate", *confined_to],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[descriptor],
+            )
+        finally:
+            os.close(descriptor)
+        with process:
+            try:
+                yield from _answers(process, msgspec.msgpack.encode(task))
+            finally:
+                process.kill()
+
+
+def _answers(process: subprocess.Popen[bytes], task: bytes) -> Iterator[str]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(task)
+        process.stdin.close()
+    except BrokenPipeError:
+        pass  # it died; its exit status is told below
+    while line := process.stdout.readline(LINE_BYTES_MAX):
+        try:
+            message = lines.decode(line)
+        except msgspec.DecodeError as error:
+            raise GenerateError(f"the process with the model wrote no message: {error}") from error
+        if isinstance(message, Refused):
+            raise GenerateError(message.problem)
+        yield message.text
+    if status := process.wait():
+        raise GenerateError(
+            f"the process with the model ended with status {status}; if memory is short, free some"
+        )
+
+
+def for_terminal(text: str) -> str:
+    """A text with its lines, without what would move the cursor or turn letters around, and without
+    letters that the terminal does not have."""
+    shown = "".join(
+        character.encode("unicode_escape").decode() if _is_harmful(character) else character
+        for character in text
+    )
+    encoding = sys.stdout.encoding or "utf-8"
+    return shown.encode(encoding, "replace").decode(encoding)
+
+
+def _is_harmful(character: str) -> bool:
+    is_control = unicodedata.category(character) == "Cc" and character not in "\n\t"
+    return is_control or character in _TURNING

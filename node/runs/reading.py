@@ -1,0 +1,97 @@
+"""A committed state as it lies in a state directory, read beside a running daemon.
+
+The directory is read without its lock. If the daemon removes a block meanwhile, the next attempt
+finds the newer state.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from gossamer.node.base.settings import Settings
+from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.storage.block_files import BlockError
+from gossamer.node.storage.chain_store import Entry
+from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.restoring import open_read_only, rebuild, restore
+from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.state.digest import FloatVector
+
+ATTEMPTS_MAX = 5
+"""A running daemon discards old blocks once a checkpoint, so five misses in a row are an error."""
+
+
+@dataclass(frozen=True)
+class StateOnDisk:
+    """A committed state and what belongs to it."""
+
+    manifest: Manifest
+    entry: Entry
+    parameters: FloatVector
+    """(num_parameters,)"""
+    is_newest: bool
+    """False if the disk names a newer state that it does not have whole."""
+    tokenizer: bytes | None
+    """Block with the tokenizer or with the files of an imported model; None for plain bytes."""
+
+
+def read_state(settings: Settings, round_number: int | None = None) -> StateOnDisk:
+    """Reads the newest state of a state directory, or that after a round.
+
+    Raises:
+        StateDirError: there is no run, no such round, or the disk has too little to rebuild it.
+    """
+    state_dir = StateDir(settings.state_dir)
+    signed = state_dir.read_manifest()
+    if signed is None:
+        raise StateDirError(
+            f"there is no run in {state_dir.root}; name another directory with --state-dir"
+        )
+    manifest = open_signed_manifest(signed)
+    is_newest = True
+    problem = "start the node until it has joined, and try again"
+    for attempt in range(ATTEMPTS_MAX):
+        committed, store = open_read_only(manifest, state_dir, settings.cache_bytes)
+        try:
+            if round_number is None:
+                # The newest before the reading, which may take longer than a round.
+                newest = committed.head_on_disk()
+                is_here = restore(committed)
+                is_newest = newest in (None, committed.head)
+                if is_here and not is_newest and attempt < ATTEMPTS_MAX - 1:
+                    continue  # a round was committed between the opening of chain and blocks
+            else:
+                target = _head_after(committed, round_number)
+                is_here = rebuild(committed, target) and committed.head == target
+                problem = "name a newer round, or leave the round out"
+            if not is_here:
+                continue
+            digest = manifest.data.tokenizer_digest
+            tokenizer = store.get(Digest(digest)) if digest else None
+        except BlockError:
+            continue
+        return StateOnDisk(manifest, committed.entry, committed.parameters, is_newest, tokenizer)
+    what = "no committed state" if round_number is None else f"the state after round {round_number}"
+    verb = "can be" if round_number is None else "cannot be"
+    raise StateDirError(f"{what} {verb} rebuilt from {state_dir.root}: {problem}")
+
+
+def warn_if_older(state: StateOnDisk) -> None:
+    """Says on stderr that a state is older than the newest one of its disk."""
+    if not state.is_newest:
+        print(
+            f"the newest state is not whole on this disk: this is round {state.entry.round}",
+            file=sys.stderr,
+        )
+
+
+def _head_after(committed: CommittedState, round_number: int) -> Digest:
+    """Returns the head of a round on the node's chain. Raises StateDirError if it has none."""
+    chain, newest = committed.chain, committed.head_on_disk()
+    path = [] if newest is None else chain.path_between(chain.genesis, newest) or []
+    if not 0 <= round_number <= len(path):
+        raise StateDirError(f"there is no round {round_number} here: the newest one is {len(path)}")
+    return [chain.genesis, *path][round_number]

@@ -1,0 +1,100 @@
+"""The tokenizer of an imported model: any file of the `tokenizers` library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+from gossamer.protocol.manifest import ModelConfig
+from gossamer.trainer.pretrained.errors import FolderError
+from gossamer.trainer.pretrained.model_files import ModelFiles, read_model_files
+from gossamer.trainer.text.tokens import TokenizerKind, TokenVector, encode_pieces
+
+
+class ImportedTokenizer:
+    """Text to tokens and back as the model's authors have it.
+
+    A document begins with what the file puts before a text (Llama 3: `<|begin_of_text|>`, most
+    others: nothing) and ends with the end of a text. Text that spells a special token becomes that
+    token, as with `transformers`.
+    """
+
+    kind: TokenizerKind = "files"
+
+    def __init__(self, files: ModelFiles) -> None:
+        """
+        Raises:
+            FolderError: `tokenizer.json` is damaged, or no token ends a text.
+        """
+        try:
+            self._tokenizer = HuggingFaceTokenizer.from_str(files.tokenizer_json.decode())
+        except Exception as error:  # the library raises nothing more precise
+            raise FolderError(
+                [f"tokenizer.json is damaged: {error}; copy or download it again"]
+            ) from error
+        # Settings of a caller that some files have: they would cut texts, or fill them up.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        numbers = self._tokenizer.get_vocab(with_added_tokens=True).values()
+        self.vocabulary = max(numbers, default=0) + 1
+        self._files = files
+        self.end_token = self._end_token(files)
+        before = list(self._tokenizer.encode("").ids)
+        if self.end_token in before:
+            before = before[: before.index(self.end_token)]
+        self.begin_tokens = tuple(before)
+        self.stop_tokens = frozenset([self.end_token, *files.token_ids("eos_token_id")])
+        """Tokens at which generation stops: instruction models have one for a turn besides."""
+
+    @cached_property
+    def file(self) -> bytes:
+        """The block with all small files of the model. Packing takes seconds with a large one."""
+        return self._files.pack()
+
+    def _end_token(self, files: ModelFiles) -> int:
+        named = files.named_token("eos_token")
+        number = None if named is None else self._tokenizer.token_to_id(named)
+        if number is None:
+            number = next(iter(files.token_ids("eos_token_id")), None)
+        if number is None or not 0 <= number < self.vocabulary:
+            raise FolderError(
+                [
+                    "no token ends a text: tokenizer_config.json must name an eos_token that "
+                    "tokenizer.json has"
+                ]
+            )
+        return int(number)
+
+    def encode(self, texts: Sequence[bytes]) -> list[TokenVector]:
+        """See `Tokenizer.encode`."""
+        begin = np.array(self.begin_tokens, dtype=np.uint32)
+        return [np.concatenate([begin, tokens]) for tokens in encode_pieces(self._tokenizer, texts)]
+
+    def decode(self, tokens: TokenVector) -> str:
+        """See `Tokenizer.decode`."""
+        text: str = self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        return text
+
+
+def tokenizer_of(folder: Path, model: ModelConfig) -> ImportedTokenizer:
+    """The tokenizer in a model's folder.
+
+    Raises:
+        FolderError: it is damaged, or of another model.
+    """
+    try:
+        tokenizer = ImportedTokenizer(read_model_files(folder))
+    except FolderError as error:
+        raise FolderError([f"{folder}: {problem}" for problem in error.problems]) from error
+    if tokenizer.vocabulary > model.vocabulary:
+        raise FolderError(
+            [
+                f"{folder}: tokenizer.json has tokens up to {tokenizer.vocabulary - 1}, and the "
+                f"model's vocab_size is {model.vocabulary}: they do not belong together"
+            ]
+        )
+    return tokenizer
