@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from gossamer.trainer.device import Device, is_out_of_memory
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import gradient_norm
+from gossamer.trainer.passes import Passes
 
 log = logging.getLogger(__name__)
 
@@ -28,15 +30,14 @@ class Gradients:
         decoder: Decoder,
         device: Device,
         context: int,
-        micro_batch: int,
+        passes: Passes,
         on_progress: Callable[[], None],
     ) -> None:
         """`context`: targets of a sequence. `on_progress` is called after every micro-batch."""
         self._decoder, self._device, self._context = decoder, device, context
         self._parameters = list(decoder.parameters())
         self._on_progress = on_progress
-        self.micro_batch = micro_batch
-        """Sequences of one forward pass at present; halved when memory runs out."""
+        self.passes = passes
 
     def take(self, sequences: NDArray[np.int64]) -> tuple[float, float]:
         """(mean loss in nats, norm of the gradient, which is left in `.grad`).
@@ -49,21 +50,24 @@ class Gradients:
         """
         on_device = torch.from_numpy(sequences).to(self._device.torch_device)
         while True:
+            self.passes.begins()
             try:
                 loss = self._add_up(on_device)
                 # One wait for the device a step: both numbers at once.
                 loss_value, norm = torch.stack((loss, gradient_norm(self._parameters))).tolist()
+                self.passes.worked()
                 return loss_value, norm
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-            self._halve(len(sequences))
+            # Here the error is gone, and with it the frames that hold the failed pass.
+            self._make_room(len(sequences))
 
     def _add_up(self, sequences: torch.Tensor) -> torch.Tensor:
         """The mean loss: ()"""
         num_targets = sequences.shape[0] * self._context
         loss = torch.zeros((), device=sequences.device)
-        for micro_batch in torch.split(sequences, self.micro_batch):
+        for micro_batch in torch.split(sequences, self.passes.present.sequences):
             with self._device.autocast():
                 part = self._decoder.loss_sum(micro_batch) / num_targets
             part.backward()  # type: ignore[no-untyped-call]
@@ -76,15 +80,17 @@ class Gradients:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _halve(self, num_sequences: int) -> None:
+    def _make_room(self, num_sequences: int) -> None:
+        """Drops what is left of a failed pass, and makes the next one smaller."""
         self.drop()
+        gc.collect()
         self._device.release_memory()
-        failed = min(self.micro_batch, num_sequences)
-        if failed == 1:
+        failed = min(self.passes.present.sequences, num_sequences)
+        if not self.passes.failed(num_sequences):
             raise TrainerError(
                 f"{self._device.name} has too little memory for one sequence of "
                 f"{self._context} tokens with {self._decoder.flat.numel()} parameters: "
                 f"{self._device.memory_advice}"
             )
-        self.micro_batch = failed // 2
-        log.warning("out of memory with %d sequences at once, trying %d", failed, self.micro_batch)
+        smaller = self.passes.present.sequences
+        log.warning("out of memory with %d sequences at once, trying %d", failed, smaller)

@@ -78,7 +78,8 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     """File that keeps AdamW's moments, or the momentum of shared steps, over restarts. Empty: they
     are not kept."""
     micro_batch: int = 0
-    """Sequences of one forward pass; 0 chooses by the device and halves when memory runs out."""
+    """Sequences of one forward pass to begin with; 0 begins with what fits by an estimate. The
+    worker takes fewer when memory runs out, and keeps what fits beside `optimizer_path`."""
     mixing: float = 0.0
     """The manifest's `outer.mixing`; see `overlap`."""
     shared_steps: SharedSteps | None = None

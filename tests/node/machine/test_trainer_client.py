@@ -328,6 +328,18 @@ def test_the_setting_says_whether_the_worker_is_confined(
     assert folders == [tmp_path / "trainer" if wanted == "on" else None]
 
 
+def test_the_worker_is_told_the_micro_batch_of_the_settings(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = TrainerProcess(NUM_PARAMETERS)
+    monkeypatch.setattr(trainer_client, "TrainerProcess", lambda _size, folder: process)
+    settings = Settings(state_dir=Path("unused"), micro_batch=4)
+    try:
+        assert TrainerClient(manifest, settings, "unused")._configure.micro_batch == 4
+    finally:
+        process.release()
+
+
 def test_failures_count_anew_after_a_finished_round(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

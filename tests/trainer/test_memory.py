@@ -1,0 +1,243 @@
+"""Training on cards of every size, with an allocator that counts bytes (`simulated_card`)."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from gossamer.trainer import evaluate
+from gossamer.trainer.gradients import Gradients, TrainerError
+from gossamer.trainer.model import Decoder
+from gossamer.trainer.optimizer import AdamW
+from gossamer.trainer.passes import FILE_NAME, Passes
+from gossamer.trainer.presets import PRESETS, Preset
+from tests.trainer.simulated_card import Memory, card, decoder_on, device_of, sequences_of
+
+GB = 1000**3
+CARDS_GB = (8, 10, 11, 12, 16, 24, 32, 40, 48, 80, 141)
+
+FAILURES_AT_FIRST = 1
+"""Attempts that may fail on a card that the trainer sees for the first time."""
+
+
+class Life(NamedTuple):
+    """What became of one life of a trainer."""
+
+    sequences: int
+    """Sequences of a pass at the end; 0 if none fits."""
+    failures: int
+    """Attempts that ran out of memory."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+
+
+def live(preset: Preset, capacity_bytes: int, folder: Path | None = None, wanted: int = 0) -> Life:
+    """A trainer starts on a card and does a step, cut to what takes two passes."""
+    with card(capacity_bytes) as memory:
+        try:
+            passes = _train(preset, memory, folder, wanted)
+        except (TrainerError, torch.OutOfMemoryError):
+            return Life(0, memory.num_failures)
+        return Life(passes.present.sequences, memory.num_failures)
+
+
+def _train(preset: Preset, memory: Memory, folder: Path | None, wanted: int) -> Passes:
+    device, model, num_sequences = device_of(memory), preset.model, preset.inner.sequences_per_step
+    decoder = decoder_on(memory, model)
+    optimizer = AdamW(decoder.parameters(), preset.inner)
+    path = None if folder is None else folder / FILE_NAME
+    passes = Passes(device, model, num_sequences, wanted, path)
+    gradients = Gradients(decoder, device, model.context, passes, lambda: None)
+    gradients.take(sequences_of(model, min(num_sequences, 2 * passes.present.sequences)))
+    assert optimizer.num_steps == 1  # the card's answer to every question: both vectors are alive
+    return passes
+
+
+def largest_that_fits(preset: Preset, capacity_bytes: int) -> int:
+    """The truth: every power of two is tried on a card of its own, from the smallest."""
+    best, size = 0, 1
+    while size <= preset.inner.sequences_per_step and _fits(preset, capacity_bytes, size):
+        best, size = size, 2 * size
+    return best
+
+
+def _fits(preset: Preset, capacity_bytes: int, size: int) -> bool:
+    return live(preset, capacity_bytes, wanted=size) == Life(size, 0)
+
+
+def _is_largest(preset: Preset, capacity_bytes: int, size: int) -> bool:
+    """Whether no larger power of two fits. Memory only grows with the size (`Decoder`)."""
+    if size and not _fits(preset, capacity_bytes, size):
+        return False
+    larger = max(1, 2 * size)
+    return larger > preset.inner.sequences_per_step or not _fits(preset, capacity_bytes, larger)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_largest_pass_that_fits_is_found_and_remembered(name: str, tmp_path: Path) -> None:
+    preset = PRESETS[name]
+    for gigabytes in CARDS_GB:
+        capacity = gigabytes * GB
+        folder = tmp_path / str(gigabytes)
+        folder.mkdir()
+        first = live(preset, capacity, folder)
+        assert _is_largest(preset, capacity, first.sequences), f"{gigabytes} GB: {first}"
+        if first.sequences == 0:
+            continue
+        assert first.failures <= FAILURES_AT_FIRST, f"{gigabytes} GB"
+        assert live(preset, capacity, folder) == Life(first.sequences, 0), f"{gigabytes} GB"
+
+
+def test_nothing_of_a_failed_pass_is_alive_at_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not where the garbage collector does not run by itself."""
+    preset = PRESETS["150m"]
+    left: list[int] = []
+    real = Decoder.loss_sum
+    with card(16 * GB) as memory:
+        decoder = decoder_on(memory, preset.model)
+        AdamW(decoder.parameters(), preset.inner)
+        empty = memory.live_bytes
+        device = device_of(memory)
+        passes = Passes(device, preset.model, preset.inner.sequences_per_step, wanted=64)
+        gradients = Gradients(decoder, device, preset.model.context, passes, lambda: None)
+
+        def loss_sum(self: Decoder, sequences: torch.Tensor) -> torch.Tensor:
+            if memory.num_failures > len(left):
+                left.append(memory.live_bytes - empty)
+            return real(self, sequences)
+
+        monkeypatch.setattr(Decoder, "loss_sum", loss_sum)
+        gc.disable()
+        try:
+            gradients.take(sequences_of(preset.model, 64))
+        finally:
+            gc.enable()
+    tokens_bytes = 64 * (preset.model.context + 1) * 8
+    assert len(left) >= 3
+    assert left == [tokens_bytes + 4] * len(left), "the batch, and the sum of the losses"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        # The texts of torch, its backends and the libraries below, without the advice behind them.
+        "CUDA error: out of memory",
+        "CUDA driver error: out of memory",
+        "HIP error: out of memory",
+        "MPS backend out of memory (MPS allocated: 8.55 GB, other allocations: 64.00 MB, max "
+        "allowed: 9.07 GB). Tried to allocate 512.00 MB on private pool.",
+        "Invalid buffer size: 24.00 GB",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory",
+        "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: not enough memory: you "
+        "tried to allocate 51539607552 bytes.",
+    ],
+)
+def test_every_way_to_say_out_of_memory_makes_the_pass_smaller(message: str) -> None:
+    preset = PRESETS["150m"]
+    with card(12 * GB) as memory:
+        memory.error = lambda: RuntimeError(message)
+        passes = _train(preset, memory, None, wanted=64)
+        assert memory.num_failures >= 2
+        assert passes.present.sequences == 8
+
+
+def test_other_errors_are_not_taken_for_want_of_memory() -> None:
+    for message in (
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`",
+        "CUDA error: device-side assert triggered",
+    ):
+        with card(12 * GB) as memory:
+            memory.error = lambda message=message: RuntimeError(message)  # type: ignore[misc]
+            with pytest.raises(RuntimeError, match="CUDA error"):
+                _train(PRESETS["150m"], memory, None, wanted=64)
+            assert memory.num_failures == 1
+
+
+def test_a_process_that_is_killed_over_an_attempt_goes_on_with_less(tmp_path: Path) -> None:
+    """The system kills it, or the driver breaks: no error comes that could be caught."""
+    preset, capacity = PRESETS["150m"], 12 * GB
+    best = largest_that_fits(preset, capacity)
+
+    def killed(wanted: int) -> None:
+        with card(capacity) as memory:
+            memory.error = lambda: KeyboardInterrupt()  # type: ignore[assignment, return-value]
+            with pytest.raises(KeyboardInterrupt):
+                _train(preset, memory, tmp_path, wanted)
+
+    killed(4 * best)
+    killed(4 * best)
+    assert live(preset, capacity, tmp_path, 4 * best) == Life(best, 0)
+    # The end of a process may have had another reason: the larger size is tried once more.
+    killed(4 * best)
+    for _ in range(2):
+        assert live(preset, capacity, tmp_path, 4 * best) == Life(best, 0)
+
+
+def test_more_free_memory_is_used_after_a_restart(tmp_path: Path) -> None:
+    preset = PRESETS["150m"]
+    small, large = (largest_that_fits(preset, size * GB) for size in (12, 48))
+    assert large >= 4 * small
+    assert live(preset, 12 * GB, tmp_path, 64).sequences == small
+    assert live(preset, 12 * GB, tmp_path, 64) == Life(small, 0)
+    sizes = [live(preset, 48 * GB, tmp_path, 64) for _ in range(4)]
+    assert all(life.failures <= 1 for life in sizes)
+    assert sizes[-1].sequences == large
+    assert live(preset, 48 * GB, tmp_path, 64) == Life(large, 0)
+    assert live(preset, 12 * GB, tmp_path, 64).failures <= 4, "the memory is short again"
+    assert live(preset, 12 * GB, tmp_path, 64) == Life(small, 0)
+
+
+def test_a_process_that_is_ended_in_order_leaves_no_attempt_behind(tmp_path: Path) -> None:
+    preset, path = PRESETS["150m"], tmp_path / FILE_NAME
+    with card(24 * GB) as memory:
+        decoder = decoder_on(memory, preset.model)
+        device, model = device_of(memory), preset.model
+        passes = Passes(device, model, preset.inner.sequences_per_step, path=path)
+        passes.withdraw()
+        passes.begins()
+        assert path.exists()
+        passes.withdraw()
+        assert not path.exists()
+        passes.begins()
+        passes.worked()
+        passes.withdraw()
+        assert path.exists(), "what worked is worth keeping"
+        assert decoder.flat.device.type == "meta"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff" * 5000])
+def test_a_damaged_note_is_found_anew(tmp_path: Path, damage: bytes) -> None:
+    preset = PRESETS["150m"]
+    first = live(preset, 24 * GB, tmp_path)
+    (tmp_path / FILE_NAME).write_bytes(damage)
+    assert live(preset, 24 * GB, tmp_path) == first
+
+
+def test_an_evaluation_goes_in_parts_where_memory_is_short() -> None:
+    preset = PRESETS["150m"]
+    model = preset.model
+    batches = [sequences_of(model, size) for size in (64, 1, 64)]
+    with card(5 * GB) as memory:
+        decoder = decoder_on(memory, model)
+        loss, tokens = evaluate.evaluate(decoder, device_of(memory), batches)
+        assert memory.num_failures == 3, "64, 32 and 16 at once; the last batch begins with 8"
+    assert tokens == 129 * model.context
+    assert loss == pytest.approx((8 + 1 + 8) / tokens)
+    with card(4 * model.num_parameters + GB // 100) as memory:
+        decoder = decoder_on(memory, model)
+        with pytest.raises(TrainerError, match="too little memory to evaluate one sequence"):
+            evaluate.evaluate(decoder, device_of(memory), batches)
