@@ -17,6 +17,11 @@ _GPU_TOKENS_MAX = 256 * 1024
 # Tokens of one pass to begin with where the free memory of a GPU is not known.
 _GPU_TOKENS_FIRST = 64 * 1024
 
+# With fewer tokens in a pass the layers compute their activations twice (checkpointing), so that
+# more fit. That costs a third of the speed; on a GPU so small a pass costs as much, because each
+# pass reads and writes all weights and gradients. On a CPU small passes cost little.
+_GPU_FEW_TOKENS = 2 * 1024
+
 # Part of a host's free memory that a pass may be planned for. The system ends the process when
 # there is none left, and the owner's programs need some of it.
 _HOST_SHARE = 0.7
@@ -66,7 +71,9 @@ class Device:
     def autocast(self) -> AbstractContextManager[object]:
         if not self.bfloat16:
             return nullcontext()
-        return torch.autocast(self.torch_device.type, dtype=torch.bfloat16)
+        # Without its cache, because a pass uses each weight once: the copies would all live to the
+        # end of the forward pass, also where checkpointing makes them anew.
+        return torch.autocast(self.torch_device.type, dtype=torch.bfloat16, cache_enabled=False)
 
     def micro_batch_of(self, num_sequences: int, context: int) -> int:
         """Sequences of one forward pass to try first, where it is not known what fits."""
@@ -77,6 +84,11 @@ class Device:
         """Most sequences of one forward pass, however much memory there is."""
         tokens_max = _CPU_TOKENS_MAX if self.torch_device.type == "cpu" else _GPU_TOKENS_MAX
         return max(1, min(num_sequences, tokens_max // context))
+
+    def micro_batch_min(self, num_sequences: int, context: int) -> int:
+        """Sequences of one forward pass below which checkpointing is better, if more then fit."""
+        few = 1 if self.torch_device.type == "cpu" else _GPU_FEW_TOKENS
+        return min(num_sequences, -(-few // context))
 
     def free_bytes(self) -> int | None:
         """Memory that this process may still take on the device; None if that is not known."""

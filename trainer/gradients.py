@@ -66,8 +66,10 @@ class Gradients:
     def _add_up(self, sequences: torch.Tensor) -> torch.Tensor:
         """The mean loss: ()"""
         num_targets = sequences.shape[0] * self._context
+        size = self.passes.present
+        self._decoder.checkpointing = size.checkpointing
         loss = torch.zeros((), device=sequences.device)
-        for micro_batch in torch.split(sequences, self.passes.present.sequences):
+        for micro_batch in torch.split(sequences, size.sequences):
             with self._device.autocast():
                 part = self._decoder.loss_sum(micro_batch) / num_targets
             part.backward()  # type: ignore[no-untyped-call]
@@ -92,5 +94,8 @@ class Gradients:
                 f"{self._context} tokens with {self._decoder.flat.numel()} parameters: "
                 f"{self._device.memory_advice}"
             )
-        smaller = self.passes.present.sequences
-        log.warning("out of memory with %d sequences at once, trying %d", failed, smaller)
+        size = self.passes.present
+        again = ", with activations computed twice" if size.checkpointing else ""
+        log.warning(
+            "out of memory with %d sequences at once, trying %d%s", failed, size.sequences, again
+        )

@@ -3,8 +3,9 @@
     vectors     parameters and AdamW's two moments (or the momentum of shared steps), all fp32
     gradient    fp32; it exists while a pass adds to it
     weights     under autocast each matrix has a copy in half precision until its gradient is taken
-    layers      what the backward pass needs of the forward pass, for each token and layer
-    logits      of the loss: three vectors of the vocabulary for each token
+    layers      what the backward pass needs of the forward pass, for each token and layer. With
+                checkpointing it is the layer's input, and the rest for one layer at a time
+    loss        logits of one chunk of tokens, and gradients of the head and of its input
 
 The estimate of a pass is a little less than the truth: it has neither the short-lived tensors
 within a layer nor the workspaces of libraries. So the largest pass that fits by it is rarely too
@@ -21,6 +22,11 @@ from dataclasses import dataclass
 from gossamer.protocol.manifest import ModelConfig
 
 FLOAT_BYTES = 4
+
+# Logits that exist at once: 128 MiB of fp32 on a GPU, whose memory is short, and 512 MiB on a CPU,
+# where a pass of at most 4,096 tokens has no more with a vocabulary of up to 32 K.
+GPU_LOGITS_MAX = 2**25
+CPU_LOGITS_MAX = 2**27
 HALF_BYTES = 2
 
 
@@ -31,6 +37,8 @@ class Training:
     model: ModelConfig
     half: bool
     """Whether matrix products are in half precision (autocast)."""
+    logits_max: int = GPU_LOGITS_MAX
+    """Logits that exist at once."""
 
     @property
     def vectors_bytes(self) -> int:
@@ -62,24 +70,36 @@ class Training:
         elements = copies * model.width + 2 * queries + 2 * keys + 4 * model.hidden_width
         return 2 * FLOAT_BYTES * model.width + element * elements
 
-    def logits_bytes(self, num_tokens: int) -> int:
-        """Bytes of the loss of so many tokens: logits, their softmax in fp32, and its gradient."""
-        element = HALF_BYTES if self.half else 0
-        return num_tokens * self.model.vocabulary * (2 * FLOAT_BYTES + element)
+    def loss_bytes(self, num_tokens: int) -> int:
+        """Bytes that the loss of so many tokens takes at its peak, without its input."""
+        model, element = self.model, HALF_BYTES if self.half else FLOAT_BYTES
+        logits = model.vocabulary * min(num_tokens, max(1, self.logits_max // model.vocabulary))
+        gradients = FLOAT_BYTES * model.width * (model.vocabulary + num_tokens)
+        return logits * (FLOAT_BYTES + element) + gradients
 
-    def pass_bytes(self, num_sequences: int, *, is_whole_step: bool) -> int:
+    def pass_bytes(
+        self, num_sequences: int, *, checkpointing: bool = False, is_whole_step: bool = False
+    ) -> int:
         """Bytes that a pass of so many sequences needs besides the vectors.
 
         Args:
+            checkpointing: whether a layer keeps its input alone.
             is_whole_step: whether it is the only one of its step. Then the gradient comes into
                 being while the rest goes, else it is there already.
         """
-        num_tokens = num_sequences * self.model.context
-        kept = num_tokens * self.model.num_layers * self.layer_token_bytes
-        work = self.weight_copies_bytes + kept + self.logits_bytes(num_tokens)
+        num_tokens, num_layers = num_sequences * self.model.context, self.model.num_layers
+        layer = num_tokens * self.layer_token_bytes
+        loss = self.loss_bytes(num_tokens)
+        if checkpointing:
+            kept = num_tokens * num_layers * FLOAT_BYTES * self.model.width
+            work = kept + max(layer, loss)
+        else:
+            work = self.weight_copies_bytes + num_layers * layer + loss
         return max(work, self.gradient_bytes) if is_whole_step else work + self.gradient_bytes
 
-    def largest_pass(self, free_bytes: int, sequences_max: int, num_sequences: int) -> int:
+    def largest_pass(
+        self, free_bytes: int, sequences_max: int, num_sequences: int, *, checkpointing: bool
+    ) -> int:
         """The largest of `sizes_from(sequences_max)` whose pass fits; 0 if none does.
 
         Args:
@@ -88,7 +108,9 @@ class Training:
             num_sequences: sequences of a step.
         """
         for size in sizes_from(sequences_max):
-            if self.pass_bytes(size, is_whole_step=size >= num_sequences) <= free_bytes:
+            is_whole_step = size >= num_sequences
+            need = self.pass_bytes(size, checkpointing=checkpointing, is_whole_step=is_whole_step)
+            if need <= free_bytes:
                 return size
         return 0
 
@@ -97,3 +119,8 @@ def sizes_from(largest: int) -> list[int]:
     """`largest`, and below it all powers of two, down to 1."""
     powers = [1 << power for power in reversed(range(max(0, largest - 1).bit_length()))]
     return [largest, *powers] if largest > 0 else []
+
+
+def logits_max_of(device_type: str) -> int:
+    """The most logits that exist at once on a device of that type (torch's word for it)."""
+    return CPU_LOGITS_MAX if device_type == "cpu" else GPU_LOGITS_MAX

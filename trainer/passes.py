@@ -34,7 +34,7 @@ import torch
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import ModelConfig
 from gossamer.trainer.device import Device
-from gossamer.trainer.memory_estimate import Training, sizes_from
+from gossamer.trainer.memory_estimate import Training, logits_max_of, sizes_from
 
 FILE_NAME = "pass"
 """Name of the file beside the optimiser's."""
@@ -53,6 +53,13 @@ class Pass(NamedTuple):
     """One forward and backward pass."""
 
     sequences: int
+    checkpointing: bool = False
+    """Whether the layers compute their activations twice, see `Decoder.checkpointing`."""
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Place among the sizes: a larger one is used where there is the memory for it."""
+        return not self.checkpointing, self.sequences
 
 
 class _Note(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,6 +68,7 @@ class _Note(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     key: str
     """Digest of all that the sizes depend on."""
     sequences: int
+    checkpointing: bool
     is_proven: bool
     failed_free_bytes: int
     """Free memory when the next larger size failed; 0 if it did not."""
@@ -90,7 +98,9 @@ class Passes:
             path: file that keeps the size over restarts; None keeps it nowhere.
         """
         self._device, self._num_sequences, self._wanted = device, num_sequences, wanted
-        self._training = Training(model, half=device.is_half)
+        self._training = Training(
+            model, half=device.is_half, logits_max=logits_max_of(device.torch_device.type)
+        )
         self._path = path
         key = (device.name, device.precision, str(torch.__version__), num_sequences, wanted)
         self._key = digest_of(msgspec.json.encode(model), msgspec.json.encode(key)).hex()
@@ -124,11 +134,13 @@ class Passes:
 
     def failed(self, num_sequences: int) -> bool:
         """Memory ran out in a step of so many sequences. False if nothing smaller is left."""
-        used = min(self.present.sequences, num_sequences)
+        present = self.present
+        used = min(present.sequences, num_sequences)
         smaller = (
             place
             for place in range(self._place + 1, len(self._sizes))
             if self._sizes[place].sequences < used
+            or self._sizes[place].checkpointing > present.checkpointing
         )
         place = next(smaller, None)
         if place is None:
@@ -151,7 +163,8 @@ class Passes:
             return
         self._failed_free_bytes, self._deaths = note.failed_free_bytes, note.deaths
         last = len(self._sizes) - 1
-        not_larger = (n for n, size in enumerate(self._sizes) if size.sequences <= note.sequences)
+        noted = Pass(note.sequences, note.checkpointing)
+        not_larger = (n for n, size in enumerate(self._sizes) if size.rank <= noted.rank)
         self._place = next(not_larger, last)
         if not note.is_proven:
             self._failed_free_bytes, self._deaths = note.free_bytes or 1, 1
@@ -161,23 +174,38 @@ class Passes:
         elif self._place > 0 and self._may_grow(note):
             self._place, self._has_grown = self._place - 1, True
         else:
-            self._is_proven = self._sizes[self._place].sequences == note.sequences
+            self._is_proven = self._sizes[self._place] == noted
 
     def _may_grow(self, note: _Note) -> bool:
         has_more = self._free_bytes > _MORE_MEMORY * note.failed_free_bytes
         return note.failed_free_bytes == 0 or has_more or note.deaths == 1
 
     def _sizes_for(self, free_bytes: int | None) -> list[Pass]:
-        context, device = self._training.model.context, self._device
+        """First the sizes without checkpointing that are worth it, then those with it."""
+        device, context = self._device, self._training.model.context
+        num_sequences = self._num_sequences
         if self._wanted:
-            largest = min(self._wanted, self._num_sequences)
+            most = min(self._wanted, num_sequences)
         elif free_bytes is None:
-            largest = device.micro_batch_of(self._num_sequences, context)
+            most = device.micro_batch_of(num_sequences, context)
         else:
-            most = device.micro_batch_max(self._num_sequences, context)
+            most = device.micro_batch_max(num_sequences, context)
+        plain = checkpointed = most
+        if free_bytes is not None:
+            plain, checkpointed = (
+                self._training.largest_pass(
+                    free_bytes, most, num_sequences, checkpointing=checkpointing
+                )
+                for checkpointing in (False, True)
+            )
+        if self._wanted:
+            plain, checkpointed = most if plain == most else 0, most
+        few = min(most, device.micro_batch_min(num_sequences, context))
+        return [
+            *(Pass(size) for size in sizes_from(plain) if size >= few),
             # Even where nothing fits by the estimate, one sequence is tried.
-            largest = self._training.largest_pass(free_bytes, most, self._num_sequences) or 1
-        return [Pass(size) for size in sizes_from(largest)]
+            *(Pass(size, checkpointing=True) for size in sizes_from(checkpointed or 1)),
+        ]
 
     def _read(self) -> _Note | None:
         if self._path is None:
@@ -198,6 +226,7 @@ class Passes:
         note = _Note(
             key=self._key,
             sequences=self.present.sequences,
+            checkpointing=self.present.checkpointing,
             is_proven=self._is_proven,
             failed_free_bytes=self._failed_free_bytes,
             free_bytes=self._free_bytes,

@@ -5,8 +5,9 @@ would need more than the card has raises torch's error for that, in the forward 
 pass. So a graph that something keeps alive takes room here as it does on a card.
 
 Three functions stand for the kernels of a card: a product casts its inputs (autocast), attention is
-torch's flash attention, and the norm keeps its input and one number of each row. Fragmentation, the
-driver's own memory and the workspaces of libraries are not simulated.
+torch's flash attention with a copy of keys and values for each query head, and the norm keeps its
+input and one number of each row. Fragmentation, the driver's own memory and the workspaces of
+libraries are not simulated.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -90,39 +92,41 @@ class _RMSNorm(torch.autograd.Function):
         return torch.empty_like(x), torch.empty_like(weight)
 
 
-class Kernels(TorchFunctionMode):
+def _kernels(low: torch.dtype | None) -> dict[str, Callable[..., torch.Tensor]]:
     """The functions of the card; `low` is the type of products, or None for fp32."""
+    linear = F.linear
 
-    def __init__(self, low: torch.dtype | None) -> None:
-        super().__init__()
-        self._low = low
+    def cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tensors if low is None else tuple(tensor.to(low) for tensor in tensors)
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.nn.functional.linear and self._low is not None:
-            return func(args[0].to(self._low), args[1].to(self._low))
-        if func is torch.nn.functional.rms_norm:
-            return _RMSNorm.apply(args[0], kwargs["weight"])  # type: ignore[no-untyped-call]
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            query, key, value = (tensor.to(self._low or tensor.dtype) for tensor in args[:3])
-            groups = query.shape[1] // key.shape[1]
-            # The kernels for grouped queries keep no copy of the keys for each query head.
+    def rms_norm(
+        x: torch.Tensor, _shape: Sequence[int], weight: torch.Tensor, _epsilon: float
+    ) -> torch.Tensor:
+        normed: torch.Tensor = _RMSNorm.apply(x, weight)  # type: ignore[no-untyped-call]
+        return normed
+
+    def attention(*tensors: torch.Tensor, **_: Any) -> torch.Tensor:
+        query, key, value = cast(*tensors)
+        groups = query.shape[1] // key.shape[1]
+        if groups > 1:
             key, value = (
                 tensor[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
-                if groups > 1
-                else tensor
                 for tensor in (key, value)
             )
-            return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True)[0]
-        if func is torch.Tensor.tolist and args[0].device.type == "meta":
-            return [1.0] * args[0].numel()
-        return func(*args, **kwargs)
+        output: torch.Tensor = aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, True
+        )[0]
+        return output
+
+    return {
+        "linear": lambda x, weight, bias=None: linear(*cast(x, weight)),
+        "rms_norm": rms_norm,
+        "scaled_dot_product_attention": attention,
+    }
+
+
+def _tolist(tensor: torch.Tensor) -> list[float]:
+    return [1.0] * tensor.numel()
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,7 @@ class CardDevice(Device):
         return self.memory.capacity_bytes - self.memory.live_bytes
 
     def autocast(self) -> AbstractContextManager[object]:
-        return nullcontext()  # `Kernels` casts
+        return nullcontext()  # the card's own functions cast
 
 
 def device_of(memory: Memory) -> CardDevice:
@@ -148,7 +152,9 @@ def card(capacity_bytes: int, low: torch.dtype | None = torch.bfloat16) -> Itera
     memory = Memory(capacity_bytes)
     with ExitStack() as stack:
         stack.enter_context(memory)
-        stack.enter_context(Kernels(low))
+        for name, kernel in _kernels(low).items():
+            stack.enter_context(patch.object(F, name, kernel))
+        stack.enter_context(patch.object(torch.Tensor, "tolist", _tolist))
         yield memory
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from gossamer.trainer import evaluate
+from gossamer.trainer.chunked_loss import chunked_loss_sum
 from gossamer.trainer.gradients import Gradients, TrainerError
+from gossamer.trainer.memory_estimate import Training
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import AdamW
-from gossamer.trainer.passes import FILE_NAME, Passes
+from gossamer.trainer.passes import FILE_NAME, Pass, Passes
 from gossamer.trainer.presets import PRESETS, Preset
 from tests.trainer.simulated_card import Memory, card, decoder_on, device_of, sequences_of
 
@@ -28,8 +33,8 @@ FAILURES_AT_FIRST = 1
 class Life(NamedTuple):
     """What became of one life of a trainer."""
 
-    sequences: int
-    """Sequences of a pass at the end; 0 if none fits."""
+    size: Pass | None
+    """The pass at the end; None if none fits."""
     failures: int
     """Attempts that ran out of memory."""
 
@@ -39,46 +44,80 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
 
 
-def live(preset: Preset, capacity_bytes: int, folder: Path | None = None, wanted: int = 0) -> Life:
-    """A trainer starts on a card and does a step, cut to what takes two passes."""
+def live(
+    preset: Preset, capacity_bytes: int, folder: Path | None = None, *, only: Pass | None = None
+) -> Life:
+    """A trainer starts on a card and does a step, cut to what takes two passes.
+
+    Args:
+        only: the size that is tried, instead of those that the trainer would try.
+    """
     with card(capacity_bytes) as memory:
         try:
-            passes = _train(preset, memory, folder, wanted)
+            passes = _train(preset, memory, folder, only)
         except (TrainerError, torch.OutOfMemoryError):
-            return Life(0, memory.num_failures)
-        return Life(passes.present.sequences, memory.num_failures)
+            return Life(None, memory.num_failures)
+        return Life(passes.present, memory.num_failures)
 
 
-def _train(preset: Preset, memory: Memory, folder: Path | None, wanted: int) -> Passes:
+def _train(
+    preset: Preset, memory: Memory, folder: Path | None = None, only: Pass | None = None
+) -> Passes:
     device, model, num_sequences = device_of(memory), preset.model, preset.inner.sequences_per_step
     decoder = decoder_on(memory, model)
     optimizer = AdamW(decoder.parameters(), preset.inner)
     path = None if folder is None else folder / FILE_NAME
-    passes = Passes(device, model, num_sequences, wanted, path)
+    passes = Passes(device, model, num_sequences, path=path)
+    if only is not None:
+        passes._sizes = [only]
     gradients = Gradients(decoder, device, model.context, passes, lambda: None)
     gradients.take(sequences_of(model, min(num_sequences, 2 * passes.present.sequences)))
     assert optimizer.num_steps == 1  # the card's answer to every question: both vectors are alive
     return passes
 
 
-def largest_that_fits(preset: Preset, capacity_bytes: int) -> int:
-    """The truth: every power of two is tried on a card of its own, from the smallest."""
-    best, size = 0, 1
-    while size <= preset.inner.sequences_per_step and _fits(preset, capacity_bytes, size):
-        best, size = size, 2 * size
-    return best
+def _fits(preset: Preset, capacity_bytes: int, size: Pass) -> bool:
+    return live(preset, capacity_bytes, only=size) == Life(size, 0)
 
 
-def _fits(preset: Preset, capacity_bytes: int, size: int) -> bool:
-    return live(preset, capacity_bytes, wanted=size) == Life(size, 0)
+def largest_that_fits(preset: Preset, capacity_bytes: int) -> Pass | None:
+    """The truth: every power of two is tried on a card of its own."""
+    for checkpointing in (False, True):
+        best, size, most = None, 1, preset.inner.sequences_per_step
+        while size <= most and _fits(preset, capacity_bytes, Pass(size, checkpointing)):
+            best, size = Pass(size, checkpointing), 2 * size
+        if best is not None and (checkpointing or best.sequences >= _few(preset)):
+            return best
+    return None
 
 
-def _is_largest(preset: Preset, capacity_bytes: int, size: int) -> bool:
-    """Whether no larger power of two fits. Memory only grows with the size (`Decoder`)."""
-    if size and not _fits(preset, capacity_bytes, size):
+@contextmanager
+def too_hopeful() -> Iterator[None]:
+    """The estimate is a quarter of what it is otherwise: several attempts fail."""
+    real = Training.pass_bytes
+    with patch.object(
+        Training, "pass_bytes", lambda self, size, **how: real(self, size, **how) // 4
+    ):
+        yield
+
+
+def _few(preset: Preset) -> int:
+    return min(preset.inner.sequences_per_step, -(-2048 // preset.model.context))
+
+
+def _is_largest(preset: Preset, capacity_bytes: int, size: Pass | None) -> bool:
+    """Whether no better size fits; the same as `largest_that_fits`, with fewer trials.
+
+    More sequences never need less memory.
+    """
+    if size is not None and not _fits(preset, capacity_bytes, size):
         return False
-    larger = max(1, 2 * size)
-    return larger > preset.inner.sequences_per_step or not _fits(preset, capacity_bytes, larger)
+    few = Pass(_few(preset))
+    if (size is None or size.checkpointing) and _fits(preset, capacity_bytes, few):
+        return False
+    larger = Pass(1, checkpointing=True) if size is None else size._replace(sequences=2 * size[0])
+    most = preset.inner.sequences_per_step
+    return larger.sequences > most or not _fits(preset, capacity_bytes, larger)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -89,24 +128,28 @@ def test_the_largest_pass_that_fits_is_found_and_remembered(name: str, tmp_path:
         folder = tmp_path / str(gigabytes)
         folder.mkdir()
         first = live(preset, capacity, folder)
-        assert _is_largest(preset, capacity, first.sequences), f"{gigabytes} GB: {first}"
-        if first.sequences == 0:
+        assert _is_largest(preset, capacity, first.size), f"{gigabytes} GB: {first}"
+        if first.size is None:
             continue
         assert first.failures <= FAILURES_AT_FIRST, f"{gigabytes} GB"
-        assert live(preset, capacity, folder) == Life(first.sequences, 0), f"{gigabytes} GB"
+        assert live(preset, capacity, folder) == Life(first.size, 0), f"{gigabytes} GB"
 
 
-def test_nothing_of_a_failed_pass_is_alive_at_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_nothing_of_a_failed_pass_is_alive_at_the_next(
+    monkeypatch: pytest.MonkeyPatch, checkpointing: bool
+) -> None:
     """Also not where the garbage collector does not run by itself."""
     preset = PRESETS["150m"]
     left: list[int] = []
     real = Decoder.loss_sum
-    with card(16 * GB) as memory:
+    with card(6 * GB) as memory:
         decoder = decoder_on(memory, preset.model)
         AdamW(decoder.parameters(), preset.inner)
         empty = memory.live_bytes
         device = device_of(memory)
-        passes = Passes(device, preset.model, preset.inner.sequences_per_step, wanted=64)
+        passes = Passes(device, preset.model, preset.inner.sequences_per_step)
+        passes._sizes = [Pass(size, checkpointing) for size in (128, 64, 32, 16, 8, 4, 2)]
         gradients = Gradients(decoder, device, preset.model.context, passes, lambda: None)
 
         def loss_sum(self: Decoder, sequences: torch.Tensor) -> torch.Tensor:
@@ -117,11 +160,11 @@ def test_nothing_of_a_failed_pass_is_alive_at_the_next(monkeypatch: pytest.Monke
         monkeypatch.setattr(Decoder, "loss_sum", loss_sum)
         gc.disable()
         try:
-            gradients.take(sequences_of(preset.model, 64))
+            gradients.take(sequences_of(preset.model, 128))
         finally:
             gc.enable()
-    tokens_bytes = 64 * (preset.model.context + 1) * 8
-    assert len(left) >= 3
+    tokens_bytes = 128 * (preset.model.context + 1) * 8
+    assert len(left) >= 2
     assert left == [tokens_bytes + 4] * len(left), "the batch, and the sum of the losses"
 
 
@@ -147,11 +190,12 @@ def test_nothing_of_a_failed_pass_is_alive_at_the_next(monkeypatch: pytest.Monke
 )
 def test_every_way_to_say_out_of_memory_makes_the_pass_smaller(message: str) -> None:
     preset = PRESETS["150m"]
-    with card(12 * GB) as memory:
+    best = largest_that_fits(preset, 12 * GB)
+    with card(12 * GB) as memory, too_hopeful():
         memory.error = lambda: RuntimeError(message)
-        passes = _train(preset, memory, None, wanted=64)
+        passes = _train(preset, memory)
         assert memory.num_failures >= 2
-        assert passes.present.sequences == 8
+        assert passes.present == best
 
 
 def test_other_errors_are_not_taken_for_want_of_memory() -> None:
@@ -160,45 +204,55 @@ def test_other_errors_are_not_taken_for_want_of_memory() -> None:
         "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`",
         "CUDA error: device-side assert triggered",
     ):
-        with card(12 * GB) as memory:
+        with card(12 * GB) as memory, too_hopeful():
             memory.error = lambda message=message: RuntimeError(message)  # type: ignore[misc]
             with pytest.raises(RuntimeError, match="CUDA error"):
-                _train(PRESETS["150m"], memory, None, wanted=64)
+                _train(PRESETS["150m"], memory)
             assert memory.num_failures == 1
 
 
 def test_a_process_that_is_killed_over_an_attempt_goes_on_with_less(tmp_path: Path) -> None:
     """The system kills it, or the driver breaks: no error comes that could be caught."""
     preset, capacity = PRESETS["150m"], 12 * GB
-    best = largest_that_fits(preset, capacity)
+    best = Life(largest_that_fits(preset, capacity), 0)
 
-    def killed(wanted: int) -> None:
+    def killed() -> None:
         with card(capacity) as memory:
             memory.error = lambda: KeyboardInterrupt()  # type: ignore[assignment, return-value]
             with pytest.raises(KeyboardInterrupt):
-                _train(preset, memory, tmp_path, wanted)
+                _train(preset, memory, tmp_path)
 
-    killed(4 * best)
-    killed(4 * best)
-    assert live(preset, capacity, tmp_path, 4 * best) == Life(best, 0)
-    # The end of a process may have had another reason: the larger size is tried once more.
-    killed(4 * best)
-    for _ in range(2):
-        assert live(preset, capacity, tmp_path, 4 * best) == Life(best, 0)
+    with too_hopeful():
+        killed()
+        killed()
+        assert live(preset, capacity, tmp_path) == best
+        # The end of a process may have had another reason: the larger size is tried once more.
+        killed()
+        for _ in range(2):
+            assert live(preset, capacity, tmp_path) == best
 
 
 def test_more_free_memory_is_used_after_a_restart(tmp_path: Path) -> None:
     preset = PRESETS["150m"]
     small, large = (largest_that_fits(preset, size * GB) for size in (12, 48))
-    assert large >= 4 * small
-    assert live(preset, 12 * GB, tmp_path, 64).sequences == small
-    assert live(preset, 12 * GB, tmp_path, 64) == Life(small, 0)
-    sizes = [live(preset, 48 * GB, tmp_path, 64) for _ in range(4)]
-    assert all(life.failures <= 1 for life in sizes)
-    assert sizes[-1].sequences == large
-    assert live(preset, 48 * GB, tmp_path, 64) == Life(large, 0)
-    assert live(preset, 12 * GB, tmp_path, 64).failures <= 4, "the memory is short again"
-    assert live(preset, 12 * GB, tmp_path, 64) == Life(small, 0)
+    with too_hopeful():
+        assert live(preset, 12 * GB, tmp_path).size == small
+        assert live(preset, 12 * GB, tmp_path) == Life(small, 0)
+        lives = [live(preset, 48 * GB, tmp_path) for _ in range(5)]
+        assert all(life.failures <= 1 for life in lives)
+        assert lives[-1] == Life(large, 0)
+        assert live(preset, 12 * GB, tmp_path).size == small, "the memory is short again"
+        assert live(preset, 12 * GB, tmp_path) == Life(small, 0)
+
+
+def test_a_wanted_size_is_the_first_that_is_tried() -> None:
+    preset = PRESETS["150m"]
+    with card(24 * GB) as memory:
+        device, model = device_of(memory), preset.model
+        decoder = decoder_on(memory, model)
+        assert decoder.flat.numel() == model.num_parameters
+        sizes = {wanted: Passes(device, model, 512, wanted).present for wanted in (3, 8, 512)}
+    assert sizes == {3: Pass(3), 8: Pass(8), 512: Pass(512, checkpointing=True)}
 
 
 def test_a_process_that_is_ended_in_order_leaves_no_attempt_behind(tmp_path: Path) -> None:
@@ -231,7 +285,7 @@ def test_an_evaluation_goes_in_parts_where_memory_is_short() -> None:
     preset = PRESETS["150m"]
     model = preset.model
     batches = [sequences_of(model, size) for size in (64, 1, 64)]
-    with card(5 * GB) as memory:
+    with card(1_500_000_000) as memory:
         decoder = decoder_on(memory, model)
         loss, tokens = evaluate.evaluate(decoder, device_of(memory), batches)
         assert memory.num_failures == 3, "64, 32 and 16 at once; the last batch begins with 8"
@@ -241,3 +295,42 @@ def test_an_evaluation_goes_in_parts_where_memory_is_short() -> None:
         decoder = decoder_on(memory, model)
         with pytest.raises(TrainerError, match="too little memory to evaluate one sequence"):
             evaluate.evaluate(decoder, device_of(memory), batches)
+
+
+@pytest.mark.parametrize("name", ["40m", "150m", "1.1b"])
+@pytest.mark.parametrize("low", [torch.bfloat16, None])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_estimate_is_a_little_below_the_peak(
+    name: str, low: torch.dtype | None, checkpointing: bool
+) -> None:
+    preset, size = PRESETS[name], Pass(4, checkpointing)
+    training = Training(preset.model, half=low is not None)
+    with card(10**13, low) as memory:
+        _train(preset, memory, only=size)
+        peak = memory.peak_bytes
+    estimate = training.vectors_bytes + training.pass_bytes(4, checkpointing=checkpointing)
+    assert 0.8 * peak < estimate <= peak
+
+
+def test_checkpointing_and_chunks_of_logits_take_less_memory() -> None:
+    preset = PRESETS["1.1b"]
+    peaks = []
+    for checkpointing in (False, True):
+        with card(10**13) as memory:
+            _train(preset, memory, only=Pass(8, checkpointing))
+            peaks.append(memory.peak_bytes - 16 * preset.model.num_parameters)
+    assert peaks[1] < peaks[0] / 4
+    with card(10**13) as memory:
+        decoder = decoder_on(memory, preset.model)
+        empty = memory.live_bytes
+        hidden = decoder._hidden(torch.zeros((8, 1024), dtype=torch.int64, device="meta")).detach()
+        targets = torch.zeros(8 * 1024, dtype=torch.int64, device="meta")
+        kept = memory.live_bytes
+        memory.peak_bytes = kept
+        rows = hidden.flatten(0, 1).requires_grad_()
+        loss = chunked_loss_sum(rows, decoder.lm_head.weight, targets, decoder._loss_rows)
+        loss.backward()  # type: ignore[no-untyped-call]
+        chunked = memory.peak_bytes - kept
+    whole = 8 * 1024 * preset.model.vocabulary * 4
+    assert empty < kept
+    assert chunked < 0.8 * whole, "less than the logits alone would take"
