@@ -16,6 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# The gradient of the head is a sum over the tokens of a chunk, which a frequent word could bring
+# out of fp16's range of 65,504. Divided by this it has room, and a power of two costs no bits.
+_FP16_ROOM = 16.0
+
 
 def chunked_loss_sum(rows: Tensor, weight: Tensor, targets: Tensor, chunk_rows: int) -> Tensor:
     """Cross-entropy in nats, summed over the targets: ()
@@ -50,10 +54,17 @@ class _ChunkedLoss(torch.autograd.Function):
             # d loss / d logits = softmax(logits) - one-hot(targets)
             probabilities = torch.sub(logits, log_sum, out=logits).exp_()
             ones = torch.ones_like(log_sum)
-            gradient = probabilities.scatter_add_(1, wanted, ones.neg_()).to(products.dtype)
+            probabilities.scatter_add_(1, wanted, ones.neg_())
+            is_fp16 = products.dtype == torch.float16
+            if is_fp16:
+                probabilities /= _FP16_ROOM
+            gradient = probabilities.to(products.dtype)
             del products, logits, probabilities
             row_gradient[chunk] = gradient @ weight
             weight_gradient += gradient.T @ rows[chunk].to(gradient.dtype)
+        if row_gradient is not None and weight_gradient is not None and is_fp16:
+            row_gradient *= _FP16_ROOM
+            weight_gradient *= _FP16_ROOM
         ctx.gradients = row_gradient, weight_gradient
         return loss
 

@@ -7,6 +7,7 @@ import platform
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -21,6 +22,13 @@ _GPU_TOKENS_FIRST = 64 * 1024
 # more fit. That costs a third of the speed; on a GPU so small a pass costs as much, because each
 # pass reads and writes all weights and gradients. On a CPU small passes cost little.
 _GPU_FEW_TOKENS = 2 * 1024
+
+# NVIDIA's cards from Volta on multiply fp16 in tensor cores. Earlier ones are no faster with it
+# than with fp32.
+_FP16_CAPABILITY_MIN = 7
+
+# torch's flash attention is for Ampere and later.
+_FLASH_CAPABILITY_MIN = 8
 
 # Part of a host's free memory that a pass may be planned for. The system ends the process when
 # there is none left, and the owner's programs need some of it.
@@ -51,29 +59,34 @@ class DeviceError(ValueError):
     """A device that was asked for and is not there. The message says what is."""
 
 
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
 @dataclass(frozen=True)
 class Device:
     torch_device: torch.device
     name: str
     """Name of the processor or graphics card, for people."""
-    bfloat16: bool
-    """Matrix products in bf16 (autocast); weights, norms and the loss stay fp32."""
-
-    @property
-    def precision(self) -> str:
-        return "bf16" if self.bfloat16 else "fp32"
+    precision: Precision
+    """Type of the matrix products (autocast); weights, norms and the loss stay fp32."""
 
     @property
     def is_half(self) -> bool:
         """Whether matrix products are in half precision."""
-        return self.bfloat16
+        return self.precision != "fp32"
+
+    @property
+    def needs_loss_scale(self) -> bool:
+        """Whether gradients would leave the range of the type of the products."""
+        return self.precision == "fp16"
 
     def autocast(self) -> AbstractContextManager[object]:
-        if not self.bfloat16:
+        if not self.is_half:
             return nullcontext()
+        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
         # Without its cache, because a pass uses each weight once: the copies would all live to the
         # end of the forward pass, also where checkpointing makes them anew.
-        return torch.autocast(self.torch_device.type, dtype=torch.bfloat16, cache_enabled=False)
+        return torch.autocast(self.torch_device.type, dtype=dtype, cache_enabled=False)
 
     def micro_batch_of(self, num_sequences: int, context: int) -> int:
         """Sequences of one forward pass to try first, where it is not known what fits."""
@@ -137,19 +150,37 @@ def choose_device(wanted: str) -> Device:
             raise DeviceError(
                 f"device {wanted!r}: this torch sees {count} CUDA devices; try auto or cpu"
             )
-        # fp32 products that autocast leaves alone may use the tensor cores.
-        torch.set_float32_matmul_precision("high")
+        # No product that is called fp32 is in TF32, which has ten bits of its inputs. The products
+        # of the layers are in half precision where a card has TF32.
+        torch.set_float32_matmul_precision("highest")
         device = torch.device("cuda", index)
-        return Device(
-            device, torch.cuda.get_device_name(device), torch.cuda.is_bf16_supported(False)
-        )
+        return Device(device, torch.cuda.get_device_name(device), _cuda_precision(device))
     if device.type == "mps":
         if not has_mps:
             raise DeviceError(f"device {wanted!r} is not on this machine; try auto or cpu")
-        return Device(torch.device("mps", 0), f"Apple {platform.machine()} GPU", False)
+        return Device(torch.device("mps", 0), f"Apple {platform.machine()} GPU", "fp32")
     if device.type == "cpu":
-        return Device(torch.device("cpu"), _cpu_name(), False)
+        return Device(torch.device("cpu"), _cpu_name(), "fp32")
     raise DeviceError(f"device {wanted!r} is not supported; use auto, cpu, cuda:N or mps")
+
+
+def _cuda_precision(device: torch.device) -> Precision:
+    # torch's function asks the current device, which need not be this one.
+    with torch.cuda.device(device):
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16"
+    major, _ = torch.cuda.get_device_capability(device)
+    return "fp16" if major >= _FP16_CAPABILITY_MIN else "fp32"
+
+
+def has_grouped_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch has a kernel there for grouped queries that builds no matrix of tokens by
+    tokens. On a GPU that is flash attention alone, which wants half precision and an Ampere card.
+    """
+    if device.type == "cuda":
+        is_half = dtype in (torch.bfloat16, torch.float16)
+        return is_half and torch.cuda.get_device_capability(device)[0] >= _FLASH_CAPABILITY_MIN
+    return device.type != "mps"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

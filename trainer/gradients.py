@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from gossamer.trainer.device import Device, is_out_of_memory
+from gossamer.trainer.loss_scale import LossScale
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import gradient_norm
 from gossamer.trainer.passes import Passes
@@ -38,6 +40,8 @@ class Gradients:
         self._parameters = list(decoder.parameters())
         self._on_progress = on_progress
         self.passes = passes
+        self._scale = LossScale()
+        """In use if the device needs one."""
 
     def take(self, sequences: NDArray[np.int64]) -> tuple[float, float]:
         """(mean loss in nats, norm of the gradient, which is left in `.grad`).
@@ -56,7 +60,10 @@ class Gradients:
                 # One wait for the device a step: both numbers at once.
                 loss_value, norm = torch.stack((loss, gradient_norm(self._parameters))).tolist()
                 self.passes.worked()
-                return loss_value, norm
+                if self._is_in_range(loss_value, norm):
+                    return loss_value, norm
+                self.drop()
+                continue
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -68,14 +75,31 @@ class Gradients:
         num_targets = sequences.shape[0] * self._context
         size = self.passes.present
         self._decoder.checkpointing = size.checkpointing
+        scale = self._scale.value if self._device.needs_loss_scale else 1.0
         loss = torch.zeros((), device=sequences.device)
         for micro_batch in torch.split(sequences, size.sequences):
             with self._device.autocast():
                 part = self._decoder.loss_sum(micro_batch) / num_targets
-            part.backward()  # type: ignore[no-untyped-call]
+            scaled = part if scale == 1.0 else part * scale
+            scaled.backward()  # type: ignore[no-untyped-call]
             loss += part.detach()
             self._on_progress()
+        if scale != 1.0:
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            torch._foreach_mul_(gradients, 1.0 / scale)
         return loss
+
+    def _is_in_range(self, loss: float, norm: float) -> bool:
+        """False if the batch is to be taken again, with a smaller scale of the loss.
+
+        The forward pass has no scale: where the loss itself is not finite, it is the model's.
+        """
+        if not self._device.needs_loss_scale or not math.isfinite(loss):
+            return True
+        if math.isfinite(norm):
+            self._scale.went_well()
+            return True
+        return not self._scale.overflowed()
 
     def drop(self) -> None:
         """Forgets the gradient in `.grad`."""

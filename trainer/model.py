@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gossamer.protocol.manifest import ModelConfig
 from gossamer.trainer.chunked_loss import chunked_loss_sum
+from gossamer.trainer.device import has_grouped_kernel
 from gossamer.trainer.memory_estimate import logits_max_of
 
 INIT_STD = 0.02
@@ -82,8 +83,8 @@ class Attention(nn.Module):
         q = rotary(self.q_proj(x).view(B, T, self.num_heads, self.head_width))
         k = rotary(self.k_proj(x).view(B, T, self.num_kv_heads, self.head_width))
         v = self.v_proj(x).view(B, T, self.num_kv_heads, self.head_width)
-        if self.num_kv_heads != self.num_heads and x.device.type == "mps":
-            # No grouped kernel there: give each query head its own copy.
+        if self.num_kv_heads != self.num_heads and not has_grouped_kernel(v.device, v.dtype):
+            # Give each query head its own copy.
             k = k.repeat_interleave(self.num_heads // self.num_kv_heads, 2)
             v = v.repeat_interleave(self.num_heads // self.num_kv_heads, 2)
         heads = F.scaled_dot_product_attention(

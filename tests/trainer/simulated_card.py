@@ -143,7 +143,7 @@ class CardDevice(Device):
 
 
 def device_of(memory: Memory) -> CardDevice:
-    return CardDevice(torch.device("meta"), "a card", True, memory)
+    return CardDevice(torch.device("meta"), "a card", "bf16", memory)
 
 
 @contextmanager

@@ -207,7 +207,8 @@ class Configured(_FromWorker, frozen=True, kw_only=True):
     """Model of the processor or of the graphics card, for people."""
     num_parameters: int
     precision: str
-    """`fp32`, or `bf16` where matrix products are done in it (weights and moments stay fp32)."""
+    """`fp32`; or `bf16` or `fp16`, where matrix products are done in it (weights and moments stay
+    fp32)."""
     optimizer_steps: int
     """Steps that the loaded moments have seen; 0: fresh moments."""
     momentum: Place | None = None
