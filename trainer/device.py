@@ -11,17 +11,12 @@ from typing import Literal
 
 import torch
 
-# Tokens of one pass at most. On a CPU larger ones only fall out of the caches. A GPU is busy with
-# far fewer, and must show that it gets on after every pass.
+from gossamer.trainer.memory_estimate import GPU_FEW_TOKENS, GPU_TOKENS_MAX
+
+# Tokens of one pass at most. On a CPU larger ones only fall out of the caches.
 _CPU_TOKENS_MAX = 4 * 1024
-_GPU_TOKENS_MAX = 256 * 1024
 # Tokens of one pass to begin with where the free memory of a GPU is not known.
 _GPU_TOKENS_FIRST = 64 * 1024
-
-# With fewer tokens in a pass the layers compute their activations twice (checkpointing), so that
-# more fit. That costs a third of the speed; on a GPU so small a pass costs as much, because each
-# pass reads and writes all weights and gradients. On a CPU small passes cost little.
-_GPU_FEW_TOKENS = 2 * 1024
 
 # NVIDIA's cards from Volta on multiply fp16 in tensor cores. Earlier ones are no faster with it
 # than with fp32.
@@ -95,12 +90,12 @@ class Device:
 
     def micro_batch_max(self, num_sequences: int, context: int) -> int:
         """Most sequences of one forward pass, however much memory there is."""
-        tokens_max = _CPU_TOKENS_MAX if self.torch_device.type == "cpu" else _GPU_TOKENS_MAX
+        tokens_max = _CPU_TOKENS_MAX if self.torch_device.type == "cpu" else GPU_TOKENS_MAX
         return max(1, min(num_sequences, tokens_max // context))
 
     def micro_batch_min(self, num_sequences: int, context: int) -> int:
         """Sequences of one forward pass below which checkpointing is better, if more then fit."""
-        few = 1 if self.torch_device.type == "cpu" else _GPU_FEW_TOKENS
+        few = 1 if self.torch_device.type == "cpu" else GPU_FEW_TOKENS
         return min(num_sequences, -(-few // context))
 
     def free_bytes(self) -> int | None:

@@ -27,6 +27,15 @@ FLOAT_BYTES = 4
 # where a pass of at most 4,096 tokens has no more with a vocabulary of up to 32 K.
 GPU_LOGITS_MAX = 2**25
 CPU_LOGITS_MAX = 2**27
+
+# Tokens of one pass on a GPU at most. It is busy with far fewer, and must show that it gets on
+# after every pass.
+GPU_TOKENS_MAX = 256 * 1024
+
+# With fewer tokens in a pass on a GPU the layers compute their activations twice (checkpointing),
+# so that more fit. That costs a third of the speed; so small a pass costs as much, because each
+# pass reads and writes all weights and gradients. (On a CPU small passes cost little.)
+GPU_FEW_TOKENS = 2 * 1024
 HALF_BYTES = 2
 
 
@@ -40,10 +49,13 @@ class Training:
     logits_max: int = GPU_LOGITS_MAX
     """Logits that exist at once."""
 
+    num_moments: int = 2
+    """Vectors besides the parameters that are held all the time: AdamW has two moments."""
+
     @property
     def vectors_bytes(self) -> int:
-        """Bytes that are held all the time: parameters and AdamW's moments."""
-        return 3 * FLOAT_BYTES * self.model.num_parameters
+        """Bytes that are held all the time."""
+        return (1 + self.num_moments) * FLOAT_BYTES * self.model.num_parameters
 
     @property
     def gradient_bytes(self) -> int:
