@@ -37,7 +37,7 @@ _OUT_OF_MEMORY_WORDS = (
     "not enough memory",
     "out of memory",
     "invalid buffer size",
-    "hiperroroutofmemory",
+    "erroroutofmemory",
     "out_of_device_memory",
     "out_of_host_memory",
     "status_alloc_failed",

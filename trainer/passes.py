@@ -104,6 +104,8 @@ class Passes:
         self._path = path
         key = (device.name, device.precision, str(torch.__version__), num_sequences, wanted)
         self._key = digest_of(msgspec.json.encode(model), msgspec.json.encode(key)).hex()
+        self._note_before: _Note | None = None
+        """The contents of the file at the start."""
         self._sizes: list[Pass] = []
         """From the one that needs the most memory; empty until the first use, when the vectors of
         the training lie in the device's memory."""
@@ -150,15 +152,20 @@ class Passes:
         return True
 
     def withdraw(self) -> None:
-        """The process is ended in order: a try that is under way says nothing about memory."""
-        if self._sizes and not self._is_proven and self._path is not None:
+        """The process is ended in order: a try that is under way says nothing about memory. What
+        was known before it is put back."""
+        if not self._sizes or self._is_proven or self._path is None:
+            return
+        if self._note_before is None:
             self._path.unlink(missing_ok=True)
+        else:
+            self._path.write_bytes(msgspec.json.encode(self._note_before))
 
     def _choose(self) -> None:
         free_bytes = self._device.free_bytes()
         self._free_bytes = free_bytes or 0
         self._sizes = self._sizes_for(free_bytes)
-        note = self._read()
+        self._note_before = note = self._read()
         if note is None:
             return
         self._failed_free_bytes, self._deaths = note.failed_free_bytes, note.deaths

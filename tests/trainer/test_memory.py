@@ -178,6 +178,8 @@ def test_nothing_of_a_failed_pass_is_alive_at_the_next(
         "MPS backend out of memory (MPS allocated: 8.55 GB, other allocations: 64.00 MB, max "
         "allowed: 9.07 GB). Tried to allocate 512.00 MB on private pool.",
         "Invalid buffer size: 24.00 GB",
+        "Command buffer exited with error status: Insufficient Memory "
+        "(00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
         "CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`",
@@ -270,6 +272,14 @@ def test_a_process_that_is_ended_in_order_leaves_no_attempt_behind(tmp_path: Pat
         passes.worked()
         passes.withdraw()
         assert path.exists(), "what worked is worth keeping"
+        noted = path.read_bytes()
+        with too_hopeful():  # the next process finds reason for a larger size
+            larger = Passes(device, model, preset.inner.sequences_per_step, path=path)
+            larger.begins()
+        assert larger.present.sequences > passes.present.sequences
+        assert path.read_bytes() != noted
+        larger.withdraw()
+        assert path.read_bytes() == noted
         assert decoder.flat.device.type == "meta"
 
 

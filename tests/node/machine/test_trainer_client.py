@@ -370,7 +370,7 @@ def test_a_worker_that_dies_for_want_of_memory_takes_less_in_its_next_life(
     shard = tmp_path / "shard"
     tokens = np.arange(8 * (manifest.model.context + 1), dtype="<u2") % 256
     shard.write_bytes(zstandard.compress(tokens.tobytes()))
-    steps = []
+    steps: list[int] = []
 
     async def story(trainer: TrainerClient, _nursery: trio.Nursery) -> None:
         for number in range(1, FAILURES_MAX):
