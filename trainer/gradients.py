@@ -115,8 +115,8 @@ class Gradients:
         if not self.passes.failed(num_sequences):
             raise TrainerError(
                 f"{self._device.name} has too little memory for one sequence of "
-                f"{self._context} tokens with {self._decoder.flat.numel()} parameters: "
-                f"{self._device.memory_advice}"
+                f"{self._context} tokens with {self._decoder.flat.numel()} parameters "
+                f"({self.passes.numbers}): {self._device.memory_advice}"
             )
         size = self.passes.present
         again = ", with activations computed twice" if size.checkpointing else ""

@@ -151,6 +151,15 @@ class Passes:
         self._place, self._is_proven, self._has_grown = place, False, False
         return True
 
+    @property
+    def numbers(self) -> str:
+        """For people: what the smallest pass needs beside parameters and optimiser, and what is
+        there."""
+        is_whole_step = self._num_sequences == 1
+        need = self._training.pass_bytes(1, checkpointing=True, is_whole_step=is_whole_step)
+        free = f"{self._free_bytes / 1e9:.1f} GB" if self._free_bytes else "an unknown part"
+        return f"at least {need / 1e9:.1f} GB are needed for it, and {free} of the memory was free"
+
     def withdraw(self) -> None:
         """The process is ended in order: a try that is under way says nothing about memory. What
         was known before it is put back."""

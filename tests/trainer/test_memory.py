@@ -137,6 +137,14 @@ def test_the_largest_pass_that_fits_is_found_and_remembered(name: str, tmp_path:
         assert live(preset, capacity, folder) == Life(first.size, 0), f"{gigabytes} GB"
 
 
+def test_a_model_that_does_not_fit_is_told_with_numbers() -> None:
+    with (
+        card(15 * GB) as memory,
+        pytest.raises(TrainerError, match=r"\(at least 5.1 GB are needed for it, and 1.8 GB of"),
+    ):
+        _train(PRESETS["1.1b"], memory)
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_nothing_of_a_failed_pass_is_alive_at_the_next(
     monkeypatch: pytest.MonkeyPatch, checkpointing: bool
