@@ -22,12 +22,13 @@ from gossamer.node.app.listening import listen_addresses
 from gossamer.node.base.rate_limit import Limits, rate_limit_of
 from gossamer.node.base.settings import Found, Join, Role, Settings
 from gossamer.node.base.threads import run_abandonable
-from gossamer.node.machine.capacity import free_memory_bytes, trains_on_host
+from gossamer.node.machine.capacity import device_memory, free_memory_bytes, trains_on_host
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.lan import LanNeighbours
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.port_mapping import PortMapper, UpnpGateway
 from gossamer.node.peers.run_exchange import JoinError, open_signed_manifest
+from gossamer.node.runs.device_fit import device_fit, require_fit
 from gossamer.node.runs.needs import Needs, ask_owner, describe, needs_of, require_memory
 from gossamer.node.runs.starting import found_here
 from gossamer.node.storage.blocks import BlockStore
@@ -196,7 +197,14 @@ class _Daemon:
         Raises:
             TooLargeError, NotWantedError: the run is not joined.
         """
-        lines = describe(manifest, self._require_memory(manifest))
+        needs = self._require_memory(manifest)
+        memory = device_memory(self._settings.device, Gpus().read())
+        device = ""
+        if memory is not None:
+            fit = device_fit(manifest, memory)
+            require_fit(manifest, fit)
+            device = fit.text
+        lines = describe(manifest, needs, free_memory_bytes(), device)
         if isinstance(self._role, Join) and self._role.asks_owner:
             await run_abandonable(lambda: ask_owner(lines, print, input))
         else:

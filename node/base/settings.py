@@ -42,6 +42,8 @@ DEFAULT_CACHE_BYTES = 4 * 1024 * limits.MIB
 CACHE_BYTES_MIN = 16 * limits.BLOCK_BYTES_MAX
 CONFIG_FILE_BYTES_MAX = limits.MIB
 THREADS_MAX = 1024
+# More sequences than a card of today takes of the shortest context that a manifest may have.
+MICRO_BATCH_MAX = 65_536
 LOG_STEPS_MAX = 1_000_000
 # Peers dial at most eight addresses of one peer; half of them are for what the node finds.
 ANNOUNCED_MAX = 4
@@ -109,6 +111,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """`auto`, `cpu`, `cuda`, `cuda:N` (ROCm too) or `mps`."""
     threads: int = 0
     """CPU threads of the trainer; 0 lets it choose."""
+    micro_batch: int = 0
+    """Sequences that go through the model at once, to begin with; 0 begins with what fits into the
+    device's memory by an estimate. Fewer are taken where memory runs out."""
     confine_trainer: Switch = "on"
     """Whether the trainer gives up the network and all writing outside of its folder, where the
     system can see to that. `off` is for drivers of GPUs that do not work so."""
@@ -381,6 +386,7 @@ _PARSERS: dict[str, _Parser] = {
     "api_hosts": _api_hosts,
     "device": _device,
     "threads": _integer(0, THREADS_MAX),
+    "micro_batch": _integer(0, MICRO_BATCH_MAX),
     "confine_trainer": _choice(get_args(Switch)),
     "cache_bytes": _cache_bytes,
     "log_format": _choice(get_args(LogFormat)),

@@ -69,6 +69,8 @@ class NodeOptions(StateOptions):
     """Device to train on: auto, cpu, cuda, cuda:N or mps."""
     threads: Annotated[int | None, _default(f"{_DEFAULTS.threads}, which lets torch choose")] = None
     """CPU threads for training."""
+    micro_batch: Annotated[int | None, _default("what fits into the device's memory")] = None
+    """Number of sequences that go through the model at once, to begin with."""
     cache_bytes: Annotated[str | None, _default(f"{_DEFAULTS.cache_bytes // MIB}MiB")] = None
     """Limit of the data cache, such as 20GiB."""
     bootstrap: Annotated[tuple[str, ...], _default("none")] = ()

@@ -71,6 +71,7 @@ class TrainerClient:
             pseudo_gradient_fd=self._process.pseudo_gradient_fd,
             token_bytes=manifest.data.token_bytes,
             optimizer_path=optimizer_path,
+            micro_batch=settings.micro_batch,
             mixing=manifest.outer.mixing,
             shared_steps=_shared_steps(manifest),
         )

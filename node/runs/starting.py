@@ -14,17 +14,20 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from gossamer.node.base.settings import Found, Settings
-from gossamer.node.machine.capacity import free_memory_bytes
+from gossamer.node.base.threads import run_abandonable
+from gossamer.node.machine.capacity import device_memory, free_memory_bytes
 from gossamer.node.machine.trainer import TrainerFailedError
 from gossamer.node.machine.trainer_exit import TrainerExit
 from gossamer.node.machine.trainer_process import TrainerProcess
 from gossamer.node.network.identity import Identity
+from gossamer.node.runs.device_fit import device_fit, require_fit
 from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.node.runs.founding import risk_of, sign_manifest
 from gossamer.node.runs.importing import draft_for, with_pretrained, write_genesis
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.needs import needs_of, require_memory
 from gossamer.node.runs.preparing import prepare_elsewhere
+from gossamer.node.telemetry.gpus import Gpus
 from gossamer.protocol.manifest import SignedManifest
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.trainer.ipc import messages
@@ -60,6 +63,11 @@ async def found_here(
         log.warning(risk)
     needs = needs_of(draft, trains_on_host=True, cache_bytes=settings.cache_bytes)
     require_memory(draft, needs, free_memory_bytes())  # the initial weights are drawn on the CPU
+    memory = await run_abandonable(lambda: device_memory(settings.device, Gpus().read()))
+    if memory is not None:
+        fit = device_fit(draft, memory)
+        require_fit(draft, fit)
+        log.info(fit.text)
     with _Bars() as bars:
         data = await prepare_elsewhere(draft, role.corpus, blocks, settings.cache_bytes, bars.show)
     if pretrained is None:

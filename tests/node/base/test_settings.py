@@ -46,6 +46,13 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
     assert load_settings({}, {"GOSSAMER_CONFIG": str(file)}).cache_bytes == 100_000_000
 
 
+def test_a_micro_batch_is_a_whole_number(tmp_path: Path) -> None:
+    assert load_settings({"micro_batch": 8}, {}).micro_batch == 8
+    for wrong in (-1, 65_537, "many"):
+        with pytest.raises(ConfigError, match="--micro-batch"):
+            load_settings({"micro_batch": wrong}, {})
+
+
 def test_lists_come_from_every_source(tmp_path: Path) -> None:
     two = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/4610")
     file = tmp_path / "node.toml"
