@@ -26,6 +26,7 @@ from gossamer.node.app.http import serve_http
 from gossamer.node.app.reporting import Reporter, say_hello
 from gossamer.node.app.trainer_events import TrainerEvents
 from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.threads import RunInThread
@@ -57,6 +58,7 @@ from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.incarnation import Incarnation
+from gossamer.node.storage.loss_file import LossFile
 from gossamer.node.storage.roll_file import read_pinned_head
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.work import Work
@@ -161,12 +163,20 @@ class Node:
     # Orders
 
     def pause(self) -> None:
-        """Stops training and frees the device."""
+        """Stops training and frees the device, also in later lives."""
+        self._keep_pause(is_paused=True)
         self._node.pause()
 
     def resume(self) -> None:
         """Goes on after a pause, or after a failure of the trainer."""
+        self._keep_pause(is_paused=False)
         self._node.resume()
+
+    def _keep_pause(self, *, is_paused: bool) -> None:
+        try:
+            self._state_dir.write_pause(is_paused=is_paused)
+        except DiskError as error:
+            log.warning("the order holds only until this node ends", problem=str(error))
 
     def leave(self) -> None:
         """Makes `run` return after an orderly end, also before the participant exists."""
@@ -341,6 +351,7 @@ class Node:
             self._speed,
             self._state_dir.health,
             self._runtime.awake,
+            LossFile(self._state_dir.losses_path, self.run_id),
             heldout_paths=core.run_blocks.heldout_paths,
             pinned_head=self.pinned_head,
         )
@@ -349,6 +360,7 @@ class Node:
             context,
             has_bootstrap=bool(self._settings.bootstrap or known),
             wait_for_peers=self._settings.wait_for_peers,
+            is_paused=self._state_dir.is_paused(),
         )
 
     @property
@@ -358,6 +370,9 @@ class Node:
 
     async def _participate(self, participant: Participant, trainer: Trainer) -> None:
         events = TrainerEvents(participant, self._hardware, self.metrics, self._settings.log_steps)
+        if self._state_dir.is_paused():
+            log.warning("paused, as before the restart; `gossamer resume` goes on")
+            await trainer.suspend()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run, events)
             await participant.run()

@@ -1,6 +1,7 @@
 """The daemon process: its lock, its signals, and its role, which is to found, join or resume.
 
-SIGINT or SIGTERM asks the node to leave in order. A second signal ends the process at once.
+SIGINT, SIGTERM, or the SIGHUP of a closed terminal asks the node to leave in order. A second signal
+ends the process at once.
 """
 
 from __future__ import annotations
@@ -72,6 +73,13 @@ def limit_malloc_arenas() -> None:
         mallopt(_M_ARENA_MAX, _MALLOC_ARENAS)
 
 
+def _signals() -> tuple[signal.Signals, ...]:
+    """Returns the signals that ask the node to leave. One that was ignored from the start, as
+    `nohup` does with SIGHUP, stays ignored."""
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return tuple(each for each in wanted if signal.getsignal(each) is not signal.SIG_IGN)
+
+
 def _single(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Returns the only exception inside nested groups, or the group if there are several."""
     inner: BaseException = group
@@ -104,10 +112,12 @@ class _Daemon:
         scope: trio.CancelScope,
         task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with trio.open_signal_receiver(*_signals()) as signals:
             task_status.started()
             num_signals = 0
-            async for _ in signals:
+            async for number in signals:
+                if number == signal.SIGHUP and num_signals:
+                    continue  # a closed terminal sends it more than once: the kernel and the shell
                 num_signals += 1
                 if num_signals == 1 and self._leave is not None:
                     log.info("leaving in order; a second signal ends the process at once")

@@ -128,6 +128,8 @@ class Follower:
         while self._orders.pause and not self._orders.leave:
             await self.catch_up()
             await self._orders.wait(POLL_SECONDS)
+        if self._orders.leave:
+            return
         log.info("resumed")
         self._trainings.trainer.resume()
         self._trainings.feed.requeue()
@@ -191,6 +193,9 @@ class Joiner:
         elif not self._follower.heads.has_pin(self._committed.head):
             log.info("no peer has the head that the link names yet: this node waits for one")
             await self._trainings.orders.wait(RETRY_SECONDS)
+        elif self._trainings.orders.pause:
+            # The initial weights would need the device. A peer may still come that has a state.
+            await self._follower.while_paused()
         else:
             await self._begin_at_genesis()
 

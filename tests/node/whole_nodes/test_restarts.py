@@ -1,0 +1,126 @@
+"""What a node keeps over a restart besides its state: the pause, and the curve of losses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+
+from gossamer.node.app.reporting import Reporter
+from gossamer.node.telemetry.status import Status
+from tests.support.node_world import World, simulate
+
+
+def status_of(world: World, name: str) -> Status:
+    node = world.nodes[name]
+    participant = world.participant(name)
+    return Reporter(
+        participant, node._store, node._blocks, node._hardware.capacity, node._state_dir.health
+    ).status()
+
+
+def phase_of(world: World, name: str) -> str:
+    participant = world.participant_or_none(name)
+    return "" if participant is None else participant.progress.phase
+
+
+async def start_again(world: World, nursery: trio.Nursery) -> None:
+    await trio.sleep(1.0)  # virtual: the old life lets its folder go
+    del world.nodes["a"]
+    await nursery.start(world.run, "a")
+
+
+def test_a_pause_holds_over_restarts_until_it_is_resumed(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=1)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await world.reach(3, "a")
+        world.nodes["a"].pause()
+        await world.until(lambda: phase_of(world, "a") == "paused")
+        for _ in range(2):
+            world.crash("a")
+            await start_again(world, nursery)
+            await world.until(lambda: phase_of(world, "a") == "paused")
+            held = world.round("a")
+            await trio.sleep(60)
+            assert world.round("a") == held
+            assert status_of(world, "a").paused_reason == "user"
+        world.nodes["a"].resume()
+        await world.reach(held + 2, "a")
+        world.crash("a")
+        await start_again(world, nursery)
+        await world.reach(held + 4, "a")
+
+    simulate(world, story)
+
+
+def test_a_paused_node_without_a_state_draws_none_until_it_is_resumed(tmp_path: Path) -> None:
+    """Its trainer does not run, and the initial weights need the device."""
+    world = World(tmp_path, seed=2)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "paused").touch()
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await world.until(lambda: phase_of(world, "a") == "paused")
+        await trio.sleep(60)
+        assert not world.participant("a").context.committed.is_loaded
+        world.nodes["a"].resume()
+        await world.reach(2, "a")
+
+    simulate(world, story)
+
+
+def test_a_node_that_was_started_paused_leaves_in_order(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=3)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "paused").touch()
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await world.until(lambda: phase_of(world, "a") == "paused")
+        world.nodes["a"].leave()
+        await world.until(lambda: phase_of(world, "a") == "leaving")
+
+    simulate(world, story)
+
+
+def test_the_curve_and_the_heldout_loss_survive_a_restart(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=4)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await world.until(lambda: world.round("a") >= 40, seconds=600)
+        await world.until(lambda: status_of(world, "a").heldout_loss is not None)
+        world.nodes["a"].leave()
+        await world.until(lambda: phase_of(world, "a") == "leaving")
+        await trio.sleep(5)
+        before = status_of(world, "a")
+        assert len(before.loss_history) > 20
+        await start_again(world, nursery)
+        await world.until(lambda: phase_of(world, "a") not in ("", "joining"))
+        after = status_of(world, "a")
+        rounds = [point.round for point in after.loss_history]
+        assert after.loss_history[: len(before.loss_history)] == before.loss_history
+        assert rounds == sorted(set(rounds))
+        assert after.heldout_loss is not None
+
+    simulate(world, story)
+
+
+def test_a_kill_costs_at_most_the_newest_part_of_the_curve(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=5)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await world.until(lambda: world.round("a") >= 80, seconds=600)
+        before = status_of(world, "a").loss_history
+        world.crash("a")
+        await start_again(world, nursery)
+        await world.until(lambda: phase_of(world, "a") not in ("", "joining"))
+        after = status_of(world, "a").loss_history
+        assert len(after) > len(before) / 2
+        assert after[: len(before)] == before[: len(after)]
+
+    simulate(world, story)
