@@ -131,6 +131,7 @@ class _Daemon:
     async def _run(self, runtime: Runtime) -> None:
         settings, state_dir = self._settings, self._state_dir
         require_free(settings.api)
+        state_dir.write_starting("it opens its ports")
         identity = Identity.load_or_create(state_dir.identity_path)
         signed = _manifest_here(state_dir)
         port = state_dir.read_port()
@@ -151,11 +152,18 @@ class _Daemon:
             state_dir.write_port(transport.port)
             addresses = given
             if isinstance(self._role, Found):
-                signed = await found_here(self._role, identity, state_dir.blocks_path, settings)
+                signed = await found_here(
+                    self._role,
+                    identity,
+                    state_dir.blocks_path,
+                    settings,
+                    lambda does: state_dir.write_starting(f"it founds a run: {does}"),
+                )
                 state_dir.write_manifest(signed)
             else:
                 if isinstance(self._role, Join):
                     log.debug("asking for the run", addresses=len(addresses))
+                    state_dir.write_starting("it asks its peers for the run")
                     signed = await join_run(
                         transport, self._role, addresses, state_dir, self._require_consent
                     )
@@ -171,6 +179,7 @@ class _Daemon:
             settings = msgspec.structs.replace(settings, bootstrap=addresses)
             node = Node(settings, state_dir, identity, store, transport, signed, runtime)
             self._leave = node.leave
+            state_dir.write_starting("it measures this machine and fetches what the run needs")
             async with trio.open_nursery() as nursery:
                 if settings.port_mapping == "on":
                     own = transport.own

@@ -191,7 +191,7 @@ def say_hello(manifest: Manifest, addresses: Sequence[str]) -> None:
         log.info("others join with the text that `gossamer invite` prints here")
         return
     for address in addresses:
-        log.info(f"others join with: gossamer join {address}")
+        log.info(f"others join with: gossamer join {address}#{manifest.run_id.hex()}")
 
 
 def settled_head(chain: ChainStore, head: Digest) -> Digest | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -35,10 +38,20 @@ if TYPE_CHECKING:
 log = structlog.get_logger("node")
 
 
+Tell = Callable[[str], None]
+"""Takes a word for people on what is done."""
+
+TELL_SECONDS = 1.0
+"""Least time between two words on the progress of one stage: people look no oftener."""
+
+
 async def found_here(
-    role: Found, identity: Identity, blocks: Path, settings: Settings
+    role: Found, identity: Identity, blocks: Path, settings: Settings, tell: Tell
 ) -> SignedManifest:
     """Tokenises the corpus, draws the initial weights and signs the manifest.
+
+    Args:
+        tell: is told how far the founding is.
 
     Raises:
         ManifestError, CorpusError: the choices cannot be trained; one sentence a mistake.
@@ -54,8 +67,9 @@ async def found_here(
     log.info(f"founding {draft.name}: {draft.model.num_parameters:,} parameters")
     needs = needs_of(draft, trains_on_host=True, cache_bytes=settings.cache_bytes)
     require_memory(draft, needs, free_memory_bytes())  # the initial weights are drawn on the CPU
-    with _Bars() as bars:
+    with _Bars(tell) as bars:
         data = await prepare_elsewhere(draft, role.corpus, blocks, settings.cache_bytes, bars.show)
+    tell("drawing the initial weights")
     parameters = await initial_parameters(draft, settings)
     return sign_manifest(draft, data, parameters, identity=identity).signed
 
@@ -103,7 +117,9 @@ async def _run_process(
 class _Bars:
     """Shows progress bars on a terminal, and one log line a stage elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._tell_seconds = -math.inf
         console = Console(file=sys.stderr)
         self._progress: Progress | None = None
         if console.is_terminal:
@@ -133,6 +149,9 @@ class _Bars:
 
     def show(self, stage: str, done: int, total: int) -> None:
         """Shows the progress of a stage. This is the `Progress` callback of the corpus code."""
+        if (now := time.monotonic()) >= self._tell_seconds or done >= total:
+            self._tell(f"{stage}, {done / max(1, total):.0%} done")
+            self._tell_seconds = now + TELL_SECONDS
         if self._progress is not None:
             if stage not in self._tasks:
                 self._tasks[stage] = self._progress.add_task(stage, total=total)

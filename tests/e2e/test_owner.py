@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.storage.state_dir import StateDir
 from tests.support.daemons import (
     OPTIONS,
     PATIENCE_SECONDS,
     add_founder,
     gossamer,
     poll,
+    refused,
     said,
     start_founder,
     takes_part,
@@ -95,3 +97,44 @@ def test_a_node_under_nohup_outlives_its_terminal(swarm: LocalSwarm, founded: Pa
     wait_for_round(node, status.round + 2)
     assert node.leave() == 0, node.tail()
     poll(lambda: said(node, "left in order"), "orderly end")
+
+
+def test_a_stranger_to_an_allow_run_is_told_its_id_and_not_started_again(
+    swarm: LocalSwarm, tmp_path: Path, manifest_file: Path, corpus: Path
+) -> None:
+    manifest = tmp_path / "run.toml"
+    friend = gossamer("id", "--state-dir", tmp_path / "friend").out.strip()
+    admission = f'admission = "allow"\nallowed = ["{friend}"]\n[tokenizer]'
+    manifest.write_text(manifest_file.read_text().replace("[tokenizer]", admission, 1))
+    founder = swarm.found("--manifest", str(manifest), "--corpus", str(corpus))
+    address, state = founder.address(), tmp_path / "stranger"
+    own = gossamer("id", "--state-dir", state)
+    assert own.status == 0, own
+    for _ in range(2):
+        error = refused("join", address, "--state-dir", state)
+        assert "does not admit this node" in error
+        assert own.out.strip() in error
+    assert not StateDir(state).has_run()
+    assert said(founder, f"{address}#")
+
+
+def test_status_says_that_a_run_is_being_founded(
+    swarm: LocalSwarm, tmp_path: Path, manifest_file: Path, corpus: Path
+) -> None:
+    # So long that the reading can be seen.
+    large = tmp_path / "corpus"
+    large.mkdir()
+    text = "".join(path.read_text() for path in sorted(corpus.iterdir()))
+    for number in range(24):
+        (large / f"{number}.txt").write_text(f"{number}\n{text}")
+    node = swarm.found("--manifest", str(manifest_file), "--corpus", str(large))
+
+    def founding() -> str | None:
+        answer = gossamer("status", "--state-dir", node.root)
+        return answer.out if "it founds a run" in answer.out else None
+
+    shown = poll(founding, "word of the founding")
+    assert "is starting: it founds a run: " in shown
+    node.signal(signal.SIGTERM)
+    assert node.wait(PATIENCE_SECONDS) == 0, node.tail()
+    assert "no node runs" in gossamer("status", "--state-dir", node.root).err

@@ -21,8 +21,9 @@ import yaml
 from packaging.requirements import Requirement
 
 from gossamer.node.base.address_text import parse_host_port
-from gossamer.node.base.settings import DEFAULT_API, load_settings
+from gossamer.node.base.settings import DEFAULT_API, ConfigError, load_settings
 from gossamer.node.cli import app
+from gossamer.node.commands.user_errors import exit_status
 from gossamer.node.machine.trainer_process import EXIT_SECONDS, TERMINATE_SECONDS
 from gossamer.node.rounds.turn import LEAVE_SECONDS
 from gossamer.node.storage.state_dir import StateDir
@@ -402,6 +403,15 @@ def test_the_unit_gives_time_to_leave() -> None:
     service = unit["Service"]
     assert float(service["TimeoutStopSec"]) >= STOP_SECONDS_MIN
     assert service["KillMode"] == "mixed"
+
+
+def test_the_unit_does_not_start_again_what_would_fail_again() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None, delimiters=("=",))
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(DEPLOY / "gossamer.service")
+    service = unit["Service"]
+    assert service["Restart"] == "on-failure"
+    assert int(service["RestartPreventExitStatus"]) == exit_status(ConfigError(["--device"])) == 2
     assert service["Restart"] == "on-failure"
     assert service["OOMPolicy"] == "continue"
 

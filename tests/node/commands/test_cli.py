@@ -14,6 +14,7 @@ from gossamer.node.base.units import format_bytes
 from gossamer.node.cli import COMMANDS, app, run_command
 from gossamer.node.commands import orders, running, show_status
 from gossamer.node.commands.status_view import render_status
+from gossamer.node.network.identity import Identity
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import (
     CapacityStatus,
@@ -139,7 +140,7 @@ def test_join_goes_on_where_the_same_run_is_and_refuses_another(
     state = ["--state-dir", str(tmp_path)]
     assert run_command(["join", f"{ADDRESS}#{RUN_ID}", *state]) == 0
     assert daemon.ran[0][1] == Resume(addresses=(ADDRESS,), run_id=RUN_ID)
-    assert run_command(["join", f"{ADDRESS}#{'cd' * 32}", *state]) == 1
+    assert run_command(["join", f"{ADDRESS}#{'cd' * 32}", *state]) == 2
     assert len(daemon.ran) == 1
     (line,) = errors(capsys)
     assert "holds run ababababab..., not cdcdcdcdcd..." in line
@@ -151,17 +152,17 @@ def test_join_goes_on_where_the_same_run_is_and_refuses_another(
         (["strat"], 2, ["strat", "--help"]),
         (["start", "--bogus"], 2, ["--bogus", "--help"]),
         (["start", "--threads", "many"], 2, ["many", "--help"]),
-        (["join"], 1, ["needs the address of a peer"]),
-        (["join", "somewhere"], 1, ["'somewhere' is not a peer's address"]),
-        (["join", ADDRESS[:-1]], 1, ["is not a peer id"]),
-        (["start", "--manifest", "/none.toml"], 1, ["/none.toml: no such file or directory"]),
-        (["start", "--corpus", "/none", "/nil"], 1, ["/none: no such", "/nil: no such"]),
-        (["start", "--device", "gpu", "--listen", "x"], 1, ["--listen: 'x'", "--device: 'gpu'"]),
-        (["status", "--config", "/none.toml"], 1, ["/none.toml: no such file"]),
+        (["join"], 2, ["needs the address of a peer"]),
+        (["join", "somewhere"], 2, ["'somewhere' is not a peer's address"]),
+        (["join", ADDRESS[:-1]], 2, ["is not a peer id"]),
+        (["start", "--manifest", "/none.toml"], 2, ["/none.toml: no such file or directory"]),
+        (["start", "--corpus", "/none", "/nil"], 2, ["/none: no such", "/nil: no such"]),
+        (["start", "--device", "gpu", "--listen", "x"], 2, ["--listen: 'x'", "--device: 'gpu'"]),
+        (["status", "--config", "/none.toml"], 2, ["/none.toml: no such file"]),
         (["status"], 1, ["no node runs on"]),
         (["leave"], 1, ["no node runs on"]),
         (["init", "/none/run.toml"], 1, ["/none/run.toml"]),
-        (["init", "--preset", "gigantic"], 1, ["gigantic"]),
+        (["init", "--preset", "gigantic"], 2, ["gigantic"]),
     ],
 )
 def test_mistakes_get_one_line_each(
@@ -263,6 +264,18 @@ def test_a_commands_own_help_says_the_same_and_shows_every_default(
     # `gossamer join` needs no address where a run is.
     to_show = [one for one in arguments if one.name != "ADDRESSES"]
     assert shown.count("[default:") + shown.count("[required]") == len(to_show), shown
+
+
+def test_id_is_shown_before_a_node_has_run_and_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "home" / "state"
+    for _ in range(2):
+        assert run_command(["id", "--state-dir", str(state)]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second == Identity.load_or_create(state / "identity.key").peer_id
+    assert state.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in state.iterdir()] == ["identity.key"]
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
