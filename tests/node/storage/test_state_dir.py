@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from gossamer.node.base.disk_health import DiskError, DiskFullError, DiskHealth, write_atomically
+from gossamer.node.storage import known_peers as known_peers_module
 from gossamer.node.storage import state_dir as state_dir_module
 from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.storage.state_dir import (
