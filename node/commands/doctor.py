@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from gossamer.node.base.settings import Settings
-from gossamer.node.commands.machine_checks import Level, make_checks
+from gossamer.node.commands.machine_checks import make_checks
 from gossamer.node.commands.options import Node, settings_of
+from gossamer.node.commands.state_checks import Level
 from gossamer.node.telemetry.logs import printable
 
 _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}

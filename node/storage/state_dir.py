@@ -1,6 +1,7 @@
 """The state directory: one per run and identity, and everything that must outlive the process.
 
     identity.key       Ed25519 key, 0600                     (`identity`)
+    format             number of the format of this directory (`FORMAT`)
     lock               flock while a daemon runs; its pid is inside
     api                HOST:PORT of the running daemon's HTTP endpoint
     token              secret that orders to the running daemon need, 0600
@@ -52,6 +53,10 @@ from gossamer.protocol.manifest import SignedManifest, decode_manifest
 _SIGNED_MANIFEST_BYTES_MAX = limits.MANIFEST_BYTES_MAX + 1024
 _SMALL_FILE_BYTES_MAX = 256
 
+FORMAT = 1
+"""The format that this version writes. It reads the one before, too: format 0 is that of release
+0.2, which has no such file. A change of the format adds a step to `_migrate`."""
+
 TOKEN_BYTES = 32
 """Random bytes of the secret for orders: nobody guesses it."""
 
@@ -90,6 +95,7 @@ class StateDir:
         self.health = DiskHealth()
         self._lock_descriptor: int | None = None
         self.identity_path = root / "identity.key"
+        self.format_path = root / "format"
         self.lock_path = root / "lock"
         self.api_path = root / "api"
         self.token_path = root / "token"
@@ -115,7 +121,8 @@ class StateDir:
 
         Raises:
             StateDirInUseError: another process holds it.
-            StateDirError, DiskError: it cannot be created, written or locked.
+            StateDirError, DiskError: it cannot be created, written or locked, or a later version
+                wrote it.
         """
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -135,12 +142,13 @@ class StateDir:
                     f"{self.root} cannot be locked: {error.strerror}. "
                     "Give --state-dir a directory on a local disk"
                 ) from error
+            found = self._read_format()
             pid = f"{os.getpid()}\n".encode()
             try:
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, pid, 0)
                 self._remove_leftovers()
-                self._move_optimizer()
+                self._migrate(found)
             except OSError as error:
                 raise disk_error(self.lock_path, len(pid), error) from error
             self._lock_descriptor = descriptor
@@ -181,11 +189,33 @@ class StateDir:
         for leftover in self.root.glob(f".*{TEMPORARY_SUFFIX}"):
             leftover.unlink(missing_ok=True)
 
-    def _move_optimizer(self) -> None:
-        """Until version 0.2 the trainer's file lay beside the node's own."""
+    def _read_format(self) -> int:
+        """Returns the format of the directory. Raises StateDirError for one that is not known."""
+        try:
+            data = read_bounded(self.format_path, _SMALL_FILE_BYTES_MAX)
+        except (OSError, OversizedError) as error:
+            raise StateDirError(f"{self.format_path} cannot be read: {error}") from error
+        text = b"0" if data is None else data.strip()
+        if not text.isdigit():
+            raise StateDirError(
+                f"{self.format_path} is damaged: it has one number, {FORMAT} in this version"
+            )
+        if int(text) > FORMAT:
+            raise StateDirError(
+                f"{self.root} was written by a newer version of Gossamer (format "
+                f"{int(text)}; this version knows up to {FORMAT}): install that version, or give "
+                "this one its own --state-dir"
+            )
+        return int(text)
+
+    def _migrate(self, found: int) -> None:
+        """Brings a directory of an earlier format to this one. OSError, DiskError."""
         self.trainer_path.mkdir(mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(self.root / "optimizer", self.optimizer_path)
+        if found < 1:  # the trainer's file lay beside the node's own
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.root / "optimizer", self.optimizer_path)
+        if found != FORMAT:
+            write_atomically(self.format_path, f"{FORMAT}\n".encode())
 
     def has_run(self) -> bool:
         """Returns whether a run was founded or joined here."""
@@ -195,8 +225,9 @@ class StateDir:
         """The run's signed manifest, or None in a new directory. The signature is not checked here.
 
         Raises:
-            StateDirError: the file is damaged or cannot be read.
+            StateDirError: the file is damaged or cannot be read, or of a later version.
         """
+        self._read_format()
         try:
             data = read_bounded(self.manifest_path, _SIGNED_MANIFEST_BYTES_MAX)
             if data is None:

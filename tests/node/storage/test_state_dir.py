@@ -208,7 +208,7 @@ def test_locking_removes_what_a_crash_left(tmp_path: Path) -> None:
     (tmp_path / ".head.0123.tmp").write_bytes(b"half")
     state_dir.write_api("127.0.0.1:1")
     with state_dir.locked():
-        assert names(tmp_path) == ["lock", "trainer"]
+        assert names(tmp_path) == ["format", "lock", "trainer"]
         state_dir.write_api("127.0.0.1:2")
         assert state_dir.read_api() == "127.0.0.1:2"
     assert state_dir.read_api() is None
