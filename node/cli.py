@@ -15,6 +15,8 @@ from importlib.metadata import version
 
 from cyclopts import App, CycloptsError, Parameter
 
+from gossamer.node.base.terminal import open_console, wants_plain_text
+
 COMMANDS = (
     ("init", "init:init", "Write a commented manifest to edit."),
     ("start", "start:start", "Found a run here, or go on with the one in the state directory."),
@@ -50,6 +52,7 @@ def _build_app() -> App:
         print_error=False,
         exit_on_error=False,
         result_action="return_value",
+        console=open_console() if wants_plain_text() else None,
     )
     for place, (name, function, help_line) in enumerate(COMMANDS):
         app.command(f"gossamer.node.commands.{function}", name=name, help=help_line, sort_key=place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,7 @@ from gossamer.node.base.settings import (
     load_settings,
 )
 from gossamer.protocol.limits import MIB
+from gossamer.trainer.presets import PRESETS
 
 _DEFAULTS = Settings(state_dir=default_state_dir())
 # Help is the same text for every person, so that it can stand in the documentation.
@@ -80,6 +82,17 @@ class NodeOptions(StateOptions):
     """Least level of log lines: debug, info, warning or error."""
 
 
+def _millions(preset: str) -> str:
+    millions = PRESETS[preset].model.num_parameters / 1e6
+    return f"{millions:.1f} M" if millions < 10 else f"{millions:,.0f} M"
+
+
+PRESET_HELP = ", ".join(
+    f"{name} ({_millions(name)}{'' if place else ' parameters'})"
+    for place, name in enumerate(PRESETS)
+)
+"""The presets with their numbers of parameters: the names are those of the literature."""
+
 State = Annotated[StateOptions | None, Parameter(name="*")]
 Node = Annotated[NodeOptions | None, Parameter(name="*")]
 
@@ -100,7 +113,7 @@ def settings_of(options: StateOptions | None) -> Settings:
 
 
 def check_founding_options(
-    manifest: Path | None, preset: str | None, corpus: tuple[Path, ...] = ()
+    manifest: Path | None, preset: str | None, corpus: Sequence[str | Path] | None = None
 ) -> None:
     """Checks the options that a run is founded with, before anything is read or started.
 
@@ -110,7 +123,10 @@ def check_founding_options(
     problems = []
     if manifest is not None and preset is not None:
         problems.append("--manifest and --preset exclude each other: a manifest says everything")
-    for path in (*((manifest,) if manifest else ()), *corpus):
+    if corpus is not None and (not corpus or "" in corpus):
+        problems.append("--corpus is given without a file or folder")
+    named = [path for path in (manifest, *(corpus or ())) if path]
+    for path in map(Path, named):
         if not path.exists():
             problems.append(f"{path}: no such file or directory")
         elif not os.access(path, os.R_OK):

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.commands.options import check_founding_options
+from gossamer.node.base.terminal import open_console
+from gossamer.node.commands.options import PRESET_HELP, check_founding_options
 from gossamer.node.commands.plan_view import print_plan
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.node.runs.manifest_file import read_manifest_file
@@ -20,7 +20,13 @@ from gossamer.trainer.presets import DEFAULT_PRESET
 def plan(
     manifest: Annotated[Path | None, Parameter(show_default="none: a preset is planned")] = None,
     *,
-    preset: Annotated[str | None, Parameter(show_default=DEFAULT_PRESET)] = None,
+    preset: Annotated[
+        str | None,
+        Parameter(
+            show_default=DEFAULT_PRESET,
+            help=f"Model and settings, instead of a manifest: {PRESET_HELP}.",
+        ),
+    ] = None,
     peers: int = 4,
     up: float = 20.0,
     down: float = 100.0,
@@ -35,8 +41,6 @@ def plan(
     ----------
     manifest
         TOML file from `gossamer init`.
-    preset
-        Model and settings, instead of a manifest.
     peers
         Number of peers that take part.
     up
@@ -57,5 +61,5 @@ def plan(
         planned = plan_round(draft, peers, Line(up, down), tokens_per_second)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
-    print_plan(planned, Console(), json=json)
+    print_plan(planned, open_console(), json=json)
     return 0

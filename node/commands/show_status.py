@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import msgspec
-from rich.console import Console
 
 from gossamer.node.app.client import StartingError, fetch_status
+from gossamer.node.base.terminal import open_console
 from gossamer.node.commands.options import State, settings_of
 from gossamer.node.commands.status_view import print_status
 from gossamer.node.storage.state_dir import StateDir
@@ -31,5 +31,5 @@ def status(*, json: bool = False, options: State = None) -> int:
     if json:
         print(msgspec.json.format(encode_status(answer), indent=2).decode())
     else:
-        print_status(answer, Console())
+        print_status(answer, open_console())
     return 0

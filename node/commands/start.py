@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gossamer.node.base.settings import Found, Resume
-from gossamer.node.commands.options import Node, check_founding_options, settings_of
+from gossamer.node.commands.options import PRESET_HELP, Node, check_founding_options, settings_of
 from gossamer.node.commands.running import run_node
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.trainer.presets import DEFAULT_PRESET
@@ -17,11 +17,17 @@ from gossamer.trainer.presets import DEFAULT_PRESET
 def start(
     *,
     manifest: Annotated[Path | None, Parameter(show_default="none: a preset is used")] = None,
-    preset: Annotated[str | None, Parameter(show_default=DEFAULT_PRESET)] = None,
+    preset: Annotated[
+        str | None,
+        Parameter(
+            show_default=DEFAULT_PRESET,
+            help=f"Model and settings, instead of a manifest: {PRESET_HELP}.",
+        ),
+    ] = None,
     corpus: Annotated[
-        tuple[Path, ...],
+        tuple[str, ...] | None,
         Parameter(consume_multiple=True, show_default="the sources of Python's standard library"),
-    ] = (),
+    ] = None,
     options: Node = None,
 ) -> int:
     """Found a run here, or go on with the one in the state directory.
@@ -30,8 +36,6 @@ def start(
     ----------
     manifest
         TOML file from `gossamer init`.
-    preset
-        Model and settings, instead of a manifest.
     corpus
         Folders and files of text and JSONL to train on.
     """
@@ -40,4 +44,5 @@ def start(
         flags = {"--manifest": manifest, "--preset": preset, "--corpus": corpus}
         return run_node(settings, Resume(), [flag for flag, given in flags.items() if given])
     check_founding_options(manifest, preset, corpus)
-    return run_node(settings, Found(manifest_file=manifest, corpus=corpus, preset=preset))
+    paths = tuple(map(Path, corpus or ()))
+    return run_node(settings, Found(manifest_file=manifest, corpus=paths, preset=preset))

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from gossamer.node.base.settings import Settings
+from gossamer.node.base.terminal import open_console
 from gossamer.node.peers.run_exchange import open_signed_manifest
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.committed import CommittedState
@@ -47,7 +46,7 @@ def export_state(settings: Settings, directory: Path) -> int:
         committed.parameters, manifest.model, tokenizer, directory, end_token=END_OF_DOCUMENT
     )
     entry = committed.entry
-    Console().print(
+    open_console().print(
         f"round {entry.round}, head {entry.head.hex()[:16]}, state "
         f"{entry.state_digest.hex()[:16]} written to {directory}"
     )

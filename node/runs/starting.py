@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import structlog
 import trio
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from gossamer.node.base.settings import Found, Settings
+from gossamer.node.base.terminal import open_console
 from gossamer.node.machine.capacity import free_memory_bytes
 from gossamer.node.machine.trainer import TrainerFailedError
 from gossamer.node.machine.trainer_exit import TrainerExit
@@ -120,7 +120,7 @@ class _Bars:
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self._tell_seconds = -math.inf
-        console = Console(file=sys.stderr)
+        console = open_console(sys.stderr)
         self._progress: Progress | None = None
         if console.is_terminal:
             self._progress = Progress(

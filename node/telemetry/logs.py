@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import sys
 import time
 import traceback
@@ -41,7 +42,7 @@ def configure_logs(
     With `log_level="debug"` the warnings of libraries are logged as well.
     """
     target = cast(TextIO, _Lossy(sys.stderr if stream is None else stream))
-    colours = log_format == "text" and target.isatty()
+    colours = log_format == "text" and target.isatty() and not os.environ.get("NO_COLOR")
     renderer: Processor = _render_json if log_format == "json" else _TextRenderer(colours)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -159,13 +160,13 @@ def _with_hex(event: EventDict) -> EventDict:
 
 
 class _TextRenderer:
-    """Renders `12:00:05 info    round committed  round=3 members=4`, in colour on a terminal."""
+    """Renders `2026-01-31 12:00:05 info    round committed  round=3`, in colour on a terminal."""
 
     def __init__(self, colours: bool) -> None:
         self._colours = colours
 
     def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> str:
-        moment = time.strftime("%H:%M:%S", time.localtime(event.pop("time")))
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.pop("time")))
         level = str(event.pop("level", "info"))
         message = printable(str(event.pop("event", "")))
         trace = event.pop("traceback", None)

@@ -12,7 +12,7 @@ from rich.console import Console
 from gossamer.node.base.settings import Found, Join, Resume, Role, Settings
 from gossamer.node.base.units import format_bytes
 from gossamer.node.cli import COMMANDS, app, run_command
-from gossamer.node.commands import orders, running, show_status
+from gossamer.node.commands import export_model, orders, running, show_status
 from gossamer.node.commands.status_view import render_status
 from gossamer.node.network.identity import Identity
 from gossamer.node.storage.state_dir import StateDir
@@ -156,6 +156,8 @@ def test_join_goes_on_where_the_same_run_is_and_refuses_another(
         (["join", "somewhere"], 2, ["'somewhere' is not a peer's address"]),
         (["join", ADDRESS[:-1]], 2, ["is not a peer id"]),
         (["start", "--manifest", "/none.toml"], 2, ["/none.toml: no such file or directory"]),
+        (["start", "--corpus", ""], 2, ["--corpus is given without a file or folder"]),
+        (["start", "--corpus"], 2, ["--corpus is given without a file or folder"]),
         (["start", "--corpus", "/none", "/nil"], 2, ["/none: no such", "/nil: no such"]),
         (["start", "--device", "gpu", "--listen", "x"], 2, ["--listen: 'x'", "--device: 'gpu'"]),
         (["status", "--config", "/none.toml"], 2, ["/none.toml: no such file"]),
@@ -276,6 +278,38 @@ def test_id_is_shown_before_a_node_has_run_and_stays(
     assert first == second == Identity.load_or_create(state / "identity.key").peer_id
     assert state.stat().st_mode & 0o777 == 0o700
     assert [path.name for path in state.iterdir()] == ["identity.key"]
+
+
+def test_export_does_not_overwrite_unless_it_is_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written: list[Path] = []
+
+    def write(_settings: Settings, directory: Path) -> int:
+        written.append(directory)
+        return 0
+
+    monkeypatch.setattr(export_model, "export_state", write)
+    model, new = tmp_path / "model", tmp_path / "new"
+    model.mkdir()
+    assert run_command(["export", str(model)]) == 0  # empty
+    (model / "config.json").write_text("mine")
+    assert run_command(["export", str(model)]) == 1
+    (line,) = errors(capsys)
+    assert str(model) in line
+    assert "--force" in line
+    assert run_command(["export", str(model), "--force"]) == 0
+    assert run_command(["export", str(new)]) == 0
+    assert written == [model, model, new]
+
+
+def test_presets_are_listed_with_their_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("init", "start", "plan"):
+        assert run_command([command, "--help"]) == 0
+        shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert "tiny (0.5 M parameters)" in shown
+        assert "150m (215 M)" in shown
+        assert "1.1b (1,100 M)" in shown
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

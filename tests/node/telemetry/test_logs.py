@@ -2,6 +2,7 @@ import contextlib
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -29,8 +30,23 @@ def test_text_lines() -> None:
         "round committed", round=3, loss=2.34567, name="a b", digest=b"\xab\xcd"
     )
     line = stream.getvalue()
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d info ", line), "a date and a time"
     assert line.endswith('info    round committed  round=3 loss=2.346 name="a b" digest=abcd\n')
     assert line.count("\n") == 1
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_no_color_leaves_no_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for no_color, is_coloured in (("", True), ("1", False)):
+        monkeypatch.setenv("NO_COLOR", no_color)
+        stream = Terminal()
+        configure_logs("text", "info", stream)
+        structlog.get_logger().error("failed")
+        assert ("\x1b" in stream.getvalue()) == is_coloured
 
 
 def test_json_lines() -> None:
