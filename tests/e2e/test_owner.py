@@ -34,8 +34,10 @@ def test_pause_and_curve_survive_a_restart(swarm: LocalSwarm, founded: Path) -> 
     node = start_founder(swarm, founded)
     before = wait_for_round(node, 6)
     state = ("--state-dir", node.root)
-    assert gossamer("pause", *state).status == 0
-    node.wait_for(lambda status: status.phase == "paused", PATIENCE_SECONDS, "pause")
+    answer = gossamer("pause", *state)
+    assert answer.status == 0
+    assert "The device is free" in answer.out
+    assert trainer_of(node) is None
     assert node.leave() == 0, node.tail()
     node.start("start")
     again = node.wait_for(lambda status: status.phase == "paused", PATIENCE_SECONDS, "pause")

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from gossamer.node.base.settings import Found, Join, Resume, Role, Settings
@@ -225,9 +226,58 @@ def test_the_table_shows_what_peers_say_without_believing_it() -> None:
     assert format_bytes(999) == "999 B"
 
 
+PAUSED = replace(STATUS, phase="paused", paused_reason="user")
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *statuses: Status) -> None:
+    """The node that was asked to pause has these statuses, one after the other, a second apart."""
+    left = list(statuses)
+    now = 0.0
+
+    def sleep(_seconds: float) -> None:
+        nonlocal now
+        now += 1.0
+
+    monkeypatch.setattr(orders, "give_order", lambda _state_dir, _order: None)
+    monkeypatch.setattr(
+        orders, "fetch_status", lambda _state_dir: left.pop(0) if len(left) > 1 else left[0]
+    )
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", sleep)
+
+
+def test_pause_answers_when_the_device_is_free(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # `paused (disk)` keeps the trainer: the device is not free.
+    on_disk = replace(STATUS, phase="paused", paused_reason="disk")
+    answers(monkeypatch, *[STATUS] * 12, on_disk, on_disk, PAUSED)
+    assert run_command(["pause"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert "device" in first
+    assert second == "The device is free after 14 s. Go on with: gossamer resume"
+
+
+def test_pause_of_a_free_device_says_so_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, PAUSED)
+    assert run_command(["pause"]) == 0
+    assert capsys.readouterr().out == "The device is free. Go on with: gossamer resume\n"
+
+
+def test_pause_does_not_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, STATUS)
+    assert run_command(["pause"]) == 1
+    assert "its device is not free after 180 s" in errors(capsys)[0]
+
+
 @pytest.mark.parametrize("order", ["pause", "resume", "leave"])
 def test_orders(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
+    monkeypatch.setattr(orders, "fetch_status", lambda _state_dir: PAUSED)
     record: Callable[[StateDir, str], None] = lambda _state_dir, name: given.append(name)  # noqa: E731
     monkeypatch.setattr(orders, "give_order", record)
     assert run_command([order]) == 0
