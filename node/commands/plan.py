@@ -30,6 +30,7 @@ def plan(
     peers: int = 4,
     up: float = 20.0,
     down: float = 100.0,
+    latency: float = 20.0,
     tokens_per_second: Annotated[
         float | None, Parameter(show_default="none: utilisation is not estimated")
     ] = None,
@@ -42,11 +43,13 @@ def plan(
     manifest
         TOML file from `gossamer init`.
     peers
-        Number of peers that take part.
+        Number of peers that take part, up to 256.
     up
         Mbit/s that each peer can send.
     down
         Mbit/s that each peer can receive.
+    latency
+        Milliseconds of a message from one peer to the next, one way.
     tokens_per_second
         Tokens per second that each peer trains; `gossamer status` shows it for a running node.
     json
@@ -58,7 +61,7 @@ def plan(
     else:
         draft = read_manifest_file(manifest)
     try:
-        planned = plan_round(draft, peers, Line(up, down), tokens_per_second)
+        planned = plan_round(draft, peers, Line(up, down, latency / 1000), tokens_per_second)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
     print_plan(planned, open_console(), json=json)
