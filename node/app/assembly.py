@@ -63,6 +63,7 @@ from gossamer.node.storage.roll_file import read_pinned_head
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.gpus import Gpus
+from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.training.data_feed import DataFeed
 from gossamer.protocol.accounting.partitions import shards_per_partition
@@ -144,6 +145,7 @@ class Node:
         self._randomness = random.Random(identity.peer_id)
         gpus = Gpus()
         self.metrics = Metrics(gpus)
+        self.metrics.set_run(f"{printable(self.manifest.name)} {self.run_id.hex()[:8]}")
         self._speed = SpeedMeter(self.metrics)
         self._hardware = Hardware(settings.device, gpus, self._speed, runtime.run_in_thread)
         self._leaving = trio.Event()

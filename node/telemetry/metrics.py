@@ -151,9 +151,22 @@ class Metrics:
             namespace="gossamer",
             registry=registry,
         )
+        self._run = Gauge(
+            "run_info",
+            "Always 1; the label has name and id of the run that the node is in.",
+            ["run"],
+            namespace="gossamer",
+            registry=registry,
+        )
         build.labels(
             package_version("gossamer"), platform.python_version(), package_version("torch")
         ).set(1)
+
+    def set_run(self, run: str) -> None:
+        """Sets the run of this node. Its text tells it from other runs, also from those of one
+        name."""
+        self._run.clear()
+        self._run.labels(run).set(1)
 
     def _add_node(self, add: _Registrar) -> None:
         self._phase = add.gauges("phase", "1 for the phase that the node is in.", "phase", PHASES)

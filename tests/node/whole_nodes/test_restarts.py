@@ -55,6 +55,18 @@ def test_a_pause_holds_over_restarts_until_it_is_resumed(tmp_path: Path) -> None
     simulate(world, story)
 
 
+def test_metrics_name_the_run(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=6)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        node = world.nodes["a"]
+        run = {"run": f"numbers {node.run_id.hex()[:8]}"}
+        assert node.metrics.registry.get_sample_value("gossamer_run_info", run) == 1
+
+    simulate(world, story)
+
+
 def test_a_paused_node_without_a_state_draws_none_until_it_is_resumed(tmp_path: Path) -> None:
     """Its trainer does not run, and the initial weights need the device."""
     world = World(tmp_path, seed=2)
