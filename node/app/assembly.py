@@ -23,10 +23,10 @@ import structlog
 import trio
 
 from gossamer.node.app.http import serve_http
+from gossamer.node.app.pause_orders import PauseOrders
 from gossamer.node.app.reporting import Reporter, say_hello
 from gossamer.node.app.trainer_events import TrainerEvents
 from gossamer.node.base.awake_clock import AwakeClock
-from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.threads import RunInThread
@@ -149,11 +149,14 @@ class Node:
         self._speed = SpeedMeter(self.metrics)
         self._hardware = Hardware(settings.device, gpus, self._speed, runtime.run_in_thread)
         self._leaving = trio.Event()
+        self._pause_orders = PauseOrders(state_dir, runtime.run_in_thread)
         self.known_peers = state_dir.known_peers()
         self.pinned_head = read_pinned_head(state_dir.root)
         """The head that the link named by which this node joined, if it named one."""
         self.participant: Participant | None = None
         """The participant of the run; None until the run's data index is here."""
+        self.reporter: Reporter | None = None
+        """What tells its status; None until there is a participant."""
         self._offences = Offences(transport, self.metrics)
         self.entrance = Entrance(
             self.manifest, identity, transport, state_dir, self._offences, runtime.unix_seconds
@@ -166,19 +169,11 @@ class Node:
 
     def pause(self) -> None:
         """Stops training and frees the device, also in later lives."""
-        self._keep_pause(is_paused=True)
-        self._node.pause()
+        self._pause_orders.give(pause=True)
 
     def resume(self) -> None:
         """Goes on after a pause, or after a failure of the trainer."""
-        self._keep_pause(is_paused=False)
-        self._node.resume()
-
-    def _keep_pause(self, *, is_paused: bool) -> None:
-        try:
-            self._state_dir.write_pause(is_paused=is_paused)
-        except DiskError as error:
-            log.warning("the order holds only until this node ends", problem=str(error))
+        self._pause_orders.give(pause=False)
 
     def leave(self) -> None:
         """Makes `run` return after an orderly end, also before the participant exists."""
@@ -307,12 +302,13 @@ class Node:
         core.chain_sync.report_to(participant)
         self._transport.handle(RING_PROTOCOL, self._serve_ring)
         swarm.start(participant.rounds, self._standing)
-        reporter = Reporter(
-            participant, self._store, self._blocks, self._hardware.capacity, self._state_dir.health
+        self.reporter = reporter = Reporter(
+            participant, self._store, self._blocks, self._hardware.capacity, self._state_dir
         )
         if self._runtime.serves_http:
             await self._start_http(nursery, reporter)
         say_hello(self.manifest, self._transport.addresses())
+        nursery.start_soon(self._pause_orders.run, participant)
         nursery.start_soon(swarm.run)
         nursery.start_soon(
             core.rollbacks.run, swarm.gossip, participant, self._runtime.run_in_thread

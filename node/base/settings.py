@@ -41,7 +41,7 @@ DEFAULT_API = "127.0.0.1:4611"
 # A newcomer gets a model of 150 million parameters from two peers in a minute, and a stranger takes
 # an eighth of what it could take of a fast machine.
 DEFAULT_SERVE_LIMIT = ("100",)
-# The limit of the data cache. The present state and its predecessor are not part of it.
+# Room for some hundreds of shards besides the states of a small model, which are blocks, too.
 DEFAULT_CACHE_BYTES = 4 * 1024 * limits.MIB
 # A smaller cache would hold only a few of the largest blocks and drop them again at once.
 CACHE_BYTES_MIN = 16 * limits.BLOCK_BYTES_MAX
@@ -118,7 +118,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether the trainer gives up the network and all writing outside of its folder, where the
     system can see to that. `off` is for drivers of GPUs that do not work so."""
     cache_bytes: int = DEFAULT_CACHE_BYTES
-    """Limit of the cache of data shards."""
+    """Limit of the blocks on disk: data and states. Those that are pinned, such as the newest two
+    states, stay beyond it."""
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
     log_steps: int = 10

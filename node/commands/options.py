@@ -71,7 +71,7 @@ class NodeOptions(StateOptions):
     threads: Annotated[int | None, _default(f"{_DEFAULTS.threads}, which lets torch choose")] = None
     """CPU threads for training."""
     cache_bytes: Annotated[str | None, _default(f"{_DEFAULTS.cache_bytes // MIB}MiB")] = None
-    """Limit of the data cache, such as 20GiB."""
+    """Limit of the data and states on disk, such as 20GiB; the newest states stay beyond it."""
     bootstrap: Annotated[tuple[str, ...], _default("none")] = ()
     """Address of a peer to try besides those that this node knows; repeatable."""
     wait_for_peers: Annotated[int | None, _default(str(_DEFAULTS.wait_for_peers))] = None

@@ -188,6 +188,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     relayed_bytes_total: int = 0
     """Payload bytes that this node has carried between other peers."""
     disk_used_bytes: int = 0
+    """Bytes of the whole state directory."""
     peers: tuple[PeerStatus, ...] = ()
     peers_banned: int = 0
     """Number of peers that are banned for a while, because they broke the protocol."""

@@ -6,17 +6,14 @@ from pathlib import Path
 
 import trio
 
-from gossamer.node.app.reporting import Reporter
 from gossamer.node.telemetry.status import Status
 from tests.support.node_world import World, simulate
 
 
 def status_of(world: World, name: str) -> Status:
-    node = world.nodes[name]
-    participant = world.participant(name)
-    return Reporter(
-        participant, node._store, node._blocks, node._hardware.capacity, node._state_dir.health
-    ).status()
+    reporter = world.nodes[name].reporter
+    assert reporter is not None
+    return reporter.status()
 
 
 def phase_of(world: World, name: str) -> str:
@@ -63,6 +60,36 @@ def test_metrics_name_the_run(tmp_path: Path) -> None:
         node = world.nodes["a"]
         run = {"run": f"numbers {node.run_id.hex()[:8]}"}
         assert node.metrics.registry.get_sample_value("gossamer_run_info", run) == 1
+
+    simulate(world, story)
+
+
+def test_disk_use_is_that_of_the_whole_directory(tmp_path: Path) -> None:
+    """The quota limits the blocks; the metric of them measures the same."""
+    world = World(tmp_path, seed=7)
+
+    def files(folder: Path) -> int:
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await world.reach(3, "a")
+        world.nodes["a"].pause()
+        await world.until(lambda: phase_of(world, "a") == "paused")
+        (tmp_path / "a" / "trainer" / "optimizer").write_bytes(bytes(50_000))
+        await trio.sleep(60)
+        node, root = world.nodes["a"], tmp_path / "a"
+
+        def metric(kind: str) -> float | None:
+            return node.metrics.registry.get_sample_value(
+                "gossamer_disk_used_bytes", {"kind": kind}
+            )
+
+        assert metric("blocks") == files(root / "blocks")
+        assert metric("other") == files(root) - files(root / "blocks")
+        assert 0 < (metric("pinned") or 0) <= files(root / "blocks")
+        assert node.reporter is not None
+        assert node.reporter.status().disk_used_bytes == files(root)
 
     simulate(world, story)
 
