@@ -390,7 +390,7 @@ class Node:
             )
         )
         self._state_dir.write_api(api)
-        log.info(f"status page at http://{api}/")
+        log.info(f"status page at http://{api}/", fields={"event": "status page", "address": api})
 
     def _standing(self) -> Standing:
         context, progress = self._node.context, self._node.progress

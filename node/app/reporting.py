@@ -207,12 +207,22 @@ def say_hello(manifest: Manifest, addresses: Sequence[str]) -> None:
         f"run {manifest.name}: {manifest.model.num_parameters:,} parameters, "
         f"{manifest.data.num_tokens:,} tokens",
         run=manifest.run_id.hex()[:16],
+        fields={
+            "event": "in a run",
+            "name": manifest.name,
+            "parameters": manifest.model.num_parameters,
+            "tokens": manifest.data.num_tokens,
+        },
     )
     if manifest.admission == "invite":
         log.info("others join with the text that `gossamer invite` prints here")
         return
     for address in addresses:
-        log.info(f"others join with: gossamer join {address}#{manifest.run_id.hex()}")
+        link = f"{address}#{manifest.run_id.hex()}"
+        log.info(
+            f"others join with: gossamer join {link}",
+            fields={"event": "others join with", "link": link},
+        )
 
 
 def settled_head(chain: ChainStore, head: Digest) -> Digest | None:

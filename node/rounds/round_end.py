@@ -239,4 +239,5 @@ class RoundEnd:
             loss=None if progress.loss is None else round(progress.loss, 3),
             seconds=round(seconds, 2),
             head=short(self._heads.mine),
+            fields={"event": "round ended", "round": machine.number, "outcome": result},
         )

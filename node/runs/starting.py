@@ -63,8 +63,15 @@ async def found_here(
     else:
         preset = role.preset or DEFAULT_PRESET
         draft = draft_of_preset(preset)
-        log.info(f"the settings of the preset {preset} {PRESETS[preset].origin}")
-    log.info(f"founding {draft.name}: {draft.model.num_parameters:,} parameters")
+        log.info(
+            f"the settings of the preset {preset} {PRESETS[preset].origin}",
+            fields={"event": "preset", "preset": preset, "settings": PRESETS[preset].origin},
+        )
+    num_parameters = draft.model.num_parameters
+    log.info(
+        f"founding {draft.name}: {num_parameters:,} parameters",
+        fields={"event": "founding", "name": draft.name, "parameters": num_parameters},
+    )
     needs = needs_of(draft, trains_on_host=True, cache_bytes=settings.cache_bytes)
     require_memory(draft, needs, free_memory_bytes())  # the initial weights are drawn on the CPU
     with _Bars(tell) as bars:

@@ -1,8 +1,11 @@
 """Log lines: clear text for people or JSON for machines, with the same events in both.
 
 Gossamer's own lines come through structlog, and those of other libraries through `logging`. Both
-have one format and go to one stream. A line may contain text that a peer sent, so control
-characters are always escaped: a peer can neither forge a line nor move the cursor of a terminal.
+have one format and go to one stream. Where a sentence for people has values in it, `fields` has
+them for machines, with a fixed `event`; text leaves them out.
+
+A line may contain text that a peer sent, so control characters are always escaped: a peer can
+neither forge a line nor move the cursor of a terminal.
 """
 
 from __future__ import annotations
@@ -137,13 +140,14 @@ def _format_exception(_logger: WrappedLogger, _method: str, event: EventDict) ->
 
 
 def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    fields = event.pop("fields", {})
     seconds = event.pop("time")
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     ordered = {
         "time": f"{moment}.{int(seconds % 1 * 1000):03d}Z",
         "level": event.pop("level", "info"),
         "event": event.pop("event", ""),
-        **_with_hex(event),
+        **_with_hex({**event, **fields}),
     }
     try:
         return printable_json(msgspec.json.encode(ordered, enc_hook=str).decode())
@@ -167,6 +171,7 @@ class _TextRenderer:
 
     def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> str:
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.pop("time")))
+        event.pop("fields", None)
         level = str(event.pop("level", "info"))
         message = printable(str(event.pop("event", "")))
         trace = event.pop("traceback", None)
