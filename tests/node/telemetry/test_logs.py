@@ -65,7 +65,7 @@ def test_json_lines() -> None:
 def test_a_sentence_is_for_people_and_its_values_are_fields_for_machines() -> None:
     for log_format in ("text", "json"):
         stream = io.StringIO()
-        configure_logs(log_format, "info", stream)  # type: ignore[arg-type]
+        configure_logs(log_format, "info", stream)
         structlog.get_logger().info(
             "round 3 committed", peers=2, fields={"event": "round ended", "round": 3}
         )
