@@ -124,8 +124,8 @@ class Participant:
     def resume(self) -> None:
         """Goes on after a pause, or after a failure of the trainer."""
         self._orders.pause = False
-        if self.context.trainer.failure is not None:
-            self.context.trainer.resume()
+        # It may have failed, or have been suspended at the start, before the loop came to a pause.
+        self.context.trainer.resume()
         self._orders.notify()
 
     @property

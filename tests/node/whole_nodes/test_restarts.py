@@ -7,7 +7,7 @@ from pathlib import Path
 import trio
 
 from gossamer.node.telemetry.status import Status
-from tests.support.node_world import World, simulate
+from tests.support.node_world import NumbersTrainer, World, simulate
 
 
 def status_of(world: World, name: str) -> Status:
@@ -48,6 +48,36 @@ def test_a_pause_holds_over_restarts_until_it_is_resumed(tmp_path: Path) -> None
         world.crash("a")
         await start_again(world, nursery)
         await world.reach(held + 4, "a")
+
+    simulate(world, story)
+
+
+class SuspendableTrainer(NumbersTrainer):
+    """It is down from `suspend` to `resume`, as the real one is."""
+
+    async def suspend(self) -> None:
+        await super().suspend()
+        self.is_up = False
+
+    def resume(self) -> None:
+        self.is_up = True
+
+
+def test_a_node_is_resumed_while_it_still_joins(tmp_path: Path) -> None:
+    """Its trainer was suspended at the start, before the node came to its pause."""
+    world = World(tmp_path, seed=8)
+    (tmp_path / "a").mkdir()
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", (), SuspendableTrainer)
+        await world.reach(2, "a")
+        world.crash("a")
+        await trio.sleep(1.0)
+        (tmp_path / "a" / "paused").touch()
+        del world.nodes["a"]
+        await nursery.start(world.run, "a", (), SuspendableTrainer)
+        world.nodes["a"].resume()
+        await world.reach(4, "a")
 
     simulate(world, story)
 
