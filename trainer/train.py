@@ -116,7 +116,8 @@ class Swarm:
         average = ring_average(work, tokens, self.plan, self._payloads, outer.error_decay)
         chunks = [self.plan.range_of(chunk) for chunk in range(self.plan.num_chunks)]
         pieces = ((average[chunk], momentum[chunk]) for chunk in chunks)
-        rate, mu = rates_of_round(outer, self._run.inner.total_steps, number, pieces, norms)
+        rates = rates_of_round(outer, self._run.inner.total_steps, number, pieces, norms)
+        rate, mu, average = rates.learning_rate, rates.momentum, rates.of_average(average)
         nesterov(parameters, momentum, average, rate, mu, parameters, momentum)
         return tokens
 

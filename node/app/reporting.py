@@ -137,7 +137,10 @@ class Reporter:
 
     def _outer_step(self) -> OuterStep | None:
         tuned = self._participant.context.committed.tuned
-        return None if tuned is None else OuterStep(learning_rate=tuned[0], momentum=tuned[1])
+        if tuned is None:
+            return None
+        rate, momentum, scale = tuned
+        return OuterStep(learning_rate=rate, momentum=momentum, average_scale=scale)
 
     def _peers(self) -> tuple[PeerStatus, ...]:
         living = self._participant.context.swarm.living_anywhere()

@@ -29,7 +29,6 @@ Rules
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -175,7 +174,7 @@ class SharedStepRunner:
     def follow(self, ring: Ring) -> RingSteps:
         """A ring begins, perhaps in place of another one: its steps begin where the round does."""
         if self._steps is not None:
-            self._steps.is_void = True
+            self._steps.become_void()
             self._void.append(self._steps)
         num_steps = self._committed.sync_sets.whole.plan.num_chunks
         self._steps = RingSteps(ring, self._me, self._payloads, num_steps, self)
@@ -185,6 +184,8 @@ class SharedStepRunner:
     def close(self) -> None:
         """The round is over at this peer: no task waits for its steps any more."""
         self._scope.cancel()
+        if self._steps is not None:
+            self._steps.wake()
         self.notify()
 
     # Tasks
@@ -258,19 +259,17 @@ class SharedStepRunner:
             partial_sum_seconds: local time at which the step's partial sum came; None for a step
                 that this peer begins.
         """
+        if not self.is_closed:
+            await steps.until_next(step)
         while not (steps.is_void or self.is_closed or steps.num_taken > step):
-            wait_seconds = math.inf
-            if steps.num_taken == step:
-                if self._update is not None:
-                    return self._update
-                if self._has_trained:
-                    break
-                wait_seconds = (
-                    self._give_up_seconds(steps, partial_sum_seconds) - trio.current_time()
-                )
-                if wait_seconds <= 0:
-                    log.debug("too late for a step", step=step, ring=short(steps.ring_id))
-                    break
+            if self._update is not None:
+                return self._update
+            if self._has_trained:
+                break
+            wait_seconds = self._give_up_seconds(steps, partial_sum_seconds) - trio.current_time()
+            if wait_seconds <= 0:
+                log.debug("too late for a step", step=step, ring=short(steps.ring_id))
+                break
             with trio.move_on_after(wait_seconds):
                 await self._news.wait()
         return b""
@@ -311,6 +310,9 @@ class RingSteps:
         """Local time at which the newest step was taken."""
         self.is_void = False
         """Whether this peer follows another ring by now."""
+        self._next: dict[int, trio.Event] = {}
+        """Of steps with a waiting task: set when the step is the next one. Tasks of all chunks wait
+        from the beginning of a ring on, and most news matter to the next step alone."""
         self._num_out = 0
         """Parts that were given and have left the trainer's momentum."""
 
@@ -320,6 +322,23 @@ class RingSteps:
         self._num_out += self.is_in(average) and not self.is_void
         self.num_taken = step + 1
         self.taken_seconds = trio.current_time()
+        for waiting in [each for each in self._next if each <= self.num_taken]:
+            self._next.pop(waiting).set()
+
+    async def until_next(self, step: int) -> None:
+        """Waits until a step is the next one to be taken, or no step of this ring is any more."""
+        if self.num_taken < step and not self.is_void:
+            await self._next.setdefault(step, trio.Event()).wait()
+
+    def become_void(self) -> None:
+        """Notes that this peer follows another ring."""
+        self.is_void = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Ends each `until_next`."""
+        while self._next:
+            self._next.popitem()[1].set()
 
     @property
     def has_given(self) -> bool:

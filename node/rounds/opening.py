@@ -121,14 +121,14 @@ class NodeHost:
     def removed(self, removed: Removed) -> None:
         """See `RoundHost`."""
         self._context.metrics.ring_skips.add(first_word(removed.reason))
-        if removed.reason != SLOW:  # a slow line is no fault, and has rules of its own
-            self._context.swarm.admission.conduct.put_out(
-                self._parent.round + 1,
-                removed.accuser,
-                removed.peer,
-                removed.order,
-                is_voting=removed.is_voting,
-            )
+        self._context.swarm.admission.conduct.put_out(
+            self._parent.round + 1,
+            removed.accuser,
+            removed.peer,
+            removed.order,
+            is_voting=removed.is_voting,
+            is_slow=removed.reason == SLOW,
+        )
 
 
 class RoundOpener:

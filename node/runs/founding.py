@@ -169,6 +169,20 @@ def sign_manifest(
     return FoundedRun(SignedManifest(manifest=encoded, signature=signature), manifest, data.index)
 
 
+def risk_of(draft: Draft) -> str | None:
+    """Says for people what every stranger could do to a run that is founded so; None: no more than
+    a bounded part of an average."""
+    if draft.admission != "open" or draft.trust == "open":
+        return None
+    choice = 'admission = "invite"'
+    if draft.sync != "distro":
+        choice = f'trust = "open" or {choice}'
+    return (
+        "every peer may join this run, and each of its members can replace the model. Among people "
+        f"who do not know each other set {choice} in the manifest: `gossamer init`"
+    )
+
+
 def _require_enough(data: DataConfig, draft: Draft) -> None:
     """Requires text for one inner step, and held-out text for one sequence."""
     context = draft.model.context

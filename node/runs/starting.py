@@ -23,7 +23,7 @@ from gossamer.node.machine.trainer_exit import TrainerExit
 from gossamer.node.machine.trainer_process import TrainerProcess
 from gossamer.node.network.identity import Identity
 from gossamer.node.runs.draft import Draft, draft_of_preset
-from gossamer.node.runs.founding import sign_manifest
+from gossamer.node.runs.founding import risk_of, sign_manifest
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.needs import needs_of, require_memory
 from gossamer.node.runs.preparing import prepare_elsewhere
@@ -72,6 +72,8 @@ async def found_here(
         f"founding {draft.name}: {num_parameters:,} parameters",
         fields={"event": "founding", "name": draft.name, "parameters": num_parameters},
     )
+    if (risk := risk_of(draft)) is not None:
+        log.warning(risk)
     needs = needs_of(draft, trains_on_host=True, cache_bytes=settings.cache_bytes)
     require_memory(draft, needs, free_memory_bytes())  # the initial weights are drawn on the CPU
     with _Bars(tell) as bars:

@@ -48,6 +48,7 @@ from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.state.chain import ChunkAverage, Commit, Header, Member, UpdateIndex
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, StateIndex, index_of
+from gossamer.protocol.state.outer_momentum import OuterRates
 from gossamer.protocol.state.sync_sets import SyncSets
 
 log = structlog.get_logger("state")
@@ -107,9 +108,8 @@ class CommittedState:
         self.ledger = Ledger()
         self._retention = Retention(store, clock)
         self.is_loaded = False
-        self.tuned: tuple[float, float] | None = None
-        """(learning rate, momentum) that the newest round of this life chose, see
-        `NextState.tuned`."""
+        self.tuned: OuterRates | None = None
+        """Of the newest round of this life, see `NextState.tuned`."""
         self._is_on_disk = True
 
     @property
@@ -280,6 +280,11 @@ class CommittedState:
         self.momentum, new.momentum = new.momentum, self.momentum
         self.index, new.index = new.index, None
         self.tuned = self._next.tuned
+        if self.tuned is not None and self.tuned.scale < 1.0:
+            log.warning(
+                "a round's average was far longer than its members' own work, and is cut to it",
+                factor=self.tuned.scale,
+            )
         self.ledger = ledger
         self.head = head
 

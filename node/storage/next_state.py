@@ -15,7 +15,7 @@ from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.state.chain import Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, StateIndex, chunk_bytes, index_of
-from gossamer.protocol.state.outer_momentum import tuned_rates
+from gossamer.protocol.state.outer_momentum import OuterRates, tuned_rates
 from gossamer.protocol.state.outer_step import nesterov
 from gossamer.protocol.state.sync_sets import SyncSet, SyncSets
 
@@ -54,9 +54,9 @@ class NextState:
         self.vectors = StateVectors(np.empty_like(base), np.empty_like(base))
         """The vectors of the next state; without an index they hold nothing that means
         something."""
-        self.tuned: tuple[float, float] | None = None
-        """(learning rate, momentum) that the round chose; None where it took those of the manifest,
-        or the work of a lone peer as it was."""
+        self.tuned: OuterRates | None = None
+        """The rates that the round chose; None where it took those of the manifest, or the work of
+        a lone peer."""
 
     def compute(
         self,
@@ -103,7 +103,7 @@ class NextState:
         if sync_set is not self.sync_sets.whole:
             np.copyto(new.parameters, present.parameters)
             np.copyto(new.momentum, present.momentum)
-        tuned: tuple[float, float] | None = None
+        tuned: OuterRates | None = None
         if outer.displacement:
             decoded = self._decoded_averages(sync_set, averages, masks, members)
             pieces = ((values, present.momentum[part]) for part, values, _ in decoded)
@@ -112,8 +112,10 @@ class NextState:
             tuned = tuned_rates(outer, total_steps, round_number, pieces, norms)
         for part, values, mask in self._decoded_averages(sync_set, averages, masks, members):
             rate, mu = outer.rates_of(round_number, mask.bit_count())
-            if tuned is not None and mask.bit_count() > 1:
-                rate, mu = self.tuned = tuned
+            if tuned is not None:
+                values = tuned.of_average(values)
+                if mask.bit_count() > 1:
+                    self.tuned, (rate, mu, _) = tuned, tuned
             nesterov(
                 present.parameters[part],
                 present.momentum[part],

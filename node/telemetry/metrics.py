@@ -269,6 +269,10 @@ class Metrics:
         self._outer_momentum = add.gauge(
             "outer_momentum", "Value that the newest round chose; NaN if it chose none."
         )
+        self._outer_average_scale = add.gauge(
+            "outer_average_scale",
+            "Factor of the newest average: below 1 if it was longer than its members' work.",
+        )
         self.set_outer_step(None)
         self.rounds_behind = add.gauge(
             "rounds_behind", "Rounds that the swarm is ahead of this node."
@@ -342,6 +346,7 @@ class Metrics:
     def set_outer_step(self, step: OuterStep | None) -> None:
         self._outer_learning_rate.set(math.nan if step is None else step.learning_rate)
         self._outer_momentum.set(math.nan if step is None else step.momentum)
+        self._outer_average_scale.set(math.nan if step is None else step.average_scale)
 
     def observe_round_phase(self, phase: str, seconds: float) -> None:
         """Adds the time of a phase of a round, which is one of `ROUND_PHASES`."""

@@ -91,6 +91,8 @@ class OuterStep(msgspec.Struct, frozen=True, kw_only=True):
 
     learning_rate: float
     momentum: float
+    average_scale: float = 1.0
+    """Factor of the average; below 1 if it was far longer than the members' own work."""
 
 
 class LossPoint(msgspec.Struct, frozen=True, kw_only=True):

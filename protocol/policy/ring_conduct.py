@@ -17,8 +17,12 @@ Rules
 - A peer that accuses a neighbour, or is accused by one, is not its neighbour for `MEMORY_ROUNDS`
   rounds: each of the two leaves the other out of the links in its `Ready` (`is_avoided`). So an
   accusation that nobody shares separates the two, and expels neither.
+- A slow line is no fault, so a peer that is put out as slow gets no mark. As long as one accuser
+  alone found it slow within `MEMORY_ROUNDS`, the two are no neighbours either. A line that is slow
+  is slow to the next neighbour as well, and then it is in rings again next to everybody.
 - The first time a peer sits out `SITS_OUT_ROUNDS`, and each further time twice as many, up to
-  `SITS_OUT_ROUNDS_MAX`. Within `FORGET_ROUNDS` after it is back a single mark is enough.
+  `SITS_OUT_ROUNDS_MAX`. Within `FORGET_ROUNDS` after it is back a single mark is enough, or a
+  single accusation of a member that is not its neighbour.
 
 A peer that sits out is in no ring in which this node takes part, and no round waits for it. It may
 train on: its work is carried until it is back.
@@ -64,6 +68,8 @@ class _Record:
     """What is held against a peer."""
 
     marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
+    slow: deque[_Mark] = field(default_factory=lambda: deque(maxlen=MARKS_MAX))
+    """Neighbours that put it out as slow."""
     wrong: deque[int] = field(default_factory=lambda: deque(maxlen=WRONG_MAX))
     """Rounds of its accusations of members that are not its neighbours."""
     avoided_until: int = 0
@@ -87,14 +93,19 @@ class RingConduct:
         order: Sequence[PeerId],
         *,
         is_voting: bool,
+        is_slow: bool = False,
     ) -> None:
         """A member is newly out of a ring of this round.
 
         Args:
             order: the members that were in until then, in ring order, the accused among them.
             is_voting: whether this peer has all averages: then the votes say who delays the ring.
+            is_slow: whether its line is said to be far slower than the others'.
         """
         if len(order) < MEMBERS_MIN or accuser == accused or accuser not in order:
+            return
+        if is_slow and _are_neighbours(order, accuser, accused):
+            self._record(accused).slow.append(_Mark(round_number, accuser))
             return
         if is_voting or _are_neighbours(order, accuser, accused):
             record = self._record(accused)
@@ -112,7 +123,8 @@ class RingConduct:
             return
         record = self._record(accuser)
         record.wrong.append(round_number)
-        if sum(_counts(number, round_number) for number in record.wrong) >= WRONG_MAX:
+        wrong = sum(_counts(number, round_number) for number in record.wrong)
+        if wrong >= WRONG_MAX or _sat_out_lately(record, round_number):
             self._sit_out(record, round_number)
 
     def sits_out(self, round_number: int, peer: PeerId) -> bool:
@@ -123,7 +135,17 @@ class RingConduct:
     def is_avoided(self, round_number: int, peer: PeerId) -> bool:
         """Returns whether a peer is to be no neighbour of this peer in a round."""
         record = self._records.get(peer)
-        return record is not None and round_number <= record.avoided_until
+        if record is not None and round_number <= record.avoided_until:
+            return True
+        return self._found_slow_by(round_number, peer) == {self._me} or (
+            self._found_slow_by(round_number, self._me) == {peer}
+        )
+
+    def _found_slow_by(self, round_number: int, peer: PeerId) -> set[PeerId]:
+        """The peers that lately put a peer out as slow."""
+        record = self._records.get(peer)
+        marks = () if record is None else record.slow
+        return {each.accuser for each in marks if _counts(each.round, round_number)}
 
     def _sit_out(self, record: _Record, round_number: int) -> None:
         record.times = record.times + 1 if _sat_out_lately(record, round_number) else 1

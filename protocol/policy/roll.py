@@ -46,6 +46,10 @@ REVOCATIONS_MAX = 16
 """Revocations of one member that is no root; those with the lowest targets stay. Each puts out a
 whole branch, and a root may make `limits.MEMBERS_MAX`."""
 
+STRANGERS = PeerId("")
+"""The branch of all peers that never were members: identities are free, so if each were a branch of
+its own, many of them would weigh more than any member's branch."""
+
 
 class NotWelcomeError(Exception):
     """A genuine invitation does not let its holder in; the text says why, for people."""
@@ -133,9 +137,11 @@ class Roll:
 
     def branch_of(self, peer: PeerId) -> PeerId:
         """Returns the member below a root through which a peer came in: the peer itself where a
-        root let it in, and for a root or a stranger."""
+        root let it in, and for a root. All strangers are one branch, `STRANGERS`."""
         chain = self.chain_of(peer)
-        return peer_of(chain[0].newcomer) if chain else peer
+        if chain:
+            return peer_of(chain[0].newcomer)
+        return peer if public_key_of(peer) in self.roots else STRANGERS
 
     def below(self, peer: PeerId) -> frozenset[PeerId]:
         """Returns all peers that came in through a peer, directly or not. None for a root: that

@@ -13,7 +13,10 @@ Rules
   bytes that wait for it would take `LAG_SECONDS` at its rate. At the beginning of a ring every
   member sends chunks that it starts itself.
 - A link is slow if it is `SLOW_FACTOR` times slower than the upper median of what the other living
-  members said. At least half of them must have said a rate.
+  members said. A member that said nothing counts as one with the rate zero, so that one member that
+  speaks first, and of a rate that it does not have, finds no link slow.
+- In a ring of three the word of the predecessor alone counts, and at most as much as came from it
+  over any part of the ring so far. The successor's word would be a verdict in its own favour.
 - With shared steps each chunk waits for the one before, so the round waits for a busy link. A link
   is judged when it was busy over `PATIENCE_FRACTION` of the other time.
 - A link that moves no bytes is silent, not slow: the driver ends it. A link is judged by at least
@@ -43,11 +46,11 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId
+from gossamer.protocol.rounds.measured_link import PATIENCE_FRACTION, Mark, MeasuredLink
 
 SAMPLE_SECONDS = 1.0
 """Shortest time over which a rate is measured. It is long against a round trip over an ocean and a
@@ -68,24 +71,8 @@ CHANGE_FACTOR = 2.0
 """Change of a rate that is announced. It is small against `SLOW_FACTOR`: when all lines become slow
 together, each member hears so before it judges."""
 
-LAG_SECONDS = 1.0
-"""Time that the waiting bytes of a full line take at least. It is longer than a round trip, which
-is what waits behind a line that is not full (Little's law)."""
-
-STEPS_MIN = 2
-"""Marks that a window needs beyond its first one before its rate is meaningful. The first bytes
-after a pause show the length of the pause, and nothing of the line."""
-
-GAP_SECONDS = 1.0
-"""Time between two looks after which the window begins anew; links are looked at several times a
-second."""
-
 PATIENCE_SECONDS_MIN = 2.0
 """A slow link that is done this soon is waited for, however short the round was."""
-
-PATIENCE_FRACTION = 0.25
-"""Part of the time that the round took until its ring began: with the time to notice it, a slow
-member makes a round take at most half as long again as without it."""
 
 PREDECESSOR_SECONDS = 3.0
 """Time for the predecessor to say its rate; see `SAMPLE_SECONDS`."""
@@ -119,81 +106,6 @@ class _Word(NamedTuple):
 
     sequence: int
     bytes_per_second: float
-
-
-class _Mark(NamedTuple):
-    """The totals of a link at the moment at which more bytes were received."""
-
-    seconds: float
-    """Local clock."""
-    busy_seconds: float
-    acked_bytes: int
-
-
-@dataclass
-class _Link:
-    """The link to one successor in this ring."""
-
-    looked_seconds: float
-    """Local time of the last look."""
-    marks: deque[_Mark]
-    """The marks of the window, which begins with the first."""
-    is_waited_for: bool
-    """Whether the round waits for this link whenever it is busy."""
-    busy_seconds: float = 0.0
-    acked_bytes: int = 0
-    waiting_bytes: int = 0
-    has_moved: bool = False
-    """Whether bytes were received since the look before."""
-    slow_since_seconds: float | None = None
-    """Local time at which the link was first found slow; None: it is not slow."""
-
-    def look(
-        self,
-        now: float,
-        acked_bytes: int,
-        busy_seconds: float,
-        waiting_bytes: int,
-        window_seconds: float,
-    ) -> None:
-        """Takes the totals of the link so far. The window ends here."""
-        self.acked_bytes, self.busy_seconds = acked_bytes, busy_seconds
-        self.waiting_bytes = waiting_bytes
-        marks, mark = self.marks, _Mark(now, busy_seconds, acked_bytes)
-        self.has_moved = acked_bytes > marks[-1].acked_bytes
-        if now > self.looked_seconds + GAP_SECONDS:
-            marks.clear()
-            marks.append(mark)
-        elif self.has_moved:
-            marks.append(mark)
-        self.looked_seconds = now
-        begin_seconds = busy_seconds - window_seconds
-        while len(marks) > STEPS_MIN + 1 and marks[1].busy_seconds <= begin_seconds:
-            marks.popleft()
-
-    @property
-    def window_seconds(self) -> float:
-        """Busy seconds in the window."""
-        return self.busy_seconds - self.marks[0].busy_seconds
-
-    @property
-    def bytes_per_second(self) -> float:
-        seconds = self.window_seconds
-        return (self.acked_bytes - self.marks[0].acked_bytes) / seconds if seconds > 0 else 0.0
-
-    @property
-    def goes_on(self) -> bool:
-        """Returns whether the rate is meaningful: the link does not pause, or it is at its
-        beginning."""
-        return self.marks[0].acked_bytes == 0 or (self.has_moved and len(self.marks) > STEPS_MIN)
-
-    @property
-    def lags(self) -> bool:
-        """Returns whether more bytes wait for this link than for a line that is not full."""
-        if self.is_waited_for:
-            others_seconds = self.looked_seconds - self.marks[0].seconds - self.window_seconds
-            return self.window_seconds > PATIENCE_FRACTION * others_seconds
-        return self.waiting_bytes > LAG_SECONDS * self.bytes_per_second
 
 
 class RingLinkRates:
@@ -231,9 +143,12 @@ class RingLinkRates:
         self._is_in_steps = is_in_steps
         self._patience_seconds = max(PATIENCE_SECONDS_MIN, PATIENCE_FRACTION * round_seconds)
         self._words: dict[PeerId, _Word] = {}
-        self._links: dict[PeerId, _Link] = {}
+        self._links: dict[PeerId, MeasuredLink] = {}
         self._arrivals: deque[float] = deque(maxlen=2 * num_chunks)
         """Times at which the newest chunks came to this peer."""
+        self._num_arrived = 0
+        self._arrived_bytes_per_second = 0.0
+        """Highest rate at which chunks came to this peer, from the beginning of the ring on."""
         self._num_said = 0
         self._said = 0.0
         """The rate that this peer said last."""
@@ -266,6 +181,10 @@ class RingLinkRates:
     def received(self, now: float) -> None:
         """A chunk arrived here."""
         self._arrivals.append(now)
+        self._num_arrived += 1
+        seconds = max(now - self._began_seconds, BUSY_SECONDS_MIN)
+        rate = self._num_arrived * self._chunk_bytes / seconds
+        self._arrived_bytes_per_second = max(self._arrived_bytes_per_second, rate)
 
     def measured(
         self, now: float, peer: PeerId, acked_bytes: int, busy_seconds: float, waiting_bytes: int
@@ -278,8 +197,8 @@ class RingLinkRates:
             waiting_bytes: bytes to send now that are not acknowledged.
         """
         if peer not in self._links:
-            marks = deque([_Mark(now - busy_seconds, 0.0, 0)])
-            self._links[peer] = _Link(now, marks, self._is_in_steps)
+            marks = deque([Mark(now - busy_seconds, 0.0, 0)])
+            self._links[peer] = MeasuredLink(now, marks, self._is_in_steps)
         link = self._links[peer]
         link.look(now, acked_bytes, busy_seconds, waiting_bytes, self._window_seconds(now))
 
@@ -297,12 +216,12 @@ class RingLinkRates:
         self._said = link_rate
         return self._num_said, link_rate
 
-    def _is_sampled(self, now: float, link: _Link) -> bool:
+    def _is_sampled(self, now: float, link: MeasuredLink) -> bool:
         if now < self._began_seconds + SAMPLE_SECONDS:
             return False
         return link.busy_seconds >= BUSY_SECONDS_MIN or link.acked_bytes >= self._chunk_bytes
 
-    def _is_news(self, link: _Link, link_rate: float) -> bool:
+    def _is_news(self, link: MeasuredLink, link_rate: float) -> bool:
         if link.window_seconds < SAMPLE_SECONDS or not link.goes_on:
             return False
         if link_rate < self._said:
@@ -383,12 +302,28 @@ class RingLinkRates:
     def _threshold(self, living: Sequence[PeerId]) -> float | None:
         """The rate below which a link is slow; None: too few members have said a rate."""
         others = [peer for peer in living if peer != self._me]
-        link_rates = [self._words[peer].bytes_per_second for peer in others if peer in self._words]
-        if len(others) < 2 or 2 * len(link_rates) < len(others):
+        if len(others) < 2:
             return None
-        return statistics.median_high(link_rates) / SLOW_FACTOR
+        if len(others) == 2:
+            usual = self._checked_link_rate_to_me(living)
+        else:
+            words = [self._words.get(peer) for peer in others]
+            usual = statistics.median_high(word.bytes_per_second if word else 0.0 for word in words)
+        return usual / SLOW_FACTOR if usual > 0 else None
 
-    def _is_slow(self, link: _Link, threshold: float) -> bool:
+    def _checked_link_rate_to_me(self, living: Sequence[PeerId]) -> float:
+        """The rate that the predecessor said, as far as it was seen here; 0: it said nothing.
+
+        With shared steps the line pauses between chunks, so what arrives says little of it.
+        """
+        word = self._words.get(living[living.index(self._me) - 1])
+        if word is None:
+            return 0.0
+        if self._is_in_steps:
+            return word.bytes_per_second
+        return min(word.bytes_per_second, self._arrived_bytes_per_second)
+
+    def _is_slow(self, link: MeasuredLink, threshold: float) -> bool:
         """Returns whether a link is worth giving up."""
         if link.window_seconds < VERDICT_SECONDS:
             return False
@@ -404,7 +339,7 @@ class RingLinkRates:
         word = self._words.get(predecessor) if predecessor in living else None
         return None if word is None else word.bytes_per_second
 
-    def _is_soon_done(self, link: _Link) -> bool:
+    def _is_soon_done(self, link: MeasuredLink) -> bool:
         sent_bytes = sum(each.acked_bytes for each in self._links.values())
         left_bytes = max(link.waiting_bytes, self._bytes_to_send - sent_bytes)
         return left_bytes <= link.bytes_per_second * self._patience_seconds

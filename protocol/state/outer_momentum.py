@@ -14,6 +14,11 @@ work, and m is the momentum vector before the step. Each member says the norm of
 median counts, so that one false norm changes little. In the first `PLAIN_SHARE` of the run's inner
 steps the outer step is plain averaging.
 
+The average of vectors is not longer than the longest of them, so an average far longer than its
+members' work is that of no honest ring: a member has sent something else than it trained, or its
+device computes nonsense. Such an average is cut to `LENGTH_MAX` times the median norm. So no round
+moves the parameters farther than its members' own work would, whatever one of them adds to a sum.
+
 All peers get the same numbers: everything is a fixed sequence of IEEE 754 operations in float64.
 """
 
@@ -24,6 +29,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from gossamer.protocol.codecs.inner_products import inner_product
 from gossamer.protocol.manifest import OuterConfig
 from gossamer.protocol.state.digest import FloatVector
@@ -32,8 +39,26 @@ PLAIN_SHARE = 0.25
 """Part of the run's inner steps without momentum. It equals the warm-up rounds of the preset
 `tiny`, with which it was tested. Larger presets have shorter warm-ups."""
 
+LENGTH_MAX = 1.5
+"""Length of an average, in median norms of the members' work, from which on it is cut. Averages of
+honest members have 0.6 to 0.75 of it. A member of a fast machine does longer work than the others,
+and counts for twice their median at most; a codec adds the error of its rounding."""
+
 _HALVINGS = 30
 """Halvings of the interval in which the momentum is sought: to 1e-9, finer than fp32 near 0.9."""
+
+
+class OuterRates(NamedTuple):
+    """The outer step of one round."""
+
+    learning_rate: float
+    momentum: float
+    scale: float = 1.0
+    """Factor of the average, above 0; below 1 if it is cut, see `LENGTH_MAX`."""
+
+    def of_average(self, average: FloatVector) -> FloatVector:
+        """The average of which the step is taken, (num_elements,)."""
+        return average if self.scale == 1.0 else average * np.float32(self.scale)
 
 
 class Products(NamedTuple):
@@ -51,6 +76,10 @@ class Products(NamedTuple):
             self.mm + inner_product(momentum, momentum),
         )
 
+    def scaled(self, scale: float) -> Products:
+        """The products of the average times `scale`."""
+        return Products(scale * scale * self.gg, scale * self.gm, self.mm)
+
     def square_of_step(self, mu: float) -> float:
         """The squared length of an outer step with this momentum and learning rate 1."""
         return (
@@ -66,23 +95,35 @@ def tuned_rates(
     round_number: int,
     pieces: Iterable[tuple[FloatVector, FloatVector]],
     norms: Sequence[float],
-) -> tuple[float, float]:
-    """Learning rate and momentum of a round of several peers, from `outer.displacement`.
+) -> OuterRates:
+    """The rates of a round of several peers, from `outer.displacement`.
 
     Args:
         total_steps: inner steps of the whole run.
-        pieces: pieces of the average and of the momentum vector, in the order of the chunks. They
-            are not read if the momentum is known without them.
+        pieces: pieces of the average and of the momentum vector, in the order of the chunks.
         norms: see `momentum_for`.
     """
-    is_early = outer.first_inner_step_of(round_number) < PLAIN_SHARE * total_steps
-    if is_early or outer.is_warmup(round_number):
-        return (1.0, 0.0)
     products = Products()
     for average, momentum in pieces:
         products = products.with_part(average, momentum)
     displacement = outer.displacement / outer.learning_rate
-    return (outer.learning_rate, momentum_for(products, norms, displacement, outer.momentum))
+    longest = max(LENGTH_MAX, displacement) * statistics.median(norms)
+    scale = scale_to(longest, products.gg)
+    is_early = outer.first_inner_step_of(round_number) < PLAIN_SHARE * total_steps
+    if is_early or outer.is_warmup(round_number):
+        return OuterRates(1.0, 0.0, scale)
+    mu = momentum_for(products.scaled(scale), norms, displacement, outer.momentum)
+    return OuterRates(outer.learning_rate, mu, scale)
+
+
+def scale_to(longest: float, squared_length: float) -> float:
+    """The factor, 1 at most, that makes a vector no longer than `longest`.
+
+    It is 1 if `longest` is 0: then the members said nothing of their work.
+    """
+    if longest <= 0.0 or squared_length <= longest * longest:
+        return 1.0
+    return longest / math.sqrt(squared_length)
 
 
 def rates_of_round(
@@ -91,14 +132,14 @@ def rates_of_round(
     round_number: int,
     pieces: Iterable[tuple[FloatVector, FloatVector]],
     norms: Sequence[float],
-) -> tuple[float, float]:
-    """Learning rate and momentum of a round whose average contains all its peers.
+) -> OuterRates:
+    """The rates of a round whose average contains all its peers.
 
     Args: as for `tuned_rates`; `norms` has one element for each peer.
     """
     if outer.displacement and len(norms) > 1:
         return tuned_rates(outer, total_steps, round_number, pieces, norms)
-    return outer.rates_of(round_number, len(norms))
+    return OuterRates(*outer.rates_of(round_number, len(norms)))
 
 
 def momentum_for(

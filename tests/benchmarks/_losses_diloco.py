@@ -115,7 +115,8 @@ class Swarm:
             for chunk in range(sync_set.plan.num_chunks)
             for part, of_chunk in sync_set.pieces_of(chunk)
         )
-        rate, mu = rates_of_round(outer, self._total_steps, number, pieces, norms)
+        rates = rates_of_round(outer, self._total_steps, number, pieces, norms)
+        rate, mu, average = rates.learning_rate, rates.momentum, rates.of_average(average)
         self.momenta.append(mu)
         start = 0
         for part in sync_set.ranges:

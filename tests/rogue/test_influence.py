@@ -49,6 +49,18 @@ class Huge(NumbersTrainer):
         return await super().collect()
 
 
+class HugeOnce(NumbersTrainer):
+    """A card that computes nonsense in one round, and is well again."""
+
+    _num_rounds = 0
+
+    async def collect(self) -> bool:
+        self._num_rounds += 1
+        if self._num_rounds == 3:
+            self._work = np.full_like(self._work, 2.0**63)
+        return await super().collect()
+
+
 class Liar(NumbersTrainer):
     """It flips the sign of its work, and says that it trained ten times as much as it did."""
 
@@ -71,9 +83,17 @@ def quiet() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
 
 
-def largest_after(root: Path, trainer: type[NumbersTrainer], codec: str, trust: Trust) -> float:
+def largest_after(
+    root: Path,
+    trainer: type[NumbersTrainer],
+    codec: str,
+    trust: Trust,
+    displacement: float = 0.0,
+) -> float:
     """The largest magnitude of a parameter after some rounds of three and one."""
-    world = World(root, seed=29, codec=codec, trust=trust, wait_for_peers=1)
+    world = World(
+        root, seed=29, codec=codec, trust=trust, wait_for_peers=1, displacement=displacement
+    )
 
     async def story(nursery: trio.Nursery) -> None:
         await nursery.start(world.run, "a")
@@ -100,6 +120,16 @@ def test_one_of_four_does_not_carry_the_model_away(
 def test_a_sum_is_carried_away_by_one(tmp_path: Path, trainer: type[NumbersTrainer]) -> None:
     """So that the test above would notice if the attack did not take place."""
     assert largest_after(tmp_path, trainer, "fp32", "members") > 2 * SOUND
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_nonsense_of_one_card_in_one_round_is_survived(tmp_path: Path, codec: str) -> None:
+    """Among members that trust each other, in a run whose rounds choose their momentum."""
+    carried_away = largest_after(tmp_path / "sum", HugeOnce, codec, "members")
+    cut = largest_after(tmp_path / "cut", HugeOnce, codec, "members", displacement=1.4)
+    print(f"largest parameter: {cut:.1f} if the average is cut, {carried_away:.3g} if it is not")
+    assert cut < SOUND
+    assert carried_away > 1e6
 
 
 def test_a_claim_of_tokens_does_not_turn_a_sum_round(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -165,7 +166,7 @@ class NumbersTrainer:
             if not self._shares:
                 self._local += np.float32(0.1) * (self._target - self._local)
             tokens += wanted - left
-            loss = float(np.square(self._local).mean())
+            loss = float(np.square(self._local, dtype=np.float64).mean())
             self._listener.stepped(
                 messages.Step(
                     round=round_number,
@@ -240,7 +241,8 @@ class NumbersTrainer:
     async def evaluate(
         self, paths: Sequence[str], tokens_max: int, seconds_max: float
     ) -> messages.Evaluated | None:
-        return messages.Evaluated(loss=float(np.square(self.base).mean()), tokens=1)
+        loss = float(np.square(self.base, dtype=np.float64).mean())
+        return messages.Evaluated(loss=loss, tokens=1)
 
     async def suspend(self) -> None:
         self._queue.clear()
@@ -372,6 +374,12 @@ def found(
     return SignedManifest(manifest=encode_manifest(manifest), signature=signature), blocks
 
 
+@functools.cache
+def _identity(text: str) -> Identity:
+    """Made once: conditions that are looked at a thousand times a second ask for it."""
+    return Identity.from_seed(digest_of(text.encode()))
+
+
 @dataclass
 class World:
     """Nodes of one run in one network in memory."""
@@ -397,7 +405,7 @@ class World:
     trust: Trust = "members"
     run_in_thread: RunInThread = in_no_thread
     """Runs blocking calls; virtual time allows no threads."""
-    look_seconds: float = 0.001
+    look_seconds: float = 0.005
     """Time between two looks of `until`, which may have to catch one phase."""
     nodes: dict[str, Node] = field(default_factory=dict)
 
@@ -419,12 +427,13 @@ class World:
         )
         digests = [digest_of(block).hex() for block in self._blocks]
         self._shard_files = [f"{digest[:2]}/{digest}" for digest in digests]
+        self._blocks_paths: dict[str, str] = {}
         self._scopes: dict[str, trio.CancelScope] = {}
         self.tasks: dict[str, trio.lowlevel.Task] = {}
         """The task of each node's newest life: it and its children do all that the node does."""
 
     def identity(self, name: str) -> Identity:
-        return Identity.from_seed(digest_of(f"{name} {self.seed}".encode()))
+        return _identity(f"{name} {self.seed}")
 
     async def run(
         self,
@@ -504,21 +513,32 @@ class World:
         return node.context.committed.entry.round if node is not None else 0
 
     async def reach(self, round_number: int, *names: str, seconds: float = 120.0) -> None:
-        await self.until(lambda: all(self.round(name) >= round_number for name in names), seconds)
+        def is_there() -> bool:
+            return all(self.round(name) >= round_number for name in names)
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        """Looks every `look_seconds`."""
+        # A round takes far longer than this.
+        await self.until(is_there, seconds, max(self.look_seconds, 0.01))
+
+    async def until(
+        self, condition: Callable[[], bool], seconds: float = 60.0, look_seconds: float = 0.0
+    ) -> None:
+        """Looks every `look_seconds`; 0 stands for those of the world."""
         with trio.fail_after(seconds):
             while not condition():  # noqa: ASYNC110 - what is watched has no event to wait for
-                await trio.sleep(self.look_seconds)
+                await trio.sleep(look_seconds or self.look_seconds)
 
     def all_shards_are_with(self, *names: str) -> bool:
         """Returns whether each shard is on one of their disks."""
         # Asked at every look of `until`: `Path` would take longer than the disk.
-        roots = [os.fspath(StateDir(self.root / name).blocks_path) for name in names]
+        roots = [self._blocks_path(name) for name in names]
         return all(
             any(os.path.exists(f"{root}/{file}") for root in roots) for file in self._shard_files
         )
+
+    def _blocks_path(self, name: str) -> str:
+        if name not in self._blocks_paths:
+            self._blocks_paths[name] = os.fspath(StateDir(self.root / name).blocks_path)
+        return self._blocks_paths[name]
 
     def path(self, name: str) -> list[Digest]:
         committed = self.participant(name).context.committed

@@ -7,7 +7,7 @@ import pytest
 
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.runs.draft import Draft, draft_of_preset
-from gossamer.node.runs.founding import FoundedRun, found_run
+from gossamer.node.runs.founding import FoundedRun, found_run, risk_of
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest, digest_of, peer_id_from_public_key
 from gossamer.protocol.manifest import ModelConfig, decode_manifest, signing_bytes
@@ -172,3 +172,12 @@ def test_too_little_text_is_refused(tmp_path: Path) -> None:
 def test_an_unreadable_corpus_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="missing: no such file or directory"):
         found(draft_of_preset("tiny"), [tmp_path / "missing"], Store())
+
+
+def test_a_founder_hears_what_strangers_could_do() -> None:
+    draft = draft_of_preset()
+    assert draft.admission == "open"
+    assert 'trust = "open" or admission = "invite"' in str(risk_of(draft))
+    assert "trust" not in str(risk_of(replace(draft, sync="distro")))
+    assert risk_of(replace(draft, trust="open")) is None
+    assert risk_of(replace(draft, admission="invite")) is None

@@ -84,8 +84,8 @@ def test_the_outer_step_is_as_long_as_the_manifest_says(fragments: int) -> None:
     own = np.median([norm_of(work) for work in setting.works])
     assert norm_of(step) == pytest.approx(DISPLACEMENT * own, rel=1e-3)
     assert setting.next.tuned is not None
-    rate, momentum = setting.next.tuned
-    assert rate == 0.8
+    rate, momentum, scale = setting.next.tuned
+    assert (rate, scale) == (0.8, 1.0)
     assert 0.0 < momentum < 0.95
 
 
@@ -93,7 +93,7 @@ def test_the_first_quarter_of_the_run_averages_only() -> None:
     setting = Setting(1, EARLY)
     step = setting.take([0b11] * setting.sync_set.plan.num_chunks)
     np.testing.assert_allclose(step, np.mean(setting.works, axis=0), atol=1e-6)
-    assert setting.next.tuned == (1.0, 0.0)
+    assert setting.next.tuned == (1.0, 0.0, 1.0)
 
 
 def test_what_a_single_member_did_is_taken_as_it_is() -> None:

@@ -48,6 +48,7 @@ def test_the_set_of_metrics() -> None:
         "round_group_size",
         "outer_learning_rate",
         "outer_momentum",
+        "outer_average_scale",
         "round",
         "rounds_behind",
         "last_round_success_timestamp_seconds",
@@ -144,9 +145,10 @@ def test_where_the_chain_stands_in_the_data() -> None:
 
 def test_the_outer_step_that_a_round_chose() -> None:
     metrics = Metrics()
-    for name in ("outer_learning_rate", "outer_momentum"):
+    for name in ("outer_learning_rate", "outer_momentum", "outer_average_scale"):
         assert math.isnan(sample(metrics, name) or 0.0)
-    metrics.set_outer_step(OuterStep(learning_rate=0.8, momentum=0.0))
+    metrics.set_outer_step(OuterStep(learning_rate=0.8, momentum=0.0, average_scale=0.5))
+    assert sample(metrics, "outer_average_scale") == 0.5
     assert (sample(metrics, "outer_learning_rate"), sample(metrics, "outer_momentum")) == (0.8, 0.0)
     metrics.set_outer_step(None)
     assert math.isnan(sample(metrics, "outer_momentum") or 0.0)

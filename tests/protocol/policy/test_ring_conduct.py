@@ -118,3 +118,42 @@ def test_so_many_peers_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     for accused in (A, C, ME):
         mine.put_out(1, B, accused, (A, B, C, ME), is_voting=True)
     assert len(mine._records) == 2
+
+
+def test_one_that_alone_finds_a_neighbour_slow_is_no_neighbour_of_it() -> None:
+    mine = conduct()
+    mine.put_out(1, A, ME, ORDER, is_voting=False, is_slow=True)
+    mine.put_out(1, ME, D, ORDER, is_voting=False, is_slow=True)
+    assert [peer for peer in ORDER if mine.is_avoided(2, peer)] == [A, D]
+    assert not any(mine.is_avoided(1 + MEMORY_ROUNDS, peer) for peer in ORDER)
+    # Each of the two lines is slow to another neighbour as well: then the finding is right.
+    mine.put_out(2, D, ME, ORDER, is_voting=False, is_slow=True)
+    mine.put_out(2, C, D, ORDER, is_voting=False, is_slow=True)
+    assert not any(mine.is_avoided(3, peer) for peer in ORDER)
+
+
+def test_a_slow_line_is_no_fault() -> None:
+    mine = conduct()
+    for number in range(1, 2 * MARKS_MAX):
+        for accuser in (A, C):
+            mine.put_out(number, accuser, B, ORDER, is_voting=False, is_slow=True)
+        assert not mine.sits_out(number + 1, B)
+    assert not any(mine.sits_out(number, peer) for number in range(20) for peer in (A, C))
+
+
+def test_a_member_cannot_know_that_the_line_between_two_others_is_slow() -> None:
+    mine = conduct()
+    for number in range(1, WRONG_MAX + 1):
+        mine.put_out(number, A, C, ORDER, is_voting=False, is_slow=True)
+    assert mine.sits_out(WRONG_MAX + 1, A)
+    assert not mine.sits_out(WRONG_MAX + 1, C)
+
+
+def test_one_wrong_accusation_is_enough_of_a_member_that_sat_out_lately() -> None:
+    mine = conduct()
+    for number in range(1, WRONG_MAX + 1):
+        mine.put_out(number, A, C, ORDER, is_voting=False)
+    back = WRONG_MAX + SITS_OUT_ROUNDS + 1
+    assert not mine.sits_out(back, A)
+    mine.put_out(back, A, C, ORDER, is_voting=False)
+    assert all(mine.sits_out(back + ahead, A) for ahead in range(1, 2 * SITS_OUT_ROUNDS + 1))

@@ -16,6 +16,7 @@ from gossamer.protocol.ids import Digest, PeerId, digest_of, public_key_of
 from gossamer.protocol.policy.roll import (
     NO_PAGE,
     REVOCATIONS_MAX,
+    STRANGERS,
     NotWelcomeError,
     Roll,
 )
@@ -114,6 +115,8 @@ def test_a_newcomer_comes_in_by_a_chain_though_all_above_it_are_away() -> None:
     assert roll.members() == {ROOT, A, B, C}
     assert roll.sponsors(C) == (A, B)
     assert roll.branch_of(C) == A
+    assert roll.branch_of(ROOT) == ROOT
+    assert {roll.branch_of(peer(number)) for number in range(3000, 3010)} == {STRANGERS}
     assert roll.below(A) == {B, C}
     assert roll.below(ROOT) == frozenset()
     elsewhere = new_roll()

@@ -11,9 +11,6 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.link_rates import (
     CHANGE_FACTOR,
-    GAP_SECONDS,
-    LAG_SECONDS,
-    PATIENCE_FRACTION,
     PATIENCE_SECONDS_MIN,
     PREDECESSOR_SECONDS,
     SAMPLE_SECONDS,
@@ -25,6 +22,7 @@ from gossamer.protocol.rounds.link_rates import (
     WORD_SECONDS,
     RingLinkRates,
 )
+from gossamer.protocol.rounds.measured_link import GAP_SECONDS, LAG_SECONDS, PATIENCE_FRACTION
 from tests.support.builders import peers
 
 RING = peers(5)
@@ -227,6 +225,39 @@ def test_a_link_is_judged_when_it_was_busy_and_half_of_the_others_spoke() -> Non
     assert few.too_slow(NOW, RING, SUCCESSOR).member is None
     said(few, {LAST: FAST})
     assert few.too_slow(NOW, RING, SUCCESSOR).member == SUCCESSOR
+
+
+@pytest.mark.parametrize("num_others", [3, 4])
+@pytest.mark.parametrize("liar", [PREDECESSOR, SUCCESSOR])
+def test_a_rate_that_one_member_does_not_have_finds_no_link_slow(
+    liar: PeerId, num_others: int
+) -> None:
+    ring = RING[: num_others + 1]
+    mine = link_rate(ring)
+    measured(mine, SLOW)
+    honest = [peer for peer in ring if peer not in (ME, liar)]
+    for peer in [liar, *honest]:
+        said(mine, {peer: 1e9 if peer == liar else SLOW})
+        much_arrives(mine, 10.0 + PREDECESSOR_SECONDS)
+        assert mine.too_slow(10.0 + PREDECESSOR_SECONDS, ring, SUCCESSOR).member is None
+
+
+def test_in_a_ring_of_three_the_predecessors_word_counts_as_far_as_it_is_seen() -> None:
+    ring = [PREDECESSOR, ME, SUCCESSOR]
+
+    def verdict(rates: dict[PeerId, float], arrives: float) -> PeerId | None:
+        mine = link_rate(ring)
+        mine.measured(NOW + 3.0, SUCCESSOR, int(4.7 * SLOW), 4.7, MUCH)
+        said(mine, rates)
+        for chunk in range(1, int(arrives * 4.0 / 1e6) + 1):
+            mine.received(10.0 + chunk * 1e6 / arrives)
+        return mine.too_slow(NOW + 3.0, ring, SUCCESSOR).member
+
+    assert verdict({PREDECESSOR: FAST, SUCCESSOR: SLOW}, arrives=FAST) == SUCCESSOR
+    assert verdict({PREDECESSOR: FAST}, arrives=FAST) == SUCCESSOR
+    assert verdict({PREDECESSOR: 1e9, SUCCESSOR: SLOW}, arrives=SLOW) is None
+    assert verdict({PREDECESSOR: SLOW, SUCCESSOR: 1e9}, arrives=SLOW) is None
+    assert verdict({SUCCESSOR: FAST}, arrives=FAST) is None
 
 
 def test_the_predecessors_word_is_waited_for() -> None:

@@ -12,9 +12,12 @@ from gossamer.protocol import limits
 from gossamer.protocol.codecs.inner_products import inner_product, norm_of
 from gossamer.protocol.manifest import OuterConfig
 from gossamer.protocol.state.outer_momentum import (
+    LENGTH_MAX,
     PLAIN_SHARE,
+    OuterRates,
     Products,
     momentum_for,
+    scale_to,
     tuned_rates,
 )
 from gossamer.protocol.state.outer_step import nesterov
@@ -94,8 +97,8 @@ def test_two_that_lie_do_not_break_it() -> None:
     assert momentum_for(products, [0.0, 0.0], 10.0, 0.9) == 0.0
 
 
-def test_the_first_quarter_of_a_run_is_plain_averaging() -> None:
-    outer = OuterConfig(
+def outer_config() -> OuterConfig:
+    return OuterConfig(
         inner_steps=20,
         learning_rate=1.0,
         momentum=0.9,
@@ -105,9 +108,47 @@ def test_the_first_quarter_of_a_run_is_plain_averaging() -> None:
         chunk_elements=1024,
         displacement=1.4,
     )
-    work = vector(1)
+
+
+def test_the_first_quarter_of_a_run_is_plain_averaging() -> None:
+    outer, work = outer_config(), vector(1)
     pieces = [(work, np.zeros_like(work))]
     rates = [tuned_rates(outer, 800, number, pieces, [norm_of(work)]) for number in (1, 10, 11)]
     assert PLAIN_SHARE * 800 == 10 * 20
-    assert rates[:2] == [(1.0, 0.0)] * 2
-    assert rates[2] == pytest.approx((1.0, 0.4), abs=1e-6)
+    assert rates[:2] == [(1.0, 0.0, 1.0)] * 2
+    assert rates[2] == pytest.approx((1.0, 0.4, 1.0), abs=1e-6)
+
+
+@pytest.mark.parametrize("round_number", [1, 11])
+@pytest.mark.parametrize("false", [-100.0, 1e6, float(np.float32(2.0**99))])
+def test_an_average_that_is_longer_than_its_members_work_is_cut(
+    false: float, round_number: int
+) -> None:
+    """One of four members has added something else to the sum than it trained."""
+    outer = outer_config()
+    works = [vector(1) + vector(n) for n in (2, 3, 4)]
+    average = (sum(works) + np.float32(false) * vector(5)) / np.float32(4)
+    norms = [*map(norm_of, works), 1.0]
+    momentum = np.zeros_like(average)
+    rates = tuned_rates(outer, 800, round_number, [(average, momentum)], norms)
+    assert 0.0 < rates.scale < 1.0
+    length = norm_of(step_of(rates.of_average(average), momentum, rates.momentum))
+    assert length <= 1.001 * LENGTH_MAX * np.median(norms)
+
+
+def test_the_average_of_honest_members_is_not_cut() -> None:
+    """Members of unequal speed, whose work has one direction: the longest average there is."""
+    outer, work = outer_config(), vector(1)
+    lengths, tokens = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1, 2, 3, 4])
+    average = work * np.float32((lengths * tokens).sum() / tokens.sum())
+    norms = [norm_of(work * np.float32(length)) for length in lengths]
+    rates = tuned_rates(outer, 800, 1, [(average, np.zeros_like(work))], norms)
+    assert rates.scale == 1.0
+    assert rates.of_average(average) is average
+
+
+def test_without_norms_nothing_is_cut() -> None:
+    assert scale_to(0.0, 1e30) == 1.0
+    assert scale_to(2.0, 4.0) == 1.0
+    assert scale_to(2.0, 16.0) == 0.5
+    assert OuterRates(1.0, 0.0).scale == 1.0
