@@ -1,6 +1,7 @@
 """The daemon process: its lock, its signals, and its role, which is to found, join or resume.
 
-SIGINT or SIGTERM asks the node to leave in order. A second signal ends the process at once.
+SIGINT, SIGTERM, or the SIGHUP of a closed terminal asks the node to leave in order. A second signal
+ends the process at once.
 """
 
 from __future__ import annotations
@@ -73,6 +74,13 @@ def limit_malloc_arenas() -> None:
         mallopt(_M_ARENA_MAX, _MALLOC_ARENAS)
 
 
+def _signals() -> tuple[signal.Signals, ...]:
+    """Returns the signals that ask the node to leave. One that was ignored from the start, as
+    `nohup` does with SIGHUP, stays ignored."""
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return tuple(each for each in wanted if signal.getsignal(each) is not signal.SIG_IGN)
+
+
 def _single(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Returns the only exception inside nested groups, or the group if there are several."""
     inner: BaseException = group
@@ -105,10 +113,12 @@ class _Daemon:
         scope: trio.CancelScope,
         task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with trio.open_signal_receiver(*_signals()) as signals:
             task_status.started()
             num_signals = 0
-            async for _ in signals:
+            async for number in signals:
+                if number == signal.SIGHUP and num_signals:
+                    continue  # a closed terminal sends it more than once: the kernel and the shell
                 num_signals += 1
                 if num_signals == 1 and self._leave is not None:
                     log.info("leaving in order; a second signal ends the process at once")
@@ -122,6 +132,7 @@ class _Daemon:
     async def _run(self, runtime: Runtime) -> None:
         settings, state_dir = self._settings, self._state_dir
         require_free(settings.api)
+        state_dir.write_starting("it opens its ports")
         identity = Identity.load_or_create(state_dir.identity_path)
         signed = _manifest_here(state_dir)
         port = state_dir.read_port()
@@ -142,11 +153,18 @@ class _Daemon:
             state_dir.write_port(transport.port)
             addresses = given
             if isinstance(self._role, Found):
-                signed = await found_here(self._role, identity, state_dir.blocks_path, settings)
+                signed = await found_here(
+                    self._role,
+                    identity,
+                    state_dir.blocks_path,
+                    settings,
+                    lambda does: state_dir.write_starting(f"it founds a run: {does}"),
+                )
                 state_dir.write_manifest(signed)
             else:
                 if isinstance(self._role, Join):
                     log.debug("asking for the run", addresses=len(addresses))
+                    state_dir.write_starting("it asks its peers for the run")
                     signed = await join_run(
                         transport, self._role, addresses, state_dir, self._require_consent
                     )
@@ -162,6 +180,7 @@ class _Daemon:
             settings = msgspec.structs.replace(settings, bootstrap=addresses)
             node = Node(settings, state_dir, identity, store, transport, signed, runtime)
             self._leave = node.leave
+            state_dir.write_starting("it measures this machine and fetches what the run needs")
             async with trio.open_nursery() as nursery:
                 if settings.port_mapping == "on":
                     own = transport.own

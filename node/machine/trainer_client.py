@@ -316,7 +316,8 @@ class TrainerClient:
         return answer if isinstance(answer, messages.Evaluated) else None
 
     async def suspend(self) -> None:
-        self._resumed = trio.Event()
+        if self._resumed.is_set():  # else `run` may wait for this very event
+            self._resumed = trio.Event()
         await self._process.close()
 
     def resume(self) -> None:

@@ -501,6 +501,21 @@ def test_suspended_while_it_is_started(manifest: Manifest, monkeypatch: pytest.M
     assert told.restarts == []
 
 
+def test_suspended_twice_it_goes_on_when_it_is_resumed(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that was paused when it ended begins suspended, and suspends its trainer again."""
+
+    async def story(trainer: TrainerClient, _nursery: trio.Nursery) -> None:
+        await trainer.suspend()
+        await until(lambda: trainer.pid is None)
+        await trainer.suspend()
+        trainer.resume()
+        assert (await train(trainer, 1)).tokens
+
+    act(story, manifest, monkeypatch, Told())
+
+
 def test_a_round_that_is_stopped_before_it_begins_does_not_begin(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
