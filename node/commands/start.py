@@ -12,6 +12,7 @@ from gossamer.node.commands.options import Node, check_founding_options, setting
 from gossamer.node.commands.running import run_node
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.trainer.presets import DEFAULT_PRESET
+from gossamer.trainer.text.corpus_files import expanded
 
 _PRESET_BY_DEFAULT = f"{DEFAULT_PRESET}; with --init-from the largest one below the model"
 
@@ -36,13 +37,14 @@ def start(
     preset
         Model and settings, instead of a manifest. With --init-from only the settings.
     corpus
-        Folders and files of text and JSONL to train on.
+        Folders, files and patterns of text, JSONL (also .gz or .zst) and Parquet to train on.
     init_from
         Folder of a Hugging Face model (Llama, SmolLM2, Mistral, Qwen 2.5 or 3, OLMo 2) whose
         weights and tokenizer the run begins with. Of the model in a manifest only the context
         counts then.
     """
     settings = settings_of(options)
+    corpus = expanded(corpus)
     if StateDir(settings.state_dir).has_run():
         flags = {
             "--manifest": manifest,

@@ -49,9 +49,9 @@ class CorpusDraft(msgspec.Struct, frozen=True, kw_only=True):
     """The text to train on."""
 
     paths: tuple[str, ...] = ()
-    """Files and folders. Empty means the sources of Python's standard library."""
+    """Files, folders and patterns. Empty means the sources of Python's standard library."""
     text_field: str = DEFAULT_TEXT_FIELD
-    """Field of a JSON line that holds the text."""
+    """Field of a JSON line, or column of a table, that holds the text."""
     max_bytes: int = 0
     """Limit of the text, in bytes; 0 means all of it."""
 

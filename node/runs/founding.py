@@ -29,14 +29,9 @@ from gossamer.protocol.manifest_checks import require_valid
 from gossamer.protocol.shard_index import ShardIndex, encode_index
 from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
 from gossamer.trainer.pretrained.tokenizer import tokenizer_of
-from gossamer.trainer.text.corpus import (
-    CorpusError,
-    Progress,
-    default_files,
-    find_files,
-    no_progress,
-    scan_corpus,
-)
+from gossamer.trainer.text.corpus import Progress, no_progress, scan_corpus
+from gossamer.trainer.text.corpus_errors import CorpusError
+from gossamer.trainer.text.corpus_files import default_files, find_files
 from gossamer.trainer.text.shards import Put, cut_corpus
 
 InitGenesis = Callable[[ModelConfig, int], FloatVector]
@@ -96,10 +91,19 @@ def found_run(
 
 
 def prepare_data(
-    draft: Draft, corpus: Sequence[Path], *, put: Put, progress: Progress = no_progress
+    draft: Draft,
+    corpus: Sequence[Path],
+    *,
+    put: Put,
+    scratch: Path | None = None,
+    progress: Progress = no_progress,
 ) -> PreparedData:
     """Tokenises the corpus and stores its shards, its index and its tokenizer with `put`; of an
     imported model all its small files.
+
+    Args:
+        scratch: folder on a disk with room for what compressed files and Parquet hold; None: the
+            system's own.
 
     Raises:
         ManifestError: values of the draft are not allowed.
@@ -112,7 +116,11 @@ def prepare_data(
     paths = list(corpus) or [Path(path) for path in draft.corpus.paths]
     files = find_files(paths) if paths else default_files()
     text = scan_corpus(
-        files, seed=draft.seed, text_field=draft.corpus.text_field, progress=progress
+        files,
+        seed=draft.seed,
+        text_field=draft.corpus.text_field,
+        scratch=scratch,
+        progress=progress,
     )
     cut = cut_corpus(
         text,

@@ -28,7 +28,8 @@ from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import DataConfig
 from gossamer.protocol.shard_index import decode_index
 from gossamer.trainer.pretrained.errors import FolderError
-from gossamer.trainer.text.corpus import CorpusError, Progress
+from gossamer.trainer.text.corpus import Progress
+from gossamer.trainer.text.corpus_errors import CorpusError
 from gossamer.trainer.text.shards import Put
 
 LINE_BYTES_MAX = 1024 * 1024
@@ -182,7 +183,7 @@ def main() -> int:
     try:
         corpus = [Path(path) for path in task.corpus]
         put = _keeping_put(BlockStore(blocks, cache_bytes))
-        data = prepare_data(task.draft, corpus, put=put, progress=progress)
+        data = prepare_data(task.draft, corpus, put=put, scratch=blocks.parent, progress=progress)
     except ManifestError as error:
         say(_Refused("manifest", error.problems))
     except CorpusError as error:

@@ -25,7 +25,8 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.limits import KIB, MIB
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
-from gossamer.trainer.text.corpus import Corpus, CorpusError, IntVector, Progress, no_progress
+from gossamer.trainer.text.corpus import Corpus, IntVector, Progress, no_progress
+from gossamer.trainer.text.corpus_errors import CorpusError
 from gossamer.trainer.text.tokens import (
     ByteTokenizer,
     TokenBytes,

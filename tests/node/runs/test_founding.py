@@ -1,9 +1,11 @@
+import gzip
 from collections import Counter
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+import zstandard
 
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.runs.draft import Draft, draft_of_preset
@@ -13,7 +15,7 @@ from gossamer.protocol.ids import Digest, digest_of, peer_id_from_public_key
 from gossamer.protocol.manifest import ModelConfig, decode_manifest, signing_bytes
 from gossamer.protocol.shard_index import decode_index
 from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
-from gossamer.trainer.text.corpus import CorpusError
+from gossamer.trainer.text.corpus_errors import CorpusError
 from gossamer.trainer.text.data import load_shard
 from gossamer.trainer.text.tokens import load_tokenizer
 
@@ -104,6 +106,20 @@ def test_the_same_corpus_and_draft_found_the_same_run(corpus: Path) -> None:
     assert again.manifest.run_id == first.manifest.run_id
     assert reseeded.manifest.data.index_digest != first.manifest.data.index_digest
     assert reseeded.manifest.genesis_digest != first.manifest.genesis_digest
+
+
+def test_a_compressed_corpus_founds_the_same_run(corpus: Path) -> None:
+    (corpus / "long.txt").write_text("".join(f"line {n} of many\n" for n in range(20_000)))
+    draft = draft_of_preset("tiny")
+    plain = found(draft, [corpus], Store())
+    for number, path in enumerate(sorted(corpus.iterdir())):
+        data = path.read_bytes()
+        if number % 2:
+            path.with_suffix(".txt.gz").write_bytes(gzip.compress(data))
+        else:
+            path.with_suffix(".txt.zst").write_bytes(zstandard.ZstdCompressor().compress(data))
+        path.unlink()
+    assert found(draft, [corpus], Store()).manifest.run_id == plain.manifest.run_id
 
 
 def test_a_bpe_tokenizer_travels_as_a_block(corpus: Path) -> None:

@@ -13,7 +13,8 @@ import zstandard
 from blake3 import blake3
 
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.trainer.text.corpus import find_files, scan_corpus
+from gossamer.trainer.text.corpus import scan_corpus
+from gossamer.trainer.text.corpus_files import find_files
 from gossamer.trainer.text.shards import cut_corpus
 from gossamer.trainer.text.tokens import TokenizerKind
 

@@ -11,7 +11,9 @@ from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.shard_index import ShardInfo
 from gossamer.trainer.text import shards as shards_module
 from gossamer.trainer.text import tokens as tokens_module
-from gossamer.trainer.text.corpus import Corpus, CorpusError, default_files, scan_corpus
+from gossamer.trainer.text.corpus import Corpus, scan_corpus
+from gossamer.trainer.text.corpus_errors import CorpusError
+from gossamer.trainer.text.corpus_files import default_files
 from gossamer.trainer.text.data import load_shard
 from gossamer.trainer.text.shards import (
     HELDOUT_BYTES_MAX,

@@ -1,0 +1,59 @@
+"""Preparing the data in a process of its own."""
+
+import gzip
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from gossamer.node.runs.draft import Draft, draft_of_preset
+from gossamer.node.runs.founding import PreparedData, prepare_data
+from gossamer.node.runs.preparing import prepare_elsewhere
+from gossamer.protocol.ids import Digest, digest_of
+from gossamer.protocol.limits import MIB
+from gossamer.trainer.text.corpus import Progress, no_progress
+from gossamer.trainer.text.corpus_errors import CorpusError
+
+replace = msgspec.structs.replace
+DRAFT = draft_of_preset("tiny")
+
+
+class Store(dict[bytes, bytes]):
+    def put(self, data: bytes) -> Digest:
+        digest = digest_of(data)
+        self[digest] = data
+        return digest
+
+
+def prepare(
+    corpus: Path, state: Path, draft: Draft = DRAFT, progress: Progress = no_progress
+) -> PreparedData:
+    async def main() -> PreparedData:
+        return await prepare_elsewhere(draft, [corpus], state / "blocks", 64 * MIB, progress)
+
+    state.mkdir(exist_ok=True)
+    return trio.run(main)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    lines = [json.dumps({"text": f"Text {n}. " + "word " * (n % 97)}) for n in range(600)]
+    (tmp_path / "texts").mkdir()
+    path = tmp_path / "texts" / "a.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    return path
+
+
+def test_packed_text_leaves_nothing_but_blocks(corpus: Path, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    data = prepare(corpus, state)
+    assert data.config == prepare_data(DRAFT, [corpus], put=Store().put).config
+    assert [path.name for path in state.iterdir()] == ["blocks"]
+
+
+def test_a_bad_file_ends_it_by_name(corpus: Path, tmp_path: Path) -> None:
+    corpus.write_bytes(corpus.read_bytes()[:-20])
+    with pytest.raises(CorpusError, match=r"a\.jsonl\.gz cannot be unpacked"):
+        prepare(corpus, tmp_path / "state")
