@@ -26,6 +26,7 @@ def start(
         Parameter(consume_multiple=True, show_default="the sources of Python's standard library"),
     ] = (),
     init_from: Annotated[Path | None, Parameter(show_default="none: weights are drawn")] = None,
+    skip_bad: Annotated[bool, Parameter(negative="")] = False,
     options: Node = None,
 ) -> int:
     """Found a run here, or go on with the one in the state directory.
@@ -42,6 +43,9 @@ def start(
         Folder of a Hugging Face model (Llama, SmolLM2, Mistral, Qwen 2.5 or 3, OLMo 2) whose
         weights and tokenizer the run begins with. Of the model in a manifest only the context
         counts then.
+    skip_bad
+        Leave out files and lines of the corpus that cannot be used, instead of stopping at them.
+        The log says how many, and names the first ones.
     """
     settings = settings_of(options)
     corpus = expanded(corpus)
@@ -51,8 +55,15 @@ def start(
             "--preset": preset,
             "--corpus": corpus,
             "--init-from": init_from,
+            "--skip-bad": skip_bad,
         }
         return run_node(settings, Resume(), [flag for flag, given in flags.items() if given])
     check_founding_options(manifest, preset, corpus, init_from)
-    role = Found(manifest_file=manifest, corpus=corpus, preset=preset, init_from=init_from)
+    role = Found(
+        manifest_file=manifest,
+        corpus=corpus,
+        preset=preset,
+        init_from=init_from,
+        skip_bad=skip_bad,
+    )
     return run_node(settings, role)

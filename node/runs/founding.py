@@ -30,7 +30,7 @@ from gossamer.protocol.shard_index import ShardIndex, encode_index
 from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
 from gossamer.trainer.pretrained.tokenizer import tokenizer_of
 from gossamer.trainer.text.corpus import Progress, no_progress, scan_corpus
-from gossamer.trainer.text.corpus_errors import CorpusError
+from gossamer.trainer.text.corpus_errors import CorpusError, Skipped
 from gossamer.trainer.text.corpus_files import default_files, find_files
 from gossamer.trainer.text.shards import Put, cut_corpus
 
@@ -53,6 +53,8 @@ class PreparedData:
 
     config: DataConfig
     index: ShardIndex
+    warnings: tuple[str, ...] = ()
+    """Sentences about what of the corpus is not used as it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ def prepare_data(
     *,
     put: Put,
     scratch: Path | None = None,
+    skip_bad: bool = False,
     progress: Progress = no_progress,
 ) -> PreparedData:
     """Tokenises the corpus and stores its shards, its index and its tokenizer with `put`; of an
@@ -104,22 +107,26 @@ def prepare_data(
     Args:
         scratch: folder on a disk with room for what compressed files and Parquet hold; None: the
             system's own.
+        skip_bad: whether files and lines that cannot be used are left out.
 
     Raises:
         ManifestError: values of the draft are not allowed.
         FolderError: the imported model's tokenizer cannot be used.
+        BadFilesError: files or lines cannot be used, and `skip_bad` is false.
         CorpusError: the text cannot be read, or there is too little of it.
     """
     if problems := problems_of_draft(draft):
         raise ManifestError(problems)
     tokenizer = tokenizer_of(Path(draft.init_from), draft.model) if draft.init_from else None
     paths = list(corpus) or [Path(path) for path in draft.corpus.paths]
-    files = find_files(paths) if paths else default_files()
+    skipped = Skipped() if skip_bad else None
+    files = find_files(paths, skipped) if paths else default_files()
     text = scan_corpus(
         files,
         seed=draft.seed,
         text_field=draft.corpus.text_field,
         scratch=scratch,
+        skipped=skipped,
         progress=progress,
     )
     cut = cut_corpus(
@@ -142,7 +149,7 @@ def prepare_data(
         heldout_tokens=sum(shard.num_tokens for shard in cut.index.heldout),
     )
     _require_enough(config, draft)
-    return PreparedData(config, cut.index)
+    return PreparedData(config, cut.index, tuple(skipped.summary() if skipped else ()))
 
 
 def sign_manifest(

@@ -29,7 +29,7 @@ from gossamer.protocol.manifest import DataConfig
 from gossamer.protocol.shard_index import decode_index
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.text.corpus import Progress
-from gossamer.trainer.text.corpus_errors import CorpusError
+from gossamer.trainer.text.corpus_errors import BadFilesError, CorpusError
 from gossamer.trainer.text.shards import Put
 
 LINE_BYTES_MAX = 1024 * 1024
@@ -37,11 +37,16 @@ LINE_BYTES_MAX = 1024 * 1024
 
 ERRORS_KEPT = 20
 _PROGRESS_STEPS = 200
+_SKIP_BAD = (
+    "nothing was founded; to leave out every file and line that cannot be used: "
+    "gossamer start --skip-bad"
+)
 
 
 class _Task(msgspec.Struct, frozen=True):
     draft: Draft
     corpus: tuple[str, ...]
+    skip_bad: bool
 
 
 class _Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -52,6 +57,7 @@ class _Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 class _Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     config: DataConfig
+    warnings: tuple[str, ...]
 
 
 class _Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -65,7 +71,13 @@ _line_decoder: msgspec.json.Decoder[_Progress | _Prepared | _Refused] = msgspec.
 
 
 async def prepare_elsewhere(
-    draft: Draft, corpus: Sequence[Path], blocks: Path, cache_bytes: int, progress: Progress
+    draft: Draft,
+    corpus: Sequence[Path],
+    blocks: Path,
+    cache_bytes: int,
+    progress: Progress,
+    *,
+    skip_bad: bool = False,
 ) -> PreparedData:
     """Runs `founding.prepare_data` in another process, the only user of the block store meanwhile.
 
@@ -75,7 +87,8 @@ async def prepare_elsewhere(
 
     Cancelled: the process is killed.
     """
-    task = msgspec.msgpack.encode(_Task(draft, tuple(str(path.absolute()) for path in corpus)))
+    paths = tuple(str(path.absolute()) for path in corpus)
+    task = msgspec.msgpack.encode(_Task(draft, paths, skip_bad))
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", __name__, str(blocks), str(cache_bytes)],
         stdin=subprocess.PIPE,
@@ -119,7 +132,9 @@ async def prepare_elsewhere(
         raise _error_of(outcome)
     store = BlockStore(blocks, cache_bytes, read_only=True)
     return PreparedData(
-        outcome.config, decode_index(store.get(Digest(outcome.config.index_digest)))
+        outcome.config,
+        decode_index(store.get(Digest(outcome.config.index_digest))),
+        outcome.warnings,
     )
 
 
@@ -128,7 +143,7 @@ def _error_of(refused: _Refused) -> Exception:
         case "manifest":
             return ManifestError(refused.problems)
         case "corpus":
-            return CorpusError(refused.problems)
+            return CorpusError.of_shown(refused.problems)
         case "folder":
             return FolderError(refused.problems)
         case _:
@@ -183,9 +198,18 @@ def main() -> int:
     try:
         corpus = [Path(path) for path in task.corpus]
         put = _keeping_put(BlockStore(blocks, cache_bytes))
-        data = prepare_data(task.draft, corpus, put=put, scratch=blocks.parent, progress=progress)
+        data = prepare_data(
+            task.draft,
+            corpus,
+            put=put,
+            scratch=blocks.parent,
+            skip_bad=task.skip_bad,
+            progress=progress,
+        )
     except ManifestError as error:
         say(_Refused("manifest", error.problems))
+    except BadFilesError as error:
+        say(_Refused("corpus", [*error.problems, _SKIP_BAD]))
     except CorpusError as error:
         say(_Refused("corpus", list(error.problems)))
     except FolderError as error:
@@ -193,7 +217,7 @@ def main() -> int:
     except DiskError as error:
         say(_Refused("disk", [str(error)]))
     else:
-        say(_Prepared(data.config))
+        say(_Prepared(data.config, data.warnings))
     return 0
 
 

@@ -61,7 +61,16 @@ async def found_here(
     needs = needs_of(draft, trains_on_host=True, cache_bytes=settings.cache_bytes)
     require_memory(draft, needs, free_memory_bytes())  # the initial weights are drawn on the CPU
     with _Bars() as bars:
-        data = await prepare_elsewhere(draft, role.corpus, blocks, settings.cache_bytes, bars.show)
+        data = await prepare_elsewhere(
+            draft,
+            role.corpus,
+            blocks,
+            settings.cache_bytes,
+            bars.show,
+            skip_bad=role.skip_bad,
+        )
+    for warning in data.warnings:
+        log.warning(warning)
     if pretrained is None:
         parameters = await initial_parameters(draft, settings)
         return sign_manifest(draft, data, parameters, identity=identity).signed

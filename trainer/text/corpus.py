@@ -24,10 +24,12 @@ from gossamer.trainer.text.corpus_errors import (
     BadDocumentError,
     BadFilesError,
     CorpusError,
+    Skipped,
     changed,
     unreadable,
 )
 from gossamer.trainer.text.documents import (
+    OnBad,
     json_lines,
     json_text,
     piece_bytes_of,
@@ -116,18 +118,21 @@ def scan_corpus(
     seed: int,
     text_field: str = DEFAULT_TEXT_FIELD,
     scratch: Path | None = None,
+    skipped: Skipped | None = None,
     progress: Progress = no_progress,
 ) -> Corpus:
     """Read every file once, check that it is text, and note where its documents are.
 
     Args:
         scratch: folder on a disk with room for what packed files hold; None: the system's own.
+        skipped: notes the files and lines that cannot be used, which are left out; None: nothing
+            may be left out.
 
     Raises:
         BadFilesError: files that cannot be read or are not text; all of them, one sentence each.
         CorpusError: there is no text, no room for packed files, or pyarrow is missing.
     """
-    scan = _Scan(seed, text_field, Spool(scratch), progress)
+    scan = _Scan(seed, text_field, Spool(scratch), skipped, progress)
     scan.measure(files)
     for path in files:
         scan.read(path)
@@ -137,10 +142,18 @@ def scan_corpus(
 class _Scan:
     """What is known of the documents that were read."""
 
-    def __init__(self, seed: int, text_field: str, spool: Spool, progress: Progress) -> None:
+    def __init__(
+        self,
+        seed: int,
+        text_field: str,
+        spool: Spool,
+        skipped: Skipped | None,
+        progress: Progress,
+    ) -> None:
         self._seed = seed
         self._text_field = text_field
         self._spool = spool
+        self._skipped = skipped
         self._progress = progress
         self._hasher = _keyed_hasher(seed)
         self._problems: dict[Path, str] = {}
@@ -185,6 +198,8 @@ class _Scan:
             CorpusError: the spool has no room.
         """
         size = 0
+        documents, spooled = len(self._keys), self._spool.num_bytes
+        lines = self._skipped.lines if self._skipped is not None else 0
         if path not in self._problems:
             try:
                 size = path.stat().st_size
@@ -194,6 +209,12 @@ class _Scan:
                 self._problems[path] = unreadable(path, error)
             except BadDocumentError as error:
                 self._problems[path] = f"corpus file {path} {error}"
+        if self._skipped is not None and path in self._problems:
+            self._skipped.file(self._problems.pop(path))
+            self._skipped.lines = lines
+            for vector in (self._numbers, self._offsets, self._raws, self._texts, self._keys):
+                del vector[documents:]
+            self._spool.cut(spooled)
         self._number += 1
         self._done += size
 
@@ -206,7 +227,10 @@ class _Scan:
         if self._problems:
             raise BadFilesError(list(self._problems.values()))
         if not self._keys:
-            raise CorpusError(["the corpus has no text in it; name files with --corpus PATH"])
+            left_out = [] if self._skipped is None else self._skipped.summary()
+            raise CorpusError.of_shown(
+                ["the corpus has no text in it; name files with --corpus PATH", *left_out]
+            )
         return Corpus(
             files=tuple(files),
             seed=self._seed,
@@ -219,17 +243,23 @@ class _Scan:
             spool=self._spool,
         )
 
+    def _on_bad(self, path: Path) -> OnBad:
+        skipped = self._skipped
+        if skipped is None:
+            return refuse
+        return lambda error: skipped.line(f"corpus file {path} {error}")
+
     def _take(self, path: Path, form: Form, size: int) -> Iterator[int]:
         """Notes the documents of a file, and yields after each how much of the file is done."""
         if form.content == "parquet":
-            for part, text in parquet_texts(path, self._text_field, refuse):
+            for part, text in parquet_texts(path, self._text_field, self._on_bad(path)):
                 self._note_packed(text)
                 yield round(part * size)
             return
         with path.open("rb") as file:
             stream = open_unpacked(file, size, form.packing) if form.packing else file
             pieces = (
-                json_lines(stream, self._text_field)
+                json_lines(stream, self._text_field, self._on_bad(path))
                 if form.content == "lines"
                 else text_pieces(stream, self._piece_bytes)
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 # Mistakes listed in one error; a folder of pictures needs no thousand lines.
@@ -19,9 +20,52 @@ class CorpusError(ValueError):
         super().__init__("\n".join(shown))
         self.problems = shown
 
+    @classmethod
+    def of_shown(cls, problems: Sequence[str]) -> CorpusError:
+        """Returns the error with a list that was cut short before."""
+        error = cls([])
+        error.args = ("\n".join(problems),)
+        error.problems = list(problems)
+        return error
+
 
 class BadFilesError(CorpusError):
     """Files or lines that cannot be used, in a corpus that could be used without them."""
+
+
+@dataclass
+class Skipped:
+    """What is left out of a corpus because it cannot be used, where the founder asked for that."""
+
+    files: int = 0
+    lines: int = 0
+    """Lines of JSON lines, and rows of tables."""
+    first: list[str] = field(default_factory=list)
+    """Sentences about the first ones, `PROBLEMS_MAX` at most."""
+
+    def file(self, problem: str) -> None:
+        """Leaves out a file or a folder."""
+        self.files += 1
+        self._keep(problem)
+
+    def line(self, problem: str) -> None:
+        """Leaves out a line or a row."""
+        self.lines += 1
+        self._keep(problem)
+
+    def summary(self) -> list[str]:
+        """Returns what to tell people: a count, and the first ones; nothing if all is used."""
+        if not self.files and not self.lines:
+            return []
+        return [
+            f"left out of the corpus because they cannot be used: files {self.files:,}, "
+            f"lines {self.lines:,}; the first of them:",
+            *self.first,
+        ]
+
+    def _keep(self, problem: str) -> None:
+        if len(self.first) < PROBLEMS_MAX:
+            self.first.append(problem)
 
 
 class BadDocumentError(Exception):

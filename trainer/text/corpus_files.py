@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gossamer.protocol.limits import MIB
-from gossamer.trainer.text.corpus_errors import CorpusError, reason_of
+from gossamer.trainer.text.corpus_errors import BadFilesError, CorpusError, Skipped, reason_of
 
 # The default corpus leaves out the standard library's tests unless it would be smaller than this.
 DEFAULT_CORPUS_BYTES_MIN = 4 * MIB
@@ -39,14 +39,19 @@ def expanded(paths: Sequence[Path]) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def find_files(paths: Sequence[Path]) -> list[Path]:
+def find_files(paths: Sequence[Path], skipped: Skipped | None = None) -> list[Path]:
     """Every corpus file that the paths name, in a fixed order, none twice.
 
+    Args:
+        skipped: notes what is unreadable or empty and left out; None: nothing may be.
+
     Raises:
-        CorpusError: a path that is missing, unreadable or empty.
+        BadFilesError: a path that is unreadable or empty.
+        CorpusError: a path that is missing, or has nothing to use.
     """
     found: dict[Path, None] = {}
     problems: list[str] = []
+    bad: list[str] = []
     for path in expanded(paths):
         try:
             mode = path.stat().st_mode
@@ -56,18 +61,28 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
             )
             continue
         if stat.S_ISDIR(mode):
-            files = _walk(path, problems)
+            bad_here: list[str] = []
+            files = _walk(path, bad_here)
+            bad += bad_here
+            problems += bad_here
             if not files:
                 problems.append(f"corpus folder {path} has no file with text in it; name another")
             found.update(dict.fromkeys(file.resolve() for file in files))
         elif not stat.S_ISREG(mode):
             problems.append(f"corpus {path} is neither a file nor a folder; copy it into a file")
         elif path.stat().st_size == 0:
-            problems.append(f"corpus file {path} is empty; leave it out or name another")
+            bad.append(f"corpus file {path} is empty; leave it out or name another")
+            problems.append(bad[-1])
         else:
             found[path.resolve()] = None
-    if problems:
-        raise CorpusError(problems)
+    serious = [problem for problem in problems if problem not in bad]
+    if skipped is None and problems:
+        raise CorpusError(problems) if serious else BadFilesError(problems)
+    if serious:
+        raise CorpusError(serious)
+    if skipped is not None:
+        for problem in bad:
+            skipped.file(problem)
     return list(found)
 
 

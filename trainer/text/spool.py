@@ -69,8 +69,9 @@ class Spool:
 
     def cut(self, num_bytes: int) -> None:
         """Forgets what lies behind the first `num_bytes`."""
-        self._write()
-        self._written = num_bytes
+        if num_bytes < self.num_bytes:
+            self._write()
+            self._written = num_bytes
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """Returns a text.

@@ -14,7 +14,7 @@ from gossamer.node.runs.preparing import prepare_elsewhere
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.limits import MIB
 from gossamer.trainer.text.corpus import Progress, no_progress
-from gossamer.trainer.text.corpus_errors import CorpusError
+from gossamer.trainer.text.corpus_errors import PROBLEMS_MAX, CorpusError
 
 replace = msgspec.structs.replace
 DRAFT = draft_of_preset("tiny")
@@ -28,10 +28,18 @@ class Store(dict[bytes, bytes]):
 
 
 def prepare(
-    corpus: Path, state: Path, draft: Draft = DRAFT, progress: Progress = no_progress
+    corpus: Path,
+    state: Path,
+    draft: Draft = DRAFT,
+    progress: Progress = no_progress,
+    *,
+    skip_bad: bool = False,
 ) -> PreparedData:
     async def main() -> PreparedData:
-        return await prepare_elsewhere(draft, [corpus], state / "blocks", 64 * MIB, progress)
+        blocks = state / "blocks"
+        return await prepare_elsewhere(
+            draft, [corpus], blocks, 64 * MIB, progress, skip_bad=skip_bad
+        )
 
     state.mkdir(exist_ok=True)
     return trio.run(main)
@@ -57,3 +65,29 @@ def test_a_bad_file_ends_it_by_name(corpus: Path, tmp_path: Path) -> None:
     corpus.write_bytes(corpus.read_bytes()[:-20])
     with pytest.raises(CorpusError, match=r"a\.jsonl\.gz cannot be unpacked"):
         prepare(corpus, tmp_path / "state")
+
+
+def test_bad_files_stop_the_founding_unless_they_may_be_left_out(
+    corpus: Path, tmp_path: Path
+) -> None:
+    good = prepare(corpus.parent, tmp_path / "good")
+    for number in range(PROBLEMS_MAX + 5):
+        (corpus.parent / f"{number:02}.png").write_bytes(b"\x89PNG\0")
+    (corpus.parent / "b.jsonl").write_text('{"text": "Text 1. word "}\n{"body": "x"}\n')
+    state = tmp_path / "state"
+
+    with pytest.raises(CorpusError) as caught:
+        prepare(corpus.parent, state)
+    *_, tenth, more, advice = caught.value.problems
+    assert "09.png is binary" in tenth
+    assert more == "... and 6 more of this kind"
+    assert advice.startswith("nothing was founded")
+    assert advice.endswith("start --skip-bad")
+    assert not [path for path in state.rglob("*") if path.is_file()]
+
+    data = prepare(corpus.parent, state, skip_bad=True)
+    assert data.config == good.config
+    count, *first = data.warnings
+    assert "files 15, lines 1; the first of them:" in count
+    assert len(first) == PROBLEMS_MAX
+    assert "00.png is binary" in first[0]
