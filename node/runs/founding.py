@@ -32,6 +32,7 @@ from gossamer.trainer.pretrained.tokenizer import tokenizer_of
 from gossamer.trainer.text.corpus import Progress, no_progress, scan_corpus
 from gossamer.trainer.text.corpus_errors import CorpusError, Skipped
 from gossamer.trainer.text.corpus_files import default_files, find_files
+from gossamer.trainer.text.mixing import Mixture, Share
 from gossamer.trainer.text.shards import Put, cut_corpus
 
 InitGenesis = Callable[[ModelConfig, int], FloatVector]
@@ -55,6 +56,8 @@ class PreparedData:
     index: ShardIndex
     warnings: tuple[str, ...] = ()
     """Sentences about what of the corpus is not used as it was asked for."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what is used."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +121,8 @@ def prepare_data(
     if problems := problems_of_draft(draft):
         raise ManifestError(problems)
     tokenizer = tokenizer_of(Path(draft.init_from), draft.model) if draft.init_from else None
-    paths = list(corpus) or [Path(path) for path in draft.corpus.paths]
     skipped = Skipped() if skip_bad else None
-    files = find_files(paths, skipped) if paths else default_files()
+    files, mixture = _files_of(draft, corpus, skipped)
     text = scan_corpus(
         files,
         seed=draft.seed,
@@ -137,6 +139,7 @@ def prepare_data(
         put=put,
         tokenizer=tokenizer,
         max_bytes=draft.corpus.max_bytes or None,
+        mixture=mixture,
         progress=progress,
     )
     config = DataConfig(
@@ -149,7 +152,10 @@ def prepare_data(
         heldout_tokens=sum(shard.num_tokens for shard in cut.index.heldout),
     )
     _require_enough(config, draft)
-    return PreparedData(config, cut.index, tuple(skipped.summary() if skipped else ()))
+    notes, warnings = _said_of(cut.shares, text.num_bytes, draft.corpus.max_bytes)
+    return PreparedData(
+        config, cut.index, (*(skipped.summary() if skipped else ()), *warnings), tuple(notes)
+    )
 
 
 def sign_manifest(
@@ -201,6 +207,56 @@ def risk_of(draft: Draft) -> str | None:
         "every peer may join this run, and each of its members can replace the model. Among people "
         f"who do not know each other set {choice} in the manifest: `gossamer init`"
     )
+
+
+def _files_of(
+    draft: Draft, corpus: Sequence[Path], skipped: Skipped | None
+) -> tuple[list[Path], Mixture | None]:
+    """Returns the files of the corpus, and the mixture if the draft has sources that are used."""
+    if corpus or not draft.corpus.sources:
+        paths = list(corpus) or [Path(path) for path in draft.corpus.paths]
+        return (find_files(paths, skipped) if paths else default_files()), None
+    found: dict[Path, int] = {}
+    for number, source in enumerate(draft.corpus.sources):
+        for path in find_files([Path(source.path)], skipped):
+            found.setdefault(path, number)
+    sources = draft.corpus.sources
+    mixture = Mixture(
+        names=tuple(source.path for source in sources),
+        weights=tuple(source.weight for source in sources),
+        file_sources=tuple(found.values()),
+    )
+    return list(found), mixture
+
+
+def _said_of(
+    shares: Sequence[Share], num_bytes: int, max_bytes: int
+) -> tuple[list[str], list[str]]:
+    """Returns sentences about shares that are as wanted, and about those that are not."""
+    notes: list[str] = []
+    warnings: list[str] = []
+    for share in shares:
+        sentence = (
+            f"corpus source {share.name}: {share.reached:.1%} of the text, {share.num_bytes:,} "
+            "bytes"
+        )
+        if share.is_missed:
+            warnings.append(f"{sentence}; its weight wants {share.wanted:.1%}: {_reason_of(share)}")
+        else:
+            notes.append(sentence)
+    used = sum(share.num_bytes for share in shares)
+    if shares and not max_bytes and used < num_bytes:
+        notes.append(
+            f"of the {num_bytes:,} bytes of all sources {used:,} are used: one source has no more "
+            "for its share; corpus.max_bytes takes more of the others, in other shares"
+        )
+    return notes, warnings
+
+
+def _reason_of(share: Share) -> str:
+    if share.reached < share.wanted:
+        return "it has no more of it (in whole documents), and nothing is repeated"
+    return "another source has too little, and nothing is repeated"
 
 
 def _require_enough(data: DataConfig, draft: Draft) -> None:

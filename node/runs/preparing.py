@@ -33,7 +33,7 @@ from gossamer.trainer.text.corpus_errors import BadFilesError, CorpusError
 from gossamer.trainer.text.shards import Put
 
 LINE_BYTES_MAX = 1024 * 1024
-"""Limit of a line. The longest one lists the problems of a corpus, at most a dozen sentences."""
+"""Limit of a line. The longest one has a sentence for each source, `SOURCES_MAX` at most."""
 
 ERRORS_KEPT = 20
 _PROGRESS_STEPS = 200
@@ -58,6 +58,7 @@ class _Progress(msgspec.Struct, frozen=True, tag="progress"):
 class _Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     config: DataConfig
     warnings: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 class _Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -135,6 +136,7 @@ async def prepare_elsewhere(
         outcome.config,
         decode_index(store.get(Digest(outcome.config.index_digest))),
         outcome.warnings,
+        outcome.notes,
     )
 
 
@@ -217,7 +219,7 @@ def main() -> int:
     except DiskError as error:
         say(_Refused("disk", [str(error)]))
     else:
-        say(_Prepared(data.config, data.warnings))
+        say(_Prepared(data.config, data.warnings, data.notes))
     return 0
 
 

@@ -69,6 +69,8 @@ async def found_here(
             bars.show,
             skip_bad=role.skip_bad,
         )
+    for note in data.notes:
+        log.info(note)
     for warning in data.warnings:
         log.warning(warning)
     if pretrained is None:

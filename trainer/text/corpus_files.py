@@ -75,7 +75,8 @@ def find_files(paths: Sequence[Path], skipped: Skipped | None = None) -> list[Pa
             problems.append(bad[-1])
         else:
             found[path.resolve()] = None
-    serious = [problem for problem in problems if problem not in bad]
+    known = set(bad)
+    serious = [problem for problem in problems if problem not in known]
     if skipped is None and problems:
         raise CorpusError(problems) if serious else BadFilesError(problems)
     if serious:

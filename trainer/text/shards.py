@@ -27,6 +27,7 @@ from gossamer.protocol.limits import KIB, MIB
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
 from gossamer.trainer.text.corpus import Corpus, IntVector, Progress, no_progress
 from gossamer.trainer.text.corpus_errors import CorpusError
+from gossamer.trainer.text.mixing import Mixture, Share, mix, shares_of
 from gossamer.trainer.text.tokens import (
     ByteTokenizer,
     TokenBytes,
@@ -80,6 +81,8 @@ class CutCorpus:
     tokenizer: Tokenizer
     token_bytes: TokenBytes
     index: ShardIndex
+    shares: tuple[Share, ...] = ()
+    """What each source of a mixture has of the text."""
 
 
 def cut_corpus(
@@ -91,6 +94,7 @@ def cut_corpus(
     put: Put,
     tokenizer: Tokenizer | None = None,
     max_bytes: int | None = None,
+    mixture: Mixture | None = None,
     progress: Progress = no_progress,
 ) -> CutCorpus:
     """Splits a corpus, learns its tokenizer if need be, and cuts it into shards of a fitting size.
@@ -100,11 +104,12 @@ def cut_corpus(
         context: targets of a sequence.
         tokenizer: of an imported model, instead of one of `kind`.
         max_bytes: of text to use; None: all of it.
+        mixture: the sources of the files, if the shares of several are given.
 
     Raises:
         CorpusError: as `split_documents` and `tokenise`.
     """
-    split = split_documents(corpus, max_bytes)
+    split = split_documents(corpus, max_bytes, mixture)
     if tokenizer is None and kind == "bytes":
         tokenizer = ByteTokenizer()
     elif tokenizer is None:
@@ -122,24 +127,30 @@ def cut_corpus(
         put=put,
         progress=progress,
     )
-    return CutCorpus(tokenizer, token_bytes, index)
+    shares = () if mixture is None else shares_of(corpus, np.concatenate(split), mixture)
+    return CutCorpus(tokenizer, token_bytes, index, shares)
 
 
-def split_documents(corpus: Corpus, max_bytes: int | None = None) -> Split:
+def split_documents(
+    corpus: Corpus, max_bytes: int | None = None, mixture: Mixture | None = None
+) -> Split:
     """Chooses the documents that are trained on, and those that are held out. A function of the
     texts and the seed.
 
     Args:
         max_bytes: Use no more text than this: as many documents of the random order as fit.
+        mixture: the sources of the files, if the shares of several are given.
 
     Raises:
-        CorpusError: fewer than two different documents.
+        CorpusError: fewer than two different documents, or none of a source.
     """
     order = np.argsort(corpus.keys, kind="stable").astype(np.int64)
     keys = corpus.keys[order]
     first_copy = np.ones(len(order), dtype=bool)
     first_copy[1:] = keys[1:] != keys[:-1]
     order = order[first_copy]
+    if mixture is not None:
+        order, max_bytes = mix(corpus, order, mixture, max_bytes), None
     sizes = corpus.text_bytes[order].astype(np.int64)
     if max_bytes is not None:
         fitting = int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right"))

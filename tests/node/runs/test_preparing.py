@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import trio
 
-from gossamer.node.runs.draft import Draft, draft_of_preset
+from gossamer.node.runs.draft import CorpusDraft, Draft, SourceDraft, draft_of_preset
 from gossamer.node.runs.founding import PreparedData, prepare_data
 from gossamer.node.runs.preparing import prepare_elsewhere
 from gossamer.protocol.ids import Digest, digest_of
@@ -28,7 +28,7 @@ class Store(dict[bytes, bytes]):
 
 
 def prepare(
-    corpus: Path,
+    corpus: Path | None,
     state: Path,
     draft: Draft = DRAFT,
     progress: Progress = no_progress,
@@ -37,9 +37,8 @@ def prepare(
 ) -> PreparedData:
     async def main() -> PreparedData:
         blocks = state / "blocks"
-        return await prepare_elsewhere(
-            draft, [corpus], blocks, 64 * MIB, progress, skip_bad=skip_bad
-        )
+        paths = [corpus] if corpus is not None else []
+        return await prepare_elsewhere(draft, paths, blocks, 64 * MIB, progress, skip_bad=skip_bad)
 
     state.mkdir(exist_ok=True)
     return trio.run(main)
@@ -91,3 +90,36 @@ def test_bad_files_stop_the_founding_unless_they_may_be_left_out(
     assert "files 15, lines 1; the first of them:" in count
     assert len(first) == PROBLEMS_MAX
     assert "00.png is binary" in first[0]
+
+
+def with_sources(folder: Path, max_bytes: int) -> Draft:
+    for name, number in (("long", 900), ("short", 100)):
+        lines = (json.dumps({"text": f"{name} {n} " + "word " * 50}) for n in range(number))
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    sources = tuple(
+        SourceDraft(path=str(folder / f"{name}.jsonl"), weight=weight)
+        for name, weight in (("long", 3.0), ("short", 1.0))
+    )
+    return replace(DRAFT, corpus=CorpusDraft(sources=sources, max_bytes=max_bytes))
+
+
+def test_sources_are_mixed_by_weight_and_the_shares_are_said(tmp_path: Path) -> None:
+    exact = prepare(None, tmp_path / "exact", with_sources(tmp_path, 0))
+    assert exact.warnings == ()
+    long, short, rest = exact.notes
+    assert "long.jsonl: 75.0% of the text" in long
+    assert "short.jsonl: 25.0% of the text" in short
+    assert "corpus.max_bytes takes more" in rest
+
+    missed = prepare(None, tmp_path / "missed", with_sources(tmp_path, 200_000))
+    assert missed.notes == ()
+    long, short = missed.warnings
+    assert "its weight wants 25.0%: it has no more" in short
+    assert "its weight wants 75.0%: another source has too little" in long
+    assert missed.config.num_tokens > exact.config.num_tokens
+
+
+def test_a_corpus_on_the_command_line_replaces_the_sources(corpus: Path, tmp_path: Path) -> None:
+    draft = with_sources(tmp_path, 0)
+    replaced = prepare(corpus, tmp_path / "state", draft)
+    assert replaced.config == prepare_data(DRAFT, [corpus], put=Store().put).config
