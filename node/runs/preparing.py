@@ -21,6 +21,7 @@ from gossamer.node.base.disk_health import DiskError
 from gossamer.node.peers.replication import CACHE_SHARE
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.founding import PreparedData, prepare_data
+from gossamer.node.runs.progress import Thinned
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDirError
 from gossamer.protocol.errors import ManifestError
@@ -36,7 +37,6 @@ LINE_BYTES_MAX = 1024 * 1024
 """Limit of a line. The longest one has a sentence for each source, `SOURCES_MAX` at most."""
 
 ERRORS_KEPT = 20
-_PROGRESS_STEPS = 200
 _SKIP_BAD = (
     "nothing was founded; to leave out every file and line that cannot be used: "
     "gossamer start --skip-bad"
@@ -185,16 +185,14 @@ def main() -> int:
     """Prepares the data of the task on stdin. This is the entry point of the other process."""
     blocks, cache_bytes = Path(sys.argv[1]), int(sys.argv[2])
     task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Task)
-    shown: dict[str, int] = {}
+    thinned = Thinned()
 
     def say(message: _Progress | _Prepared | _Refused) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
         sys.stdout.buffer.flush()
 
     def progress(stage: str, done: int, total: int) -> None:
-        step = _PROGRESS_STEPS * done // max(1, total)
-        if shown.get(stage) != step:
-            shown[stage] = step
+        if thinned.is_due(stage, done, total):
             say(_Progress(stage, done, total))
 
     try:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
 import trio
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from gossamer.node.base.settings import Found, Settings
 from gossamer.node.machine.capacity import free_memory_bytes
@@ -25,6 +21,7 @@ from gossamer.node.runs.importing import draft_for, with_pretrained, write_genes
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.needs import needs_of, require_memory
 from gossamer.node.runs.preparing import prepare_elsewhere
+from gossamer.node.runs.progress import ProgressBars
 from gossamer.protocol.manifest import SignedManifest
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.trainer.ipc import messages
@@ -60,7 +57,7 @@ async def found_here(
         log.warning(risk)
     needs = needs_of(draft, trains_on_host=True, cache_bytes=settings.cache_bytes)
     require_memory(draft, needs, free_memory_bytes())  # the initial weights are drawn on the CPU
-    with _Bars() as bars:
+    with ProgressBars() as bars:
         data = await prepare_elsewhere(
             draft,
             role.corpus,
@@ -143,45 +140,3 @@ async def _run_process(
     process: TrainerProcess, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     await process.run(task_status=task_status)
-
-
-class _Bars:
-    """Shows progress bars on a terminal, and one log line a stage elsewhere."""
-
-    def __init__(self) -> None:
-        console = Console(file=sys.stderr)
-        self._progress: Progress | None = None
-        if console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.percentage:>3.0f} %"),
-                TimeRemainingColumn(),
-                console=console,
-            )
-        self._tasks: dict[str, TaskID] = {}
-        self._said: set[str] = set()
-
-    def __enter__(self) -> _Bars:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def show(self, stage: str, done: int, total: int) -> None:
-        """Shows the progress of a stage. This is the `Progress` callback of the corpus code."""
-        if self._progress is not None:
-            if stage not in self._tasks:
-                self._tasks[stage] = self._progress.add_task(stage, total=total)
-            self._progress.update(self._tasks[stage], completed=done, total=total)
-        elif stage not in self._said:
-            self._said.add(stage)
-            log.info(stage)

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -63,7 +64,10 @@ SHARD_BYTES_MAX = limits.BLOCK_BYTES_MAX // 2
 # Of tokens in memory at once. More text than this is shuffled piece by piece.
 SHUFFLE_BYTES = 64 * MIB
 
-_BATCH_BYTES = MIB
+# The tokenizer's library gives each core other texts of a batch, and a document of a long file has
+# 1 MiB. A batch takes some 25 bytes a byte of text until its tokens are copied: hence the limit.
+_BATCH_BYTES_A_CORE = MIB
+_BATCH_BYTES_MAX = 16 * MIB
 _ZSTD_LEVEL = 3
 
 
@@ -319,10 +323,11 @@ class _Shuffler:
 def _batches(texts: Iterator[bytes]) -> Iterator[list[bytes]]:
     batch: list[bytes] = []
     size = 0
+    size_wanted = min(_BATCH_BYTES_A_CORE * (os.cpu_count() or 1), _BATCH_BYTES_MAX)
     for text in texts:
         batch.append(text)
         size += len(text)
-        if size >= _BATCH_BYTES:
+        if size >= size_wanted:
             yield batch
             batch, size = [], 0
     if batch:

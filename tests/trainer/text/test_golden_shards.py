@@ -5,6 +5,7 @@ written down before text could be compressed, come from several sources, or use 
 """
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,7 @@ def shards_digest(folder: Path, kind: TokenizerKind, vocabulary: int) -> str:
     return hasher.hexdigest(16)
 
 
+@pytest.mark.parametrize("num_cores", [1, 2, 64])
 @pytest.mark.parametrize(
     ("kind", "vocabulary", "digest"),
     [
@@ -66,7 +68,13 @@ def shards_digest(folder: Path, kind: TokenizerKind, vocabulary: int) -> str:
     ],
 )
 def test_shards_of_a_fixed_corpus_do_not_change(
-    tmp_path: Path, kind: TokenizerKind, vocabulary: int, digest: str
+    tmp_path: Path,
+    kind: TokenizerKind,
+    vocabulary: int,
+    digest: str,
+    num_cores: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: num_cores)
     write_corpus(tmp_path)
     assert shards_digest(tmp_path, kind, vocabulary) == digest
