@@ -50,9 +50,10 @@ class ProgressLines:
     """One line when a stage begins, and others at most every `LINE_SECONDS`."""
 
     def __init__(
-        self, say: Callable[[str], object] = log.info, clock: Clock = time.monotonic
+        self, say: Callable[[str], object] | None = None, clock: Clock = time.monotonic
     ) -> None:
-        self._say = say
+        """`say`: None is the log, as it is configured by now."""
+        self._say = log.info if say is None else say
         self._clock = clock
         self._begun: dict[str, float] = {}
         self._said = 0.0

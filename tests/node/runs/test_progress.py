@@ -1,4 +1,10 @@
+import json
+
+import pytest
+import structlog
+
 from gossamer.node.runs.progress import LINE_SECONDS, ProgressLines, Thinned
+from gossamer.node.telemetry.logs import configure_logs
 
 
 class FakeClock:
@@ -66,3 +72,15 @@ def test_reports_are_passed_on_by_steps_and_by_time() -> None:
         clock.now += 1
         assert thinned.is_due("cutting into tokens", number, 10**9)
         assert not thinned.is_due("cutting into tokens", number, 10**9)
+
+
+def test_lines_have_the_form_that_was_chosen_after_the_import(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = structlog.get_config()
+    try:
+        configure_logs("json", "info")
+        ProgressLines().show("reading", 0, 10)
+    finally:
+        structlog.configure(**before)
+    assert json.loads(capsys.readouterr().err)["event"] == "reading: 0.0 MB"
