@@ -33,7 +33,7 @@ def expanded(paths: Sequence[Path]) -> tuple[Path, ...]:
     for path in paths:
         path = path.expanduser()
         names = []
-        if not path.exists() and glob.has_magic(str(path)):
+        if glob.has_magic(str(path)) and not os.path.exists(path):
             names = sorted(glob.glob(str(path), recursive=True))
         found += [Path(name) for name in names] or [path]
     return tuple(found)

@@ -65,7 +65,7 @@ SHARD_BYTES_MAX = limits.BLOCK_BYTES_MAX // 2
 SHUFFLE_BYTES = 64 * MIB
 
 # The tokenizer's library gives each core other texts of a batch, and a document of a long file has
-# 1 MiB. A batch takes some 25 bytes a byte of text until its tokens are copied: hence the limit.
+# 1 MiB. A batch takes some 30 bytes a byte of text until its tokens are copied: hence the limit.
 _BATCH_BYTES_A_CORE = MIB
 _BATCH_BYTES_MAX = 16 * MIB
 _ZSTD_LEVEL = 3

@@ -70,6 +70,16 @@ def test_parts_behind_one_another_are_read_as_one(tmp_path: Path, suffix: str) -
     assert texts[-1] == "line 8 ü".encode()
 
 
+def test_frames_of_zstd_that_hold_no_text_are_passed_over(tmp_path: Path) -> None:
+    """RFC 8878, section 3.1.2; parallel compressors write them."""
+    skippable = (0x184D2A50).to_bytes(4, "little") + (5_000).to_bytes(4, "little") + bytes(5_000)
+    frame = packed(some_text(100), ".zst")
+    path = tmp_path / "a.txt.zst"
+    for data in (skippable + frame, frame + skippable):
+        path.write_bytes(data)
+        assert b"".join(texts_of(scan_corpus([path], seed=1))) == some_text(100)
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_a_damaged_or_cut_file_is_named(tmp_path: Path, suffix: str) -> None:
     whole = packed(some_text(5_000), suffix)
