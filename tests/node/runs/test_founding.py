@@ -1,6 +1,8 @@
 import gzip
+import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -120,6 +122,19 @@ def test_a_compressed_corpus_founds_the_same_run(corpus: Path) -> None:
             path.with_suffix(".txt.zst").write_bytes(zstandard.ZstdCompressor().compress(data))
         path.unlink()
     assert found(draft, [corpus], Store()).manifest.run_id == plain.manifest.run_id
+
+
+def test_a_table_founds_the_run_of_the_same_json_lines(tmp_path: Path) -> None:
+    arrow: Any = pytest.importorskip("pyarrow")
+    parquet: Any = pytest.importorskip("pyarrow.parquet")
+    texts = [f"Text {n}. " + "word " * (n % 97) for n in range(600)]
+    lines, table = tmp_path / "a.jsonl", tmp_path / "a.parquet"
+    lines.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    parquet.write_table(arrow.table({"text": texts}), table)
+    of_lines, of_table = (
+        found(draft_of_preset("tiny"), [path], Store()).manifest.run_id for path in (lines, table)
+    )
+    assert of_table == of_lines
 
 
 def test_a_bpe_tokenizer_travels_as_a_block(corpus: Path) -> None:
