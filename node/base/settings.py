@@ -146,6 +146,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     preset: str | None = None
     init_from: Path | None = None
     """Folder of a Hugging Face model whose weights and tokenizer the run begins with."""
+    skip_bad: bool = False
+    """Whether files and lines of the corpus that cannot be used are left out."""
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from gossamer.node.base.settings import (
 from gossamer.node.telemetry.logs import configure_logs
 from gossamer.protocol.limits import MIB
 from gossamer.trainer.presets import PRESETS
+from gossamer.trainer.text.corpus_files import expanded
 
 _DEFAULTS = Settings(state_dir=default_state_dir())
 # Help is the same text for every person, so that it can stand in the documentation.
@@ -131,8 +132,8 @@ def check_founding_options(
         problems.append("--manifest and --preset exclude each other: a manifest says everything")
     if corpus is not None and (not corpus or "" in corpus):
         problems.append("--corpus is given without a file or folder")
-    named = [path for path in (manifest, init_from, *(corpus or ())) if path]
-    for path in map(Path, named):
+    texts = expanded([Path(path) for path in corpus or () if path])
+    for path in filter(None, (manifest, init_from, *texts)):
         if not path.exists():
             problems.append(f"{path}: no such file or directory")
         elif not os.access(path, os.R_OK):

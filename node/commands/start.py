@@ -12,6 +12,7 @@ from gossamer.node.commands.options import PRESET_HELP, Node, check_founding_opt
 from gossamer.node.commands.running import run_node
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.trainer.presets import DEFAULT_PRESET
+from gossamer.trainer.text.corpus_files import expanded
 
 _PRESET_BY_DEFAULT = f"{DEFAULT_PRESET}; with --init-from the largest one below the model"
 
@@ -32,6 +33,7 @@ def start(
         Parameter(consume_multiple=True, show_default="the sources of Python's standard library"),
     ] = None,
     init_from: Annotated[Path | None, Parameter(show_default="none: weights are drawn")] = None,
+    skip_bad: Annotated[bool, Parameter(negative="")] = False,
     options: Node = None,
 ) -> int:
     """Found a run here, or go on with the one in the state directory.
@@ -41,11 +43,14 @@ def start(
     manifest
         TOML file from `gossamer init`.
     corpus
-        Folders and files of text and JSONL to train on.
+        Folders, files and patterns of text, JSONL (also .gz or .zst) and Parquet to train on.
     init_from
         Folder of a Hugging Face model (Llama, SmolLM2, Mistral, Qwen 2.5 or 3, OLMo 2) whose
         weights and tokenizer the run begins with. Of the model in a manifest only the context
         counts then.
+    skip_bad
+        Leave out files and lines of the corpus that cannot be used, instead of stopping at them.
+        The log says how many, and names the first ones.
     """
     settings = settings_of(options)
     if StateDir(settings.state_dir).has_run():
@@ -54,9 +59,15 @@ def start(
             "--preset": preset,
             "--corpus": corpus,
             "--init-from": init_from,
+            "--skip-bad": skip_bad,
         }
         return run_node(settings, Resume(), [flag for flag, given in flags.items() if given])
     check_founding_options(manifest, preset, corpus, init_from)
-    paths = tuple(map(Path, corpus or ()))
-    role = Found(manifest_file=manifest, corpus=paths, preset=preset, init_from=init_from)
+    role = Found(
+        manifest_file=manifest,
+        corpus=expanded([Path(path) for path in corpus or ()]),
+        preset=preset,
+        init_from=init_from,
+        skip_bad=skip_bad,
+    )
     return run_node(settings, role)

@@ -21,7 +21,7 @@ from gossamer.node.storage.state_dir import StateDirError, StateDirInUseError
 from gossamer.protocol.errors import ManifestError
 from gossamer.trainer.export import ExportError
 from gossamer.trainer.pretrained.errors import FolderError
-from gossamer.trainer.text.corpus import CorpusError
+from gossamer.trainer.text.corpus_errors import CorpusError
 
 _WITH_PROBLEMS = (ConfigError, CorpusError, FolderError, ManifestError)
 """Errors that carry a list of sentences, one a mistake."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Literal
 
 import msgspec
@@ -45,13 +46,28 @@ DISTRO_MEMBERS_MIN = 8
 Admission = Literal["open", "allow", "invite"]
 
 
+SOURCES_MAX = 64
+"""Each is a line of the log when the run is founded."""
+
+
+class SourceDraft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One of several sources of text."""
+
+    path: str
+    """File, folder or pattern."""
+    weight: float = 1.0
+    """Its share of the text, beside the weights of the others."""
+
+
 class CorpusDraft(msgspec.Struct, frozen=True, kw_only=True):
     """The text to train on."""
 
     paths: tuple[str, ...] = ()
-    """Files and folders. Empty means the sources of Python's standard library."""
+    """Files, folders and patterns. Empty means the sources of Python's standard library."""
+    sources: tuple[SourceDraft, ...] = ()
+    """Several sources with weights, instead of `paths`."""
     text_field: str = DEFAULT_TEXT_FIELD
-    """Field of a JSON line that holds the text."""
+    """Field of a JSON line, or column of a table, that holds the text."""
     max_bytes: int = 0
     """Limit of the text, in bytes; 0 means all of it."""
 
@@ -197,12 +213,31 @@ def problems_of_draft(draft: Draft) -> list[str]:
                 f"these codec settings at most {elements_max}, so that the records of "
                 f"{limits.OPEN_MEMBERS_MIN} peers fit one message"
             )
-    if draft.corpus.max_bytes < 0:
-        found.append(f"corpus.max_bytes is {draft.corpus.max_bytes}; allowed: 0 (all) or more")
-    if not draft.corpus.text_field:
+    return found + _corpus_problems(draft.corpus)
+
+
+def _corpus_problems(corpus: CorpusDraft) -> list[str]:
+    found: list[str] = []
+    if corpus.max_bytes < 0:
+        found.append(f"corpus.max_bytes is {corpus.max_bytes}; allowed: 0 (all) or more")
+    if not corpus.text_field:
         found.append("corpus.text_field is empty; allowed: the name of a field")
-    if "" in draft.corpus.paths:
+    if "" in corpus.paths:
         found.append("corpus.paths has an empty path; allowed: files and folders")
+    if corpus.paths and corpus.sources:
+        found.append("corpus.paths and corpus.sources exclude each other; name every path once")
+    if len(corpus.sources) > SOURCES_MAX:
+        found.append(
+            f"corpus.sources has {len(corpus.sources)} entries; allowed: {SOURCES_MAX} at most"
+        )
+    for source in corpus.sources[:SOURCES_MAX]:
+        if not source.path:
+            found.append("corpus.sources has an empty path; allowed: a file or a folder")
+        if not 0 < source.weight < math.inf:
+            found.append(
+                f"corpus.sources gives {source.path} the weight {source.weight}; allowed: a number "
+                "above 0"
+            )
     return found
 
 

@@ -29,14 +29,10 @@ from gossamer.protocol.manifest_checks import require_valid
 from gossamer.protocol.shard_index import ShardIndex, encode_index
 from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
 from gossamer.trainer.pretrained.tokenizer import tokenizer_of
-from gossamer.trainer.text.corpus import (
-    CorpusError,
-    Progress,
-    default_files,
-    find_files,
-    no_progress,
-    scan_corpus,
-)
+from gossamer.trainer.text.corpus import Progress, no_progress, scan_corpus
+from gossamer.trainer.text.corpus_errors import CorpusError, Skipped
+from gossamer.trainer.text.corpus_files import default_files, find_files
+from gossamer.trainer.text.mixing import Mixture, Share
 from gossamer.trainer.text.shards import Put, cut_corpus
 
 InitGenesis = Callable[[ModelConfig, int], FloatVector]
@@ -58,6 +54,10 @@ class PreparedData:
 
     config: DataConfig
     index: ShardIndex
+    warnings: tuple[str, ...] = ()
+    """Sentences about what of the corpus is not used as it was asked for."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what is used."""
 
 
 @dataclass(frozen=True)
@@ -96,23 +96,40 @@ def found_run(
 
 
 def prepare_data(
-    draft: Draft, corpus: Sequence[Path], *, put: Put, progress: Progress = no_progress
+    draft: Draft,
+    corpus: Sequence[Path],
+    *,
+    put: Put,
+    scratch: Path | None = None,
+    skip_bad: bool = False,
+    progress: Progress = no_progress,
 ) -> PreparedData:
     """Tokenises the corpus and stores its shards, its index and its tokenizer with `put`; of an
     imported model all its small files.
 
+    Args:
+        scratch: folder on a disk with room for what compressed files and Parquet hold; None: the
+            system's own.
+        skip_bad: whether files and lines that cannot be used are left out.
+
     Raises:
         ManifestError: values of the draft are not allowed.
         FolderError: the imported model's tokenizer cannot be used.
+        BadFilesError: files or lines cannot be used, and `skip_bad` is false.
         CorpusError: the text cannot be read, or there is too little of it.
     """
     if problems := problems_of_draft(draft):
         raise ManifestError(problems)
     tokenizer = tokenizer_of(Path(draft.init_from), draft.model) if draft.init_from else None
-    paths = list(corpus) or [Path(path) for path in draft.corpus.paths]
-    files = find_files(paths) if paths else default_files()
+    skipped = Skipped() if skip_bad else None
+    files, mixture = _files_of(draft, corpus, skipped)
     text = scan_corpus(
-        files, seed=draft.seed, text_field=draft.corpus.text_field, progress=progress
+        files,
+        seed=draft.seed,
+        text_field=draft.corpus.text_field,
+        scratch=scratch,
+        skipped=skipped,
+        progress=progress,
     )
     cut = cut_corpus(
         text,
@@ -122,6 +139,7 @@ def prepare_data(
         put=put,
         tokenizer=tokenizer,
         max_bytes=draft.corpus.max_bytes or None,
+        mixture=mixture,
         progress=progress,
     )
     config = DataConfig(
@@ -134,7 +152,10 @@ def prepare_data(
         heldout_tokens=sum(shard.num_tokens for shard in cut.index.heldout),
     )
     _require_enough(config, draft)
-    return PreparedData(config, cut.index)
+    notes, warnings = _said_of(cut.shares, text.num_bytes, draft.corpus.max_bytes)
+    return PreparedData(
+        config, cut.index, (*(skipped.summary() if skipped else ()), *warnings), tuple(notes)
+    )
 
 
 def sign_manifest(
@@ -186,6 +207,56 @@ def risk_of(draft: Draft) -> str | None:
         "every peer may join this run, and each of its members can replace the model. Among people "
         f"who do not know each other set {choice} in the manifest: `gossamer init`"
     )
+
+
+def _files_of(
+    draft: Draft, corpus: Sequence[Path], skipped: Skipped | None
+) -> tuple[list[Path], Mixture | None]:
+    """Returns the files of the corpus, and the mixture if the draft has sources that are used."""
+    if corpus or not draft.corpus.sources:
+        paths = list(corpus) or [Path(path) for path in draft.corpus.paths]
+        return (find_files(paths, skipped) if paths else default_files()), None
+    found: dict[Path, int] = {}
+    for number, source in enumerate(draft.corpus.sources):
+        for path in find_files([Path(source.path)], skipped):
+            found.setdefault(path, number)
+    sources = draft.corpus.sources
+    mixture = Mixture(
+        names=tuple(source.path for source in sources),
+        weights=tuple(source.weight for source in sources),
+        file_sources=tuple(found.values()),
+    )
+    return list(found), mixture
+
+
+def _said_of(
+    shares: Sequence[Share], num_bytes: int, max_bytes: int
+) -> tuple[list[str], list[str]]:
+    """Returns sentences about shares that are as wanted, and about those that are not."""
+    notes: list[str] = []
+    warnings: list[str] = []
+    for share in shares:
+        sentence = (
+            f"corpus source {share.name}: {share.reached:.1%} of the text, {share.num_bytes:,} "
+            "bytes"
+        )
+        if share.is_missed:
+            warnings.append(f"{sentence}; its weight wants {share.wanted:.1%}: {_reason_of(share)}")
+        else:
+            notes.append(sentence)
+    used = sum(share.num_bytes for share in shares)
+    if shares and not max_bytes and used < num_bytes:
+        notes.append(
+            f"of the {num_bytes:,} bytes of all sources {used:,} are used: one source has no more "
+            "for its share; corpus.max_bytes takes more of the others, in other shares"
+        )
+    return notes, warnings
+
+
+def _reason_of(share: Share) -> str:
+    if share.reached < share.wanted:
+        return "it has no more of it (in whole documents), and nothing is repeated"
+    return "another source has too little, and nothing is repeated"
 
 
 def _require_enough(data: DataConfig, draft: Draft) -> None:

@@ -21,6 +21,7 @@ import msgspec
 from gossamer.node.runs.draft import (
     VOCABULARY_MAX,
     Draft,
+    SourceDraft,
     default_chunk_elements_of,
     draft_of_preset,
     preset_names,
@@ -47,8 +48,11 @@ _OPTIONAL = {"tokenizer.vocabulary", "outer.chunk_elements"} | {
     if not field.required
 }
 
+_SOURCES_EXAMPLE = '# sources = [{path = "code", weight = 0.7}, {path = "texts", weight = 0.3}]'
+
 TomlValue: TypeAlias = (
-    "str | int | float | date | time | Sequence[TomlValue] | Mapping[str, TomlValue]"
+    "msgspec.Struct | str | int | float | date | time | Sequence[TomlValue] "
+    "| Mapping[str, TomlValue]"
 )
 """A value as `tomllib` reads it, or as a draft has it."""
 
@@ -94,8 +98,16 @@ def parse_manifest_file(text: str, folder: Path) -> Draft:
     problems += [p for p in problems_of_draft(draft) if not given.is_doubtful(p)]
     if problems:
         raise ManifestError(problems)
-    paths = tuple(str(folder / Path(path).expanduser()) for path in draft.corpus.paths)
-    return msgspec.structs.replace(draft, corpus=msgspec.structs.replace(draft.corpus, paths=paths))
+    replace = msgspec.structs.replace
+    paths = tuple(_placed(folder, path) for path in draft.corpus.paths)
+    sources = tuple(
+        replace(source, path=_placed(folder, source.path)) for source in draft.corpus.sources
+    )
+    return replace(draft, corpus=replace(draft.corpus, paths=paths, sources=sources))
+
+
+def _placed(folder: Path, path: str) -> str:
+    return str(folder / Path(path).expanduser())
 
 
 def render(draft: Draft, *, preset: str | None = None) -> str:
@@ -116,6 +128,8 @@ def render(draft: Draft, *, preset: str | None = None) -> str:
             entry = _entry(section, key, getattr(values, key))
             if key == "chunk_elements" and draft.outer.chunk_elements == default:
                 entry[-1] = "# " + entry[-1]  # so that it follows an edited model
+            if key == "sources" and not draft.corpus.sources:
+                entry[-1] = _SOURCES_EXAMPLE  # a key here would forbid [[corpus.sources]] below
             lines += entry
     return "\n".join(lines) + "\n"
 
@@ -146,6 +160,9 @@ def _toml(value: TomlValue) -> str:
     if isinstance(value, str):
         # TOML has all escapes of JSON, and requires one more character to be escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, msgspec.Struct):
+        fields = msgspec.structs.asdict(value).items()
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in fields) + "}"
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     return repr(value)
@@ -185,8 +202,9 @@ class _Given:
         try:
             # 3 is accepted for 3.0, but a string is not accepted for a number.
             self._values[section][key] = msgspec.convert(value, hint)
-        except msgspec.ValidationError:
-            problems.append(f"{full} is {_shown(value)}; allowed: {_allowed(hint)}")
+        except msgspec.ValidationError as error:
+            where = f" ({error})" if full == "corpus.sources" else ""
+            problems.append(f"{full} is {_shown(value)}{where}; allowed: {_allowed(hint)}")
             if section:
                 self._replaced.add(full)
 
@@ -273,6 +291,8 @@ def _allowed(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return ", ".join(json.dumps(choice) for choice in get_args(hint))
     if get_origin(hint) is tuple:
+        if get_args(hint)[0] is SourceDraft:
+            return 'tables [[corpus.sources]], each with path = "..." and weight = (a number)'
         return 'a list of strings, such as ["one", "two"]'
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text in quotes"}[
         hint

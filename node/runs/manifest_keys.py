@@ -53,9 +53,11 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         'With "invite" it may be empty.',
     },
     "corpus": {
-        "paths": "Files and folders of text, .jsonl among them, relative to this file. "
-        "Empty: the sources of Python's standard library.",
-        "text_field": "Field of a .jsonl line that holds the text.",
+        "paths": "Files, folders and patterns (*) of text, .jsonl (both also .gz or .zst) and "
+        ".parquet, relative to this file. Empty: the sources of Python's standard library.",
+        "sources": "Instead of paths: several sources, and the share of the text that each gets by "
+        "its weight.",
+        "text_field": "Field of a .jsonl line, or column of a .parquet file, that holds the text.",
         "max_bytes": "Limit of the text in bytes (a random choice of documents); 0: all of it.",
     },
     "tokenizer": {

@@ -21,20 +21,25 @@ from gossamer.node.base.disk_health import DiskError
 from gossamer.node.peers.replication import CACHE_SHARE
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.founding import PreparedData, prepare_data
+from gossamer.node.runs.progress import Thinned
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import DataConfig
 from gossamer.protocol.shard_index import decode_index
 from gossamer.trainer.pretrained.errors import FolderError
-from gossamer.trainer.text.corpus import CorpusError, Progress
+from gossamer.trainer.text.corpus import Progress
+from gossamer.trainer.text.corpus_errors import BadFilesError, CorpusError
 from gossamer.trainer.text.shards import Put
 
 LINE_BYTES_MAX = 1024 * 1024
-"""Limit of a line. The longest one lists the problems of a corpus, at most a dozen sentences."""
+"""Limit of a line. The longest one has a sentence for each source, `SOURCES_MAX` at most."""
 
 ERRORS_KEPT = 20
-_PROGRESS_STEPS = 200
+_SKIP_BAD = (
+    "nothing was founded; to leave out every file and line that cannot be used: "
+    "gossamer start --skip-bad"
+)
 
 
 class PreparingError(Exception):
@@ -44,6 +49,7 @@ class PreparingError(Exception):
 class _Task(msgspec.Struct, frozen=True):
     draft: Draft
     corpus: tuple[str, ...]
+    skip_bad: bool
 
 
 class _Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -54,6 +60,8 @@ class _Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 class _Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     config: DataConfig
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 class _Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -67,7 +75,13 @@ _line_decoder: msgspec.json.Decoder[_Progress | _Prepared | _Refused] = msgspec.
 
 
 async def prepare_elsewhere(
-    draft: Draft, corpus: Sequence[Path], blocks: Path, cache_bytes: int, progress: Progress
+    draft: Draft,
+    corpus: Sequence[Path],
+    blocks: Path,
+    cache_bytes: int,
+    progress: Progress,
+    *,
+    skip_bad: bool = False,
 ) -> PreparedData:
     """Runs `founding.prepare_data` in another process, the only user of the block store meanwhile.
 
@@ -78,7 +92,8 @@ async def prepare_elsewhere(
 
     Cancelled: the process is killed.
     """
-    task = msgspec.msgpack.encode(_Task(draft, tuple(str(path.absolute()) for path in corpus)))
+    paths = tuple(str(path.absolute()) for path in corpus)
+    task = msgspec.msgpack.encode(_Task(draft, paths, skip_bad))
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", __name__, str(blocks), str(cache_bytes)],
         stdin=subprocess.PIPE,
@@ -122,7 +137,10 @@ async def prepare_elsewhere(
         raise _error_of(outcome)
     store = BlockStore(blocks, cache_bytes, read_only=True)
     return PreparedData(
-        outcome.config, decode_index(store.get(Digest(outcome.config.index_digest)))
+        outcome.config,
+        decode_index(store.get(Digest(outcome.config.index_digest))),
+        outcome.warnings,
+        outcome.notes,
     )
 
 
@@ -131,7 +149,7 @@ def _error_of(refused: _Refused) -> Exception:
         case "manifest":
             return ManifestError(refused.problems)
         case "corpus":
-            return CorpusError(refused.problems)
+            return CorpusError.of_shown(refused.problems)
         case "folder":
             return FolderError(refused.problems)
         case _:
@@ -171,24 +189,31 @@ def main() -> int:
     """Prepares the data of the task on stdin. This is the entry point of the other process."""
     blocks, cache_bytes = Path(sys.argv[1]), int(sys.argv[2])
     task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Task)
-    shown: dict[str, int] = {}
+    thinned = Thinned()
 
     def say(message: _Progress | _Prepared | _Refused) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
         sys.stdout.buffer.flush()
 
     def progress(stage: str, done: int, total: int) -> None:
-        step = _PROGRESS_STEPS * done // max(1, total)
-        if shown.get(stage) != step:
-            shown[stage] = step
+        if thinned.is_due(stage, done, total):
             say(_Progress(stage, done, total))
 
     try:
         corpus = [Path(path) for path in task.corpus]
         put = _keeping_put(BlockStore(blocks, cache_bytes))
-        data = prepare_data(task.draft, corpus, put=put, progress=progress)
+        data = prepare_data(
+            task.draft,
+            corpus,
+            put=put,
+            scratch=blocks.parent,
+            skip_bad=task.skip_bad,
+            progress=progress,
+        )
     except ManifestError as error:
         say(_Refused("manifest", error.problems))
+    except BadFilesError as error:
+        say(_Refused("corpus", [*error.problems, _SKIP_BAD]))
     except CorpusError as error:
         say(_Refused("corpus", list(error.problems)))
     except FolderError as error:
@@ -196,7 +221,7 @@ def main() -> int:
     except DiskError as error:
         say(_Refused("disk", [str(error)]))
     else:
-        say(_Prepared(data.config))
+        say(_Prepared(data.config, data.warnings, data.notes))
     return 0
 
 

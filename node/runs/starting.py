@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
 import structlog
 import trio
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from gossamer.node.base.settings import Found, Settings
-from gossamer.node.base.terminal import open_console
 from gossamer.node.base.threads import run_abandonable
 from gossamer.node.machine.capacity import device_memory, free_memory_bytes
 from gossamer.node.machine.trainer import TrainerFailedError
@@ -30,6 +24,7 @@ from gossamer.node.runs.importing import draft_for, with_pretrained, write_genes
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.needs import needs_of, require_memory
 from gossamer.node.runs.preparing import prepare_elsewhere
+from gossamer.node.runs.progress import ProgressBars
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.protocol.manifest import SignedManifest
 from gossamer.protocol.state.digest import FloatVector
@@ -45,9 +40,6 @@ log = structlog.get_logger("node")
 
 Tell = Callable[[str], None]
 """Takes a word for people on what is done."""
-
-TELL_SECONDS = 1.0
-"""Least time between two words on the progress of one stage: people look no oftener."""
 
 
 async def found_here(
@@ -85,8 +77,19 @@ async def found_here(
         fit = device_fit(draft, memory)
         require_fit(draft, fit)
         log.info(fit.text)
-    with _Bars(tell) as bars:
-        data = await prepare_elsewhere(draft, role.corpus, blocks, settings.cache_bytes, bars.show)
+    with ProgressBars(tell) as bars:
+        data = await prepare_elsewhere(
+            draft,
+            role.corpus,
+            blocks,
+            settings.cache_bytes,
+            bars.show,
+            skip_bad=role.skip_bad,
+        )
+    for note in data.notes:
+        log.info(note)
+    for warning in data.warnings:
+        log.warning(warning)
     if pretrained is None:
         tell("drawing the initial weights")
         parameters = await initial_parameters(draft, settings)
@@ -163,50 +166,3 @@ async def _run_process(
     process: TrainerProcess, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     await process.run(task_status=task_status)
-
-
-class _Bars:
-    """Shows progress bars on a terminal, and one log line a stage elsewhere."""
-
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
-        self._tell_seconds = -math.inf
-        console = open_console(sys.stderr)
-        self._progress: Progress | None = None
-        if console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.percentage:>3.0f} %"),
-                TimeRemainingColumn(),
-                console=console,
-            )
-        self._tasks: dict[str, TaskID] = {}
-        self._said: set[str] = set()
-
-    def __enter__(self) -> _Bars:
-        if self._progress is not None:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def show(self, stage: str, done: int, total: int) -> None:
-        """Shows the progress of a stage. This is the `Progress` callback of the corpus code."""
-        if (now := time.monotonic()) >= self._tell_seconds or done >= total:
-            self._tell(f"{stage}, {done / max(1, total):.0%} done")
-            self._tell_seconds = now + TELL_SECONDS
-        if self._progress is not None:
-            if stage not in self._tasks:
-                self._tasks[stage] = self._progress.add_task(stage, total=total)
-            self._progress.update(self._tasks[stage], completed=done, total=total)
-        elif stage not in self._said:
-            self._said.add(stage)
-            log.info(stage)

@@ -11,7 +11,8 @@ from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import ModelConfig
 from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.wire.statements import Span
-from gossamer.trainer.text.corpus import default_files, find_files, scan_corpus
+from gossamer.trainer.text.corpus import scan_corpus
+from gossamer.trainer.text.corpus_files import default_files, find_files
 from gossamer.trainer.text.data import Tokens, load_shard
 from gossamer.trainer.text.shards import Put, cut_corpus
 from gossamer.trainer.text.tokens import TokenizerKind

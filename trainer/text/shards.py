@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, cast
@@ -25,7 +26,9 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.limits import KIB, MIB
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo
-from gossamer.trainer.text.corpus import Corpus, CorpusError, IntVector, Progress, no_progress
+from gossamer.trainer.text.corpus import Corpus, IntVector, Progress, no_progress
+from gossamer.trainer.text.corpus_errors import CorpusError
+from gossamer.trainer.text.mixing import Mixture, Share, mix, shares_of
 from gossamer.trainer.text.tokens import (
     ByteTokenizer,
     TokenBytes,
@@ -61,7 +64,10 @@ SHARD_BYTES_MAX = limits.BLOCK_BYTES_MAX // 2
 # Of tokens in memory at once. More text than this is shuffled piece by piece.
 SHUFFLE_BYTES = 64 * MIB
 
-_BATCH_BYTES = MIB
+# The tokenizer's library gives each core other texts of a batch, and a document of a long file has
+# 1 MiB. A batch takes some 30 bytes a byte of text until its tokens are copied: hence the limit.
+_BATCH_BYTES_A_CORE = MIB
+_BATCH_BYTES_MAX = 16 * MIB
 _ZSTD_LEVEL = 3
 
 
@@ -79,6 +85,8 @@ class CutCorpus:
     tokenizer: Tokenizer
     token_bytes: TokenBytes
     index: ShardIndex
+    shares: tuple[Share, ...] = ()
+    """What each source of a mixture has of the text."""
 
 
 def cut_corpus(
@@ -90,6 +98,7 @@ def cut_corpus(
     put: Put,
     tokenizer: Tokenizer | None = None,
     max_bytes: int | None = None,
+    mixture: Mixture | None = None,
     progress: Progress = no_progress,
 ) -> CutCorpus:
     """Splits a corpus, learns its tokenizer if need be, and cuts it into shards of a fitting size.
@@ -99,11 +108,12 @@ def cut_corpus(
         context: targets of a sequence.
         tokenizer: of an imported model, instead of one of `kind`.
         max_bytes: of text to use; None: all of it.
+        mixture: the sources of the files, if the shares of several are given.
 
     Raises:
         CorpusError: as `split_documents` and `tokenise`.
     """
-    split = split_documents(corpus, max_bytes)
+    split = split_documents(corpus, max_bytes, mixture)
     if tokenizer is None and kind == "bytes":
         tokenizer = ByteTokenizer()
     elif tokenizer is None:
@@ -121,24 +131,30 @@ def cut_corpus(
         put=put,
         progress=progress,
     )
-    return CutCorpus(tokenizer, token_bytes, index)
+    shares = () if mixture is None else shares_of(corpus, np.concatenate(split), mixture)
+    return CutCorpus(tokenizer, token_bytes, index, shares)
 
 
-def split_documents(corpus: Corpus, max_bytes: int | None = None) -> Split:
+def split_documents(
+    corpus: Corpus, max_bytes: int | None = None, mixture: Mixture | None = None
+) -> Split:
     """Chooses the documents that are trained on, and those that are held out. A function of the
     texts and the seed.
 
     Args:
         max_bytes: Use no more text than this: as many documents of the random order as fit.
+        mixture: the sources of the files, if the shares of several are given.
 
     Raises:
-        CorpusError: fewer than two different documents.
+        CorpusError: fewer than two different documents, or none of a source.
     """
     order = np.argsort(corpus.keys, kind="stable").astype(np.int64)
     keys = corpus.keys[order]
     first_copy = np.ones(len(order), dtype=bool)
     first_copy[1:] = keys[1:] != keys[:-1]
     order = order[first_copy]
+    if mixture is not None:
+        order, max_bytes = mix(corpus, order, mixture, max_bytes), None
     sizes = corpus.text_bytes[order].astype(np.int64)
     if max_bytes is not None:
         fitting = int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right"))
@@ -307,10 +323,11 @@ class _Shuffler:
 def _batches(texts: Iterator[bytes]) -> Iterator[list[bytes]]:
     batch: list[bytes] = []
     size = 0
+    size_wanted = min(_BATCH_BYTES_A_CORE * (os.cpu_count() or 1), _BATCH_BYTES_MAX)
     for text in texts:
         batch.append(text)
         size += len(text)
-        if size >= _BATCH_BYTES:
+        if size >= size_wanted:
             yield batch
             batch, size = [], 0
     if batch:

@@ -111,6 +111,24 @@ def test_start_founds_a_run(daemon: FakeDaemon, tmp_path: Path) -> None:
     )
 
 
+def test_start_expands_patterns_that_no_shell_expanded(
+    daemon: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    for path in (second, first, tmp_path / "c.txt"):
+        path.touch()
+    state = ["--state-dir", str(tmp_path / "state")]
+    assert run_command(["start", "--corpus", str(tmp_path / "*.jsonl"), *state]) == 0
+    assert daemon.ran[0][1] == Found(corpus=(first, second))
+    assert run_command(["start", "--corpus", str(tmp_path / "x*"), *state]) != 0
+    assert any("x*: no such file or directory" in line for line in errors(capsys))
+
+
+def test_start_leaves_out_what_is_bad_if_asked_for(daemon: FakeDaemon, tmp_path: Path) -> None:
+    assert run_command(["start", "--skip-bad", "--state-dir", str(tmp_path)]) == 0
+    assert daemon.ran[0][1] == Found(skip_bad=True)
+
+
 def test_start_goes_on_where_a_run_is(daemon: FakeDaemon, tmp_path: Path) -> None:
     StateDir(tmp_path).manifest_path.write_bytes(b"a run")
     assert run_command(["start", "--state-dir", str(tmp_path)]) == 0

@@ -1,9 +1,13 @@
+import gzip
+import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import zstandard
 
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.runs.draft import Draft, draft_of_preset
@@ -13,7 +17,7 @@ from gossamer.protocol.ids import Digest, digest_of, peer_id_from_public_key
 from gossamer.protocol.manifest import ModelConfig, decode_manifest, signing_bytes
 from gossamer.protocol.shard_index import decode_index
 from gossamer.protocol.state.digest import FloatVector, genesis_digest_of
-from gossamer.trainer.text.corpus import CorpusError
+from gossamer.trainer.text.corpus_errors import CorpusError
 from gossamer.trainer.text.data import load_shard
 from gossamer.trainer.text.tokens import load_tokenizer
 
@@ -104,6 +108,33 @@ def test_the_same_corpus_and_draft_found_the_same_run(corpus: Path) -> None:
     assert again.manifest.run_id == first.manifest.run_id
     assert reseeded.manifest.data.index_digest != first.manifest.data.index_digest
     assert reseeded.manifest.genesis_digest != first.manifest.genesis_digest
+
+
+def test_a_compressed_corpus_founds_the_same_run(corpus: Path) -> None:
+    (corpus / "long.txt").write_text("".join(f"line {n} of many\n" for n in range(20_000)))
+    draft = draft_of_preset("tiny")
+    plain = found(draft, [corpus], Store())
+    for number, path in enumerate(sorted(corpus.iterdir())):
+        data = path.read_bytes()
+        if number % 2:
+            path.with_suffix(".txt.gz").write_bytes(gzip.compress(data))
+        else:
+            path.with_suffix(".txt.zst").write_bytes(zstandard.ZstdCompressor().compress(data))
+        path.unlink()
+    assert found(draft, [corpus], Store()).manifest.run_id == plain.manifest.run_id
+
+
+def test_a_table_founds_the_run_of_the_same_json_lines(tmp_path: Path) -> None:
+    arrow: Any = pytest.importorskip("pyarrow")
+    parquet: Any = pytest.importorskip("pyarrow.parquet")
+    texts = [f"Text {n}. " + "word " * (n % 97) for n in range(600)]
+    lines, table = tmp_path / "a.jsonl", tmp_path / "a.parquet"
+    lines.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    parquet.write_table(arrow.table({"text": texts}), table)
+    of_lines, of_table = (
+        found(draft_of_preset("tiny"), [path], Store()).manifest.run_id for path in (lines, table)
+    )
+    assert of_table == of_lines
 
 
 def test_a_bpe_tokenizer_travels_as_a_block(corpus: Path) -> None:

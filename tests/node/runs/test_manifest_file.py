@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gossamer.node.runs.draft import (
     Draft,
+    SourceDraft,
     draft_of_preset,
     open_chunk_elements_max,
     problems_of_draft,
@@ -373,3 +374,51 @@ def test_reading_manifests_does_not_import_torch() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_sources_have_paths_and_weights() -> None:
+    text = """
+        preset = "tiny"
+        [corpus]
+        max_bytes = 1000
+        [[corpus.sources]]
+        path = "code/*.py"
+        weight = 7
+        [[corpus.sources]]
+        path = "/texts"
+    """
+    draft = parse(text)
+    assert draft.corpus.sources == (
+        SourceDraft(path="/somewhere/code/*.py", weight=7.0),
+        SourceDraft(path="/texts", weight=1.0),
+    )
+    assert parse(render(draft)) == draft
+
+
+def test_sources_can_be_added_to_a_written_file() -> None:
+    text = render(draft_of_preset("tiny"))
+    assert "# sources = [{" in text
+    more = '[[corpus.sources]]\npath = "a"\nweight = 0.5\n'
+    assert parse(text + more).corpus.sources[0].weight == 0.5
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        ("[{path = 'a', wieght = 2}]", "unknown field `wieght` - at `$[0]`"),
+        ("[{weight = 2}]", "missing required field `path`"),
+        ("['a']", "allowed: tables [[corpus.sources]]"),
+        (
+            "[{path = 'a', weight = 0}]",
+            "gives a the weight 0.0; allowed: a number",
+        ),
+        ("[{path = 'a', weight = nan}]", "the weight nan; allowed"),
+        ("[{path = 'a', weight = inf}]", "the weight inf; allowed"),
+        ("[{path = ''}]", "corpus.sources has an empty path"),
+        ("[{path = 'a'}]\npaths = ['b']", "paths and corpus.sources exclude each other"),
+        (str([{}] * 65).replace("{}", "{path = 'a'}").replace('"', ""), "has 65 entries"),
+    ],
+)
+def test_wrong_sources_are_explained(sources: str, expected: str) -> None:
+    (problem,) = problems_of(f'preset = "tiny"\n[corpus]\nsources = {sources}')
+    assert expected in problem

@@ -9,16 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gossamer.trainer.text import corpus as corpus_module
-from gossamer.trainer.text.corpus import (
-    DOCUMENT_BYTES_MIN,
-    LINE_BYTES_MAX,
-    PROBLEMS_MAX,
-    Corpus,
-    CorpusError,
-    default_files,
-    find_files,
-    scan_corpus,
-)
+from gossamer.trainer.text.corpus import Corpus, scan_corpus
+from gossamer.trainer.text.corpus_errors import PROBLEMS_MAX, CorpusError
+from gossamer.trainer.text.corpus_files import default_files, find_files
+from gossamer.trainer.text.documents import DOCUMENT_BYTES_MIN, LINE_BYTES_MAX
 
 
 def write(path: Path, content: str | bytes) -> Path:

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.shard_index import ShardInfo
 from gossamer.trainer.text import shards as shards_module
 from gossamer.trainer.text import tokens as tokens_module
-from gossamer.trainer.text.corpus import Corpus, CorpusError, default_files, scan_corpus
+from gossamer.trainer.text.corpus import Corpus, scan_corpus
+from gossamer.trainer.text.corpus_errors import CorpusError
+from gossamer.trainer.text.corpus_files import default_files
 from gossamer.trainer.text.data import load_shard
 from gossamer.trainer.text.shards import (
     HELDOUT_BYTES_MAX,
@@ -27,6 +30,7 @@ from gossamer.trainer.text.tokens import (
     ByteTokenizer,
     TokenBytes,
     Tokenizer,
+    TokenVector,
     learn_bpe,
     load_tokenizer,
 )
@@ -196,7 +200,7 @@ def test_shards_are_the_documents_with_the_sequences_to_train_on_shuffled(
     corpus = corpus_of(folder, texts)
     split = split_documents(corpus)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards_module, "_BATCH_BYTES", batch_bytes)
+        patch.setattr(shards_module, "_BATCH_BYTES_A_CORE", batch_bytes)
         patch.setattr(shards_module, "SHUFFLE_BYTES", shuffle_bytes)
         train, heldout = pack(corpus, ByteTokenizer(), shard_tokens, Store(folder), token_bytes)
     train_text, heldout_text = (
@@ -204,6 +208,29 @@ def test_shards_are_the_documents_with_the_sequences_to_train_on_shuffled(
     )
     assert bytes(heldout) == heldout_text
     assert sorted(sequences_of(bytes(train))) == sorted(sequences_of(train_text))
+
+
+@pytest.mark.parametrize(("num_cores", "in_a_batch"), [(1, 1), (4, 4), (100, 8)])
+def test_every_core_has_a_document_of_a_batch(
+    tmp_path: Path,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    num_cores: int,
+    in_a_batch: int,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: num_cores)
+    monkeypatch.setattr(shards_module, "_BATCH_BYTES_A_CORE", 1_000)
+    monkeypatch.setattr(shards_module, "_BATCH_BYTES_MAX", 8_000)
+    batches: list[int] = []
+
+    class Counting(ByteTokenizer):
+        def encode(self, texts: Sequence[bytes]) -> list[TokenVector]:
+            batches.append(len(texts))
+            return super().encode(texts)
+
+    pack(corpus_of(tmp_path, [f"{n:01000}" for n in range(40)]), Counting(), 500, store, 2)
+
+    assert max(batches) == in_a_batch
 
 
 def test_bpe_shards_decode_to_the_documents(

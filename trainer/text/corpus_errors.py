@@ -1,0 +1,89 @@
+"""What can be wrong with the text of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Mistakes listed in one error; a folder of pictures needs no thousand lines.
+PROBLEMS_MAX = 10
+
+
+class CorpusError(ValueError):
+    """A corpus that cannot be used; `problems` holds one sentence a mistake, for people."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        shown = list(problems[:PROBLEMS_MAX])
+        if len(problems) > PROBLEMS_MAX:
+            shown.append(f"... and {len(problems) - PROBLEMS_MAX} more of this kind")
+        super().__init__("\n".join(shown))
+        self.problems = shown
+
+    @classmethod
+    def of_shown(cls, problems: Sequence[str]) -> CorpusError:
+        """Returns the error with a list that was cut short before."""
+        error = cls([])
+        error.args = ("\n".join(problems),)
+        error.problems = list(problems)
+        return error
+
+
+class BadFilesError(CorpusError):
+    """Files or lines that cannot be used, in a corpus that could be used without them."""
+
+
+@dataclass
+class Skipped:
+    """What is left out of a corpus because it cannot be used, where the founder asked for that."""
+
+    files: int = 0
+    lines: int = 0
+    """Lines of JSON lines, and rows of tables."""
+    first: list[str] = field(default_factory=list)
+    """Sentences about the first ones, `PROBLEMS_MAX` at most."""
+
+    def file(self, problem: str) -> None:
+        """Leaves out a file or a folder."""
+        self.files += 1
+        self._keep(problem)
+
+    def line(self, problem: str) -> None:
+        """Leaves out a line or a row."""
+        self.lines += 1
+        self._keep(problem)
+
+    def summary(self) -> list[str]:
+        """Returns what to tell people: a count, and the first ones; nothing if all is used."""
+        if not self.files and not self.lines:
+            return []
+        return [
+            f"left out of the corpus because they cannot be used: files {self.files:,}, "
+            f"lines {self.lines:,}; the first of them:",
+            *self.first,
+        ]
+
+    def _keep(self, problem: str) -> None:
+        if len(self.first) < PROBLEMS_MAX:
+            self.first.append(problem)
+
+
+class BadDocumentError(Exception):
+    """The fault of a document; the text continues the sentence that begins with the file's name."""
+
+
+def reason_of(error: OSError) -> str:
+    """Returns what the system says about a file, in lower case."""
+    return (error.strerror or str(error)).lower()
+
+
+def unreadable(path: Path, error: OSError) -> str:
+    """Returns the sentence about a file that cannot be read."""
+    return f"corpus file {path}: {reason_of(error)}; make it readable or leave it out"
+
+
+def changed(path: Path) -> CorpusError:
+    """Returns the error about a file that is no longer what it was when it was scanned."""
+    return CorpusError(
+        [f"corpus file {path} changed while it was read; leave it alone and try again"]
+    )

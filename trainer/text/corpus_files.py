@@ -1,0 +1,150 @@
+"""Finding the files of a corpus.
+
+A folder is walked in sorted order; hidden files and folders (``.git``) and links to folders are
+passed over, empty files too. A path with ``*``, ``?`` or ``[`` that does not exist is a pattern.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+from gossamer.protocol.limits import MIB
+from gossamer.trainer.text.corpus_errors import BadFilesError, CorpusError, Skipped, reason_of
+
+# The default corpus leaves out the standard library's tests unless it would be smaller than this.
+DEFAULT_CORPUS_BYTES_MIN = 4 * MIB
+
+_TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
+_INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
+
+
+def expanded(paths: Sequence[Path]) -> tuple[Path, ...]:
+    """Returns the paths with each pattern replaced by what it matches, in sorted order.
+
+    A shell expands patterns, but a manifest, a unit file and quotes do not. A path that exists is
+    no pattern, and a pattern that matches nothing stays as it is.
+    """
+    found: list[Path] = []
+    for path in paths:
+        path = path.expanduser()
+        names = []
+        if glob.has_magic(str(path)) and not os.path.exists(path):
+            names = sorted(glob.glob(str(path), recursive=True))
+        found += [Path(name) for name in names] or [path]
+    return tuple(found)
+
+
+def find_files(paths: Sequence[Path], skipped: Skipped | None = None) -> list[Path]:
+    """Every corpus file that the paths name, in a fixed order, none twice.
+
+    Args:
+        skipped: notes what is unreadable or empty and left out; None: nothing may be.
+
+    Raises:
+        BadFilesError: a path that is unreadable or empty.
+        CorpusError: a path that is missing, or has nothing to use.
+    """
+    found: dict[Path, None] = {}
+    problems: list[str] = []
+    bad: list[str] = []
+    for path in expanded(paths):
+        try:
+            mode = path.stat().st_mode
+        except OSError as error:
+            problems.append(
+                f"corpus {path}: {reason_of(error)}; check the spelling, and that you may read it"
+            )
+            continue
+        if stat.S_ISDIR(mode):
+            bad_here: list[str] = []
+            files = _walk(path, bad_here)
+            bad += bad_here
+            problems += bad_here
+            if not files:
+                problems.append(f"corpus folder {path} has no file with text in it; name another")
+            found.update(dict.fromkeys(file.resolve() for file in files))
+        elif not stat.S_ISREG(mode):
+            problems.append(f"corpus {path} is neither a file nor a folder; copy it into a file")
+        elif path.stat().st_size == 0:
+            bad.append(f"corpus file {path} is empty; leave it out or name another")
+            problems.append(bad[-1])
+        else:
+            found[path.resolve()] = None
+    known = set(bad)
+    serious = [problem for problem in problems if problem not in known]
+    if skipped is None and problems:
+        raise CorpusError(problems) if serious else BadFilesError(problems)
+    if serious:
+        raise CorpusError(serious)
+    if skipped is not None:
+        for problem in bad:
+            skipped.file(problem)
+    return list(found)
+
+
+def default_files(root: Path | None = None) -> list[Path]:
+    """The sources of this machine's Python standard library (``*.py``, UTF-8), without installed
+    packages, and without the library's tests where the rest is big enough.
+
+    Raises:
+        CorpusError: this Python has no sources on disk.
+    """
+    folder = Path(sysconfig.get_path("stdlib")) if root is None else root
+    sources: list[Path] = []
+    tests: list[Path] = []
+    problems: list[str] = []
+    for path in _walk(folder, problems, _INSTALLED_FOLDERS):
+        if path.suffix == ".py" and _is_text(path):
+            inside = set(path.relative_to(folder).parts[:-1])
+            (tests if inside & _TEST_FOLDERS else sources).append(path)
+    if sum(path.stat().st_size for path in sources) < DEFAULT_CORPUS_BYTES_MIN:
+        sources += tests
+    if not sources:
+        raise CorpusError(
+            [f"this Python has no library sources in {folder}; name a corpus with --corpus PATH"]
+        )
+    return sources
+
+
+def _walk(folder: Path, problems: list[str], without: frozenset[str] = frozenset()) -> list[Path]:
+    """Regular, visible, non-empty files below a folder, sorted folder by folder."""
+
+    def unreadable(error: OSError) -> None:
+        problems.append(
+            f"corpus folder {error.filename}: {reason_of(error)}; make it readable or leave it out"
+        )
+
+    files: list[Path] = []
+    for place, folders, names in os.walk(folder, onerror=unreadable):
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and name not in without
+        )
+        for name in sorted(names):
+            path = Path(place, name)
+            if name.startswith("."):
+                continue
+            try:
+                status = path.stat()
+            except OSError as error:
+                problems.append(
+                    f"corpus file {path}: {reason_of(error)}; "
+                    "remove it from the folder or repair it"
+                )
+                continue
+            if stat.S_ISREG(status.st_mode) and status.st_size:
+                files.append(path)
+    return files
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        data = path.read_bytes()
+        data.decode()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return b"\0" not in data
