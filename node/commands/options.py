@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -12,15 +11,12 @@ from cyclopts import Parameter
 
 from gossamer.node.base.settings import (
     CONFIG_VARIABLE,
-    ConfigError,
     Settings,
     default_state_dir,
     load_settings,
 )
 from gossamer.node.telemetry.logs import configure_logs
 from gossamer.protocol.limits import MIB
-from gossamer.trainer.presets import PRESETS
-from gossamer.trainer.text.corpus_files import expanded
 
 _DEFAULTS = Settings(state_dir=default_state_dir())
 # Help is the same text for every person, so that it can stand in the documentation.
@@ -86,17 +82,6 @@ class NodeOptions(StateOptions):
     """Least level of log lines: debug, info, warning or error."""
 
 
-def _millions(preset: str) -> str:
-    millions = PRESETS[preset].model.num_parameters / 1e6
-    return f"{millions:.1f} M" if millions < 10 else f"{millions:,.0f} M"
-
-
-PRESET_HELP = ", ".join(
-    f"{name} ({_millions(name)}{'' if place else ' parameters'})"
-    for place, name in enumerate(PRESETS)
-)
-"""The presets with their numbers of parameters: the names are those of the literature."""
-
 State = Annotated[StateOptions | None, Parameter(name="*")]
 Node = Annotated[NodeOptions | None, Parameter(name="*")]
 
@@ -114,32 +99,6 @@ def settings_of(options: StateOptions | None) -> Settings:
         names = [field.name for field in fields(options) if field.name != "config"]
         flags = {name: getattr(options, name) for name in names}
     return load_settings(flags, os.environ, config)
-
-
-def check_founding_options(
-    manifest: Path | None,
-    preset: str | None,
-    corpus: Sequence[str | Path] | None = None,
-    init_from: Path | None = None,
-) -> None:
-    """Checks the options that a run is founded with, before anything is read or started.
-
-    Raises:
-        ConfigError: options that exclude each other, or files that cannot be read.
-    """
-    problems = []
-    if manifest is not None and preset is not None:
-        problems.append("--manifest and --preset exclude each other: a manifest says everything")
-    if corpus is not None and (not corpus or "" in corpus):
-        problems.append("--corpus is given without a file or folder")
-    texts = expanded([Path(path) for path in corpus or () if path])
-    for path in filter(None, (manifest, init_from, *texts)):
-        if not path.exists():
-            problems.append(f"{path}: no such file or directory")
-        elif not os.access(path, os.R_OK):
-            problems.append(f"{path}: you may not read it")
-    if problems:
-        raise ConfigError(problems)
 
 
 def reading_settings_of(options: StateOptions | None) -> Settings:

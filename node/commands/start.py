@@ -8,7 +8,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gossamer.node.base.settings import Found, Resume
-from gossamer.node.commands.options import PRESET_HELP, Node, check_founding_options, settings_of
+from gossamer.node.commands.founding_options import PRESET_HELP, check_founding_options
+from gossamer.node.commands.options import Node, settings_of
 from gossamer.node.commands.running import run_node
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.trainer.presets import DEFAULT_PRESET
