@@ -29,6 +29,7 @@ from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.threads import RunInThread
+from gossamer.node.base.units import duration_seconds
 from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import RollbackFiles, Rollbacks
 from gossamer.node.machine.hardware import Hardware
@@ -173,6 +174,11 @@ class Node:
         self._leaving.set()
         if self.participant is not None:
             self.participant.leave()
+
+    @property
+    def is_finished(self) -> bool:
+        """Returns whether this node has the final state of its run."""
+        return self.participant is not None and self.participant.is_finished
 
     # Life
 
@@ -349,6 +355,7 @@ class Node:
             context,
             has_bootstrap=bool(self._settings.bootstrap or known),
             wait_for_peers=self._settings.wait_for_peers,
+            serve_seconds=duration_seconds(self._settings.serve_after),
         )
 
     @property

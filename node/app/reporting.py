@@ -14,6 +14,7 @@ from gossamer.node.peers.block_exchange import BlockService
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.metrics import PEER_PATHS, package_version
 from gossamer.node.telemetry.reach_text import reach_text
 from gossamer.node.telemetry.status import CapacityStatus, DataStatus, OuterStep, PeerStatus, Status
@@ -81,6 +82,7 @@ class Reporter:
             problem=progress.problem or self._health.problem or node.feed.problem,
             paused_reason=progress.paused_reason,
             round=entry.round,
+            final_round=node.manifest.last_round,
             head=entry.head.hex(),
             settled_head=settled.hex() if settled is not None else None,
             state_digest=entry.state_digest.hex(),
@@ -195,6 +197,21 @@ def say_hello(manifest: Manifest, addresses: Sequence[str]) -> None:
         return
     for address in addresses:
         log.info(f"others join with: gossamer join {address}")
+
+
+def reached(participant: Participant | None) -> Sequence[str]:
+    """Returns lines for people on what a finished run has reached, and how to get the model."""
+    if participant is None:
+        return ()
+    context, progress = participant.context, participant.progress
+    entry, work = context.committed.entry, context.work.status
+    mine = work.committed_on_time + work.committed_late
+    loss = "" if progress.heldout_loss is None else f" Held-out loss: {progress.heldout_loss:.4f}."
+    return (
+        f"The run {printable(context.manifest.name)} is finished: {entry.round:,} rounds, "
+        f"{entry.tokens_total:,} tokens of all peers, {mine:,} of them by this node.{loss}",
+        "Write the model with: gossamer export FOLDER",
+    )
 
 
 def settled_head(chain: ChainStore, head: Digest) -> Digest | None:
