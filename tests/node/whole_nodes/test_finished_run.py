@@ -9,7 +9,9 @@ import pytest
 import trio
 
 from gossamer.node.runs.rolling_back import FoundersRun
+from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.ids import Digest
 from tests.support.node_world import NumbersTrainer, World, headers_of, simulate, start
 
 LAST = 9
@@ -75,11 +77,15 @@ def test_all_end_with_the_same_state_and_train_no_more(
         assert_final(world, *"abc")
         assert sum(len(header.members) for header in headers_of(world, "a")) > LAST
         trained = [world.participant(name).context.work.account.trained for name in "abc"]
+        manifest = world.nodes["a"].manifest
+        step_tokens = manifest.inner.sequences_per_step * manifest.model.context
+        planned = manifest.inner.total_steps * step_tokens
         await trio.sleep(60)
         assert_final(world, *"abc")
         for name, before in zip("abc", trained, strict=True):
             context = world.participant(name).context
             assert context.work.account.trained == before
+            assert before <= planned, "trained ahead for a round that there is not"
             assert context.work.account.is_balanced
             assert isinstance(context.trainer, StoppedTrainer)
             assert (context.trainer.suspended, context.trainer.resumed) == (1, 0)
@@ -102,6 +108,9 @@ def test_one_that_was_away_and_a_newcomer_get_the_final_state(tmp_path: Path) ->
         await nursery.start(world.run, "d", ["b"])
         await finish(world, *"abcd")
         assert_final(world, *"abcd")
+        store = BlockStore(StateDir(world.root / "d").blocks_path, 1 << 30)
+        averages = [Digest(header.update_digest) for header in headers_of(world, "d")]
+        assert not any(map(store.has, averages)), "the newcomer has replayed rounds"
 
     simulate(world, story)
 
