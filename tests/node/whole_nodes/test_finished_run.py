@@ -76,7 +76,7 @@ def test_all_end_with_the_same_state_and_train_no_more(
         await finish(world, *"abc")
         assert_final(world, *"abc")
         assert sum(len(header.members) for header in headers_of(world, "a")) > LAST
-        trained = [world.participant(name).context.work.account.trained for name in "abc"]
+        trained = [world.participant(name).context.work.status.trained for name in "abc"]
         manifest = world.nodes["a"].manifest
         step_tokens = manifest.inner.sequences_per_step * manifest.model.context
         planned = manifest.inner.total_steps * step_tokens
@@ -84,7 +84,7 @@ def test_all_end_with_the_same_state_and_train_no_more(
         assert_final(world, *"abc")
         for name, before in zip("abc", trained, strict=True):
             context = world.participant(name).context
-            assert context.work.account.trained == before
+            assert context.work.status.trained == before
             assert before <= planned, "trained ahead for a round that there is not"
             assert context.work.account.is_balanced
             assert isinstance(context.trainer, StoppedTrainer)
