@@ -63,7 +63,8 @@ def commands_page() -> str:
     parts = [
         "# Commands",
         "Each text below is what the command prints with `--help`. The exit status is 0 for "
-        "success, 1 for what did not work, and 2 for a command line that is not understood.",
+        "success, 1 for what did not work, and 2 for what would fail again until somebody "
+        "changes something: a setting, a link, a damaged file, or the list of an `allow` run.",
         f"## gossamer\n\n{_fenced(_help())}",
     ]
     parts += [f"## gossamer {name}\n\n{_fenced(_help(name))}" for name in command_names()]

@@ -2,7 +2,8 @@
 
 The module of a command is imported when the command is asked for, so that `gossamer --help` is
 quick. An error that a person can do something about is one line on stderr and a non-zero exit
-status: 1 if the command failed, 2 if the command line makes no sense. A traceback is a bug.
+status: 1 if the command failed, 2 if it would fail again until somebody changes something, such as
+a setting. A traceback is a bug.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from importlib.metadata import version
 
 from cyclopts import App, CycloptsError, Parameter
 
+from gossamer.node.base.terminal import open_console, wants_plain_text
+
 COMMANDS = (
     ("init", "init:init", "Write a commented manifest to edit."),
     ("start", "start:start", "Found a run here, or go on with the one in the state directory."),
+    ("id", "show_id:show_id", "Show the id of this node, which a founder needs to admit it."),
     ("join", "join:join", "Join the run of a peer, or go on with it."),
     ("status", "show_status:status", "Show what the node does and what the swarm does."),
     ("pause", "orders:pause", "Stop training and free the device; the node serves what it has."),
@@ -49,6 +53,7 @@ def _build_app() -> App:
         print_error=False,
         exit_on_error=False,
         result_action="return_value",
+        console=open_console() if wants_plain_text() else None,
     )
     for place, (name, function, help_line) in enumerate(COMMANDS):
         app.command(f"gossamer.node.commands.{function}", name=name, help=help_line, sort_key=place)

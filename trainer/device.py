@@ -7,17 +7,54 @@ import platform
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-# Tokens of one forward pass to begin with; halved whenever the memory does not suffice. On a CPU
-# larger passes only fall out of the caches.
+from gossamer.trainer.memory_estimate import GPU_FEW_TOKENS, GPU_TOKENS_MAX
+
+# Tokens of one pass at most. On a CPU larger ones only fall out of the caches.
 _CPU_TOKENS_MAX = 4 * 1024
-_GPU_TOKENS_MAX = 64 * 1024
+# Tokens of one pass to begin with where the free memory of a GPU is not known.
+_GPU_TOKENS_FIRST = 64 * 1024
+
+# NVIDIA's cards from Volta on multiply fp16 in tensor cores. Earlier ones are no faster with it
+# than with fp32.
+_FP16_CAPABILITY_MIN = 7
+
+# torch's flash attention is for Ampere and later.
+_FLASH_CAPABILITY_MIN = 8
+
+# Part of a host's free memory that a pass may be planned for. The system ends the process when
+# there is none left, and the owner's programs need some of it.
+_HOST_SHARE = 0.7
+
+# Words of errors that say that memory ran out and have no class of their own: torch's allocator for
+# the CPU, Apple's GPUs (also "Invalid buffer size" for one that is larger than any may be), the
+# driver of CUDA and ROCm, and the libraries, which allocate workspaces of their own.
+_OUT_OF_MEMORY_WORDS = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "invalid buffer size",
+    "erroroutofmemory",
+    "out_of_device_memory",
+    "out_of_host_memory",
+    "status_alloc_failed",
+    "device_allocation_failed",
+    "host_allocation_failed",
+    "rocblas_status_memory_error",
+    # The handle's workspace is the first thing that it allocates.
+    "cublas_status_not_initialized when calling `cublascreate",
+    "hipblas_status_not_initialized when calling `hipblascreate",
+)
 
 
 class DeviceError(ValueError):
     """A device that was asked for and is not there. The message says what is."""
+
+
+Precision = Literal["fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True)
@@ -25,22 +62,53 @@ class Device:
     torch_device: torch.device
     name: str
     """Name of the processor or graphics card, for people."""
-    bfloat16: bool
-    """Matrix products in bf16 (autocast); weights, norms and the loss stay fp32."""
+    precision: Precision
+    """Type of the matrix products (autocast); weights, norms and the loss stay fp32."""
 
     @property
-    def precision(self) -> str:
-        return "bf16" if self.bfloat16 else "fp32"
+    def is_half(self) -> bool:
+        """Whether matrix products are in half precision."""
+        return self.precision != "fp32"
+
+    @property
+    def needs_loss_scale(self) -> bool:
+        """Whether gradients would leave the range of the type of the products."""
+        return self.precision == "fp16"
 
     def autocast(self) -> AbstractContextManager[object]:
-        if not self.bfloat16:
+        if not self.is_half:
             return nullcontext()
-        return torch.autocast(self.torch_device.type, dtype=torch.bfloat16)
+        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
+        # Without its cache, because a pass uses each weight once: the copies would all live to the
+        # end of the forward pass, also where checkpointing makes them anew.
+        return torch.autocast(self.torch_device.type, dtype=dtype, cache_enabled=False)
 
     def micro_batch_of(self, num_sequences: int, context: int) -> int:
-        """Sequences of one forward pass to try first."""
-        tokens_max = _CPU_TOKENS_MAX if self.torch_device.type == "cpu" else _GPU_TOKENS_MAX
+        """Sequences of one forward pass to try first, where it is not known what fits."""
+        tokens_max = _CPU_TOKENS_MAX if self.torch_device.type == "cpu" else _GPU_TOKENS_FIRST
         return max(1, min(num_sequences, tokens_max // context))
+
+    def micro_batch_max(self, num_sequences: int, context: int) -> int:
+        """Most sequences of one forward pass, however much memory there is."""
+        tokens_max = _CPU_TOKENS_MAX if self.torch_device.type == "cpu" else GPU_TOKENS_MAX
+        return max(1, min(num_sequences, tokens_max // context))
+
+    def micro_batch_min(self, num_sequences: int, context: int) -> int:
+        """Sequences of one forward pass below which checkpointing is better, if more then fit."""
+        few = 1 if self.torch_device.type == "cpu" else GPU_FEW_TOKENS
+        return min(num_sequences, -(-few // context))
+
+    def free_bytes(self) -> int | None:
+        """Memory that this process may still take on the device; None if that is not known."""
+        device = self.torch_device
+        if device.type == "cuda":
+            cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            return int(torch.cuda.mem_get_info(device)[0]) + cached
+        if device.type == "mps":
+            most = torch.mps.recommended_max_memory()
+            return max(0, int(most) - int(torch.mps.current_allocated_memory()))
+        free = free_host_bytes()
+        return None if free is None else int(_HOST_SHARE * free)
 
     @property
     def memory_advice(self) -> str:
@@ -77,19 +145,37 @@ def choose_device(wanted: str) -> Device:
             raise DeviceError(
                 f"device {wanted!r}: this torch sees {count} CUDA devices; try auto or cpu"
             )
-        # fp32 products that autocast leaves alone may use the tensor cores.
-        torch.set_float32_matmul_precision("high")
+        # No product that is called fp32 is in TF32, which has ten bits of its inputs. The products
+        # of the layers are in half precision where a card has TF32.
+        torch.set_float32_matmul_precision("highest")
         device = torch.device("cuda", index)
-        return Device(
-            device, torch.cuda.get_device_name(device), torch.cuda.is_bf16_supported(False)
-        )
+        return Device(device, torch.cuda.get_device_name(device), _cuda_precision(device))
     if device.type == "mps":
         if not has_mps:
             raise DeviceError(f"device {wanted!r} is not on this machine; try auto or cpu")
-        return Device(torch.device("mps", 0), f"Apple {platform.machine()} GPU", False)
+        return Device(torch.device("mps", 0), f"Apple {platform.machine()} GPU", "fp32")
     if device.type == "cpu":
-        return Device(torch.device("cpu"), _cpu_name(), False)
+        return Device(torch.device("cpu"), _cpu_name(), "fp32")
     raise DeviceError(f"device {wanted!r} is not supported; use auto, cpu, cuda:N or mps")
+
+
+def _cuda_precision(device: torch.device) -> Precision:
+    # torch's function asks the current device, which need not be this one.
+    with torch.cuda.device(device):
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16"
+    major, _ = torch.cuda.get_device_capability(device)
+    return "fp16" if major >= _FP16_CAPABILITY_MIN else "fp32"
+
+
+def has_grouped_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch has a kernel there for grouped queries that builds no matrix of tokens by
+    tokens. On a GPU that is flash attention alone, which wants half precision and an Ampere card.
+    """
+    if device.type == "cuda":
+        is_half = dtype in (torch.bfloat16, torch.float16)
+        return is_half and torch.cuda.get_device_capability(device)[0] >= _FLASH_CAPABILITY_MIN
+    return device.type != "mps"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -98,18 +184,58 @@ def is_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    # torch's allocator for the CPU has no exception of its own.
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error).lower()
+    return any(words in text for words in _OUT_OF_MEMORY_WORDS)
+
+
+def free_host_bytes(root: Path = Path("/")) -> int | None:
+    """Memory that programs may still take, of the machine or of the container if that is less.
+
+    None where the system has no such file (not Linux).
+    """
+    free = _kilobytes(root / "proc/meminfo", "MemAvailable:")
+    if free is None:
+        return None
+    group = root / "sys/fs/cgroup"
+    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+    if limit is not None and used is not None:
+        # Pages of files count as used, and are given up when memory is wanted.
+        pages = _field(group / "memory.stat", "inactive_file") or 0
+        free = min(free, max(0, limit - used + pages))
+    return free
+
+
+def _kilobytes(path: Path, name: str) -> int | None:
+    value = _field(path, name)
+    return None if value is None else 1024 * value
+
+
+def _field(path: Path, name: str) -> int | None:
+    """The number behind a name at the beginning of a line."""
+    for line in _read(path).splitlines():
+        key, *values = line.split()[:2] or [""]
+        if key == name and values and values[0].isdigit():
+            return int(values[0])
+    return None
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _cpu_name() -> str:
-    try:
-        for line in (
-            Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        ):
-            key, _, value = line.partition(":")
-            if key.strip() == "model name" and value.strip():
-                return value.strip()
-    except OSError:
-        pass
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name" and value.strip():
+            return value.strip()
     return platform.processor() or platform.machine()

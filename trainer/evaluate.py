@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -10,9 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gossamer.trainer.device import Device
+from gossamer.trainer.device import Device, is_out_of_memory
+from gossamer.trainer.gradients import TrainerError
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.text.data import DataError, Tokens
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -54,21 +59,57 @@ def in_time(
             return
 
 
-@torch.no_grad()
 def evaluate(
     model: Decoder, device: Device, batches: Iterable[NDArray[np.int64]]
 ) -> tuple[float, int]:
-    """(nats per token, tokens).
+    """(nats per token, tokens). A batch that is too large for the memory goes in parts.
 
     Raises:
         DataError: not a single token to predict.
+        TrainerError: memory does not suffice for a single sequence.
     """
     loss_sum, num_tokens = 0.0, 0
+    most: int | None = None
+    """Sequences that fit, once memory has run out."""
     for batch in batches:
-        with device.autocast():
-            loss = model.loss_sum(torch.from_numpy(batch).to(device.torch_device))
-        loss_sum += loss.item()
+        first = len(batch) if most is None else min(most, len(batch))
+        loss, at_once = _loss_of(model, device, batch, first)
+        if at_once < first:
+            most = at_once
+        loss_sum += loss
         num_tokens += batch.shape[0] * (batch.shape[1] - 1)
     if num_tokens == 0:
         raise DataError("the held-out shards have no token to predict")
     return loss_sum / num_tokens, num_tokens
+
+
+def _loss_of(
+    model: Decoder, device: Device, batch: NDArray[np.int64], at_once: int
+) -> tuple[float, int]:
+    """(sum of the losses, sequences that went through the model at once)."""
+    while True:
+        try:
+            return _loss_of_parts(model, device, batch, at_once), at_once
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        # Here the error is gone, and with it the frames that hold the failed pass.
+        gc.collect()
+        device.release_memory()
+        if at_once == 1:
+            raise TrainerError(
+                f"{device.name} has too little memory to evaluate one sequence of "
+                f"{batch.shape[1] - 1} tokens with {model.flat.numel()} parameters: "
+                f"{device.memory_advice}"
+            )
+        log.warning("out of memory evaluating %d sequences at once, trying half", at_once)
+        at_once //= 2
+
+
+@torch.no_grad()
+def _loss_of_parts(model: Decoder, device: Device, batch: NDArray[np.int64], at_once: int) -> float:
+    loss = 0.0
+    for part in torch.split(torch.from_numpy(batch), at_once):
+        with device.autocast():
+            loss += model.loss_sum(part.to(device.torch_device)).item()
+    return loss

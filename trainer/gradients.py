@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from gossamer.trainer.device import Device, is_out_of_memory
+from gossamer.trainer.loss_scale import LossScale
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import gradient_norm
+from gossamer.trainer.passes import Passes
 
 log = logging.getLogger(__name__)
 
@@ -28,15 +32,16 @@ class Gradients:
         decoder: Decoder,
         device: Device,
         context: int,
-        micro_batch: int,
+        passes: Passes,
         on_progress: Callable[[], None],
     ) -> None:
         """`context`: targets of a sequence. `on_progress` is called after every micro-batch."""
         self._decoder, self._device, self._context = decoder, device, context
         self._parameters = list(decoder.parameters())
         self._on_progress = on_progress
-        self.micro_batch = micro_batch
-        """Sequences of one forward pass at present; halved when memory runs out."""
+        self.passes = passes
+        self._scale = LossScale()
+        """In use if the device needs one."""
 
     def take(self, sequences: NDArray[np.int64]) -> tuple[float, float]:
         """(mean loss in nats, norm of the gradient, which is left in `.grad`).
@@ -49,42 +54,72 @@ class Gradients:
         """
         on_device = torch.from_numpy(sequences).to(self._device.torch_device)
         while True:
+            self.passes.begins()
             try:
                 loss = self._add_up(on_device)
                 # One wait for the device a step: both numbers at once.
                 loss_value, norm = torch.stack((loss, gradient_norm(self._parameters))).tolist()
-                return loss_value, norm
+                self.passes.worked()
+                if self._is_in_range(loss_value, norm):
+                    return loss_value, norm
+                self.drop()
+                continue
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-            self._halve(len(sequences))
+            # Here the error is gone, and with it the frames that hold the failed pass.
+            self._make_room(len(sequences))
 
     def _add_up(self, sequences: torch.Tensor) -> torch.Tensor:
         """The mean loss: ()"""
         num_targets = sequences.shape[0] * self._context
+        size = self.passes.present
+        self._decoder.checkpointing = size.checkpointing
+        scale = self._scale.value if self._device.needs_loss_scale else 1.0
         loss = torch.zeros((), device=sequences.device)
-        for micro_batch in torch.split(sequences, self.micro_batch):
+        for micro_batch in torch.split(sequences, size.sequences):
             with self._device.autocast():
                 part = self._decoder.loss_sum(micro_batch) / num_targets
-            part.backward()  # type: ignore[no-untyped-call]
+            scaled = part if scale == 1.0 else part * scale
+            scaled.backward()  # type: ignore[no-untyped-call]
             loss += part.detach()
             self._on_progress()
+        if scale != 1.0:
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            torch._foreach_mul_(gradients, 1.0 / scale)
         return loss
+
+    def _is_in_range(self, loss: float, norm: float) -> bool:
+        """False if the batch is to be taken again, with a smaller scale of the loss.
+
+        The forward pass has no scale: where the loss itself is not finite, it is the model's.
+        """
+        if not self._device.needs_loss_scale or not math.isfinite(loss):
+            return True
+        if math.isfinite(norm):
+            self._scale.went_well()
+            return True
+        return not self._scale.overflowed()
 
     def drop(self) -> None:
         """Forgets the gradient in `.grad`."""
         for parameter in self._parameters:
             parameter.grad = None
 
-    def _halve(self, num_sequences: int) -> None:
+    def _make_room(self, num_sequences: int) -> None:
+        """Drops what is left of a failed pass, and makes the next one smaller."""
         self.drop()
+        gc.collect()
         self._device.release_memory()
-        failed = min(self.micro_batch, num_sequences)
-        if failed == 1:
+        failed = min(self.passes.present.sequences, num_sequences)
+        if not self.passes.failed(num_sequences):
             raise TrainerError(
                 f"{self._device.name} has too little memory for one sequence of "
-                f"{self._context} tokens with {self._decoder.flat.numel()} parameters: "
-                f"{self._device.memory_advice}"
+                f"{self._context} tokens with {self._decoder.flat.numel()} parameters "
+                f"({self.passes.numbers}): {self._device.memory_advice}"
             )
-        self.micro_batch = failed // 2
-        log.warning("out of memory with %d sequences at once, trying %d", failed, self.micro_batch)
+        size = self.passes.present
+        again = ", with activations computed twice" if size.checkpointing else ""
+        log.warning(
+            "out of memory with %d sequences at once, trying %d%s", failed, size.sequences, again
+        )

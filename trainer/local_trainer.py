@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
 from gossamer.trainer import evaluate, overlap
 from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
-from gossamer.trainer.device import choose_device
+from gossamer.trainer.device import choose_device, is_out_of_memory
 from gossamer.trainer.gradients import Gradients, TrainerError
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import AdamW, clip
+from gossamer.trainer.passes import FILE_NAME, Passes
 from gossamer.trainer.schedule import learning_rate_at
 from gossamer.trainer.text.data import DataQueue, add_span, load_shard
 
@@ -66,7 +67,7 @@ class TrainerConfig:
     optimizer_path: str = ""
     """File from which the moments come and to which they are saved; empty for none."""
     micro_batch: int = 0
-    """Sequences of one forward pass; 0 leaves the choice to the device."""
+    """Sequences of one forward pass to begin with; 0 begins with what fits by an estimate."""
     mixing: float = 0.0
     """See `overlap`."""
 
@@ -120,12 +121,10 @@ class LocalTrainer:
         self._optimizer = self._make_optimizer()
         self._optimizer_path = Path(config.optimizer_path) if config.optimizer_path else None
         self._queue = DataQueue(model.context, config.token_bytes, model.vocabulary)
-        micro_batch = config.micro_batch or self.device.micro_batch_of(
-            inner.sequences_per_step, model.context
+        passes = Passes(
+            self.device, model, inner.sequences_per_step, config.micro_batch, self._passes_path()
         )
-        self._gradients = Gradients(
-            self._decoder, self.device, model.context, micro_batch, on_progress
-        )
+        self._gradients = Gradients(self._decoder, self.device, model.context, passes, on_progress)
         self._round: _Round | None = None
         self._has_local = False
         """True if the local parameters belong to a round, which may have ended."""
@@ -140,6 +139,13 @@ class LocalTrainer:
         """AdamW, or None in a trainer that updates the parameters in another way."""
         return AdamW(self._parameters, self._config.inner)
 
+    def _passes_path(self) -> Path | None:
+        return None if self._optimizer_path is None else self._optimizer_path.with_name(FILE_NAME)
+
+    def withdraw(self) -> None:
+        """The process is ended in order; see `Passes.withdraw`. May be called from any thread."""
+        self._gradients.passes.withdraw()
+
     @property
     def optimizer_steps(self) -> int:
         return 0 if self._optimizer is None else self._optimizer.num_steps
@@ -147,7 +153,7 @@ class LocalTrainer:
     @property
     def micro_batch(self) -> int:
         """Sequences of one forward pass at present."""
-        return self._gradients.micro_batch
+        return self._gradients.passes.present.sequences
 
     @property
     def in_round(self) -> bool:
@@ -331,9 +337,10 @@ class LocalTrainer:
 
         Raises:
             DataError: a shard that cannot be used, or nothing to predict.
+            TrainerError: memory does not suffice for a single sequence.
         """
         self._require_between_rounds("Evaluate")
-        local = self._decoder.flat.clone()
+        local = self._copy_of_local()
         self._load_base()
         model, token_bytes = self._config.model, self._config.token_bytes
         shards = (load_shard(path, token_bytes, model.vocabulary) for path in paths)
@@ -345,6 +352,17 @@ class LocalTrainer:
             with torch.no_grad():
                 self._decoder.flat.copy_(local)
         return messages.Evaluated(loss=loss, tokens=tokens)
+
+    def _copy_of_local(self) -> torch.Tensor:
+        """The local parameters, on the host if the device has no room for them twice."""
+        flat = self._decoder.flat
+        try:
+            return flat.detach().clone()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        self.device.release_memory()
+        return flat.detach().to("cpu", copy=True)
 
     def save(self, place: messages.Place | None = None) -> str:
         """Writes the moments to `optimizer_path`. Returns why it could not, or the empty string.

@@ -21,8 +21,12 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gossamer.protocol.manifest import ModelConfig, RopeScaling
+from gossamer.trainer.chunked_loss import chunked_loss_sum
+from gossamer.trainer.device import has_grouped_kernel
+from gossamer.trainer.memory_estimate import logits_max_of
 
 INIT_STD = 0.02
 
@@ -129,8 +133,8 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(B, T, self.num_kv_heads, self.head_width)
         if past is not None:
             k, v = past.extend(k, v)
-        if self.num_kv_heads != self.num_heads and x.device.type == "mps":
-            # No grouped kernel there: give each query head its own copy.
+        if self.num_kv_heads != self.num_heads and not has_grouped_kernel(v.device, v.dtype):
+            # Give each query head its own copy.
             k = k.repeat_interleave(self.num_heads // self.num_kv_heads, 2)
             v = v.repeat_interleave(self.num_heads // self.num_kv_heads, 2)
         heads = F.scaled_dot_product_attention(
@@ -211,6 +215,10 @@ class Decoder(nn.Module):
         self.rotary = Rotary(model).to(device)
         self.flat = torch.empty(model.num_parameters, device=device)
         self._bind()
+        self._loss_rows = max(1, logits_max_of(self.flat.device.type) // model.vocabulary)
+        self.checkpointing = False
+        """Whether a layer keeps its input alone for the backward pass, which computes the rest
+        again (arXiv 1604.06174)."""
 
     def _bind(self) -> None:
         """Puts every parameter into its place in `flat`; a tied one stays one."""
@@ -227,20 +235,30 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens: (B, T) -> logits: (B, T, V)"""
+        logits: Tensor = self.lm_head(self._hidden(tokens))
+        return logits
+
+    def _hidden(self, tokens: Tensor) -> Tensor:
+        """tokens: (B, T) -> input of the head: (B, T, W)"""
         x = self.embed_tokens(
             tokens
         )  # (B, T, W), fp32 under autocast too: the residual stream stays in it
         for layer in self.layers:
-            x = layer(x, self.rotary)
-        logits: Tensor = self.lm_head(self.norm(x))
-        return logits
+            if self.checkpointing and torch.is_grad_enabled():
+                x = checkpoint(layer, x, self.rotary, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, self.rotary)
+        hidden: Tensor = self.norm(x)
+        return hidden
 
     def loss_sum(self, sequences: Tensor) -> Tensor:
         """Cross-entropy in nats, summed over the targets. sequences: (B, T + 1) -> ()"""
-        logits = self(sequences[:, :-1])
-        return F.cross_entropy(
-            logits.flatten(0, 1).float(), sequences[:, 1:].flatten(), reduction="sum"
-        )
+        hidden, targets = self._hidden(sequences[:, :-1]), sequences[:, 1:].flatten()
+        if len(targets) > self._loss_rows:
+            rows = hidden.flatten(0, 1)
+            return chunked_loss_sum(rows, self.lm_head.weight, targets, self._loss_rows)
+        logits = self.lm_head(hidden).flatten(0, 1)
+        return F.cross_entropy(logits.float(), targets, reduction="sum")
 
     def next_logits(self, tokens: Tensor, past: Sequence[KeyValues]) -> Tensor:
         """Logits of the token behind `tokens`, (B, T) -> (B, V), given those in `past`, one for

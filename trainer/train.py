@@ -22,6 +22,7 @@ Daemons add nothing to this arithmetic: real swarms reach the same bits (tests/e
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -58,6 +59,8 @@ class Worker:
     def __init__(self, run: Preset | Manifest, token_bytes: int, device: str = "auto") -> None:
         self._inner, self._context = run.inner, run.model.context
         self._device = choose_device(device)
+        if self._device.needs_loss_scale:
+            self._device = dataclasses.replace(self._device, precision="fp32")
         self._decoder = Decoder(run.model, self._device.torch_device)
         self._optimizer = AdamW(self._decoder.parameters(), run.inner)
         self.queue = DataQueue(run.model.context, token_bytes, run.model.vocabulary)

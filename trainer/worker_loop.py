@@ -18,9 +18,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
-from types import FrameType
 from typing import BinaryIO
 
 import msgspec
@@ -107,6 +106,14 @@ class Worker:
                     framing.MessageError(f"more than {_INBOX_MAX} messages are waiting")
                 )
                 return
+        self.leave()
+
+    def leave(self) -> None:
+        """Ends the process, whatever the main thread does."""
+        trainer = self._trainer
+        if trainer is not None:
+            with suppress(OSError):
+                trainer.withdraw()
         # Not sys.exit: the main thread may be in a long step, whose result nothing needs any more.
         os._exit(0)
 
@@ -285,7 +292,6 @@ def main(confinement: str) -> int:
     Exit code: 0 after Exit, SIGTERM or the end of stdin; 1 after Failed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _terminate)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
 
     source = os.fdopen(os.dup(0), "rb")
@@ -296,6 +302,8 @@ def main(confinement: str) -> int:
     os.dup2(2, 1)
 
     worker = Worker(output, confinement)
+    # Files on disk are replaced atomically, so there is little to tidy up.
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: worker.leave())
     threading.Thread(target=worker.read, args=(source,), name="stdin", daemon=True).start()
     threading.Thread(target=worker.show_life, name="life", daemon=True).start()
     try:
@@ -313,8 +321,3 @@ def main(confinement: str) -> int:
         worker.fail(f"{type(error).__name__}: {error}")
         return 1
     return 0
-
-
-def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    # Files on disk are replaced atomically, so there is nothing to tidy up.
-    os._exit(0)

@@ -23,6 +23,7 @@ import structlog
 import trio
 
 from gossamer.node.app.http import serve_http
+from gossamer.node.app.pause_orders import PauseOrders
 from gossamer.node.app.reporting import Reporter, say_hello
 from gossamer.node.app.trainer_events import TrainerEvents
 from gossamer.node.base.awake_clock import AwakeClock
@@ -58,10 +59,12 @@ from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState
 from gossamer.node.storage.incarnation import Incarnation
+from gossamer.node.storage.loss_file import LossFile
 from gossamer.node.storage.roll_file import read_pinned_head
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.gpus import Gpus
+from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.training.data_feed import DataFeed
 from gossamer.protocol.accounting.partitions import shards_per_partition
@@ -143,14 +146,18 @@ class Node:
         self._randomness = random.Random(identity.peer_id)
         gpus = Gpus()
         self.metrics = Metrics(gpus)
+        self.metrics.set_run(f"{printable(self.manifest.name)} {self.run_id.hex()[:8]}")
         self._speed = SpeedMeter(self.metrics)
         self._hardware = Hardware(settings.device, gpus, self._speed, runtime.run_in_thread)
         self._leaving = trio.Event()
+        self._pause_orders = PauseOrders(state_dir, runtime.run_in_thread)
         self.known_peers = state_dir.known_peers()
         self.pinned_head = read_pinned_head(state_dir.root)
         """The head that the link named by which this node joined, if it named one."""
         self.participant: Participant | None = None
         """The participant of the run; None until the run's data index is here."""
+        self.reporter: Reporter | None = None
+        """What tells its status; None until there is a participant."""
         self._offences = Offences(transport, self.metrics)
         self.entrance = Entrance(
             self.manifest, identity, transport, state_dir, self._offences, runtime.unix_seconds
@@ -162,12 +169,12 @@ class Node:
     # Orders
 
     def pause(self) -> None:
-        """Stops training and frees the device."""
-        self._node.pause()
+        """Stops training and frees the device, also in later lives."""
+        self._pause_orders.give(pause=True)
 
     def resume(self) -> None:
         """Goes on after a pause, or after a failure of the trainer."""
-        self._node.resume()
+        self._pause_orders.give(pause=False)
 
     def leave(self) -> None:
         """Makes `run` return after an orderly end, also before the participant exists."""
@@ -301,12 +308,13 @@ class Node:
         core.chain_sync.report_to(participant)
         self._transport.handle(RING_PROTOCOL, self._serve_ring)
         swarm.start(participant.rounds, self._standing)
-        reporter = Reporter(
-            participant, self._store, self._blocks, self._hardware.capacity, self._state_dir.health
+        self.reporter = reporter = Reporter(
+            participant, self._store, self._blocks, self._hardware.capacity, self._state_dir
         )
         if self._runtime.serves_http:
             await self._start_http(nursery, reporter)
         say_hello(self.manifest, self._transport.addresses())
+        nursery.start_soon(self._pause_orders.run, participant)
         nursery.start_soon(swarm.run)
         nursery.start_soon(
             core.rollbacks.run, swarm.gossip, participant, self._runtime.run_in_thread
@@ -347,6 +355,7 @@ class Node:
             self._speed,
             self._state_dir.health,
             self._runtime.awake,
+            LossFile(self._state_dir.losses_path, self.run_id),
             heldout_paths=core.run_blocks.heldout_paths,
             pinned_head=self.pinned_head,
         )
@@ -356,6 +365,7 @@ class Node:
             has_bootstrap=bool(self._settings.bootstrap or known),
             wait_for_peers=self._settings.wait_for_peers,
             serve_seconds=duration_seconds(self._settings.serve_after),
+            is_paused=self._state_dir.is_paused(),
         )
 
     @property
@@ -365,6 +375,9 @@ class Node:
 
     async def _participate(self, participant: Participant, trainer: Trainer) -> None:
         events = TrainerEvents(participant, self._hardware, self.metrics, self._settings.log_steps)
+        if self._state_dir.is_paused():
+            log.warning("paused, as before the restart; `gossamer resume` goes on")
+            await trainer.suspend()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run, events)
             await participant.run()
@@ -384,7 +397,7 @@ class Node:
             )
         )
         self._state_dir.write_api(api)
-        log.info(f"status page at http://{api}/")
+        log.info(f"status page at http://{api}/", fields={"event": "status page", "address": api})
 
     def _standing(self) -> Standing:
         context, progress = self._node.context, self._node.progress

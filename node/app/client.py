@@ -27,11 +27,16 @@ class NotRunningError(ClientError):
     """No daemon runs on the state directory."""
 
 
+class StartingError(ClientError):
+    """A daemon runs on the state directory and cannot answer yet; the message says what it does."""
+
+
 def fetch_status(state_dir: StateDir) -> Status:
     """Returns the status of the running daemon. Each socket operation has `TIMEOUT_SECONDS`.
 
     Raises:
         NotRunningError: no daemon runs on this directory.
+        StartingError: one runs, and cannot answer yet.
         ClientError: a daemon runs, but it did not answer as it should.
     """
     data = _ask(state_dir, "GET", "/api/status")
@@ -66,6 +71,8 @@ def _ask(state_dir: StateDir, method: str, path: str, token: str = "") -> bytes:
     except StateDirError as error:
         raise ClientError(str(error)) from error
     if address is None:
+        if (does := state_dir.read_starting()) is not None:
+            raise StartingError(f"the node on {state_dir.root} is starting: {does}")
         raise NotRunningError(
             f"no node runs on {state_dir.root}. Start one with `gossamer start` or "
             "`gossamer join`, or name its --state-dir"

@@ -1,6 +1,7 @@
 """The daemon process: its lock, its signals, and its role, which is to found, join or resume.
 
-SIGINT or SIGTERM asks the node to leave in order. A second signal ends the process at once.
+SIGINT, SIGTERM, or the SIGHUP of a closed terminal asks the node to leave in order. A second signal
+ends the process at once.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from gossamer.node.app.reporting import reached
 from gossamer.node.base.rate_limit import Limits, rate_limit_of
 from gossamer.node.base.settings import Found, Join, Role, Settings
 from gossamer.node.base.threads import run_abandonable
-from gossamer.node.machine.capacity import free_memory_bytes, trains_on_host
+from gossamer.node.machine.capacity import device_memory, free_memory_bytes, trains_on_host
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.lan import LanNeighbours
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.port_mapping import PortMapper, UpnpGateway
 from gossamer.node.peers.run_exchange import JoinError, open_signed_manifest
+from gossamer.node.runs.device_fit import device_fit, require_fit
 from gossamer.node.runs.needs import Needs, ask_owner, describe, needs_of, require_memory
 from gossamer.node.runs.starting import found_here
 from gossamer.node.storage.blocks import BlockStore
@@ -74,6 +76,13 @@ def limit_malloc_arenas() -> None:
         mallopt(_M_ARENA_MAX, _MALLOC_ARENAS)
 
 
+def _signals() -> tuple[signal.Signals, ...]:
+    """Returns the signals that ask the node to leave. One that was ignored from the start, as
+    `nohup` does with SIGHUP, stays ignored."""
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    return tuple(each for each in wanted if signal.getsignal(each) is not signal.SIG_IGN)
+
+
 def _single(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """Returns the only exception inside nested groups, or the group if there are several."""
     inner: BaseException = group
@@ -111,10 +120,12 @@ class _Daemon:
         scope: trio.CancelScope,
         task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with trio.open_signal_receiver(*_signals()) as signals:
             task_status.started()
             num_signals = 0
-            async for _ in signals:
+            async for number in signals:
+                if number == signal.SIGHUP and num_signals:
+                    continue  # a closed terminal sends it more than once: the kernel and the shell
                 num_signals += 1
                 if num_signals == 1 and self._leave is not None:
                     log.info("leaving in order; a second signal ends the process at once")
@@ -128,6 +139,7 @@ class _Daemon:
     async def _run(self, runtime: Runtime) -> None:
         settings, state_dir = self._settings, self._state_dir
         require_free(settings.api)
+        state_dir.write_starting("it opens its ports")
         identity = Identity.load_or_create(state_dir.identity_path)
         signed = _manifest_here(state_dir)
         port = state_dir.read_port()
@@ -148,11 +160,18 @@ class _Daemon:
             state_dir.write_port(transport.port)
             addresses = given
             if isinstance(self._role, Found):
-                signed = await found_here(self._role, identity, state_dir.blocks_path, settings)
+                signed = await found_here(
+                    self._role,
+                    identity,
+                    state_dir.blocks_path,
+                    settings,
+                    lambda does: state_dir.write_starting(f"it founds a run: {does}"),
+                )
                 state_dir.write_manifest(signed)
             else:
                 if isinstance(self._role, Join):
                     log.debug("asking for the run", addresses=len(addresses))
+                    state_dir.write_starting("it asks its peers for the run")
                     signed = await join_run(
                         transport, self._role, addresses, state_dir, self._require_consent
                     )
@@ -168,6 +187,7 @@ class _Daemon:
             settings = msgspec.structs.replace(settings, bootstrap=addresses)
             node = Node(settings, state_dir, identity, store, transport, signed, runtime)
             self._leave = node.leave
+            state_dir.write_starting("it measures this machine and fetches what the run needs")
             async with trio.open_nursery() as nursery:
                 if settings.port_mapping == "on":
                     own = transport.own
@@ -204,7 +224,14 @@ class _Daemon:
         Raises:
             TooLargeError, NotWantedError: the run is not joined.
         """
-        lines = describe(manifest, self._require_memory(manifest))
+        needs = self._require_memory(manifest)
+        memory = device_memory(self._settings.device, Gpus().read())
+        device = ""
+        if memory is not None:
+            fit = device_fit(manifest, memory)
+            require_fit(manifest, fit)
+            device = fit.text
+        lines = describe(manifest, needs, free_memory_bytes(), device)
         if isinstance(self._role, Join) and self._role.asks_owner:
             await run_abandonable(lambda: ask_owner(lines, print, input))
         else:

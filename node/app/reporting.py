@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 import structlog
 import trio
 
-from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.network.transport import Path
 from gossamer.node.peers.block_exchange import BlockService
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.disk_use import bytes_beside
+from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.metrics import PEER_PATHS, package_version
 from gossamer.node.telemetry.reach_text import reach_text
@@ -24,6 +26,10 @@ from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
 from gossamer.protocol.wire.statements import Announce, Capacity
 
 GAUGE_SECONDS = 1.0
+
+DISK_SECONDS = 30.0
+"""Time between two looks at the sizes of the state directory's files. They change with a round, and
+there are a few hundred of them."""
 
 SETTLED_ROUNDS = UNDO_ROUNDS_MAX
 """A head that so many rounds follow is not undone any more. Links name one whose round this number
@@ -41,10 +47,13 @@ class Reporter:
         store: BlockStore,
         blocks: BlockService,
         capacity: Callable[[], Capacity],
-        health: DiskHealth,
+        state_dir: StateDir,
     ) -> None:
         self._participant = participant
-        self._health = health
+        self._state_dir = state_dir
+        self._health = state_dir.health
+        self._other_bytes = 0
+        """Bytes of the state directory besides the blocks."""
         self._transport = participant.context.transport
         self._store = store
         self._blocks = blocks
@@ -103,7 +112,7 @@ class Reporter:
             bytes_sent_total=sum(sent for sent, _ in traffic),
             bytes_received_total=sum(received for _, received in traffic),
             relayed_bytes_total=reach.carried_bytes,
-            disk_used_bytes=self._store.used_bytes(),
+            disk_used_bytes=self._store.used_bytes() + self._other_bytes,
             peers=peers,
             peers_banned=node.swarm.num_banned,
             ring=self._participant.rounds.ring,
@@ -149,10 +158,18 @@ class Reporter:
             self._newest_checkpoint = newest
             self._metrics.checkpoint_last_success_timestamp_seconds.set_to_current_time()
 
+    async def _measure_disk(self) -> None:
+        root, blocks = self._state_dir.root, self._state_dir.blocks_path
+        self._other_bytes = await self._participant.context.run_in_thread(
+            lambda: bytes_beside(root, blocks)
+        )
+        self._metrics.disk_used_bytes.set("other", self._other_bytes)
+
     async def run(self) -> None:
         """Updates the gauges every `GAUGE_SECONDS` until cancelled."""
         metrics, store = self._metrics, self._store
         metrics.disk_quota_bytes.set(store.quota_bytes)
+        measured_seconds = -math.inf
         while True:
             metrics.set_paused(self._participant.progress.paused_reason)
             self._note_checkpoint()
@@ -171,6 +188,10 @@ class Reporter:
             metrics.blocks.set("stored", store.num_blocks())
             metrics.blocks.set("pinned", store.num_pinned())
             metrics.disk_used_bytes.set("blocks", store.used_bytes())
+            metrics.disk_used_bytes.set("pinned", store.pinned_bytes())
+            if trio.current_time() >= measured_seconds + DISK_SECONDS:
+                await self._measure_disk()
+                measured_seconds = trio.current_time()
             metrics.rounds_behind.set(self._rounds_behind())
             metrics.swarm_tokens.set(self._participant.context.committed.entry.tokens_total)
             metrics.set_data(self._data())
@@ -191,12 +212,22 @@ def say_hello(manifest: Manifest, addresses: Sequence[str]) -> None:
         f"run {manifest.name}: {manifest.model.num_parameters:,} parameters, "
         f"{manifest.data.num_tokens:,} tokens",
         run=manifest.run_id.hex()[:16],
+        fields={
+            "event": "in a run",
+            "name": manifest.name,
+            "parameters": manifest.model.num_parameters,
+            "tokens": manifest.data.num_tokens,
+        },
     )
     if manifest.admission == "invite":
         log.info("others join with the text that `gossamer invite` prints here")
         return
     for address in addresses:
-        log.info(f"others join with: gossamer join {address}")
+        link = f"{address}#{manifest.run_id.hex()}"
+        log.info(
+            f"others join with: gossamer join {link}",
+            fields={"event": "others join with", "link": link},
+        )
 
 
 def reached(participant: Participant | None) -> Sequence[str]:

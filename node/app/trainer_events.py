@@ -26,9 +26,16 @@ class TrainerEvents:
 
     def configured(self, configured: messages.Configured) -> None:
         if (gpu := self._hardware.missed_gpu(configured)) is not None:
-            log.warning(f"the trainer does not find {gpu}; `gossamer doctor` says what to do")
+            log.warning(
+                f"the trainer does not find {gpu}; `gossamer doctor` says what to do",
+                fields={"event": "the trainer does not find a GPU", "gpu": gpu},
+            )
         self._hardware.trainer_configured(configured)
-        log.info(f"training on {configured.device_name}", precision=configured.precision)
+        log.info(
+            f"training on {configured.device_name}",
+            precision=configured.precision,
+            fields={"event": "training", "device": configured.device_name},
+        )
         if configured.confinement:
             log.info(configured.confinement)
         self._participant.progress.confinement = configured.confinement or None

@@ -7,6 +7,7 @@ mistakes are reported at once. Each report names the place of the mistake (`--li
 
 from __future__ import annotations
 
+import difflib
 import ipaddress
 import re
 import tomllib
@@ -31,6 +32,10 @@ from gossamer.protocol import limits
 
 ENVIRONMENT_PREFIX = "GOSSAMER_"
 CONFIG_VARIABLE = "GOSSAMER_CONFIG"
+# deploy/gossamer.service puts the addresses of its command line into this variable.
+_OTHER_VARIABLES = (CONFIG_VARIABLE, "GOSSAMER_SEEDS")
+# The variables that Kubernetes sets in all containers beside a service that is called gossamer.
+_OF_KUBERNETES = re.compile(r"GOSSAMER_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP)\w*)?)")
 # Neighbouring ports that IANA lists as unassigned. Many machines use 4001, libp2p's usual port.
 DEFAULT_LISTEN = ("/ip4/0.0.0.0/tcp/4610", "/ip6/::/tcp/4610")
 DEFAULT_API = "127.0.0.1:4611"
@@ -40,12 +45,14 @@ DEFAULT_SERVE_LIMIT = ("100",)
 # A machine that is off at night, or whose owner looks once a day, still gets the final state. To
 # serve costs no device, and no more upload than `serve_limit`.
 DEFAULT_SERVE_AFTER = "24h"
-# The limit of the data cache. The present state and its predecessor are not part of it.
+# Room for some hundreds of shards besides the states of a small model, which are blocks, too.
 DEFAULT_CACHE_BYTES = 4 * 1024 * limits.MIB
 # A smaller cache would hold only a few of the largest blocks and drop them again at once.
 CACHE_BYTES_MIN = 16 * limits.BLOCK_BYTES_MAX
 CONFIG_FILE_BYTES_MAX = limits.MIB
 THREADS_MAX = 1024
+# More sequences than a card of today takes of the shortest context that a manifest may have.
+MICRO_BATCH_MAX = 65_536
 LOG_STEPS_MAX = 1_000_000
 # Peers dial at most eight addresses of one peer; half of them are for what the node finds.
 ANNOUNCED_MAX = 4
@@ -113,11 +120,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """`auto`, `cpu`, `cuda`, `cuda:N` (ROCm too) or `mps`."""
     threads: int = 0
     """CPU threads of the trainer; 0 lets it choose."""
+    micro_batch: int = 0
+    """Sequences that go through the model at once, to begin with; 0 begins with what fits into the
+    device's memory by an estimate. Fewer are taken where memory runs out."""
     confine_trainer: Switch = "on"
     """Whether the trainer gives up the network and all writing outside of its folder, where the
     system can see to that. `off` is for drivers of GPUs that do not work so."""
     cache_bytes: int = DEFAULT_CACHE_BYTES
-    """Limit of the cache of data shards."""
+    """Limit of the blocks on disk: data and states. Those that are pinned, such as the newest two
+    states, stay beyond it."""
     log_format: LogFormat = "text"
     log_level: LogLevel = "info"
     log_steps: int = 10
@@ -192,13 +203,14 @@ def load_settings(
 
     Args:
         flags: values by field name; None or an empty tuple means "not given".
-        environment: variables of the process; only `GOSSAMER_<FIELD>` and `GOSSAMER_CONFIG` count.
+        environment: variables of the process; only `GOSSAMER_<FIELD>` and `GOSSAMER_CONFIG` count,
+            and others that begin like them are mistakes.
         config: TOML file. None means the file that `GOSSAMER_CONFIG` names, if any.
 
     Raises:
         ConfigError: there are mistakes; it holds one sentence for each, of all sources together.
     """
-    problems: list[str] = []
+    problems = _unknown_variables(environment)
     if config is None and environment.get(CONFIG_VARIABLE):
         config = Path(environment[CONFIG_VARIABLE])
     from_file = _read_file(config, problems) if config is not None else {}
@@ -225,6 +237,25 @@ def load_settings(
     return msgspec.convert(values, Settings)
 
 
+def _unknown_variables(environment: Mapping[str, str]) -> list[str]:
+    """Returns a sentence for each variable that looks like a setting and is none."""
+    known = [ENVIRONMENT_PREFIX + field.upper() for field in Settings.__struct_fields__]
+    known += _OTHER_VARIABLES
+    problems = []
+    for name in sorted(environment):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in known:
+            continue
+        if not _OF_KUBERNETES.fullmatch(name):
+            hint = _nearest(name.upper(), known) or "docs/reference/settings.md has all"
+            problems.append(f"{name}: is no setting; {hint}")
+    return problems
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else ""
+
+
 def _read_file(path: Path, problems: list[str]) -> Mapping[str, GivenValue]:
     try:
         if path.stat().st_size > CONFIG_FILE_BYTES_MAX:
@@ -242,8 +273,9 @@ def _read_file(path: Path, problems: list[str]) -> Mapping[str, GivenValue]:
         return {}
     unknown = sorted(set(table) - set(Settings.__struct_fields__))
     for key in unknown:
-        known = ", ".join(Settings.__struct_fields__)
-        problems.append(f"{path}: {key}: no such setting; the settings are {known}")
+        known = Settings.__struct_fields__
+        hint = _nearest(key, known) or f"the settings are {', '.join(known)}"
+        problems.append(f"{path}: {key}: no such setting; {hint}")
     return table
 
 
@@ -394,6 +426,7 @@ _PARSERS: dict[str, _Parser] = {
     "api_hosts": _api_hosts,
     "device": _device,
     "threads": _integer(0, THREADS_MAX),
+    "micro_batch": _integer(0, MICRO_BATCH_MAX),
     "confine_trainer": _choice(get_args(Switch)),
     "cache_bytes": _cache_bytes,
     "log_format": _choice(get_args(LogFormat)),

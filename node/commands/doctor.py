@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.text import Text
 
 from gossamer.node.base.settings import Settings
-from gossamer.node.commands.machine_checks import Level, make_checks
+from gossamer.node.base.terminal import open_console
+from gossamer.node.commands.machine_checks import make_checks
 from gossamer.node.commands.options import Node, settings_of
+from gossamer.node.commands.state_checks import Level
 from gossamer.node.telemetry.logs import printable
 
 _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -30,7 +32,7 @@ def doctor(
     address
         Address of a peer that should be reachable.
     """
-    return run_doctor(settings_of(options), address, Console())
+    return run_doctor(settings_of(options), address, open_console())
 
 
 def run_doctor(settings: Settings, address: str | None, console: Console) -> int:

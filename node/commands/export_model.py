@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from gossamer.node.commands.options import State, reading_settings_of
 from gossamer.node.runs.exporting import export_state
+from gossamer.trainer.export import ExportError
 
 
 def export(
@@ -18,6 +19,7 @@ def export(
     round_number: Annotated[
         int | None, Parameter(name="--round", show_default="the newest on this disk")
     ] = None,
+    force: bool = False,
     options: State = None,
 ) -> int:
     """Write the newest committed state as a Hugging Face model.
@@ -31,5 +33,12 @@ def export(
         Type of the weights: fp32 as they are, or bf16, which rounds them and takes half the space.
     round_number
         Round after which the state is.
+    force
+        Write also into a folder that has something in it.
     """
+    if not force and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ExportError(
+            f"{directory} exists already, and is not an empty folder: name another one, or give "
+            "--force to write over the model that lies there"
+        )
     return export_state(reading_settings_of(options), directory, dtype, round_number)

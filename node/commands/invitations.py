@@ -9,13 +9,13 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.table import Column, Table
 
 from gossamer.node.app.client import fetch_status
 from gossamer.node.base.address_text import Link
 from gossamer.node.base.links import invitation_text
 from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.terminal import open_console
 from gossamer.node.commands.options import State, settings_of
 from gossamer.node.runs.inviting import EXPIRES_SECONDS_MAX, InvitationError, InviteOnlyRun
 from gossamer.node.storage.state_dir import StateDir
@@ -79,7 +79,7 @@ def members(*, options: State = None) -> int:
             "" if row.is_in else "out",
         )
     # A pipe gets whole ids; a terminal cuts what it has no room for.
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    open_console(width=None if sys.stdout.isatty() else 200).print(table)
     return 0
 
 

@@ -10,15 +10,12 @@ import os
 import platform
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -26,11 +23,16 @@ from gossamer.node.app.client import ClientError, NotRunningError, fetch_status
 from gossamer.node.base.address_text import HostPort, parse_host_port, parse_link
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
+from gossamer.node.commands.state_checks import (
+    Check,
+    Level,
+    check_run,
+    check_state_dir,
+    existing_parent,
+)
 from gossamer.node.machine.capacity import host_memory_bytes, measure_capacity
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpu, Gpus
-
-Level = Literal["ok", "warn", "fail"]
 
 # Importing torch with CUDA from a cold network disk takes up to a minute.
 _TORCH_SECONDS_MAX = 180
@@ -69,16 +71,6 @@ _CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 """File with the congestion controls that processes without root may choose on Linux."""
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line of the report. `advice` says what to do; it is empty if nothing is wrong."""
-
-    name: str
-    level: Level
-    text: str
-    advice: str = ""
-
-
 class TorchReport(msgspec.Struct, frozen=True):
     """The report of torch from its own process."""
 
@@ -100,6 +92,7 @@ def make_checks(settings: Settings, address: str | None = None) -> Iterator[Chec
     yield check_memory()
     running = _is_running(state_dir)
     yield from check_state_dir(settings.state_dir, running)
+    yield from check_run(state_dir)
     yield check_disk(settings)
     yield from check_ports(settings, running)
     yield check_files()
@@ -215,35 +208,8 @@ def check_memory() -> Check:
     return Check("memory", "ok", text)
 
 
-def check_state_dir(root: Path, running: bool) -> Iterator[Check]:
-    """Checks whether the directory belongs to this user, is writable, and is closed to others."""
-    name = "state"
-    if not root.exists():
-        parent = _existing_parent(root)
-        if os.access(parent, os.W_OK | os.X_OK):
-            yield Check(name, "ok", f"{root} (will be created)")
-        else:
-            yield Check(
-                name, "fail", f"{root} cannot be created in {parent}", "Choose another --state-dir"
-            )
-        return
-    if not root.is_dir() or not os.access(root, os.R_OK | os.W_OK | os.X_OK):
-        yield Check(name, "fail", f"{root} cannot be written", "Choose another --state-dir")
-        return
-    mode = stat.S_IMODE(root.stat().st_mode)
-    state_dir = StateDir(root)
-    held = "a node runs on it" if running else "no node runs on it"
-    if mode & 0o022:
-        yield Check(name, "warn", f"{root} can be written by others", f"chmod 700 {root}")
-    else:
-        yield Check(name, "ok", f"{root} ({held})")
-    key = state_dir.identity_path
-    if key.exists() and stat.S_IMODE(key.stat().st_mode) & 0o077:
-        yield Check("identity", "fail", f"{key} can be read by others", f"chmod 600 {key}")
-
-
 def check_disk(settings: Settings) -> Check:
-    usage = shutil.disk_usage(_existing_parent(settings.state_dir))
+    usage = shutil.disk_usage(existing_parent(settings.state_dir))
     text = f"{format_bytes(usage.free)} free"
     if usage.free < _DISK_BYTES_MIN:
         return Check("disk", "fail", text, f"Free at least {format_bytes(_DISK_BYTES_MIN)}")
@@ -392,9 +358,3 @@ def _is_running(state_dir: StateDir) -> bool:
     except ClientError:
         return True
     return True
-
-
-def _existing_parent(path: Path) -> Path:
-    while not path.exists():
-        path = path.parent
-    return path

@@ -9,6 +9,7 @@ import trio
 
 from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.network.lan import Neighbour, look_around
+from gossamer.node.peers.run_exchange import JoinError
 
 SEARCH_SECONDS = 4.0
 """Nodes answer within some tenths of a second; the question is repeated after one and two."""
@@ -20,7 +21,8 @@ def links_nearby(settings: Settings) -> tuple[str, ...]:
     """Returns links to the nodes of the only run in this machine's networks.
 
     Raises:
-        ConfigError: no node is found, or nodes of several runs.
+        ConfigError: nodes of several runs are found, or none may be looked for.
+        JoinError: no node is found.
     """
     if settings.lan != "on":
         raise ConfigError([_NEEDED])
@@ -28,7 +30,7 @@ def links_nearby(settings: Settings) -> tuple[str, ...]:
     try:
         found = trio.run(partial(look_around, SEARCH_SECONDS))
     except OSError as error:
-        raise ConfigError([f"{_NEEDED} (this network was not searched: {error})"]) from None
+        raise JoinError(f"{_NEEDED} (this network was not searched: {error})") from None
     return only_run(found)
 
 
@@ -36,11 +38,12 @@ def only_run(found: Sequence[Neighbour]) -> tuple[str, ...]:
     """Returns the links of the nodes that were found.
 
     Raises:
-        ConfigError: there are none, or they are in different runs.
+        ConfigError: they are in different runs.
+        JoinError: there are none.
     """
     runs = {neighbour.run_id: neighbour for neighbour in found}
     if not runs:
-        raise ConfigError([f"{_NEEDED}; no node was found in this network"])
+        raise JoinError(f"{_NEEDED}; no node was found in this network")
     if len(runs) > 1:
         choices = [f"  gossamer join {neighbour.link}" for _, neighbour in sorted(runs.items())]
         raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ from gossamer.node.base.settings import (
 )
 from gossamer.node.telemetry.logs import configure_logs
 from gossamer.protocol.limits import MIB
+from gossamer.trainer.presets import PRESETS
 
 _DEFAULTS = Settings(state_dir=default_state_dir())
 # Help is the same text for every person, so that it can stand in the documentation.
@@ -69,8 +71,10 @@ class NodeOptions(StateOptions):
     """Device to train on: auto, cpu, cuda, cuda:N or mps."""
     threads: Annotated[int | None, _default(f"{_DEFAULTS.threads}, which lets torch choose")] = None
     """CPU threads for training."""
+    micro_batch: Annotated[int | None, _default("what fits into the device's memory")] = None
+    """Number of sequences that go through the model at once, to begin with."""
     cache_bytes: Annotated[str | None, _default(f"{_DEFAULTS.cache_bytes // MIB}MiB")] = None
-    """Limit of the data cache, such as 20GiB."""
+    """Limit of the data and states on disk, such as 20GiB; the newest states stay beyond it."""
     bootstrap: Annotated[tuple[str, ...], _default("none")] = ()
     """Address of a peer to try besides those that this node knows; repeatable."""
     wait_for_peers: Annotated[int | None, _default(str(_DEFAULTS.wait_for_peers))] = None
@@ -83,6 +87,17 @@ class NodeOptions(StateOptions):
     log_level: Annotated[str | None, _default(_DEFAULTS.log_level)] = None
     """Least level of log lines: debug, info, warning or error."""
 
+
+def _millions(preset: str) -> str:
+    millions = PRESETS[preset].model.num_parameters / 1e6
+    return f"{millions:.1f} M" if millions < 10 else f"{millions:,.0f} M"
+
+
+PRESET_HELP = ", ".join(
+    f"{name} ({_millions(name)}{'' if place else ' parameters'})"
+    for place, name in enumerate(PRESETS)
+)
+"""The presets with their numbers of parameters: the names are those of the literature."""
 
 State = Annotated[StateOptions | None, Parameter(name="*")]
 Node = Annotated[NodeOptions | None, Parameter(name="*")]
@@ -106,7 +121,7 @@ def settings_of(options: StateOptions | None) -> Settings:
 def check_founding_options(
     manifest: Path | None,
     preset: str | None,
-    corpus: tuple[Path, ...] = (),
+    corpus: Sequence[str | Path] | None = None,
     init_from: Path | None = None,
 ) -> None:
     """Checks the options that a run is founded with, before anything is read or started.
@@ -117,7 +132,10 @@ def check_founding_options(
     problems = []
     if manifest is not None and preset is not None:
         problems.append("--manifest and --preset exclude each other: a manifest says everything")
-    for path in filter(None, (manifest, *corpus, init_from)):
+    if corpus is not None and (not corpus or "" in corpus):
+        problems.append("--corpus is given without a file or folder")
+    named = [path for path in (manifest, init_from, *(corpus or ())) if path]
+    for path in map(Path, named):
         if not path.exists():
             problems.append(f"{path}: no such file or directory")
         elif not os.access(path, os.R_OK):

@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
-from gossamer.node.app.client import Order, give_order
+import time
+
+from gossamer.node.app.client import ClientError, Order, fetch_status, give_order
 from gossamer.node.commands.options import State, StateOptions, settings_of
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.status import Status
+
+FREE_SECONDS_MAX = 180.0
+"""Limit of the wait for the device: a step, the end of a ring, and two vectors to a slow disk."""
+
+POLL_SECONDS = 0.2
+"""Time between two looks at the node: a person does not notice less."""
 
 
 def pause(*, options: State = None) -> int:
-    """Stop training and free the device; the node serves what it has."""
-    return _give(options, "pause", "The node pauses. Go on with: gossamer resume")
+    """Stop training and free the device; the node serves what it has.
+
+    It returns when the device is free. A restart of the node does not end the pause.
+    """
+    state_dir = StateDir(settings_of(options).state_dir)
+    give_order(state_dir, "pause")
+    started = time.monotonic()
+    has_told = False
+    while not _is_device_free(fetch_status(state_dir)):
+        waited = time.monotonic() - started
+        if waited > FREE_SECONDS_MAX:
+            raise ClientError(
+                f"the node pauses, but its device is not free after {FREE_SECONDS_MAX:.0f} s; "
+                "`gossamer status` shows `paused (user)` when it is, and the node's log says what "
+                "it does"
+            )
+        if not has_told:
+            has_told = True
+            print("The node ends its step and hands over its round; then the device is free.")
+        time.sleep(POLL_SECONDS)
+    seconds = f" after {time.monotonic() - started:.0f} s" if has_told else ""
+    print(f"The device is free{seconds}. Go on with: gossamer resume")
+    return 0
+
+
+def _is_device_free(status: Status) -> bool:
+    return status.phase == "finished" or (
+        status.phase == "paused" and status.paused_reason == "user"
+    )
 
 
 def resume(*, options: State = None) -> int:

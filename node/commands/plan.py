@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.commands.options import check_founding_options
+from gossamer.node.base.terminal import open_console
+from gossamer.node.commands.options import PRESET_HELP, check_founding_options
 from gossamer.node.commands.plan_view import print_plan
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.node.runs.manifest_file import read_manifest_file
@@ -20,10 +20,17 @@ from gossamer.trainer.presets import DEFAULT_PRESET
 def plan(
     manifest: Annotated[Path | None, Parameter(show_default="none: a preset is planned")] = None,
     *,
-    preset: Annotated[str | None, Parameter(show_default=DEFAULT_PRESET)] = None,
+    preset: Annotated[
+        str | None,
+        Parameter(
+            show_default=DEFAULT_PRESET,
+            help=f"Model and settings, instead of a manifest: {PRESET_HELP}.",
+        ),
+    ] = None,
     peers: int = 4,
     up: float = 20.0,
     down: float = 100.0,
+    latency: float = 20.0,
     tokens_per_second: Annotated[
         float | None, Parameter(show_default="none: utilisation is not estimated")
     ] = None,
@@ -35,14 +42,14 @@ def plan(
     ----------
     manifest
         TOML file from `gossamer init`.
-    preset
-        Model and settings, instead of a manifest.
     peers
-        Number of peers that take part.
+        Number of peers that take part, up to 256.
     up
         Mbit/s that each peer can send.
     down
         Mbit/s that each peer can receive.
+    latency
+        Milliseconds of a message from one peer to the next, one way.
     tokens_per_second
         Tokens per second that each peer trains; `gossamer status` shows it for a running node.
     json
@@ -54,8 +61,8 @@ def plan(
     else:
         draft = read_manifest_file(manifest)
     try:
-        planned = plan_round(draft, peers, Line(up, down), tokens_per_second)
+        planned = plan_round(draft, peers, Line(up, down, latency / 1000), tokens_per_second)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
-    print_plan(planned, Console(), json=json)
+    print_plan(planned, open_console(), json=json)
     return 0

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from gossamer.node.commands.options import State, settings_of
+from gossamer.node.commands.options import State, reading_settings_of
 from gossamer.node.runs.rolling_back import FoundersRun, RollbackError
 
 
@@ -29,7 +29,7 @@ def rollback(
     yes
         Do not ask.
     """
-    run = FoundersRun.here(settings_of(options))
+    run = FoundersRun.here(reading_settings_of(options))
     plan = run.plan(to_round)
     first = to_round + 1
     rounds = f"round {first}" if plan.newest_round == first else f"rounds {first} to"

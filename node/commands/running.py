@@ -25,5 +25,6 @@ def run_node(settings: Settings, role: Role, ignored: Sequence[str] = ()) -> int
             "the state directory holds a run already, and the node goes on with it; "
             f"{', '.join(ignored)} take effect only when a run is founded",
             state_dir=str(settings.state_dir),
+            fields={"event": "options have no effect: there is a run already", "options": ignored},
         )
     return run(settings, role)

@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gossamer.node.base.settings import Found, Resume
-from gossamer.node.commands.options import Node, check_founding_options, settings_of
+from gossamer.node.commands.options import PRESET_HELP, Node, check_founding_options, settings_of
 from gossamer.node.commands.running import run_node
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.trainer.presets import DEFAULT_PRESET
@@ -19,11 +19,18 @@ _PRESET_BY_DEFAULT = f"{DEFAULT_PRESET}; with --init-from the largest one below 
 def start(
     *,
     manifest: Annotated[Path | None, Parameter(show_default="none: a preset is used")] = None,
-    preset: Annotated[str | None, Parameter(show_default=_PRESET_BY_DEFAULT)] = None,
+    preset: Annotated[
+        str | None,
+        Parameter(
+            show_default=_PRESET_BY_DEFAULT,
+            help="Model and settings, instead of a manifest; with --init-from only the settings: "
+            f"{PRESET_HELP}.",
+        ),
+    ] = None,
     corpus: Annotated[
-        tuple[Path, ...],
+        tuple[str, ...] | None,
         Parameter(consume_multiple=True, show_default="the sources of Python's standard library"),
-    ] = (),
+    ] = None,
     init_from: Annotated[Path | None, Parameter(show_default="none: weights are drawn")] = None,
     options: Node = None,
 ) -> int:
@@ -33,8 +40,6 @@ def start(
     ----------
     manifest
         TOML file from `gossamer init`.
-    preset
-        Model and settings, instead of a manifest. With --init-from only the settings.
     corpus
         Folders and files of text and JSONL to train on.
     init_from
@@ -52,5 +57,6 @@ def start(
         }
         return run_node(settings, Resume(), [flag for flag, given in flags.items() if given])
     check_founding_options(manifest, preset, corpus, init_from)
-    role = Found(manifest_file=manifest, corpus=corpus, preset=preset, init_from=init_from)
+    paths = tuple(map(Path, corpus or ()))
+    role = Found(manifest_file=manifest, corpus=paths, preset=preset, init_from=init_from)
     return run_node(settings, role)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.text import Text
 
 from gossamer.node.base.units import format_bytes
 from gossamer.node.demo.record import Digests, Losses, PeerRecord, Record
+from gossamer.node.storage.disk_use import bytes_beside
 
 FRAMES_PER_SECOND = 4
 LINE_SECONDS = 5.0
@@ -185,6 +187,8 @@ def print_summary(
     if picture is not None:
         rows.append(("picture", Text(str(picture))))
     rows.append(("logs", Text(str(folder))))
+    stays = format_bytes(bytes_beside(folder))
+    rows.append(("disk", Text(f"{stays} stay; to delete them: rm -r {shlex.quote(str(folder))}")))
     for name, value in rows:
         line = Text.assemble((f"{name:<9}", "dim"), value)
         # Not wrapped: a path or a digest that is cut in two cannot be copied.

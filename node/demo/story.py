@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gossamer.node.base.settings import ConfigError
+from gossamer.node.base.terminal import open_console
 from gossamer.node.demo.live_view import View, print_summary
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm, SwarmError
 from gossamer.node.demo.plot import Mark, draw_loss_curve
@@ -107,7 +108,7 @@ def run_demo(
         KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came.
     """
     folder = _folder(directory)
-    console = console or Console()
+    console = console or open_console()
     record = Record()
     problems: list[str] = []
     started = time.monotonic()

@@ -15,7 +15,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 import psutil
@@ -62,6 +62,35 @@ def with_trainer_device(
         tokens_per_second=capacity.tokens_per_second,
         bandwidth_bytes_per_second=capacity.bandwidth_bytes_per_second,
     )
+
+
+class DeviceMemory(NamedTuple):
+    """Memory of a training device that has its own."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+
+def device_memory(device: str, gpus: list[Gpu]) -> DeviceMemory | None:
+    """Returns the memory of the card that will most likely train; None for a CPU, for a device that
+    shares the host's memory, and where no driver says it.
+
+    Where cards of several kinds are in the machine, CUDA may count them in another order.
+    """
+    if trains_on_host(device, gpus):
+        return None
+    ordinal = int(device.partition(":")[2] or 0)
+    visible = _visible(gpus)
+    if visible:
+        gpu = visible[ordinal] if ordinal < len(visible) else visible[0]
+        total, used = gpu.memory_total_bytes, gpu.memory_used_bytes
+        return DeviceMemory(gpu.name, total, max(0, total - used))
+    totals, used_of = _amd_memory_bytes(), _amd_memory_bytes(kind="used")
+    if ordinal >= len(totals) or len(totals) != len(used_of):
+        return None
+    total = totals[ordinal]
+    return DeviceMemory("the AMD GPU", total, max(0, total - used_of[ordinal]))
 
 
 def _capacity(
@@ -112,10 +141,12 @@ def _visible(gpus: list[Gpu]) -> list[Gpu]:
     return chosen
 
 
-def _amd_memory_bytes(root: Path = Path("/sys/class/drm")) -> list[int]:
-    """Memory of each AMD card that the kernel's driver knows."""
+def _amd_memory_bytes(
+    root: Path = Path("/sys/class/drm"), kind: Literal["total", "used"] = "total"
+) -> list[int]:
+    """Memory of each AMD card that the kernel's driver knows, or the part of it that is in use."""
     sizes = []
-    for path in sorted(root.glob("card*/device/mem_info_vram_total")):
+    for path in sorted(root.glob(f"card*/device/mem_info_vram_{kind}")):
         text = _read_line(path)
         if text.isdigit():
             sizes.append(int(text))

@@ -71,6 +71,7 @@ class TrainerClient:
             pseudo_gradient_fd=self._process.pseudo_gradient_fd,
             token_bytes=manifest.data.token_bytes,
             optimizer_path=optimizer_path,
+            micro_batch=settings.micro_batch,
             mixing=manifest.outer.mixing,
             shared_steps=_shared_steps(manifest),
         )
@@ -315,7 +316,8 @@ class TrainerClient:
         return answer if isinstance(answer, messages.Evaluated) else None
 
     async def suspend(self) -> None:
-        self._resumed = trio.Event()
+        if self._resumed.is_set():  # else `run` may wait for this very event
+            self._resumed = trio.Event()
         await self._process.close()
 
     def resume(self) -> None:

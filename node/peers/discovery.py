@@ -20,7 +20,7 @@ import trio
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.racing import RaceLost, race
 from gossamer.node.network.transport import ConnectError, Transport
-from gossamer.node.storage.state_dir import KnownPeers
+from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.ids import PeerId, short
 from gossamer.protocol.policy.membership import Membership

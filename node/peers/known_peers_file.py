@@ -7,7 +7,7 @@ import trio
 from gossamer.node.base.disk_health import DiskError, DiskHealth
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.network.transport import Transport
-from gossamer.node.storage.state_dir import KnownPeers
+from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.protocol.policy.membership import Membership
 
 SAVE_SECONDS = 10.0

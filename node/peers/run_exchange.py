@@ -52,6 +52,10 @@ class NotAdmittedError(JoinError):
     """The run does not admit this node."""
 
 
+class WrongRunError(JoinError):
+    """The peers are in another run than the link says."""
+
+
 def open_signed_manifest(signed: SignedManifest) -> Manifest:
     """The manifest inside, after every value and the founder's signature were checked.
 
@@ -152,7 +156,7 @@ async def request_manifest(
         raise JoinError("cannot join: " + "\n  ".join(map(str, lost.failures))) from None
     found = open_signed_manifest(signed).run_id
     if run_id is not None and found != run_id:
-        raise JoinError(
+        raise WrongRunError(
             f"{address} is in run {short(found)}..., and the link says "
             f"{short(run_id)}...: ask for a new link, or leave out what follows the #"
         )

@@ -19,6 +19,7 @@ from gossamer.node.network.transport import Transport
 from gossamer.node.peers.chain_sync import ChainSync
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState
+from gossamer.node.storage.loss_file import LossFile
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.progress import Progress
@@ -53,6 +54,7 @@ class NodeContext:
     speed: SpeedMeter
     health: DiskHealth
     awake: AwakeClock
+    losses: LossFile
     heldout_paths: Callable[[], list[str]]
     """Files of the held-out shards; empty until all of them are on this disk."""
     pinned_head: Digest | None = None

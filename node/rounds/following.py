@@ -124,15 +124,18 @@ class Follower:
     async def while_paused(self) -> None:
         """Frees the device until the operator resumes or the run is finished; heads are followed,
         blocks are served."""
-        log.info("paused; the device is free")
+        log.info("pausing")
         await self._saver.save(now=True)
         await self._trainings.trainer.suspend()
         self.phases.pause("user")
+        log.info("paused; the device is free")
         while self._orders.pause and not self._orders.leave:
             await self.catch_up()
             if self.heads.is_finished:
                 return
             await self._orders.wait(POLL_SECONDS)
+        if self._orders.leave:
+            return
         log.info("resumed")
         self._trainings.trainer.resume()
         self._trainings.feed.requeue()
@@ -188,7 +191,10 @@ class Joiner:
 
     async def _try_to_load(self) -> None:
         self._follower.check_leave()
-        if self._follower.heads.better() is not None:
+        if self._trainings.orders.pause:
+            # It follows a head that is heard of. The initial weights would need the device.
+            await self._follower.while_paused()
+        elif self._follower.heads.better() is not None:
             if not await self._follower.catch_up():
                 await self._follower.wait_for_disk()
         elif self._head_prover.has_open_questions or self._head_fetcher.is_at_work:

@@ -57,12 +57,14 @@ class Participant:
         has_bootstrap: bool,
         wait_for_peers: int = 0,
         serve_seconds: float = math.inf,
+        is_paused: bool = False,
     ) -> None:
         """
         Args:
             has_bootstrap: whether this node knows addresses of other peers.
             wait_for_peers: others that have to be ready before the run's first round begins.
             serve_seconds: how long this node stays when the run is finished.
+            is_paused: whether the owner paused this node in an earlier life.
         """
         self.context = context
         self.progress = Progress()
@@ -70,6 +72,7 @@ class Participant:
         self._has_skipped = False
         """Whether the newest inner step was skipped."""
         self._orders = orders = Orders()
+        orders.pause = is_paused
         self._decisions = DecisionLog()
         committed, swarm, chain_sync = context.committed, context.swarm, context.chain_sync
         metrics, work, trainer = context.metrics, context.work, context.trainer
@@ -92,8 +95,9 @@ class Participant:
             committed, work, chain_sync, swarm, trainings, self._heads.is_void
         )
         self._saver = WorkSaver(
-            committed, work, trainer, self._mode, context.health, context.run_in_thread
-        )
+            committed, work, trainer, self._mode, context.health, context.run_in_thread,
+            self._save_losses,
+        )  # fmt: skip
         heldout = HeldoutLoss(trainer, context.heldout_paths, self.progress, metrics)
         self._round_end = RoundEnd(
             self._settlement, self._saver, heldout, self._heads, context.transport, metrics,
@@ -130,7 +134,8 @@ class Participant:
     def resume(self) -> None:
         """Goes on after a pause, or after a failure of the trainer."""
         self._orders.pause = False
-        if self.context.trainer.failure is not None and not self.is_finished:
+        # It may have failed, or have been suspended at the start, before the loop came to a pause.
+        if not self.is_finished:
             self.context.trainer.resume()
         self._orders.notify()
 
@@ -183,6 +188,7 @@ class Participant:
 
     async def run(self) -> None:
         """Takes part in the run until asked to leave. Then returns, with everything on disk."""
+        await self._load_losses()
         async with trio.open_nursery() as rounds:
             rounds.start_soon(self._head_prover.run)
             rounds.start_soon(self._head_fetcher.run)
@@ -200,6 +206,17 @@ class Participant:
             await self._leave()
             rounds.cancel_scope.cancel()
 
+    async def _load_losses(self) -> None:
+        history, heldout_loss = await self.context.run_in_thread(self.context.losses.load)
+        self.progress.history, self.progress.heldout_loss = history, heldout_loss
+        if heldout_loss is not None:
+            self.context.metrics.heldout_loss.set(heldout_loss)
+
+    async def _save_losses(self) -> None:
+        losses, heldout_loss = self.context.losses, self.progress.heldout_loss
+        points, stride = self.progress.history.points(), self.progress.history.stride
+        await self.context.run_in_thread(lambda: losses.save(points, stride, heldout_loss))
+
     async def _wait_for_others(self) -> None:
         """Waits before the run's first round for the peers that the operator wants in it."""
         while True:
@@ -209,6 +226,9 @@ class Participant:
             if not self._decisions.note("does the first round wait for peers", decision):
                 return
             self._follower.check_leave()
+            if self._orders.pause:
+                await self._follower.while_paused()
+                continue
             self._phases.set("training")
             await self._orders.wait(POLL_SECONDS)
             await self._follower.catch_up()

@@ -7,7 +7,7 @@ committed parameters on held-out text. Both happen between rounds, in a small sh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 import trio
@@ -119,13 +119,16 @@ class WorkSaver:
         mode: SyncMode,
         health: DiskHealth,
         run_in_thread: RunInThread,
+        save_losses: Callable[[], Awaitable[None]],
     ) -> None:
+        """`save_losses`: writes the curve of losses; raises DiskError."""
         self._committed = committed
         self._work = work
         self._trainer = trainer
         self._mode = mode
         self._health = health
         self._run_in_thread = run_in_thread
+        self._save_losses = save_losses
         self._due_seconds = -math.inf
         """Local time of the next regular save."""
 
@@ -139,6 +142,7 @@ class WorkSaver:
         try:
             await self._run_in_thread(self._work.save)
             if is_due:
+                await self._save_losses()
                 await self._save_trainer(wait=now)
                 pause_seconds = max(SAVE_SECONDS, self._trainer.save_seconds / SAVE_SHARE)
                 self._due_seconds = trio.current_time() + pause_seconds
@@ -250,4 +254,5 @@ class RoundEnd:
             loss=None if progress.loss is None else round(progress.loss, 3),
             seconds=round(seconds, 2),
             head=short(self._heads.mine),
+            fields={"event": "round ended", "round": machine.number, "outcome": result},
         )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from gossamer.node.base.settings import Settings
+from gossamer.node.base.terminal import open_console
 from gossamer.node.runs.reading import StateOnDisk, read_state, warn_if_older
 from gossamer.protocol.errors import MalformedError
 from gossamer.trainer.export import ExportError, ExportType, byte_tokenizer_json, export_model
@@ -40,7 +39,7 @@ def export_state(
         dtype=dtype,
     )
     entry = state.entry
-    Console().print(
+    open_console().print(
         f"round {entry.round}, head {entry.head.hex()[:16]}, state "
         f"{entry.state_digest.hex()[:16]} written to {directory}"
     )

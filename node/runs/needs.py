@@ -97,20 +97,31 @@ def require_memory(run: Manifest | Draft, needs: Needs, free_bytes: int) -> None
         )
 
 
-def describe(manifest: Manifest, needs: Needs) -> list[str]:
+def describe(
+    manifest: Manifest, needs: Needs, free_bytes: int | None = None, device: str = ""
+) -> list[str]:
     """Returns the lines that tell the owner of a machine what a run will use.
 
     Call it after `require_memory`: the traffic is counted chunk by chunk.
+
+    Args:
+        free_bytes: host memory that is free; None if it is not to be told.
+        device: how the model fits into the training device's own memory; empty if it has none, or
+            if that is not known.
     """
-    model, device = manifest.model, needs.device_memory
+    model = manifest.model
     plan = plan_round(manifest, PEERS_SUPPOSED, Line(1.0, 1.0))
-    own = f", and {format_bytes(device)} of the training device" if device else ""
+    own = ""
+    if needs.device_memory and not device:
+        own = f", and {format_bytes(needs.device_memory)} of the training device"
+    free = "" if free_bytes is None else f" of {format_bytes(free_bytes)} that are free"
     return [
         f"run       {printable(manifest.name)} ({short(manifest.run_id)})",
         f"founder   {manifest.founder}",
         f"model     {model.num_parameters:,} parameters",
         f"modes     sync {manifest.sync}, trust {manifest.trust}",
-        f"memory    some {format_bytes(needs.memory)}{own}",
+        f"memory    some {format_bytes(needs.memory)}{free}{own}",
+        *([f"device    {device}"] if device else []),
         f"disk      at most some {format_bytes(needs.disk)}",
         f"network   some {format_bytes(plan.sent_bytes)} up and down in each round",
         "shared    this node serves the run's state and parts of its corpus to other members",

@@ -7,10 +7,13 @@ Bytes are exact except for framing. Times follow from the bytes, the lines, and 
                     received. A sum is as large as one member's part, and a set (sync = "sparse")
                     holds up to N parts
     averaging       these bytes over the slower direction of the line, at the fraction of its rate
-                    that is reached (`LINE_SHARE`), plus a constant (`AGREE_SECONDS`)
+                    that is reached (`LINE_SHARE`), plus a constant (`AGREE_SECONDS`), plus the
+                    latency of 2 (N - 1) links: a chunk goes round the ring twice, and the next
+                    member waits for it
     round           training + averaging; with overlap the longer of the two. Shared steps
-                    (sync = "distro") wait for each other, one by one (`HOP_SECONDS`), and each is
-                    transformed once before it is sent and once when it is applied
+                    (sync = "distro") wait for each other, one by one (`HOP_SECONDS` and the latency
+                    for each link), and each is transformed once before it is sent and once when it
+                    is applied
     utilisation     training / round: the fraction of the time in which a trainer does not wait
     lateness        averaging / training, at most 1. With overlap, this fraction of a round's inner
                     steps is done when the state arrives from which they should have begun
@@ -22,12 +25,14 @@ All peers are assumed to be alike. `tests/benchmarks/utilisation.py` compares th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import mean
 
 from gossamer.node.runs.draft import Draft
 from gossamer.node.storage.shared_parameters import sign_payloads
 from gossamer.protocol.codecs.payloads import Payloads, payloads_of
+from gossamer.protocol.limits import RING_MEMBERS_MAX
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.sync_sets import SyncSets
@@ -42,7 +47,7 @@ AGREE_SECONDS = 0.4
 
 HOP_SECONDS = 0.01
 """Time that a shared step takes for each link, estimated for one machine. A step waits until its
-partial sum and its average have gone round once each. The delay of a real line is not included."""
+partial sum and its average have gone round once each. The latency of a real line comes on top."""
 
 OFFER_SECONDS = 20e-9
 """Time of the trainer for each parameter and shared step: a part is extracted from the momentum.
@@ -73,6 +78,8 @@ class Line:
 
     up: float
     down: float
+    latency_seconds: float = 0.0
+    """Time of a message to the next peer, one way."""
 
 
 @dataclass(frozen=True)
@@ -167,21 +174,31 @@ def plan_round(
         tokens_per_second: speed of each peer's trainer; None if it is not known.
 
     Raises:
-        ValueError: there are no peers, or a rate is not positive.
+        ValueError: there are no peers or too many, or a rate or the latency is not allowed.
     """
     if peers < 1:
         raise ValueError(f"a plan is for at least one peer, not for {peers}")
+    if peers > RING_MEMBERS_MAX:
+        raise ValueError(
+            f"a round has at most {RING_MEMBERS_MAX} peers, not {peers}: others sit it out"
+        )
     rates = [line.up, line.down, *([] if tokens_per_second is None else [tokens_per_second])]
-    if min(rates) <= 0:
-        raise ValueError("the rates of lines and trainers must be positive")
+    if not all(0 < rate < math.inf for rate in rates):
+        raise ValueError("the rates of lines and trainers must be positive numbers")
+    if not 0 <= line.latency_seconds < math.inf:
+        raise ValueError("the latency of a line is 0 or more")
     model, outer, inner = draft.model, draft.outer, draft.inner
     payloads: Payloads
+    num_links = 2 * (peers - 1)
     offers_seconds = shared_steps_seconds = 0.0
+    ring_latency_seconds = num_links * line.latency_seconds
     if draft.sync == "distro":
         payloads = sign_payloads(model, outer)
         offers_seconds = outer.inner_steps * model.num_parameters * OFFER_SECONDS
-        step_seconds = 2 * (peers - 1) * HOP_SECONDS + model.num_parameters * TAKE_SECONDS
+        step_seconds = num_links * (HOP_SECONDS + line.latency_seconds)
+        step_seconds += model.num_parameters * TAKE_SECONDS
         shared_steps_seconds = outer.inner_steps * step_seconds
+        ring_latency_seconds = 0.0  # it is in each step
     else:
         payloads = payloads_of(draft.sync, outer, draft.trust)
     slower = min(line.up, line.down) * MEGA / BITS_PER_BYTE * LINE_SHARE
@@ -191,7 +208,7 @@ def plan_round(
         sizes = [exchange.plan.elements_of(chunk) for chunk in range(exchange.plan.num_chunks)]
         payload_of.append(sum(map(payloads.part_bytes, sizes)))
         sent_of.append(_sent_of(exchange.plan, payloads, peers))
-        waits = AGREE_SECONDS + shared_steps_seconds
+        waits = AGREE_SECONDS + ring_latency_seconds + shared_steps_seconds
         averaging_of.append(sent_of[-1] / slower + waits if peers > 1 else shared_steps_seconds)
     sent_open: int | None = None
     if draft.sync != "distro" and draft.trust == "members":

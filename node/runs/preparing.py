@@ -22,7 +22,6 @@ from gossamer.node.peers.replication import CACHE_SHARE
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.founding import PreparedData, prepare_data
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.state_dir import StateDirError
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import DataConfig
@@ -36,6 +35,10 @@ LINE_BYTES_MAX = 1024 * 1024
 
 ERRORS_KEPT = 20
 _PROGRESS_STEPS = 200
+
+
+class PreparingError(Exception):
+    """The other process did not prepare the corpus; the text says why."""
 
 
 class _Task(msgspec.Struct, frozen=True):
@@ -70,7 +73,8 @@ async def prepare_elsewhere(
 
     Raises:
         ManifestError, CorpusError, FolderError: as `prepare_data`.
-        StateDirError: the disk takes no more, or the process died.
+        DiskError: the disk takes no more.
+        PreparingError: the process died.
 
     Cancelled: the process is killed.
     """
@@ -102,14 +106,14 @@ async def prepare_elsewhere(
                     else:
                         outcome = message
                 if len(buffer) > LINE_BYTES_MAX:
-                    raise StateDirError("the preparing process wrote a line that is too long")
+                    raise PreparingError("the preparing process wrote a line that is too long")
             await process.wait()
     finally:
         process.kill()
         with trio.CancelScope(shield=True):
             await process.wait()
     if outcome is None:
-        raise StateDirError(
+        raise PreparingError(
             f"preparing the corpus ended with exit status {process.returncode}"
             + (f": {errors[-1]}" if errors else "")
             + "; if memory is short, use a smaller corpus or the tokenizer of plain bytes"
@@ -131,7 +135,7 @@ def _error_of(refused: _Refused) -> Exception:
         case "folder":
             return FolderError(refused.problems)
         case _:
-            return StateDirError("\n".join(refused.problems))
+            return DiskError("\n".join(refused.problems))
 
 
 async def _keep_errors(process: trio.Process, errors: deque[str]) -> None:

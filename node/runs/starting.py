@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -10,21 +13,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 import structlog
 import trio
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from gossamer.node.base.settings import Found, Settings
-from gossamer.node.machine.capacity import free_memory_bytes
+from gossamer.node.base.terminal import open_console
+from gossamer.node.base.threads import run_abandonable
+from gossamer.node.machine.capacity import device_memory, free_memory_bytes
 from gossamer.node.machine.trainer import TrainerFailedError
 from gossamer.node.machine.trainer_exit import TrainerExit
 from gossamer.node.machine.trainer_process import TrainerProcess
 from gossamer.node.network.identity import Identity
+from gossamer.node.runs.device_fit import device_fit, require_fit
 from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.node.runs.founding import risk_of, sign_manifest
 from gossamer.node.runs.importing import draft_for, with_pretrained, write_genesis
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.needs import needs_of, require_memory
 from gossamer.node.runs.preparing import prepare_elsewhere
+from gossamer.node.telemetry.gpus import Gpus
 from gossamer.protocol.manifest import SignedManifest
 from gossamer.protocol.state.digest import FloatVector
 from gossamer.trainer.ipc import messages
@@ -37,13 +43,23 @@ if TYPE_CHECKING:
 log = structlog.get_logger("node")
 
 
+Tell = Callable[[str], None]
+"""Takes a word for people on what is done."""
+
+TELL_SECONDS = 1.0
+"""Least time between two words on the progress of one stage: people look no oftener."""
+
+
 async def found_here(
-    role: Found, identity: Identity, blocks: Path, settings: Settings
+    role: Found, identity: Identity, blocks: Path, settings: Settings, tell: Tell
 ) -> SignedManifest:
     """Tokenises the corpus, draws or reads the initial weights and signs the manifest.
 
     Weights that were read lie in `blocks` as the run's first state when this returns; drawn ones do
     not, because every peer can draw them.
+
+    Args:
+        tell: is told how far the founding is.
 
     Raises:
         ManifestError, CorpusError, FolderError: the choices cannot be trained; one sentence a
@@ -55,16 +71,27 @@ async def found_here(
     if role.init_from is not None:
         pretrained = await trio.to_thread.run_sync(open_pretrained, role.init_from)
     draft = await _draft_of(role, pretrained)
-    log.info(f"founding {draft.name}: {draft.model.num_parameters:,} parameters")
+    num_parameters = draft.model.num_parameters
+    log.info(
+        f"founding {draft.name}: {num_parameters:,} parameters",
+        fields={"event": "founding", "name": draft.name, "parameters": num_parameters},
+    )
     if (risk := risk_of(draft)) is not None:
         log.warning(risk)
     needs = needs_of(draft, trains_on_host=True, cache_bytes=settings.cache_bytes)
     require_memory(draft, needs, free_memory_bytes())  # the initial weights are drawn on the CPU
-    with _Bars() as bars:
+    memory = await run_abandonable(lambda: device_memory(settings.device, Gpus().read()))
+    if memory is not None:
+        fit = device_fit(draft, memory)
+        require_fit(draft, fit)
+        log.info(fit.text)
+    with _Bars(tell) as bars:
         data = await prepare_elsewhere(draft, role.corpus, blocks, settings.cache_bytes, bars.show)
     if pretrained is None:
+        tell("drawing the initial weights")
         parameters = await initial_parameters(draft, settings)
         return sign_manifest(draft, data, parameters, identity=identity).signed
+    tell("reading the initial weights")
     parameters = await trio.to_thread.run_sync(pretrained.weights.read)
     founded = sign_manifest(draft, data, parameters, identity=identity)
     await trio.to_thread.run_sync(write_genesis, founded, parameters, blocks, settings.cache_bytes)
@@ -82,12 +109,16 @@ async def _draft_of(role: Found, pretrained: Pretrained | None) -> Draft:
         return draft if pretrained is None else with_pretrained(draft, pretrained)
     if pretrained is None:
         preset = role.preset or DEFAULT_PRESET
-        log.info(f"the settings of the preset {preset} {PRESETS[preset].origin}")
+        log.info(
+            f"the settings of the preset {preset} {PRESETS[preset].origin}",
+            fields={"event": "preset", "preset": preset, "settings": PRESETS[preset].origin},
+        )
         return draft_of_preset(preset)
     draft, preset = draft_for(pretrained, role.preset)
     log.info(
         f"the model comes from {pretrained.folder}, the settings from the preset {preset} with a "
         "tenth of its learning rate, which was not tuned: watch the first rounds",
+        fields={"event": "pretrained", "folder": str(pretrained.folder), "preset": preset},
         learning_rate=draft.inner.learning_rate,
         context=draft.model.context,
     )
@@ -137,8 +168,10 @@ async def _run_process(
 class _Bars:
     """Shows progress bars on a terminal, and one log line a stage elsewhere."""
 
-    def __init__(self) -> None:
-        console = Console(file=sys.stderr)
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._tell_seconds = -math.inf
+        console = open_console(sys.stderr)
         self._progress: Progress | None = None
         if console.is_terminal:
             self._progress = Progress(
@@ -167,6 +200,9 @@ class _Bars:
 
     def show(self, stage: str, done: int, total: int) -> None:
         """Shows the progress of a stage. This is the `Progress` callback of the corpus code."""
+        if (now := time.monotonic()) >= self._tell_seconds or done >= total:
+            self._tell(f"{stage}, {done / max(1, total):.0%} done")
+            self._tell_seconds = now + TELL_SECONDS
         if self._progress is not None:
             if stage not in self._tasks:
                 self._tasks[stage] = self._progress.add_task(stage, total=total)

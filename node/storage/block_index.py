@@ -44,6 +44,11 @@ class BlockIndex:
         with self._lock:
             return self._used_bytes
 
+    def pinned_bytes(self) -> int:
+        """Sum of the sizes of the blocks that are pinned."""
+        with self._lock:
+            return sum(self._sizes.get(digest, 0) for digest in self._pin_counts)
+
     def num_blocks(self) -> int:
         """Number of blocks."""
         with self._lock:

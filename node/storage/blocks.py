@@ -110,6 +110,10 @@ class BlockStore:
         """Sum of the blocks' sizes."""
         return self._index.used_bytes()
 
+    def pinned_bytes(self) -> int:
+        """Sum of the sizes of the blocks that are pinned: they may exceed the quota."""
+        return self._index.pinned_bytes()
+
     def num_blocks(self) -> int:
         """Number of blocks here."""
         return self._index.num_blocks()

@@ -1,10 +1,14 @@
 """The state directory: one per run and identity, and everything that must outlive the process.
 
     identity.key       Ed25519 key, 0600                     (`identity`)
+    format             number of the format of this directory (`FORMAT`)
     lock               flock while a daemon runs; its pid is inside
     api                HOST:PORT of the running daemon's HTTP endpoint
     token              secret that orders to the running daemon need, 0600
     seeds              addresses of peers that the owner gave, newest first
+    starting           what the daemon does that has no endpoint yet, for people
+    paused             is there while the owner wants the node to pause
+    losses             the curve of losses that the owner sees (`loss_file`)
     manifest.msgpack   the `SignedManifest` of the run
     peers.msgpack      addresses of peers seen, newest first
     head               the newest committed header
@@ -23,7 +27,6 @@ import contextlib
 import fcntl
 import os
 import secrets
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -36,24 +39,23 @@ from gossamer.node.base.disk_health import (
     DiskHealth,
     disk_error,
     remove_quietly,
+    sync_directory,
     write_atomically,
 )
+from gossamer.node.storage.bounded_file import read_bounded
+from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.protocol import limits
-from gossamer.protocol.errors import (
-    MalformedError,
-    OversizedError,
-    RemoteProtocolError,
-    VersionError,
-)
-from gossamer.protocol.ids import Digest, PeerId, public_key_of
+from gossamer.protocol.errors import OversizedError, RemoteProtocolError, VersionError
+from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import SignedManifest, decode_manifest
 
-_KNOWN_PEERS_BYTES_MAX = (
-    limits.MEMBERS_MAX * limits.ADDRESSES_MAX * (limits.ADDRESS_CHARACTERS_MAX + 8)
-)
 # Signature and msgpack envelope around the manifest's bytes.
 _SIGNED_MANIFEST_BYTES_MAX = limits.MANIFEST_BYTES_MAX + 1024
 _SMALL_FILE_BYTES_MAX = 256
+
+FORMAT = 1
+"""The format that this version writes. It reads the one before, too: format 0 is that of release
+0.2, which has no such file. A change of the format adds a step to `_migrate`."""
 
 TOKEN_BYTES = 32
 """Random bytes of the secret for orders: nobody guesses it."""
@@ -93,11 +95,15 @@ class StateDir:
         self.health = DiskHealth()
         self._lock_descriptor: int | None = None
         self.identity_path = root / "identity.key"
+        self.format_path = root / "format"
         self.lock_path = root / "lock"
         self.api_path = root / "api"
         self.token_path = root / "token"
         self.port_path = root / "port"
         self.seeds_path = root / "seeds"
+        self.starting_path = root / "starting"
+        self.paused_path = root / "paused"
+        self.losses_path = root / "losses"
         self.manifest_path = root / "manifest.msgpack"
         self.known_peers_path = root / "peers.msgpack"
         self.head_path = root / "head"
@@ -115,7 +121,8 @@ class StateDir:
 
         Raises:
             StateDirInUseError: another process holds it.
-            StateDirError, DiskError: it cannot be created, written or locked.
+            StateDirError, DiskError: it cannot be created, written or locked, or a later version
+                wrote it.
         """
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -135,12 +142,13 @@ class StateDir:
                     f"{self.root} cannot be locked: {error.strerror}. "
                     "Give --state-dir a directory on a local disk"
                 ) from error
+            found = self._read_format()
             pid = f"{os.getpid()}\n".encode()
             try:
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, pid, 0)
                 self._remove_leftovers()
-                self._move_optimizer()
+                self._migrate(found)
             except OSError as error:
                 raise disk_error(self.lock_path, len(pid), error) from error
             self._lock_descriptor = descriptor
@@ -150,6 +158,7 @@ class StateDir:
                 self._lock_descriptor = None
                 remove_quietly(self.api_path)
                 remove_quietly(self.token_path)
+                remove_quietly(self.starting_path)
                 # Emptied, not removed: a file that a waiting process has open must stay the lock.
                 with contextlib.suppress(OSError):
                     os.ftruncate(descriptor, 0)
@@ -176,14 +185,37 @@ class StateDir:
     def _remove_leftovers(self) -> None:
         self.api_path.unlink(missing_ok=True)
         self.token_path.unlink(missing_ok=True)
+        self.starting_path.unlink(missing_ok=True)
         for leftover in self.root.glob(f".*{TEMPORARY_SUFFIX}"):
             leftover.unlink(missing_ok=True)
 
-    def _move_optimizer(self) -> None:
-        """Until version 0.2 the trainer's file lay beside the node's own."""
+    def _read_format(self) -> int:
+        """Returns the format of the directory. Raises StateDirError for one that is not known."""
+        try:
+            data = read_bounded(self.format_path, _SMALL_FILE_BYTES_MAX)
+        except (OSError, OversizedError) as error:
+            raise StateDirError(f"{self.format_path} cannot be read: {error}") from error
+        text = b"0" if data is None else data.strip()
+        if not text.isdigit():
+            raise StateDirError(
+                f"{self.format_path} is damaged: it has one number, {FORMAT} in this version"
+            )
+        if int(text) > FORMAT:
+            raise StateDirError(
+                f"{self.root} was written by a newer version of Gossamer (format "
+                f"{int(text)}; this version knows up to {FORMAT}): install that version, or give "
+                "this one its own --state-dir"
+            )
+        return int(text)
+
+    def _migrate(self, found: int) -> None:
+        """Brings a directory of an earlier format to this one. OSError, DiskError."""
         self.trainer_path.mkdir(mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(self.root / "optimizer", self.optimizer_path)
+        if found < 1:  # the trainer's file lay beside the node's own
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.root / "optimizer", self.optimizer_path)
+        if found != FORMAT:
+            write_atomically(self.format_path, f"{FORMAT}\n".encode())
 
     def has_run(self) -> bool:
         """Returns whether a run was founded or joined here."""
@@ -193,10 +225,11 @@ class StateDir:
         """The run's signed manifest, or None in a new directory. The signature is not checked here.
 
         Raises:
-            StateDirError: the file is damaged or cannot be read.
+            StateDirError: the file is damaged or cannot be read, or of a later version.
         """
+        self._read_format()
         try:
-            data = _read_bounded(self.manifest_path, _SIGNED_MANIFEST_BYTES_MAX)
+            data = read_bounded(self.manifest_path, _SIGNED_MANIFEST_BYTES_MAX)
             if data is None:
                 return None
             signed = msgspec.msgpack.decode(data, type=SignedManifest)
@@ -240,14 +273,33 @@ class StateDir:
     def write_api(self, address: str) -> None:
         """Leaves the HTTP endpoint's HOST:PORT for `gossamer status` and its like. DiskError."""
         write_atomically(self.api_path, f"{address}\n".encode())
+        remove_quietly(self.starting_path)
 
     def read_api(self) -> str | None:
         """HOST:PORT of the daemon that runs here, or of one that was killed; None if none is."""
         try:
-            data = _read_bounded(self.api_path, _SMALL_FILE_BYTES_MAX)
+            data = read_bounded(self.api_path, _SMALL_FILE_BYTES_MAX)
         except (OSError, OversizedError) as error:
             raise StateDirError(f"{self.api_path} cannot be read: {error}") from error
         return None if data is None else data.decode("utf-8", errors="replace").strip()
+
+    def write_starting(self, text: str) -> None:
+        """Leaves a word for `gossamer status` on what the daemon does before it can answer. Nothing
+        depends on it: it is not synced, and a disk that takes nothing is not reported."""
+        with contextlib.suppress(OSError):
+            temporary = self.root / f".{self.starting_path.name}{TEMPORARY_SUFFIX}"
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, self.starting_path)
+
+    def read_starting(self) -> str | None:
+        """Returns the word of a daemon that is starting here, or None if none is."""
+        with contextlib.suppress(OSError, OversizedError):
+            pid = (read_bounded(self.lock_path, _SMALL_FILE_BYTES_MAX) or b"").strip()
+            data = read_bounded(self.starting_path, _SMALL_FILE_BYTES_MAX)
+            if data is not None and pid.isdigit() and int(pid) > 0:
+                os.kill(int(pid), 0)  # asks only whether it lives
+                return data.decode("utf-8", errors="replace")
+        return None
 
     def new_token(self) -> str:
         """Makes the secret that orders to this daemon need, and leaves it for the commands of the
@@ -263,7 +315,7 @@ class StateDir:
             StateDirError: this user may not read it, or there is none.
         """
         try:
-            data = _read_bounded(self.token_path, _SMALL_FILE_BYTES_MAX)
+            data = read_bounded(self.token_path, _SMALL_FILE_BYTES_MAX)
         except (OSError, OversizedError) as error:
             raise StateDirError(
                 f"{self.token_path} cannot be read: {error}. Orders are for the user who runs the "
@@ -284,7 +336,7 @@ class StateDir:
     def read_port(self) -> int:
         """The port of the last start, for addresses that leave it open; 0 if there is none."""
         try:
-            data = _read_bounded(self.port_path, _SMALL_FILE_BYTES_MAX)
+            data = read_bounded(self.port_path, _SMALL_FILE_BYTES_MAX)
         except (OSError, OversizedError):
             return 0  # the kernel chooses again
         text = (data or b"").strip()
@@ -302,7 +354,7 @@ class StateDir:
         """The addresses that the owner gave, the newest first. Lines that are none are left
         out."""
         try:
-            data = _read_bounded(self.seeds_path, _SEEDS_BYTES_MAX)
+            data = read_bounded(self.seeds_path, _SEEDS_BYTES_MAX)
         except (OSError, OversizedError):
             return ()  # they have to be typed again
         found = []
@@ -311,93 +363,23 @@ class StateDir:
                 found.append(parse_link(line).address)
         return tuple(found[:SEEDS_MAX])
 
+    def write_pause(self, *, is_paused: bool) -> None:
+        """Keeps the owner's order to pause, or forgets it. DiskError."""
+        if is_paused:
+            write_atomically(self.paused_path)
+            return
+        try:
+            self.paused_path.unlink(missing_ok=True)
+            sync_directory(self.root)
+        except OSError as error:
+            raise disk_error(self.paused_path, 0, error) from error
+
+    def is_paused(self) -> bool:
+        """Returns whether the owner paused this node and did not resume it since."""
+        return self.paused_path.exists()
+
     def known_peers(self) -> KnownPeers:
         return KnownPeers(self.known_peers_path)
-
-
-class KnownPeers:
-    """Addresses of peers that were reached, to be tried after a restart. Newest first, bounded.
-
-    Nothing depends on it but speed: a damaged file counts as an empty one (`damaged` says so).
-    The event loop changes them; `save` may come from a thread meanwhile.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._addresses: dict[PeerId, tuple[str, ...]] = {}
-        self._saved: dict[PeerId, tuple[str, ...]] = {}
-        self._saving = threading.Lock()
-        self.damaged = False
-        try:
-            data = _read_bounded(path, _KNOWN_PEERS_BYTES_MAX)
-            if data is not None:
-                for peer_id, addresses in msgspec.msgpack.decode(
-                    data, type=list[tuple[str, tuple[str, ...]]]
-                )[: limits.MEMBERS_MAX]:
-                    public_key_of(PeerId(peer_id))
-                    self._addresses[PeerId(peer_id)] = addresses[: limits.ADDRESSES_MAX]
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, MalformedError, OversizedError):
-            self._addresses.clear()
-            self.damaged = True
-        self._saved = dict(self._addresses)
-
-    def __len__(self) -> int:
-        return len(self._addresses)
-
-    def newest_first(self) -> list[tuple[PeerId, tuple[str, ...]]]:
-        return list(self._addresses.items())
-
-    def saw(self, peer_id: PeerId, addresses: tuple[str, ...]) -> None:
-        """Puts a peer first; the one that was seen longest ago makes room for it."""
-        self._put(peer_id, self.in_order(peer_id, addresses))
-
-    def reached(self, peer_id: PeerId, address: str) -> None:
-        """Puts a peer first, and the address that led to it first among its addresses."""
-        others = self._addresses.get(peer_id, ())
-        self._put(peer_id, (address, *(other for other in others if other != address)))
-
-    def found(self, peer_id: PeerId, addresses: tuple[str, ...]) -> None:
-        """Adds addresses at which a peer may be, behind the one that led to it last."""
-        before = self._addresses.get(peer_id, ())
-        more = tuple(address for address in addresses if address not in before)
-        if more:
-            self._put(peer_id, before[:1] + more + before[1:])
-
-    def in_order(self, peer_id: PeerId, addresses: tuple[str, ...]) -> tuple[str, ...]:
-        """Addresses of a peer, and before them the one that led to it before."""
-        first = self._addresses.get(peer_id, ())[:1]
-        return first + tuple(address for address in addresses if address not in first)
-
-    def _put(self, peer_id: PeerId, addresses: tuple[str, ...]) -> None:
-        kept = {peer_id: addresses[: limits.ADDRESSES_MAX]}
-        kept.update((peer, known) for peer, known in self._addresses.items() if peer != peer_id)
-        while len(kept) > limits.MEMBERS_MAX:
-            kept.popitem()
-        self._addresses = kept
-
-    def forget(self, peer_id: PeerId) -> None:
-        self._addresses.pop(peer_id, None)
-
-    def save(self) -> None:
-        """Writes the file if something changed. Raises DiskError."""
-        with self._saving:
-            addresses = self._addresses.copy()  # at once; more may be seen while it is written
-            if list(addresses.items()) == list(self._saved.items()):
-                return
-            write_atomically(self._path, msgspec.msgpack.encode(list(addresses.items())))
-            self._saved = addresses
-
-
-def _read_bounded(path: Path, bytes_max: int) -> bytes | None:
-    """The file's content, or None if there is no file. Raises OversizedError over the bound."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(bytes_max + 1)
-    except FileNotFoundError:
-        return None
-    if len(data) > bytes_max:
-        raise OversizedError(f"{path.name} is larger than {bytes_max} bytes")
-    return data
 
 
 def _read_pid(descriptor: int) -> int | None:

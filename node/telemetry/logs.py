@@ -1,8 +1,11 @@
 """Log lines: clear text for people or JSON for machines, with the same events in both.
 
 Gossamer's own lines come through structlog, and those of other libraries through `logging`. Both
-have one format and go to one stream. A line may contain text that a peer sent, so control
-characters are always escaped: a peer can neither forge a line nor move the cursor of a terminal.
+have one format and go to one stream. Where a sentence for people has values in it, `fields` has
+them for machines, with a fixed `event`; text leaves them out.
+
+A line may contain text that a peer sent, so control characters are always escaped: a peer can
+neither forge a line nor move the cursor of a terminal.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import sys
 import time
 import traceback
@@ -41,7 +45,7 @@ def configure_logs(
     With `log_level="debug"` the warnings of libraries are logged as well.
     """
     target = cast(TextIO, _Lossy(sys.stderr if stream is None else stream))
-    colours = log_format == "text" and target.isatty()
+    colours = log_format == "text" and target.isatty() and not os.environ.get("NO_COLOR")
     renderer: Processor = _render_json if log_format == "json" else _TextRenderer(colours)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -136,13 +140,14 @@ def _format_exception(_logger: WrappedLogger, _method: str, event: EventDict) ->
 
 
 def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
+    fields = event.pop("fields", {})
     seconds = event.pop("time")
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     ordered = {
         "time": f"{moment}.{int(seconds % 1 * 1000):03d}Z",
         "level": event.pop("level", "info"),
         "event": event.pop("event", ""),
-        **_with_hex(event),
+        **_with_hex({**event, **fields}),
     }
     try:
         return printable_json(msgspec.json.encode(ordered, enc_hook=str).decode())
@@ -159,13 +164,14 @@ def _with_hex(event: EventDict) -> EventDict:
 
 
 class _TextRenderer:
-    """Renders `12:00:05 info    round committed  round=3 members=4`, in colour on a terminal."""
+    """Renders `2026-01-31 12:00:05 info    round committed  round=3`, in colour on a terminal."""
 
     def __init__(self, colours: bool) -> None:
         self._colours = colours
 
     def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> str:
-        moment = time.strftime("%H:%M:%S", time.localtime(event.pop("time")))
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.pop("time")))
+        event.pop("fields", None)
         level = str(event.pop("level", "info"))
         message = printable(str(event.pop("event", "")))
         trace = event.pop("traceback", None)

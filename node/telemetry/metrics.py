@@ -48,7 +48,9 @@ SKIP_REASONS = (
 )
 """First words of the reasons of `Removed`."""
 BLOCK_STATES = ("stored", "pinned")
-DISK_KINDS = ("blocks",)
+DISK_KINDS = ("blocks", "pinned", "other")
+"""All blocks, which the quota limits; those of them that stay beyond it; and all other files of the
+state directory."""
 OFFENCE_REASONS = (
     "protocol",
     "malformed",
@@ -151,9 +153,22 @@ class Metrics:
             namespace="gossamer",
             registry=registry,
         )
+        self._run = Gauge(
+            "run_info",
+            "Always 1; the label has name and id of the run that the node is in.",
+            ["run"],
+            namespace="gossamer",
+            registry=registry,
+        )
         build.labels(
             package_version("gossamer"), platform.python_version(), package_version("torch")
         ).set(1)
+
+    def set_run(self, run: str) -> None:
+        """Sets the run of this node. Its text tells it from other runs, also from those of one
+        name."""
+        self._run.clear()
+        self._run.labels(run).set(1)
 
     def _add_node(self, add: _Registrar) -> None:
         self._phase = add.gauges("phase", "1 for the phase that the node is in.", "phase", PHASES)
@@ -285,8 +300,16 @@ class Metrics:
             "block_verify_failures_total",
             "Blocks from disk or peers that did not match their digest.",
         )
-        self.disk_used_bytes = add.gauges("disk_used_bytes", "Disk in use.", "kind", DISK_KINDS)
-        self.disk_quota_bytes = add.gauge("disk_quota_bytes", "Limit of the data cache.")
+        self.disk_used_bytes = add.gauges(
+            "disk_used_bytes",
+            "Disk in use: all blocks, those of them that are pinned, and all other files.",
+            "kind",
+            DISK_KINDS,
+        )
+        self.disk_quota_bytes = add.gauge(
+            "disk_quota_bytes",
+            "Limit of the blocks; pinned ones, such as the newest states, stay beyond it.",
+        )
         self.checkpoint_last_success_timestamp_seconds = add.gauge(
             "checkpoint_last_success_timestamp_seconds",
             "When the state last reached the disk; 0 before the first time.",

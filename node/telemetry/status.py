@@ -6,6 +6,7 @@ Digests and run ids are hex, losses are in nats per token, counts of tokens are 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import msgspec
@@ -191,6 +192,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     relayed_bytes_total: int = 0
     """Payload bytes that this node has carried between other peers."""
     disk_used_bytes: int = 0
+    """Bytes of the whole state directory."""
     peers: tuple[PeerStatus, ...] = ()
     peers_banned: int = 0
     """Number of peers that are banned for a while, because they broke the protocol."""
@@ -251,6 +253,20 @@ class LossHistory:
         self._points: list[LossPoint] = []
         self._newest: LossPoint | None = None
         self._stride = 1
+
+    @classmethod
+    def restored(cls, points: Sequence[LossPoint], stride: int) -> LossHistory:
+        """Returns the history that had these `points` and this `stride`."""
+        history = cls()
+        history._stride = max(1, stride)
+        for point in points[:LOSS_POINTS_MAX]:
+            history.add(point)
+        return history
+
+    @property
+    def stride(self) -> int:
+        """The least number of rounds between two points that are kept."""
+        return self._stride
 
     def add(self, point: LossPoint) -> None:
         """Adds a round. A round that is not newer than the newest one replaces all from it on."""

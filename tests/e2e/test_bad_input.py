@@ -1,4 +1,4 @@
-"""Mistakes of a person: one clear message, status 1, and nothing that was there is lost."""
+"""Mistakes of a person: one clear message, the right status, and nothing that was there is lost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_seed_that_cannot_be_reached(state_dir: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # not listening: refuses
         address = f"/ip4/127.0.0.1/tcp/{unused.getsockname()[1]}/p2p/{Identity.generate().peer_id}"
-        error = refused("join", address, "--state-dir", state_dir)
+        error = refused("join", address, "--state-dir", state_dir, status=1)
     assert address in error
     assert "cannot connect" in error
     assert "is it running" in error
@@ -72,7 +72,7 @@ def test_a_link_with_the_wrong_run_id(seed: LocalNode, state_dir: Path) -> None:
 def test_an_address_with_the_wrong_peer_id(seed: LocalNode, state_dir: Path) -> None:
     address = seed.address().rpartition("/")[0]
     other = Identity.generate().peer_id
-    error = refused("join", f"{address}/{other}", "--state-dir", state_dir)
+    error = refused("join", f"{address}/{other}", "--state-dir", state_dir, status=1)
     assert other in error
     assert "another peer answered there" in error
     assert "ask for the current address" in error

@@ -65,7 +65,7 @@ def test_a_disk_that_becomes_read_only(
 ) -> None:
     node = add_founder(swarm, founded)
     make_writable = protect(node.root)
-    error = refused("start", "--state-dir", node.root)
+    error = refused("start", "--state-dir", node.root, status=1)
     assert error.count("\n") == 1
     assert f"{node.root} cannot be used as state directory: Read-only file system" in error
     make_writable()

@@ -213,7 +213,7 @@ def test_a_killed_trainer_is_started_again(nodes: list[LocalNode]) -> None:
 def test_a_second_daemon_on_the_same_state_directory_is_refused(nodes: list[LocalNode]) -> None:
     node = nodes[0]
     assert node.process is not None
-    error = refused("start", "--state-dir", node.root)
+    error = refused("start", "--state-dir", node.root, status=1)
     assert f"is in use by process {node.process.pid}" in error
     assert "--state-dir" in error
     assert node.status() is not None

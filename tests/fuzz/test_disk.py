@@ -18,7 +18,8 @@ from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.incarnation import Incarnation
-from gossamer.node.storage.state_dir import KnownPeers, StateDir, StateDirError
+from gossamer.node.storage.known_peers import KnownPeers
+from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import SignedManifest, encode_manifest
 from gossamer.protocol.state.chain import encode_commit, encode_header

@@ -21,8 +21,9 @@ import yaml
 from packaging.requirements import Requirement
 
 from gossamer.node.base.address_text import parse_host_port
-from gossamer.node.base.settings import DEFAULT_API, load_settings
+from gossamer.node.base.settings import DEFAULT_API, ConfigError, load_settings
 from gossamer.node.cli import app
+from gossamer.node.commands.user_errors import exit_status
 from gossamer.node.machine.trainer_process import EXIT_SECONDS, TERMINATE_SECONDS
 from gossamer.node.rounds.turn import LEAVE_SECONDS
 from gossamer.node.storage.state_dir import StateDir
@@ -97,11 +98,21 @@ def test_dashboard_and_alerts_use_metrics_that_exist() -> None:
             uses += 1
             assert name in known, f"{name} in {expression}"
             for label, operator, values in re.findall(r'(\w+)(=~|!~|!=|=)"([^"]*)"', matchers):
-                if label == "instance":
+                if label in ("instance", "run"):
                     continue
                 for value in values.split("|") if "~" in operator else [values]:
                     assert value in known[name][label], f"{label}={value} in {expression}"
     assert uses > 40
+
+
+def test_the_dashboard_shows_the_nodes_of_one_run() -> None:
+    """The nodes that can be chosen are those of the chosen run, so the rounds of two do not mix."""
+    variables = {variable["name"]: variable for variable in dashboard()["templating"]["list"]}
+    assert variables["run"]["query"]["query"] == "label_values(gossamer_run_info, run)"
+    assert not variables["run"].get("includeAll")
+    nodes = variables["node"]
+    assert nodes["query"]["query"] == 'label_values(gossamer_run_info{run="$run"}, instance)'
+    assert "allValue" not in nodes  # else "All" would be the nodes of all runs
 
 
 def test_promtool_accepts_configuration_and_rules() -> None:
@@ -130,8 +141,25 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
     series = {
         'up{job="gossamer",instance="healthy"}': "1x300",
         'up{job="gossamer",instance="down"}': "0x300",
-        'gossamer_build_info{instance="healthy"}': "1x300",
-        'gossamer_build_info{instance="stuck"}': "1x300",
+        'gossamer_run_info{instance="healthy",run="a"}': "1x300",
+        'gossamer_run_info{instance="stuck",run="a"}': "1x300",
+        # Another run, which does not hide that nothing is committed in this one. Its founder has
+        # heard of no other node yet; the third run's node has, and reaches none.
+        'gossamer_run_info{instance="founder",run="b"}': "1x300",
+        'gossamer_run_info{instance="lone",run="c"}': "1x300",
+        'gossamer_inner_steps_total{instance="founder"}': "0+60x300",
+        'gossamer_rounds_total{instance="founder",outcome="committed"}': "0+1x300",
+        'gossamer_peers{instance="founder",path="direct"}': "0x300",
+        'gossamer_peers{instance="lone",path="direct"}': "0x300",
+        'gossamer_dials_total{instance="founder",outcome="unreachable"}': "0x300",
+        'gossamer_dials_total{instance="lone",outcome="unreachable"}': "0+1x300",
+        'gossamer_dials_total{instance="healthy",outcome="unreachable"}': "0+1x300",
+        'gossamer_phase{instance="lone",phase="syncing"}': "1x300",
+        'gossamer_phase{instance="healthy",phase="syncing"}': "0x100 1x10 0x190",
+        'gossamer_paused{instance="full",reason="disk"}': "1x300",
+        'gossamer_paused{instance="full",reason="user"}': "0x300",
+        'gossamer_paused{instance="healthy",reason="user"}': "1x300",
+        'gossamer_paused{instance="healthy",reason="disk"}': "0x300",
         'gossamer_phase{instance="healthy",phase="training"}': "1x300",
         'gossamer_phase{instance="stuck",phase="training"}': "1x300",
         'gossamer_phase{instance="healthy",phase="failed"}': "0x300",
@@ -158,9 +186,11 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
         "GossamerNodeDown": [{"job": "gossamer", "instance": "down"}],
         "GossamerNodeFailed": [{"instance": "broken", "phase": "failed"}],
         "GossamerStepsStalled": [{"instance": "stuck", "phase": "training"}],
-        "GossamerNoRoundCommitted": [{}],
+        "GossamerNoRoundCommitted": [{"run": "a"}],
+        "GossamerDiskTakesNothing": [{"instance": "full", "reason": "disk"}],
+        "GossamerStuckSyncing": [{"instance": "lone", "phase": "syncing"}],
         "GossamerBehind": [{"instance": "stuck"}],
-        "GossamerAlone": [{"instance": "stuck"}],
+        "GossamerAlone": [{"instance": "lone"}, {"instance": "stuck"}],
         "GossamerTrainerRestarts": [{"instance": "broken"}],
         "GossamerNonfiniteSteps": [{"instance": "broken"}],
         "GossamerBlocksDamaged": [{"instance": "broken"}],
@@ -177,7 +207,14 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
         for name, labels in firing.items()
     ]
     # Rounds were committed until an hour ago; no alert fires before its patience is over.
-    for early in ("GossamerNodeDown", "GossamerStepsStalled", "GossamerBehind", "GossamerAlone"):
+    for early in (
+        "GossamerNodeDown",
+        "GossamerStepsStalled",
+        "GossamerBehind",
+        "GossamerAlone",
+        "GossamerDiskTakesNothing",
+        "GossamerStuckSyncing",
+    ):
         expectations.append({"eval_time": "4m", "alertname": early, "exp_alerts": []})
     expectations.append(
         {"eval_time": "2h", "alertname": "GossamerNoRoundCommitted", "exp_alerts": []}
@@ -402,6 +439,15 @@ def test_the_unit_gives_time_to_leave() -> None:
     service = unit["Service"]
     assert float(service["TimeoutStopSec"]) >= STOP_SECONDS_MIN
     assert service["KillMode"] == "mixed"
+
+
+def test_the_unit_does_not_start_again_what_would_fail_again() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None, delimiters=("=",))
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(DEPLOY / "gossamer.service")
+    service = unit["Service"]
+    assert service["Restart"] == "on-failure"
+    assert int(service["RestartPreventExitStatus"]) == exit_status(ConfigError(["--device"])) == 2
     assert service["Restart"] == "on-failure"
     assert service["OOMPolicy"] == "continue"
 

@@ -95,10 +95,11 @@ class Answer:
     err: str
 
 
-def refused(*arguments: str | Path) -> str:
-    """The error of a daemon command that must not start anything: on stderr, status 1."""
+def refused(*arguments: str | Path, status: int = 2) -> str:
+    """The error of a daemon command that must not start anything: on stderr, and by default with
+    the status of what somebody has to change."""
     answer = gossamer(*arguments, "--listen", "/ip4/127.0.0.1/tcp/0", "--api", "127.0.0.1:0")
-    assert answer.status == 1, answer
+    assert answer.status == status, answer
     return answer.err
 
 

@@ -14,7 +14,7 @@ import torch
 from gossamer.protocol import limits
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
 from gossamer.trainer import local_trainer
-from gossamer.trainer.device import DeviceError, choose_device
+from gossamer.trainer.device import DeviceError, choose_device, free_host_bytes
 from gossamer.trainer.evaluate import in_time
 from gossamer.trainer.gradients import TrainerError
 from gossamer.trainer.ipc import framing, messages
@@ -205,6 +205,41 @@ def test_out_of_memory_halves_the_micro_batch(
     with pytest.raises(TrainerError, match="too little memory for one sequence of 16 tokens") as no:
         trainer.step()
     assert "this machine's memory" in str(no.value)
+
+
+def test_the_size_of_a_pass_is_kept_beside_the_moments(
+    make_trainer: MakeTrainer, shard: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Decoder.loss_sum
+
+    def loss_sum(self: Decoder, sequences: torch.Tensor) -> torch.Tensor:
+        if len(sequences) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, sequences)
+
+    monkeypatch.setattr(Decoder, "loss_sum", loss_sum)
+    for attempts in (4, 2):
+        trainer = make_trainer(optimizer_path=str(tmp_path / "optimizer"))
+        assert trainer.micro_batch == attempts
+        trainer.push(0, shard, 0, 4000)
+        run_round(trainer, 1)
+        assert trainer.micro_batch == 2
+
+
+def test_free_memory_of_the_host_is_that_of_the_container(tmp_path: Path) -> None:
+    assert free_host_bytes(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:    5000 kB\n")
+    assert free_host_bytes(tmp_path) == 5000 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("700000\n")
+    assert free_host_bytes(tmp_path) == 5000 * 1024
+    (group / "memory.max").write_text("1000000\n")
+    assert free_host_bytes(tmp_path) == 300_000
+    (group / "memory.stat").write_text("anon 1\ninactive_file 200000\n")
+    assert free_host_bytes(tmp_path) == 500_000
 
 
 def test_the_step_is_torchs_adamw_with_clipping(

@@ -78,7 +78,8 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     """File that keeps AdamW's moments, or the momentum of shared steps, over restarts. Empty: they
     are not kept."""
     micro_batch: int = 0
-    """Sequences of one forward pass; 0 chooses by the device and halves when memory runs out."""
+    """Sequences of one forward pass to begin with; 0 begins with what fits by an estimate. The
+    worker takes fewer when memory runs out, and keeps what fits beside `optimizer_path`."""
     mixing: float = 0.0
     """The manifest's `outer.mixing`; see `overlap`."""
     shared_steps: SharedSteps | None = None
@@ -206,7 +207,8 @@ class Configured(_FromWorker, frozen=True, kw_only=True):
     """Model of the processor or of the graphics card, for people."""
     num_parameters: int
     precision: str
-    """`fp32`, or `bf16` where matrix products are done in it (weights and moments stay fp32)."""
+    """`fp32`; or `bf16` or `fp16`, where matrix products are done in it (weights and moments stay
+    fp32)."""
     optimizer_steps: int
     """Steps that the loaded moments have seen; 0: fresh moments."""
     momentum: Place | None = None

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.app import client
-from gossamer.node.app.client import ClientError, NotRunningError, fetch_status, give_order
+from gossamer.node.app.client import (
+    ClientError,
+    NotRunningError,
+    StartingError,
+    fetch_status,
+    give_order,
+)
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status, encode_status
 
@@ -55,6 +61,28 @@ def test_status_and_orders(tmp_path: Path) -> None:
         ("GET", "/api/status", "1", None),
         ("POST", "/api/pause", "1", f"Bearer {token}"),
     ]
+
+
+def test_a_node_that_is_starting_says_what_it_does(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    with state_dir.locked():
+        with pytest.raises(NotRunningError):
+            fetch_status(state_dir)
+        state_dir.write_starting("it founds a run: reading, 40% done")
+        with pytest.raises(StartingError, match="is starting: it founds a run: reading, 40% done"):
+            fetch_status(state_dir)
+        with pytest.raises(StartingError):
+            give_order(state_dir, "pause")
+    with pytest.raises(NotRunningError):
+        fetch_status(state_dir)
+    # What a killed daemon leaves is no node.
+    state_dir.write_starting("it founds a run")
+    for pid in ("", "0", str(2**22 + 1)):
+        state_dir.lock_path.write_text(pid)
+        with pytest.raises(NotRunningError):
+            fetch_status(state_dir)
+    with state_dir.locked(), pytest.raises(NotRunningError):
+        fetch_status(state_dir)
 
 
 def test_an_order_without_a_token_says_what_is_missing(tmp_path: Path) -> None:

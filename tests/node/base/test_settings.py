@@ -46,6 +46,50 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
     assert load_settings({}, {"GOSSAMER_CONFIG": str(file)}).cache_bytes == 100_000_000
 
 
+def test_a_micro_batch_is_a_whole_number(tmp_path: Path) -> None:
+    assert load_settings({"micro_batch": 8}, {}).micro_batch == 8
+    for wrong in (-1, 65_537, "many"):
+        with pytest.raises(ConfigError, match="--micro-batch"):
+            load_settings({"micro_batch": wrong}, {})
+
+
+@pytest.mark.parametrize(
+    ("variable", "reason"),
+    [
+        ("GOSSAMER_THREDS", "did you mean GOSSAMER_THREADS?"),
+        ("GOSSAMER_UPLIMIT", "did you mean GOSSAMER_UP_LIMIT?"),
+        ("GOSSAMER_CONFG", "did you mean GOSSAMER_CONFIG?"),
+        ("GOSSAMER_QQQQQQQQ", "is no setting"),
+        ("GOSSAMER_threads", "did you mean GOSSAMER_THREADS?"),
+    ],
+)
+def test_a_misspelt_variable_is_a_mistake(variable: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings({}, {variable: "3"})
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"{variable}: ")
+    assert reason in problem
+
+
+def test_variables_that_others_set_are_no_mistakes() -> None:
+    """Kubernetes tells every container of a service of this name; the unit file has its own."""
+    environment = {
+        "GOSSAMER_SEEDS": ADDRESS,
+        "GOSSAMER_SERVICE_HOST": "10.0.0.1",
+        "GOSSAMER_SERVICE_PORT_P2P": "4610",
+        "GOSSAMER_PORT": "tcp://10.0.0.1:4610",
+        "GOSSAMER_PORT_4610_TCP_ADDR": "10.0.0.1",
+    }
+    assert load_settings({}, environment) == Settings(state_dir=default_state_dir())
+
+
+def test_a_misspelt_key_of_the_file_gets_a_suggestion(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("thread = 3\n")
+    with pytest.raises(ConfigError, match="thread: no such setting; did you mean threads"):
+        load_settings({}, {}, file)
+
+
 def test_lists_come_from_every_source(tmp_path: Path) -> None:
     two = ("/ip4/0.0.0.0/tcp/0", "/ip6/::/tcp/4610")
     file = tmp_path / "node.toml"

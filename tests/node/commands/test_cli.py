@@ -7,13 +7,15 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from gossamer.node.base.settings import Found, Join, Resume, Role, Settings
 from gossamer.node.base.units import format_bytes
 from gossamer.node.cli import COMMANDS, app, run_command
-from gossamer.node.commands import orders, running, show_status
+from gossamer.node.commands import export_model, orders, running, show_status
 from gossamer.node.commands.status_view import render_status
+from gossamer.node.network.identity import Identity
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import (
     CapacityStatus,
@@ -139,7 +141,7 @@ def test_join_goes_on_where_the_same_run_is_and_refuses_another(
     state = ["--state-dir", str(tmp_path)]
     assert run_command(["join", f"{ADDRESS}#{RUN_ID}", *state]) == 0
     assert daemon.ran[0][1] == Resume(addresses=(ADDRESS,), run_id=RUN_ID)
-    assert run_command(["join", f"{ADDRESS}#{'cd' * 32}", *state]) == 1
+    assert run_command(["join", f"{ADDRESS}#{'cd' * 32}", *state]) == 2
     assert len(daemon.ran) == 1
     (line,) = errors(capsys)
     assert "holds run ababababab..., not cdcdcdcdcd..." in line
@@ -151,17 +153,19 @@ def test_join_goes_on_where_the_same_run_is_and_refuses_another(
         (["strat"], 2, ["strat", "--help"]),
         (["start", "--bogus"], 2, ["--bogus", "--help"]),
         (["start", "--threads", "many"], 2, ["many", "--help"]),
-        (["join"], 1, ["needs the address of a peer"]),
-        (["join", "somewhere"], 1, ["'somewhere' is not a peer's address"]),
-        (["join", ADDRESS[:-1]], 1, ["is not a peer id"]),
-        (["start", "--manifest", "/none.toml"], 1, ["/none.toml: no such file or directory"]),
-        (["start", "--corpus", "/none", "/nil"], 1, ["/none: no such", "/nil: no such"]),
-        (["start", "--device", "gpu", "--listen", "x"], 1, ["--listen: 'x'", "--device: 'gpu'"]),
-        (["status", "--config", "/none.toml"], 1, ["/none.toml: no such file"]),
+        (["join"], 2, ["needs the address of a peer"]),
+        (["join", "somewhere"], 2, ["'somewhere' is not a peer's address"]),
+        (["join", ADDRESS[:-1]], 2, ["is not a peer id"]),
+        (["start", "--manifest", "/none.toml"], 2, ["/none.toml: no such file or directory"]),
+        (["start", "--corpus", ""], 2, ["--corpus is given without a file or folder"]),
+        (["start", "--corpus"], 2, ["--corpus is given without a file or folder"]),
+        (["start", "--corpus", "/none", "/nil"], 2, ["/none: no such", "/nil: no such"]),
+        (["start", "--device", "gpu", "--listen", "x"], 2, ["--listen: 'x'", "--device: 'gpu'"]),
+        (["status", "--config", "/none.toml"], 2, ["/none.toml: no such file"]),
         (["status"], 1, ["no node runs on"]),
         (["leave"], 1, ["no node runs on"]),
         (["init", "/none/run.toml"], 1, ["/none/run.toml"]),
-        (["init", "--preset", "gigantic"], 1, ["gigantic"]),
+        (["init", "--preset", "gigantic"], 2, ["gigantic"]),
     ],
 )
 def test_mistakes_get_one_line_each(
@@ -222,9 +226,58 @@ def test_the_table_shows_what_peers_say_without_believing_it() -> None:
     assert format_bytes(999) == "999 B"
 
 
+PAUSED = replace(STATUS, phase="paused", paused_reason="user")
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *statuses: Status) -> None:
+    """The node that was asked to pause has these statuses, one after the other, a second apart."""
+    left = list(statuses)
+    now = 0.0
+
+    def sleep(_seconds: float) -> None:
+        nonlocal now
+        now += 1.0
+
+    monkeypatch.setattr(orders, "give_order", lambda _state_dir, _order: None)
+    monkeypatch.setattr(
+        orders, "fetch_status", lambda _state_dir: left.pop(0) if len(left) > 1 else left[0]
+    )
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", sleep)
+
+
+def test_pause_answers_when_the_device_is_free(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # `paused (disk)` keeps the trainer: the device is not free.
+    on_disk = replace(STATUS, phase="paused", paused_reason="disk")
+    answers(monkeypatch, *[STATUS] * 12, on_disk, on_disk, PAUSED)
+    assert run_command(["pause"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert "device" in first
+    assert second == "The device is free after 14 s. Go on with: gossamer resume"
+
+
+def test_pause_of_a_free_device_says_so_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, PAUSED)
+    assert run_command(["pause"]) == 0
+    assert capsys.readouterr().out == "The device is free. Go on with: gossamer resume\n"
+
+
+def test_pause_does_not_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, STATUS)
+    assert run_command(["pause"]) == 1
+    assert "its device is not free after 180 s" in errors(capsys)[0]
+
+
 @pytest.mark.parametrize("order", ["pause", "resume", "leave"])
 def test_orders(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
+    monkeypatch.setattr(orders, "fetch_status", lambda _state_dir: PAUSED)
     record: Callable[[StateDir, str], None] = lambda _state_dir, name: given.append(name)  # noqa: E731
     monkeypatch.setattr(orders, "give_order", record)
     assert run_command([order]) == 0
@@ -263,6 +316,50 @@ def test_a_commands_own_help_says_the_same_and_shows_every_default(
     # `gossamer join` needs no address where a run is.
     to_show = [one for one in arguments if one.name != "ADDRESSES"]
     assert shown.count("[default:") + shown.count("[required]") == len(to_show), shown
+
+
+def test_id_is_shown_before_a_node_has_run_and_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "home" / "state"
+    for _ in range(2):
+        assert run_command(["id", "--state-dir", str(state)]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second == Identity.load_or_create(state / "identity.key").peer_id
+    assert state.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in state.iterdir()] == ["identity.key"]
+
+
+def test_export_does_not_overwrite_unless_it_is_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written: list[Path] = []
+
+    def write(_settings: Settings, directory: Path, *_: object) -> int:
+        written.append(directory)
+        return 0
+
+    monkeypatch.setattr(export_model, "export_state", write)
+    model, new = tmp_path / "model", tmp_path / "new"
+    model.mkdir()
+    assert run_command(["export", str(model)]) == 0  # empty
+    (model / "config.json").write_text("mine")
+    assert run_command(["export", str(model)]) == 1
+    (line,) = errors(capsys)
+    assert str(model) in line
+    assert "--force" in line
+    assert run_command(["export", str(model), "--force"]) == 0
+    assert run_command(["export", str(new)]) == 0
+    assert written == [model, model, new]
+
+
+def test_presets_are_listed_with_their_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("init", "start", "plan"):
+        assert run_command([command, "--help"]) == 0
+        shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert "tiny (0.5 M parameters)" in shown
+        assert "150m (215 M)" in shown
+        assert "1.1b (1,100 M)" in shown
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from gossamer.node.base.settings import Settings
-from gossamer.node.commands import machine_checks
+from gossamer.node.commands import machine_checks, state_checks
 from gossamer.node.commands.doctor import run_doctor
 from gossamer.node.commands.machine_checks import TorchReport
 from gossamer.node.storage.state_dir import StateDir
@@ -108,11 +108,11 @@ def test_the_state_directory(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     (tmp_path / "identity.key").write_bytes(b"")
     (tmp_path / "identity.key").chmod(0o644)
-    checks = list(machine_checks.check_state_dir(tmp_path, running=False))
+    checks = list(state_checks.check_state_dir(tmp_path, running=False))
     assert [check.level for check in checks] == ["warn", "fail"]
     assert checks[0].advice == f"chmod 700 {tmp_path}"
     assert "chmod 600" in checks[1].advice
-    (in_a_file,) = machine_checks.check_state_dir(tmp_path / "identity.key", running=False)
+    (in_a_file,) = state_checks.check_state_dir(tmp_path / "identity.key", running=False)
     assert in_a_file.level == "fail"
 
 
@@ -171,7 +171,7 @@ def test_a_seed_that_keeps_silent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_state_directory_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    (check,) = machine_checks.check_state_dir(tmp_path / "file" / "new", running=False)
+    (check,) = state_checks.check_state_dir(tmp_path / "file" / "new", running=False)
     assert check.level == "fail"
     assert "--state-dir" in check.advice
 

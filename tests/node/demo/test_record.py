@@ -139,3 +139,13 @@ def test_a_curve_is_drawn(tmp_path: Path) -> None:
     )
 
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_summary_says_what_stays_and_how_to_delete_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "my demo"
+    (folder / "node1").mkdir(parents=True)
+    (folder / "node1" / "block").write_bytes(bytes(1500))
+    print_summary(Record(), Console(width=300), seconds=1.0, picture=None, folder=folder)
+    assert f"1.5 kB stay; to delete them: rm -r '{folder}'" in capsys.readouterr().out

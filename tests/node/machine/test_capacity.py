@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from gossamer.node.machine import capacity
 from gossamer.node.machine.capacity import (
     cpu_name,
+    device_memory,
     host_memory_bytes,
     measure_capacity,
     num_cores,
@@ -26,6 +27,25 @@ LARGE = Gpu(
 @pytest.fixture(autouse=True)
 def _no_choice_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_the_memory_of_the_card_that_trains(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    both = [SMALL, LARGE]
+    assert device_memory("auto", both) == ("Small", 8_000, 7_900)
+    assert device_memory("cuda:1", both) == ("Large", 80_000, 79_800)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert device_memory("cuda", both) == ("Large", 80_000, 79_800)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    for device in ("cpu", "mps"):
+        assert device_memory(device, both) is None
+    monkeypatch.setattr(capacity, "_amd_memory_bytes", lambda kind="total": [])
+    assert device_memory("cuda", []) is None, "no driver says anything"
+    sizes = {"total": [16_000], "used": [1_000]}
+    monkeypatch.setattr(capacity, "_amd_memory_bytes", lambda kind="total": sizes[kind])
+    assert device_memory("auto", []) == ("the AMD GPU", 16_000, 15_000)
+    assert device_memory("cuda:1", []) is None
 
 
 class FakeNvml(ModuleType):

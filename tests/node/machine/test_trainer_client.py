@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+import zstandard
 
 from gossamer.node.base.settings import Settings, Switch
 from gossamer.node.machine import trainer_client
@@ -75,6 +76,23 @@ while data := os.read(0, 65536):
         elif isinstance(message, m.Exit):
             sys.exit(0)
 """
+
+SHORT_OF_MEMORY = """
+import os, signal
+from gossamer.trainer import worker_loop
+from gossamer.trainer.model import Decoder
+
+real = Decoder.loss_sum
+
+def loss_sum(self, sequences):
+    if len(sequences) > 2:
+        {behaviour}
+    return real(self, sequences)
+
+Decoder.loss_sum = loss_sum
+os._exit(worker_loop.main(""))
+"""
+"""The real worker on a machine that has memory for two sequences at once."""
 
 Story = Callable[[TrainerClient, trio.Nursery], Awaitable[None]]
 
@@ -328,6 +346,46 @@ def test_the_setting_says_whether_the_worker_is_confined(
     assert folders == [tmp_path / "trainer" if wanted == "on" else None]
 
 
+def test_the_worker_is_told_the_micro_batch_of_the_settings(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = TrainerProcess(NUM_PARAMETERS)
+    monkeypatch.setattr(trainer_client, "TrainerProcess", lambda _size, folder: process)
+    settings = Settings(state_dir=Path("unused"), micro_batch=4)
+    try:
+        assert TrainerClient(manifest, settings, "unused")._configure.micro_batch == 4
+    finally:
+        process.release()
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    ["os.kill(os.getpid(), signal.SIGKILL)", "raise RuntimeError('words that nobody knows')"],
+)
+def test_a_worker_that_dies_for_want_of_memory_takes_less_in_its_next_life(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, behaviour: str
+) -> None:
+    """Otherwise each life would end as the one before, until the node says `failed`."""
+    assert manifest.inner.sequences_per_step == 8
+    shard = tmp_path / "shard"
+    tokens = np.arange(8 * (manifest.model.context + 1), dtype="<u2") % 256
+    shard.write_bytes(zstandard.compress(tokens.tobytes()))
+    steps: list[int] = []
+
+    async def story(trainer: TrainerClient, _nursery: trio.Nursery) -> None:
+        for number in range(1, FAILURES_MAX):
+            await until(lambda: trainer.is_up and trainer.lives == len(steps) + 1)
+            await trainer.queue(0, str(shard), 0, len(tokens))
+            steps.append((await trainer.train(number, 0, 1, 60.0)).steps)
+            if steps[-1]:
+                break
+        assert trainer.failure is None
+
+    path = str(tmp_path / "optimizer")
+    act(story, manifest, monkeypatch, Told(), behaviour, SHORT_OF_MEMORY, path)
+    assert steps == [0, 0, 1], "8, 4 and 2 at once"
+
+
 def test_failures_count_anew_after_a_finished_round(
     manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -441,6 +499,21 @@ def test_suspended_while_it_is_started(manifest: Manifest, monkeypatch: pytest.M
     told = Told()
     act(story, manifest, monkeypatch, told)
     assert told.restarts == []
+
+
+def test_suspended_twice_it_goes_on_when_it_is_resumed(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that was paused when it ended begins suspended, and suspends its trainer again."""
+
+    async def story(trainer: TrainerClient, _nursery: trio.Nursery) -> None:
+        await trainer.suspend()
+        await until(lambda: trainer.pid is None)
+        await trainer.suspend()
+        trainer.resume()
+        assert (await train(trainer, 1)).tokens
+
+    act(story, manifest, monkeypatch, Told())
 
 
 def test_a_round_that_is_stopped_before_it_begins_does_not_begin(

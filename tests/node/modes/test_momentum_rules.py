@@ -230,6 +230,7 @@ def test_what_was_taken_meanwhile_is_known_before_the_file_says_so() -> None:
             cast(Any, SimpleNamespace(place=node.momentum().settle)),
             cast(Any, SimpleNamespace(wrote=lambda _what: None)),
             in_no_thread,
+            trio.lowlevel.checkpoint,
         )
         await saver.save(now=True)
 

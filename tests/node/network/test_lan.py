@@ -11,6 +11,7 @@ from gossamer.node.commands.nearby import only_run
 from gossamer.node.network import lan
 from gossamer.node.network.lan import LanNeighbours, Neighbour, info_of, look_around, neighbour_of
 from gossamer.node.network.reachability import Endpoint
+from gossamer.node.peers.run_exchange import JoinError
 from gossamer.protocol.ids import PeerId
 from tests.support.builders import peers
 
@@ -109,7 +110,7 @@ def test_a_join_without_an_address_takes_the_only_run() -> None:
         for n, peer in enumerate((FIRST, SECOND), 1)
     ]
     assert only_run(here) == tuple(each.link for each in here)
-    with pytest.raises(ConfigError, match="no node was found in this network"):
+    with pytest.raises(JoinError, match="no node was found in this network"):
         only_run([])
     other = Neighbour(THIRD, OTHER_RUN, (f"/ip4/192.168.1.9/tcp/4610/p2p/{THIRD}",))
     with pytest.raises(ConfigError, match="several runs") as raised:

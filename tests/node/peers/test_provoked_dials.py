@@ -26,7 +26,7 @@ from gossamer.node.network.over_libp2p.tcp import PortReusingTcp
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
 from gossamer.node.network.reachability import Endpoint, Neighbourhood
 from gossamer.node.peers.discovery import Discovery
-from gossamer.node.storage.state_dir import KnownPeers
+from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.ids import PeerId, digest_of

@@ -61,6 +61,42 @@ def test_shared_steps_send_a_thousandth_of_a_bf16_gradient_and_wait_for_each_oth
     assert alone.round_seconds == pytest.approx(tokens / 1_000_000.0 + transforms_seconds)
 
 
+@pytest.mark.parametrize(("peers", "added"), [(1, 0.0), (2, 0.08), (256, 20.4)])
+def test_every_chunk_goes_round_a_ring_twice_and_takes_the_latency_of_its_links(
+    peers: int, added: float
+) -> None:
+    near, far = (plan_round(draft(), peers, Line(1e6, 1e6, ms / 1000)) for ms in (0, 40))
+    assert far.averaging_seconds - near.averaging_seconds == pytest.approx(added)
+
+
+def test_shared_steps_take_the_latency_of_the_ring_each() -> None:
+    shared = draft(sync="distro", inner_steps=50, top_k=4, overlap=False, warmup_rounds=0)
+    near, far = (plan_round(shared, 8, Line(1e6, 1e6, ms / 1000)) for ms in (0, 40))
+    assert far.averaging_seconds - near.averaging_seconds == pytest.approx(50 * 2 * 7 * 0.04)
+
+
+def test_the_command_takes_a_latency_and_no_more_peers_than_a_ring(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def averaging(*arguments: str) -> float:
+        assert run_command(["plan", "--json", "--preset", "tiny", *arguments]) == 0
+        return float(json.loads(capsys.readouterr().out)["averaging_seconds"])
+
+    assert averaging("--peers", "256", "--latency", "40") > 20
+    assert averaging("--peers", "256", "--latency", "0") < 3
+    for arguments, what in (
+        (("--peers", "100000"), "at most 256 peers"),
+        (("--peers", "257"), "at most 256 peers"),
+        (("--peers", "0"), "at least one peer"),
+        (("--latency", "-1"), "latency"),
+        (("--latency", "nan"), "latency"),
+        (("--up", "nan"), "rates"),
+        (("--down", "inf"), "rates"),
+    ):
+        assert run_command(["plan", *arguments]) == 2
+        assert what in capsys.readouterr().err
+
+
 def test_a_ring_sends_nearly_twice_what_one_has() -> None:
     alone, two, eight = (plan_round(draft(codec="fp32"), n, Line(20, 100)) for n in (1, 2, 8))
     assert alone.sent_bytes == alone.averaging_seconds == 0

@@ -20,7 +20,7 @@ import pytest
 
 from gossamer.node.storage.block_files import MissingBlockError
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.node.storage.state_dir import KnownPeers
+from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol import limits

@@ -11,9 +11,10 @@ import pytest
 import structlog
 
 from gossamer.node.base.disk_health import DiskError, DiskFullError, DiskHealth, write_atomically
+from gossamer.node.storage import known_peers as known_peers_module
 from gossamer.node.storage import state_dir as state_dir_module
+from gossamer.node.storage.known_peers import KnownPeers
 from gossamer.node.storage.state_dir import (
-    KnownPeers,
     StateDir,
     StateDirError,
     StateDirInUseError,
@@ -207,7 +208,7 @@ def test_locking_removes_what_a_crash_left(tmp_path: Path) -> None:
     (tmp_path / ".head.0123.tmp").write_bytes(b"half")
     state_dir.write_api("127.0.0.1:1")
     with state_dir.locked():
-        assert names(tmp_path) == ["lock", "trainer"]
+        assert names(tmp_path) == ["format", "lock", "trainer"]
         state_dir.write_api("127.0.0.1:2")
         assert state_dir.read_api() == "127.0.0.1:2"
     assert state_dir.read_api() is None
@@ -319,7 +320,7 @@ def test_a_peer_seen_while_known_peers_are_written_is_written_next(
         write_atomically(path, *parts)
         peers.saw(second, ("/ip4/10.0.0.2/tcp/1",))
 
-    monkeypatch.setattr(state_dir_module, "write_atomically", write_and_hear)
+    monkeypatch.setattr(known_peers_module, "write_atomically", write_and_hear)
     peers.save()
     peers.save()
     assert [peer for peer, _ in KnownPeers(tmp_path / "peers").newest_first()] == [second, first]

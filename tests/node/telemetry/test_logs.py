@@ -1,7 +1,9 @@
+import ast
 import contextlib
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -9,6 +11,7 @@ from typing import Literal
 import pytest
 import structlog
 
+from gossamer import node
 from gossamer.node.telemetry.logs import configure_logs, printable
 
 
@@ -29,8 +32,23 @@ def test_text_lines() -> None:
         "round committed", round=3, loss=2.34567, name="a b", digest=b"\xab\xcd"
     )
     line = stream.getvalue()
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d info ", line), "a date and a time"
     assert line.endswith('info    round committed  round=3 loss=2.346 name="a b" digest=abcd\n')
     assert line.count("\n") == 1
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_no_color_leaves_no_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    for no_color, is_coloured in (("", True), ("1", False)):
+        monkeypatch.setenv("NO_COLOR", no_color)
+        stream = Terminal()
+        configure_logs("text", "info", stream)
+        structlog.get_logger().error("failed")
+        assert ("\x1b" in stream.getvalue()) == is_coloured
 
 
 def test_json_lines() -> None:
@@ -42,6 +60,39 @@ def test_json_lines() -> None:
     assert entry["time"].endswith("Z")
     assert (entry["level"], entry["event"]) == ("warning", "peer gone")
     assert (entry["peer"], entry["loss"], entry["digest"]) == ("x\ny", None, "ab")
+
+
+def test_a_sentence_is_for_people_and_its_values_are_fields_for_machines() -> None:
+    for log_format in ("text", "json"):
+        stream = io.StringIO()
+        configure_logs(log_format, "info", stream)
+        structlog.get_logger().info(
+            "round 3 committed", peers=2, fields={"event": "round ended", "round": 3}
+        )
+        line = stream.getvalue()
+        if log_format == "text":
+            assert line.endswith("round 3 committed  peers=2\n")
+        else:
+            entry = json.loads(line)
+            del entry["time"]
+            assert entry == {"level": "info", "event": "round ended", "peers": 2, "round": 3}
+
+
+def test_no_sentence_hides_a_value_from_machines() -> None:
+    """A value in an f-string of a log call stands in `fields`, too."""
+    hidden = []
+    for path in sorted(Path(node.__path__[0]).rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Attribute)
+                and call.func.attr in ("debug", "info", "warning", "error")
+                and call.args
+                and isinstance(call.args[0], ast.JoinedStr)
+                and "fields" not in [keyword.arg for keyword in call.keywords]
+            ):
+                hidden.append(f"{path.name}:{call.lineno}")
+    assert hidden == []
 
 
 def test_json_of_a_name_that_is_not_utf8() -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 
-from gossamer.node.app.reporting import Reporter
 from gossamer.node.rounds.round_driver import RoundDriver
 from gossamer.node.telemetry.status import OuterStep
 from gossamer.protocol.rounds.round import Round
@@ -188,15 +187,8 @@ def test_the_status_shows_the_outer_step_that_the_newest_round_chose(tmp_path: P
     world = World(tmp_path, seed=12, wait_for_peers=1, inner_steps=40, displacement=1.4)
 
     def shown(name: str) -> OuterStep | None:
-        node = world.nodes[name]
-        assert node.participant is not None
-        reporter = Reporter(
-            node.participant,
-            node._store,
-            node._blocks,
-            node._hardware.capacity,
-            node._state_dir.health,
-        )
+        reporter = world.nodes[name].reporter
+        assert reporter is not None
         return reporter.status().outer_step
 
     async def story(nursery: trio.Nursery) -> None:

@@ -1,0 +1,22 @@
+"""The terminal of a person, as rich writes to it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TextIO
+
+from rich.console import Console
+
+
+def wants_plain_text(environment: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether the person wants no colours (https://no-color.org)."""
+    return bool(environment.get("NO_COLOR"))
+
+
+def open_console(file: TextIO | None = None, *, width: int | None = None) -> Console:
+    """Returns a console, on stdout by default. With `NO_COLOR` it writes plain text: rich by itself
+    would leave out the colours and keep dim and bold."""
+    if wants_plain_text():
+        return Console(file=file, width=width, color_system=None)
+    return Console(file=file, width=width)

@@ -1,0 +1,83 @@
+"""Whether a run's model can be trained in the memory of this machine's card, by arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gossamer.node.base.units import format_bytes
+from gossamer.node.machine.capacity import DeviceMemory
+from gossamer.node.runs.draft import Draft
+from gossamer.node.runs.needs import TooLargeError
+from gossamer.node.telemetry.logs import printable
+from gossamer.protocol.manifest import Manifest
+from gossamer.trainer.memory_estimate import GPU_FEW_TOKENS, GPU_TOKENS_MAX, Training
+
+DRIVER_BYTES = 300 * 1000**2
+"""Memory of a card that a process takes before its first tensor: the driver's context and the
+libraries' kernels. Published figures are 300 to 500 MB; it was not measured here."""
+
+
+@dataclass(frozen=True)
+class DeviceFit:
+    """How a model fits into a card. Estimates are a little less than the truth."""
+
+    memory: DeviceMemory
+    vectors_bytes: int
+    """Parameters and what the optimiser keeps."""
+    least_bytes: int
+    """Vectors, gradient, and a pass of one sequence."""
+    sequences: int
+    """Sequences of a pass that fit; 0 if not one does."""
+    sequences_per_step: int
+    checkpointing: bool
+    """Whether they fit only if activations are computed twice, which costs a third of the speed."""
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        card = f"{printable(self.memory.name)}: {format_bytes(self.memory.free_bytes)}"
+        twice = ", with activations computed twice" if self.checkpointing else ""
+        return (
+            f"{card} of {format_bytes(self.memory.total_bytes)} are free, at least "
+            f"{format_bytes(self.least_bytes)} are needed; {self.sequences} of "
+            f"{self.sequences_per_step} sequences at once fit{twice}"
+        )
+
+
+def device_fit(run: Manifest | Draft, memory: DeviceMemory) -> DeviceFit:
+    """Returns how the run's model fits into a card with so much free memory.
+
+    Matrix products are taken to be in half precision, as on all but old cards.
+    """
+    num_sequences, context = run.inner.sequences_per_step, run.model.context
+    num_moments = 1 if run.sync == "distro" else 2
+    training = Training(run.model, half=True, num_moments=num_moments)
+    free = memory.free_bytes - DRIVER_BYTES - training.vectors_bytes
+    most = max(1, min(num_sequences, GPU_TOKENS_MAX // context))
+    plain, twice = (
+        training.largest_pass(free, most, num_sequences, checkpointing=checkpointing)
+        for checkpointing in (False, True)
+    )
+    is_plain = plain >= min(most, -(-GPU_FEW_TOKENS // context))
+    least = training.pass_bytes(1, checkpointing=True, is_whole_step=num_sequences == 1)
+    return DeviceFit(
+        memory=memory,
+        vectors_bytes=training.vectors_bytes,
+        least_bytes=DRIVER_BYTES + training.vectors_bytes + least,
+        sequences=plain if is_plain else twice,
+        sequences_per_step=num_sequences,
+        checkpointing=not is_plain,
+    )
+
+
+def require_fit(run: Manifest | Draft, fit: DeviceFit) -> None:
+    """Raises TooLargeError if not even one sequence fits."""
+    if fit.sequences:
+        return
+    raise TooLargeError(
+        f"the run {printable(run.name)} has {run.model.num_parameters:,} parameters and needs at "
+        f"least {format_bytes(fit.least_bytes)} on {printable(fit.memory.name)} "
+        f"({format_bytes(fit.vectors_bytes)} of it for parameters and optimiser), of whose "
+        f"{format_bytes(fit.memory.total_bytes)} {format_bytes(fit.memory.free_bytes)} are free. "
+        "Stop what else uses the card, choose another --device, or take a smaller model"
+    )

@@ -1,0 +1,68 @@
+"""How many sequences go through a model at once on cards of 8 to 141 GB? On a simulated allocator.
+
+    python -m tests.benchmarks.card_memory
+    python -m tests.benchmarks.card_memory --presets 1.1b --gigabytes 24 32
+
+No card is used: tensors have no memory, and every byte of them is counted from the operation that
+makes it until torch frees it (`tests/trainer/simulated_card.py`). A trainer starts, chooses the
+size of a pass, and takes the gradient of two passes. bf16, AdamW in fp32; a GB is 10^9 bytes.
+
+    sequences  of a pass, each of 1,024 tokens (512 with `40m`); "twice" if activations are computed
+               twice
+    peak       most bytes at any time: all vectors, gradient, activations, logits
+    failed     attempts that ran out of memory before that
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from gossamer.trainer.gradients import Gradients, TrainerError
+from gossamer.trainer.optimizer import AdamW
+from gossamer.trainer.passes import Passes
+from gossamer.trainer.presets import PRESETS, Preset
+from tests.trainer.simulated_card import card, decoder_on, device_of, sequences_of
+
+GB = 1000**3
+CARDS_GB = (8, 12, 16, 24, 32, 48, 80, 141)
+
+
+def measure(preset: Preset, gigabytes: int) -> tuple[str, str, str]:
+    """(sequences, peak, failed) of a trainer on a card of that size."""
+    model, num_sequences = preset.model, preset.inner.sequences_per_step
+    with card(gigabytes * GB) as memory:
+        device = device_of(memory)
+        passes = Passes(device, model, num_sequences)
+        try:
+            decoder = decoder_on(memory, model)
+            optimizer = AdamW(decoder.parameters(), preset.inner)
+            gradients = Gradients(decoder, device, model.context, passes, lambda: None)
+            first = min(num_sequences, 2 * passes.present.sequences)
+            gradients.take(sequences_of(model, first))
+            assert optimizer.num_steps  # its vectors are alive until here
+        except (TrainerError, torch.OutOfMemoryError):
+            return "does not fit", "", ""
+        twice = ", twice" if passes.present.checkpointing else ""
+        sequences = f"{passes.present.sequences}{twice}"
+        return sequences, f"{memory.peak_bytes / GB:.1f} GB", str(memory.num_failures)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--presets", nargs="+", choices=PRESETS, default=("40m", "150m", "1.1b"))
+    parser.add_argument("--gigabytes", nargs="+", type=int, default=CARDS_GB)
+    options = parser.parse_args(arguments)
+    table = Table("preset", "card", "sequences", "peak", "failed")
+    for name in options.presets:
+        for gigabytes in options.gigabytes:
+            table.add_row(name, f"{gigabytes} GB", *measure(PRESETS[name], gigabytes))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The machine stays its owner's: orders and signals on real daemons, as a person gives them."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.storage.state_dir import StateDir
+from tests.support.daemons import (
+    OPTIONS,
+    PATIENCE_SECONDS,
+    add_founder,
+    gossamer,
+    poll,
+    refused,
+    said,
+    start_founder,
+    takes_part,
+    trainer_of,
+    wait_for_round,
+)
+
+pytestmark = pytest.mark.e2e
+
+
+def test_pause_and_curve_survive_a_restart(swarm: LocalSwarm, founded: Path) -> None:
+    node = start_founder(swarm, founded)
+    before = wait_for_round(node, 6)
+    state = ("--state-dir", node.root)
+    answer = gossamer("pause", *state)
+    assert answer.status == 0
+    assert "The device is free" in answer.out
+    assert trainer_of(node) is None
+    assert node.leave() == 0, node.tail()
+    node.start("start")
+    again = node.wait_for(lambda status: status.phase == "paused", PATIENCE_SECONDS, "pause")
+    assert trainer_of(node) is None
+    assert said(node, "`gossamer resume` goes on")
+    assert again.paused_reason == "user"
+    assert again.loss_history[: len(before.loss_history)] == before.loss_history
+    assert len(before.loss_history) >= 5  # of the founder's first life, too
+    assert again.heldout_loss is not None
+    assert gossamer("resume", *state).status == 0
+    wait_for_round(node, again.round + 2)
+    assert node.leave() == 0, node.tail()
+    assert not (node.root / "paused").exists()
+
+
+def in_terminal(node: LocalNode, *command: str, prefix: tuple[str, ...] = ()) -> int:
+    """Starts a node as the foreground job of a terminal of its own, and returns the terminal."""
+    terminal, slave = pty.openpty()
+    with open(node.log_path, "ab") as log:
+        node.process = subprocess.Popen(
+            [
+                *prefix,
+                *(sys.executable, "-m", "gossamer.node.cli", *command),
+                *("--state-dir", str(node.root), "--listen", node.listen, "--api", "127.0.0.1:0"),
+                *OPTIONS,
+            ],
+            stdin=slave,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=lambda: _take_terminal(),
+        )
+    os.close(slave)
+    return terminal
+
+
+def _take_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def test_a_closed_terminal_makes_the_node_leave_in_order(swarm: LocalSwarm, founded: Path) -> None:
+    node = add_founder(swarm, founded)
+    terminal = in_terminal(node, "start")
+    node.wait_for(takes_part, PATIENCE_SECONDS, "training")
+    os.close(terminal)  # the kernel sends SIGHUP
+    node.signal(signal.SIGHUP)  # and so does a shell
+    assert node.wait(PATIENCE_SECONDS) == 0, node.tail()
+    assert said(node, "left in order")
+
+
+def test_a_node_under_nohup_outlives_its_terminal(swarm: LocalSwarm, founded: Path) -> None:
+    node = add_founder(swarm, founded)
+    terminal = in_terminal(node, "start", prefix=("nohup",))
+    status = node.wait_for(takes_part, PATIENCE_SECONDS, "training")
+    os.close(terminal)
+    wait_for_round(node, status.round + 2)
+    assert node.leave() == 0, node.tail()
+    poll(lambda: said(node, "left in order"), "orderly end")
+
+
+def test_a_stranger_to_an_allow_run_is_told_its_id_and_not_started_again(
+    swarm: LocalSwarm, tmp_path: Path, manifest_file: Path, corpus: Path
+) -> None:
+    manifest = tmp_path / "run.toml"
+    friend = gossamer("id", "--state-dir", tmp_path / "friend").out.strip()
+    admission = f'admission = "allow"\nallowed = ["{friend}"]\n[tokenizer]'
+    manifest.write_text(manifest_file.read_text().replace("[tokenizer]", admission, 1))
+    founder = swarm.found("--manifest", str(manifest), "--corpus", str(corpus))
+    address, state = founder.address(), tmp_path / "stranger"
+    own = gossamer("id", "--state-dir", state)
+    assert own.status == 0, own
+    for _ in range(2):
+        error = refused("join", address, "--state-dir", state)
+        assert "does not admit this node" in error
+        assert own.out.strip() in error
+    assert not StateDir(state).has_run()
+    assert said(founder, f"{address}#")
+
+
+def test_status_says_that_a_run_is_being_founded(
+    swarm: LocalSwarm, tmp_path: Path, manifest_file: Path, corpus: Path
+) -> None:
+    # So long that the reading can be seen.
+    large = tmp_path / "corpus"
+    large.mkdir()
+    text = "".join(path.read_text() for path in sorted(corpus.iterdir()))
+    for number in range(24):
+        (large / f"{number}.txt").write_text(f"{number}\n{text}")
+    node = swarm.found("--manifest", str(manifest_file), "--corpus", str(large))
+
+    def founding() -> str | None:
+        answer = gossamer("status", "--state-dir", node.root)
+        return answer.out if "it founds a run" in answer.out else None
+
+    shown = poll(founding, "word of the founding")
+    assert "is starting: it founds a run: " in shown
+    node.signal(signal.SIGTERM)
+    assert node.wait(PATIENCE_SECONDS) == 0, node.tail()
+    assert "no node runs" in gossamer("status", "--state-dir", node.root).err

@@ -1,0 +1,109 @@
+"""`gossamer doctor` on what lies in a state directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from gossamer.node.commands.state_checks import Check, check_run
+from gossamer.node.network.identity import Identity
+from gossamer.node.storage.state_dir import FORMAT, StateDir, StateDirError
+from gossamer.protocol.ids import digest_of
+from gossamer.protocol.manifest import SignedManifest, encode_manifest, signing_bytes
+from tests.support import builders
+
+
+def founded(root: Path) -> StateDir:
+    founder = Identity.from_seed(digest_of(b"founder"))
+    manifest = replace(builders.manifest(), founder=founder.peer_id, name="kitchen")
+    signature = founder.sign(signing_bytes(manifest.run_id))
+    state_dir = StateDir(root)
+    with state_dir.locked():
+        state_dir.write_manifest(
+            SignedManifest(manifest=encode_manifest(manifest), signature=signature)
+        )
+    Identity.load_or_create(state_dir.identity_path)
+    return state_dir
+
+
+def run_of(state_dir: StateDir) -> Check:
+    checks = {check.name: check for check in check_run(state_dir)}
+    return checks["run"]
+
+
+def test_a_run_is_named(tmp_path: Path) -> None:
+    checks = list(check_run(founded(tmp_path)))
+    assert [check.level for check in checks] == ["ok"] * len(checks)
+    assert "kitchen" in run_of(StateDir(tmp_path)).text
+
+
+def test_a_directory_without_a_run_has_nothing_to_check(tmp_path: Path) -> None:
+    assert not list(check_run(StateDir(tmp_path)))
+    assert not list(check_run(StateDir(tmp_path / "none")))
+
+
+def test_a_manifest_that_is_garbage_fails(tmp_path: Path) -> None:
+    state_dir = founded(tmp_path)
+    state_dir.manifest_path.write_bytes(b"garbage")
+    check = run_of(state_dir)
+    assert check.level == "fail"
+    assert "is damaged" in check.text
+
+
+def test_a_manifest_that_its_founder_did_not_sign_fails(tmp_path: Path) -> None:
+    state_dir = founded(tmp_path)
+    signed = state_dir.read_manifest()
+    assert signed is not None
+    state_dir.manifest_path.write_bytes(
+        msgspec.msgpack.encode(replace(signed, signature=bytes(64)))
+    )
+    assert run_of(state_dir).level == "fail"
+
+
+def test_a_run_of_an_earlier_protocol_fails(tmp_path: Path) -> None:
+    state_dir = founded(tmp_path)
+    signed = state_dir.read_manifest()
+    assert signed is not None
+    old = msgspec.msgpack.decode(signed.manifest)
+    old["version"] -= 1
+    state_dir.manifest_path.write_bytes(
+        msgspec.msgpack.encode(replace(signed, manifest=msgspec.msgpack.encode(old)))
+    )
+    check = run_of(state_dir)
+    assert check.level == "fail"
+    assert "version" in check.text
+
+
+def test_a_damaged_key_fails(tmp_path: Path) -> None:
+    state_dir = founded(tmp_path)
+    state_dir.identity_path.write_bytes(b"no key")
+    checks = {check.name: check.level for check in check_run(state_dir)}
+    assert checks["identity"] == "fail"
+
+
+def test_a_directory_of_a_later_gossamer_is_refused_and_told(tmp_path: Path) -> None:
+    state_dir = founded(tmp_path)
+    for text, what in ((f"{FORMAT + 1}\n", "newer version of Gossamer"), ("x", "is damaged")):
+        state_dir.format_path.write_text(text)
+        with pytest.raises(StateDirError, match=what), state_dir.locked():
+            pass
+        with pytest.raises(StateDirError, match=what):
+            state_dir.read_manifest()
+        check = run_of(state_dir)
+        assert check.level == "fail"
+        assert what in check.text
+        assert state_dir.format_path.read_text() == text
+
+
+def test_a_directory_of_release_0_2_is_migrated_once(tmp_path: Path) -> None:
+    state_dir = founded(tmp_path)
+    state_dir.format_path.unlink()
+    (tmp_path / "optimizer").write_bytes(b"moments")
+    assert [check.level for check in check_run(state_dir)] == ["ok", "ok"]  # it can be read
+    with state_dir.locked():
+        assert state_dir.optimizer_path.read_bytes() == b"moments"
+    assert not (tmp_path / "optimizer").exists()
+    assert int(state_dir.format_path.read_text()) == FORMAT

@@ -1,0 +1,79 @@
+"""Which errors a service manager meets again at each start, so that it must not start again."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from gossamer.node.app.http import ApiBindError
+from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.settings import ConfigError
+from gossamer.node.commands.nearby import only_run
+from gossamer.node.commands.user_errors import exit_status, explain
+from gossamer.node.network.identity import IdentityError
+from gossamer.node.network.transport import ListenError
+from gossamer.node.peers.run_exchange import JoinError, NotAdmittedError, WrongRunError
+from gossamer.node.runs.preparing import PreparingError
+from gossamer.node.storage.state_dir import StateDir, StateDirError, StateDirInUseError
+from gossamer.protocol.errors import ManifestError
+from gossamer.trainer.text.corpus import CorpusError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError(["--device: 'gpu'"]),
+        ManifestError(["sync"]),
+        CorpusError(["no text"]),
+        IdentityError("damaged"),
+        NotAdmittedError("a stranger"),
+        WrongRunError("another run"),
+        StateDirError("of another run"),
+    ],
+)
+def test_what_somebody_has_to_change_is_status_2(error: Exception) -> None:
+    assert explain(error)
+    assert exit_status(error) == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ApiBindError("in use"),
+        DiskError("full"),
+        JoinError("no peer answers"),
+        ListenError("in use"),
+        PreparingError("out of memory"),
+        StateDirInUseError(Path("here"), 1),
+        OSError(errno.ENETDOWN, "network is down"),
+    ],
+)
+def test_what_may_pass_is_status_1(error: Exception) -> None:
+    assert explain(error)
+    assert exit_status(error) == 1
+
+
+def test_a_state_directory_is_a_mistake_or_a_disk_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def status() -> int:
+        with pytest.raises(StateDirError) as caught, StateDir(tmp_path / "file" / "state").locked():
+            pass
+        return exit_status(caught.value)
+
+    (tmp_path / "file").touch()
+    assert status() == 2  # a file where a folder should be
+
+    def fail(*_arguments: object, **_named: object) -> None:
+        raise OSError(errno.EROFS, "read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    assert status() == 1
+
+
+def test_no_node_in_the_network_may_pass() -> None:
+    with pytest.raises(JoinError) as caught:
+        only_run([])
+    assert exit_status(caught.value) == 1

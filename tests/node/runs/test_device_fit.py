@@ -1,0 +1,97 @@
+"""Before anything is joined or founded the node says whether the model fits into the card."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from msgspec.structs import replace
+
+from gossamer.node.app import daemon
+from gossamer.node.base.settings import Join, Settings
+from gossamer.node.machine.capacity import DeviceMemory
+from gossamer.node.runs.device_fit import DRIVER_BYTES, device_fit, require_fit
+from gossamer.node.runs.draft import draft_of_preset
+from gossamer.node.runs.needs import TooLargeError, describe, needs_of
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.trainer.optimizer import AdamW
+from gossamer.trainer.passes import Pass, Passes
+from gossamer.trainer.presets import PRESETS
+from tests.support.builders import manifest
+from tests.trainer.simulated_card import card, decoder_on, device_of
+
+GB = 1000**3
+
+
+def card_with(free_gigabytes: float) -> DeviceMemory:
+    return DeviceMemory("NVIDIA A10", 24 * GB, int(free_gigabytes * GB))
+
+
+def test_a_model_that_does_not_fit_is_refused_with_numbers() -> None:
+    draft = draft_of_preset("1.1b")
+    fit = device_fit(draft, card_with(16))
+    with pytest.raises(TooLargeError) as refused:
+        require_fit(draft, fit)
+    text = str(refused.value)
+    for number in ("1,100,048,384", "24.0 GB", "16.0 GB", "13.2 GB", "at least 18.6 GB"):
+        assert number in text, text
+    assert "NVIDIA A10" in text
+    assert "--device" in text
+
+
+def test_a_model_that_fits_says_how() -> None:
+    for free, words in ((23, ("at once fit, with activations computed twice",)), (40, ("fit",))):
+        fit = device_fit(draft_of_preset("1.1b"), card_with(free))
+        require_fit(draft_of_preset("1.1b"), fit)
+        assert all(fit.text.endswith(word) for word in words)
+        assert f"{free}.0 GB of 24.0 GB are free" in fit.text
+        assert fit.checkpointing is (free == 23)
+
+
+def test_shared_steps_need_one_vector_less() -> None:
+    run = draft_of_preset("150m")
+    fits = [device_fit(each, card_with(8)) for each in (run, replace(run, sync="distro"))]
+    assert fits[0].vectors_bytes - fits[1].vectors_bytes == 4 * run.model.num_parameters
+
+
+@pytest.mark.parametrize("name", ["40m", "150m", "1.1b"])
+def test_the_trainer_begins_with_what_the_node_has_said(name: str) -> None:
+    draft, inner = draft_of_preset(name), PRESETS[name].inner
+    for gigabytes in (8, 12, 24, 32, 80):
+        fit = device_fit(draft, DeviceMemory("card", 100 * GB, gigabytes * GB))
+        if not fit.sequences:
+            continue
+        with card(gigabytes * GB - DRIVER_BYTES) as memory:
+            decoder = decoder_on(memory, draft.model)
+            optimizer = AdamW(decoder.parameters(), inner)
+            passes = Passes(device_of(memory), draft.model, inner.sequences_per_step)
+            present = passes.present
+            assert optimizer.num_steps
+        assert present == Pass(fit.sequences, fit.checkpointing), f"{gigabytes} GB"
+
+
+def test_the_owner_sees_how_the_model_fits_before_joining(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    shown: list[str] = []
+
+    def consent(memory: DeviceMemory) -> None:
+        monkeypatch.setattr(daemon, "device_memory", lambda _device, _gpus: memory)
+        monkeypatch.setattr(daemon, "ask_owner", lambda lines, _show, _ask: shown.extend(lines))
+        folder = tmp_path_factory.mktemp("state")
+        role = Join(addresses=(), asks_owner=True)
+        one = daemon._Daemon(Settings(state_dir=folder), role, StateDir(folder))
+        trio.run(one._require_consent, manifest())
+
+    consent(card_with(8))
+    assert any(
+        line.startswith("device    NVIDIA A10: 8.0 GB of 24.0 GB are free") for line in shown
+    )
+    assert any(line.startswith("memory    some ") and "that are free" in line for line in shown)
+    with pytest.raises(TooLargeError, match="NVIDIA A10"):
+        consent(card_with(0.3))
+
+
+def test_a_card_of_which_nothing_is_known_is_named_by_what_it_takes() -> None:
+    run = manifest()
+    lines = describe(run, needs_of(run, trains_on_host=False, cache_bytes=0))
+    assert any("of the training device" in line for line in lines)

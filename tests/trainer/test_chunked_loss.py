@@ -1,0 +1,121 @@
+"""What saves memory gives the same loss and the same gradient."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import msgspec
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gossamer.protocol.manifest import ModelConfig
+from gossamer.trainer.chunked_loss import chunked_loss_sum
+from gossamer.trainer.memory_estimate import CPU_LOGITS_MAX, logits_max_of
+from gossamer.trainer.model import Decoder
+from gossamer.trainer.presets import PRESETS
+
+Gradients = tuple[torch.Tensor, list[torch.Tensor]]
+"""(loss, gradients of the parameters)"""
+
+
+def precision(low: torch.dtype | None) -> AbstractContextManager[object]:
+    return nullcontext() if low is None else torch.autocast("cpu", dtype=low, cache_enabled=False)
+
+
+def gradients_of(decoder: Decoder, sequences: torch.Tensor, low: torch.dtype | None) -> Gradients:
+    decoder.zero_grad()
+    with precision(low):
+        loss = decoder.loss_sum(sequences)
+    (loss / 7).backward()  # type: ignore[no-untyped-call]
+    gradients = [parameter.grad for parameter in decoder.parameters()]
+    assert all(gradient is not None for gradient in gradients)
+    return loss.detach(), [gradient.clone() for gradient in gradients if gradient is not None]
+
+
+def sequences_of(config: ModelConfig) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, config.vocabulary, (4, config.context + 1), generator=generator)
+
+
+@pytest.fixture
+def decoder(model_config: ModelConfig) -> Decoder:
+    decoder = Decoder(msgspec.structs.replace(model_config, tied_embeddings=False))
+    decoder.initialise(5)
+    decoder.lm_head.weight.data.mul_(40)  # far from a uniform guess
+    return decoder
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("rows", [1, 5, 16, 63])
+def test_chunks_of_logits_give_the_same_gradient(
+    model_config: ModelConfig, tied: bool, rows: int
+) -> None:
+    config = msgspec.structs.replace(model_config, tied_embeddings=tied)
+    decoder, sequences = Decoder(config), sequences_of(config)
+    decoder.initialise(5)
+    loss, gradients = gradients_of(decoder, sequences, None)
+    decoder._loss_rows = rows
+    chunked_loss, chunked = gradients_of(decoder, sequences, None)
+    torch.testing.assert_close(chunked_loss, loss, rtol=1e-6, atol=0)
+    for one, other in zip(gradients, chunked, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_chunks_are_as_exact_in_half_precision(decoder: Decoder, low: torch.dtype) -> None:
+    """As near to fp32 as the whole loss in the same precision."""
+    rows = torch.randn(96, 32, generator=torch.Generator().manual_seed(1))
+    targets = torch.randint(0, 64, (96,), generator=torch.Generator().manual_seed(2))
+
+    def result(low: torch.dtype | None, chunk_rows: int) -> tuple[torch.Tensor, ...]:
+        x = rows.clone().requires_grad_()
+        weight = decoder.lm_head.weight.detach().clone().requires_grad_()
+        with precision(low):
+            if chunk_rows:
+                loss = chunked_loss_sum(x, weight, targets, chunk_rows)
+            else:
+                loss = F.cross_entropy(F.linear(x, weight).float(), targets, reduction="sum")
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert x.grad is not None
+        assert weight.grad is not None
+        assert {loss.dtype, x.grad.dtype, weight.grad.dtype} == {torch.float32}
+        return loss.detach(), x.grad, weight.grad
+
+    exact = result(None, 0)
+    for of_exact, of_whole, of_chunks in zip(exact, result(low, 0), result(low, 7), strict=True):
+        error = (of_whole - of_exact).norm()
+        assert 0 < (of_chunks - of_exact).norm() <= 1.5 * error
+
+
+def test_a_loss_without_a_gradient_keeps_none(decoder: Decoder) -> None:
+    rows = torch.randn(6, 32)
+    targets = torch.zeros(6, dtype=torch.int64)
+    with torch.no_grad():
+        loss = chunked_loss_sum(rows, decoder.lm_head.weight, targets, 4)
+        whole = F.cross_entropy(decoder.lm_head(rows), targets, reduction="sum")
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss, whole)
+
+
+@pytest.mark.parametrize("low", [None, torch.bfloat16])
+def test_checkpointing_gives_the_same_bits(
+    decoder: Decoder, model_config: ModelConfig, low: torch.dtype | None
+) -> None:
+    sequences = sequences_of(model_config)
+    loss, gradients = gradients_of(decoder, sequences, low)
+    calls = []
+    for layer in decoder.layers:
+        layer.register_forward_pre_hook(lambda *_: calls.append(1))
+    decoder.checkpointing = True
+    again_loss, again = gradients_of(decoder, sequences, low)
+    assert len(calls) == 2 * len(decoder.layers), "each layer is computed twice"
+    assert torch.equal(loss, again_loss)
+    assert all(torch.equal(one, other) for one, other in zip(gradients, again, strict=True))
+
+
+def test_passes_of_a_cpu_have_their_logits_at_once() -> None:
+    """Their sums keep their order, so that nothing that was trained changes a bit."""
+    most = max(preset.model.vocabulary for preset in PRESETS.values())
+    assert 4096 * most <= CPU_LOGITS_MAX
+    assert logits_max_of("cpu") == CPU_LOGITS_MAX

@@ -1,0 +1,75 @@
+"""Cross-entropy without all logits at once.
+
+The logits of a pass are its largest tensor: with 64 sequences of 1,024 tokens and 32,000 words 8
+GB in fp32, and as much again for their gradient. Here they exist for some rows at a time, and so
+do their gradients, which are taken at once: those of the rows and of the matrix are all that the
+backward pass needs. Nothing is computed twice.
+
+N rows (tokens), W width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# The gradient of the head is a sum over the tokens of a chunk, which a frequent word could bring
+# out of fp16's range of 65,504. Divided by this it has room, and a power of two costs no bits.
+_FP16_ROOM = 16.0
+
+
+def chunked_loss_sum(rows: Tensor, weight: Tensor, targets: Tensor, chunk_rows: int) -> Tensor:
+    """Cross-entropy in nats, summed over the targets: ()
+
+    Args:
+        rows: (N, W), the input of the head.
+        weight: (V, W), the head; under autocast the products are in its type, the rest is fp32.
+        targets: (N,)
+        chunk_rows: rows whose logits exist at once.
+    """
+    loss: Tensor = _ChunkedLoss.apply(rows, weight, targets, chunk_rows)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, targets: Tensor, chunk_rows: int) -> Tensor:
+        wants_gradient = any(ctx.needs_input_grad[:2])
+        loss = torch.zeros((), device=rows.device)
+        row_gradient = torch.empty_like(rows) if wants_gradient else None
+        weight_gradient = torch.zeros_like(weight) if wants_gradient else None
+        for start in range(0, len(rows), chunk_rows):
+            chunk = slice(start, start + chunk_rows)
+            wanted = targets[chunk, None]
+            products = F.linear(rows[chunk], weight)
+            weight = weight.to(products.dtype)  # once, if autocast would do it for each chunk
+            logits = products.float()
+            log_sum = logits.logsumexp(1, keepdim=True)
+            loss += (log_sum - logits.gather(1, wanted)).sum()
+            if row_gradient is None or weight_gradient is None:
+                continue
+            # d loss / d logits = softmax(logits) - one-hot(targets)
+            probabilities = torch.sub(logits, log_sum, out=logits).exp_()
+            ones = torch.ones_like(log_sum)
+            probabilities.scatter_add_(1, wanted, ones.neg_())
+            is_fp16 = products.dtype == torch.float16
+            if is_fp16:
+                probabilities /= _FP16_ROOM
+            gradient = probabilities.to(products.dtype)
+            del products, logits, probabilities
+            row_gradient[chunk] = gradient @ weight
+            weight_gradient += gradient.T @ rows[chunk].to(gradient.dtype)
+        if row_gradient is not None and weight_gradient is not None and is_fp16:
+            row_gradient *= _FP16_ROOM
+            weight_gradient *= _FP16_ROOM
+        ctx.gradients = row_gradient, weight_gradient
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        row_gradient, weight_gradient = ctx.gradients
+        ctx.gradients = None
+        return row_gradient.mul_(scale), weight_gradient.mul_(scale), None, None
