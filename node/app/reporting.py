@@ -95,6 +95,7 @@ class Reporter:
             head=entry.head.hex(),
             settled_head=settled.hex() if settled is not None else None,
             state_digest=entry.state_digest.hex(),
+            rolled_back_to=node.rollbacks.newest_round,
             rounds_behind=self._rounds_behind(),
             inner_step=progress.inner_step,
             inner_steps=progress.inner_steps,

@@ -73,6 +73,8 @@ def _render_node(status: Status) -> Table:
     behind = f", {status.rounds_behind} behind the swarm" if status.rounds_behind else ""
     final = f" of {status.final_round}" if status.final_round else ""
     row("round", f"{status.round}{final}{behind}")
+    if status.rolled_back_to is not None:
+        row("rolled back", f"by the founder: the run went on after round {status.rolled_back_to}")
     row("head", _digest(status.head), "   state ", _digest(status.state_digest))
     row("loss", f"{_loss(status.loss)} training, {_loss(status.heldout_loss)} held-out")
     row(

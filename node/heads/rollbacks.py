@@ -130,6 +130,11 @@ class Rollbacks:
     def __len__(self) -> int:
         return len(self._known)
 
+    @property
+    def newest_round(self) -> int | None:
+        """Round from which the run goes on by the rollback that came last; None: none came."""
+        return next((each.round for _, each in reversed(self._known.values())), None)
+
     def parents(self) -> frozenset[Digest]:
         """Returns the heads from which the run goes on. Nodes that go back keep their states."""
         return frozenset(Digest(each.parent) for each in self)

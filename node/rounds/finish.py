@@ -138,4 +138,7 @@ class FinishedRun:
         if seconds == math.inf:
             log.info("this node serves the final state until it is told to leave")
         elif seconds:
-            log.info(f"this node serves the final state for {format_seconds(seconds)}, then leaves")
+            log.info(
+                f"this node serves the final state for {format_seconds(seconds)}, then leaves",
+                fields={"event": "serves the final state", "seconds": seconds},
+            )

@@ -64,6 +64,9 @@ def test_all_go_back_and_on_from_there_and_so_do_newcomers_and_those_that_were_a
     async def story(nursery: trio.Nursery) -> None:
         await start(world, nursery, "abcd")
         await world.reach(24, *"abcd")
+        reporter = world.nodes["a"].reporter
+        assert reporter is not None
+        assert reporter.status().rolled_back_to is None
         world.crash("d")
         await world.reach(world.round("a") + 2, *"abc")
         before = world.path("a")
@@ -90,6 +93,9 @@ def test_all_go_back_and_on_from_there_and_so_do_newcomers_and_those_that_were_a
         await world.come_together(*"abcde", seconds=TOGETHER_SECONDS)
         for name in "abcde":
             assert has_left(world, name, statement.undone)
+            reporter = world.nodes[name].reporter
+            assert reporter is not None
+            assert reporter.status().rolled_back_to == target
 
     simulate(world, story)
 
