@@ -182,11 +182,6 @@ class Node:
         if self.participant is not None:
             self.participant.leave()
 
-    @property
-    def is_finished(self) -> bool:
-        """Returns whether this node has the final state of its run."""
-        return self.participant is not None and self.participant.is_finished
-
     # Life
 
     async def run(self) -> None:

@@ -21,7 +21,7 @@ from gossamer.node.app.assembly import Node, Runtime
 from gossamer.node.app.http import require_free
 from gossamer.node.app.joining import join_run
 from gossamer.node.app.listening import listen_addresses
-from gossamer.node.app.reporting import reached
+from gossamer.node.app.reached import reached
 from gossamer.node.base.rate_limit import Limits, rate_limit_of
 from gossamer.node.base.settings import Found, Join, Role, Settings
 from gossamer.node.base.threads import run_abandonable
@@ -205,7 +205,7 @@ class _Daemon:
                     nursery.start_soon(lan.run)
                 await node.run()
                 nursery.cancel_scope.cancel()
-            self._reached = reached(node.participant) if node.is_finished else ()
+            self._reached = reached(node.participant, settings.state_dir)
 
     def _require_memory(self, manifest: Manifest) -> Needs:
         """Returns what a run needs here. Raises TooLargeError where that is too much."""

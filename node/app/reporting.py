@@ -16,7 +16,6 @@ from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.disk_use import bytes_beside
 from gossamer.node.storage.state_dir import StateDir
-from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.metrics import PEER_PATHS, package_version
 from gossamer.node.telemetry.reach_text import reach_text
 from gossamer.node.telemetry.status import CapacityStatus, DataStatus, OuterStep, PeerStatus, Status
@@ -229,21 +228,6 @@ def say_hello(manifest: Manifest, addresses: Sequence[str]) -> None:
             f"others join with: gossamer join {link}",
             fields={"event": "others join with", "link": link},
         )
-
-
-def reached(participant: Participant | None) -> Sequence[str]:
-    """Returns lines for people on what a finished run has reached, and how to get the model."""
-    if participant is None:
-        return ()
-    context, progress = participant.context, participant.progress
-    entry, work = context.committed.entry, context.work.status
-    mine = work.committed_on_time + work.committed_late
-    loss = "" if progress.heldout_loss is None else f" Held-out loss: {progress.heldout_loss:.4f}."
-    return (
-        f"The run {printable(context.manifest.name)} is finished: {entry.round:,} rounds, "
-        f"{entry.tokens_total:,} tokens of all peers, {mine:,} of them by this node.{loss}",
-        "Write the model with: gossamer export FOLDER",
-    )
 
 
 def settled_head(chain: ChainStore, head: Digest) -> Digest | None:

@@ -79,4 +79,4 @@ def test_daemons_reach_the_end_serve_the_model_and_leave_with_status_0(
     assert again.returncode == 0
     assert f"is finished: {LAST} rounds" in shown
     assert f"{status.swarm_tokens_total:,} tokens" in shown
-    assert "gossamer export" in shown
+    assert f"gossamer export FOLDER --state-dir {founder.root}" in shown
