@@ -139,6 +139,9 @@ class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     clip_norm: float
     sequences_per_step: int
     """Sequences of `context` tokens in one inner step of one peer."""
+    ends: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether the run ends with the round that completes `total_steps` (`Manifest.last_round`). A
+    manifest from before runs ended has no such field, keeps its id, and never ends."""
 
 
 class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -221,6 +224,13 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         warm = min(before, self.warmup_rounds)
         return warm * self.warmup_inner_steps + (before - warm) * self._steps_of_turn
 
+    def round_of_inner_step(self, num_steps: int) -> int:
+        """Returns the round with which the planned inner steps come to `num_steps` (1 or more)."""
+        warm_steps = self.warmup_rounds * self.warmup_inner_steps
+        if num_steps <= warm_steps:
+            return -(-num_steps // self.warmup_inner_steps)
+        return self.warmup_rounds - (warm_steps - num_steps) // self._steps_of_turn
+
 
 class RoundConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Waits of a round, in seconds of each peer's own clock: clocks are never compared."""
@@ -289,6 +299,18 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def stale_rounds(self) -> int:
         """Rounds that work may miss: `rounds.stale_rounds` turns of its fragment."""
         return self.rounds.stale_rounds * self.outer.fragments
+
+    @property
+    def last_round(self) -> int | None:
+        """The round whose state is the result of the run; None for a run that does not end."""
+        if not self.inner.ends:
+            return None
+        return self.outer.round_of_inner_step(self.inner.total_steps)
+
+    def is_over_after(self, round_number: int) -> bool:
+        """Returns whether no round follows round `round_number` (0 is the genesis state)."""
+        last = self.last_round
+        return last is not None and round_number >= last
 
 
 class SignedManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

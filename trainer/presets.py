@@ -210,6 +210,7 @@ def _inner(
         weight_decay=0.1,
         clip_norm=1.0,
         sequences_per_step=sequences,
+        ends=True,
     )
 
 

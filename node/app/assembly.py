@@ -30,6 +30,7 @@ from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.threads import RunInThread
+from gossamer.node.base.units import duration_seconds
 from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import RollbackFiles, Rollbacks
 from gossamer.node.machine.hardware import Hardware
@@ -358,6 +359,7 @@ class Node:
             context,
             has_bootstrap=bool(self._settings.bootstrap or known),
             wait_for_peers=self._settings.wait_for_peers,
+            serve_seconds=duration_seconds(self._settings.serve_after),
             is_paused=self._state_dir.is_paused(),
         )
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import ipaddress
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +21,7 @@ from gossamer.node.app.assembly import Node, Runtime
 from gossamer.node.app.http import require_free
 from gossamer.node.app.joining import join_run
 from gossamer.node.app.listening import listen_addresses
+from gossamer.node.app.reached import reached
 from gossamer.node.base.rate_limit import Limits, rate_limit_of
 from gossamer.node.base.settings import Found, Join, Role, Settings
 from gossamer.node.base.threads import run_abandonable
@@ -98,6 +100,8 @@ class _Daemon:
         self._state_dir = state_dir
         self._leave: Callable[[], None] | None = None
         self._status = 0
+        self._reached: Sequence[str] = ()
+        """Lines on what a finished run has reached."""
 
     async def main(self) -> int:
         async with trio.open_nursery() as nursery:
@@ -106,6 +110,9 @@ class _Daemon:
             await nursery.start(runtime.awake.run)
             await self._run(runtime)
             nursery.cancel_scope.cancel()
+        if sys.stdout.isatty():  # elsewhere the log has said so
+            for line in self._reached:
+                print(line)
         return self._status
 
     async def _watch_signals(
@@ -198,6 +205,7 @@ class _Daemon:
                     nursery.start_soon(lan.run)
                 await node.run()
                 nursery.cancel_scope.cancel()
+            self._reached = reached(node.participant, settings.state_dir)
 
     def _require_memory(self, manifest: Manifest) -> Needs:
         """Returns what a run needs here. Raises TooLargeError where that is too much."""

@@ -90,6 +90,7 @@ class Reporter:
             problem=progress.problem or self._health.problem or node.feed.problem,
             paused_reason=progress.paused_reason,
             round=entry.round,
+            final_round=node.manifest.last_round,
             head=entry.head.hex(),
             settled_head=settled.hex() if settled is not None else None,
             state_digest=entry.state_digest.hex(),

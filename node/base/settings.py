@@ -27,6 +27,7 @@ from gossamer.node.base.address_text import (
     parse_listen,
 )
 from gossamer.node.base.rate_limit import PERIODS_MAX, parse_limit
+from gossamer.node.base.units import duration_seconds
 from gossamer.protocol import limits
 
 ENVIRONMENT_PREFIX = "GOSSAMER_"
@@ -41,6 +42,9 @@ DEFAULT_API = "127.0.0.1:4611"
 # A newcomer gets a model of 150 million parameters from two peers in a minute, and a stranger takes
 # an eighth of what it could take of a fast machine.
 DEFAULT_SERVE_LIMIT = ("100",)
+# A machine that is off at night, or whose owner looks once a day, still gets the final state. To
+# serve costs no device, and no more upload than `serve_limit`.
+DEFAULT_SERVE_AFTER = "24h"
 # Room for some hundreds of shards besides the states of a small model, which are blocks, too.
 DEFAULT_CACHE_BYTES = 4 * 1024 * limits.MIB
 # A smaller cache would hold only a few of the largest blocks and drop them again at once.
@@ -133,6 +137,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Addresses of peers to try besides those of known peers."""
     wait_for_peers: int = 0
     """Number of other peers that must be ready to train before a run's first round begins."""
+    serve_after: str = DEFAULT_SERVE_AFTER
+    """Time for which the node serves the final state of a finished run before it leaves: `0`,
+    `30m`, `12h`, `7d` or `forever`."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -383,6 +390,12 @@ def _limits(value: GivenValue) -> tuple[str, ...]:
     return periods
 
 
+def _duration(value: GivenValue) -> str:
+    text = str(value).strip().lower()
+    duration_seconds(text)
+    return text
+
+
 def _api_hosts(value: GivenValue) -> tuple[str, ...]:
     names = _texts(value)
     for name in names:
@@ -423,4 +436,5 @@ _PARSERS: dict[str, _Parser] = {
     "log_steps": _integer(0, LOG_STEPS_MAX),
     "bootstrap": _bootstrap,
     "wait_for_peers": _integer(0, limits.RING_MEMBERS_MAX - 1),
+    "serve_after": _duration,
 }

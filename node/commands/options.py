@@ -76,6 +76,9 @@ class NodeOptions(StateOptions):
     """Address of a peer to try besides those that this node knows; repeatable."""
     wait_for_peers: Annotated[int | None, _default(str(_DEFAULTS.wait_for_peers))] = None
     """Number of other peers that must be ready before a run's first round begins."""
+    serve_after: Annotated[str | None, _default(_DEFAULTS.serve_after)] = None
+    """Time for which the node serves the final state of a finished run before it leaves, such as
+    0, 12h, 7d or forever."""
     log_format: Annotated[str | None, _default(_DEFAULTS.log_format)] = None
     """Format of log lines: text or json."""
     log_level: Annotated[str | None, _default(_DEFAULTS.log_level)] = None

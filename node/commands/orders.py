@@ -25,7 +25,7 @@ def pause(*, options: State = None) -> int:
     give_order(state_dir, "pause")
     started = time.monotonic()
     has_told = False
-    while not _is_device_free(fetch_status(state_dir)):
+    while not _is_device_free(status := fetch_status(state_dir)):
         waited = time.monotonic() - started
         if waited > FREE_SECONDS_MAX:
             raise ClientError(
@@ -37,13 +37,18 @@ def pause(*, options: State = None) -> int:
             has_told = True
             print("The node ends its step and hands over its round; then the device is free.")
         time.sleep(POLL_SECONDS)
+    if status.phase == "finished":
+        print("The device is free: the run is finished, and the node only serves its model.")
+        return 0
     seconds = f" after {time.monotonic() - started:.0f} s" if has_told else ""
     print(f"The device is free{seconds}. Go on with: gossamer resume")
     return 0
 
 
 def _is_device_free(status: Status) -> bool:
-    return status.phase == "paused" and status.paused_reason == "user"
+    return status.phase == "finished" or (
+        status.phase == "paused" and status.paused_reason == "user"
+    )
 
 
 def resume(*, options: State = None) -> int:

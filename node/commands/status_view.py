@@ -15,6 +15,7 @@ from gossamer.node.telemetry.status import DataStatus, PeerStatus, Status, WorkS
 _PHASE_STYLES = {
     "training": "green",
     "averaging": "green",
+    "finished": "green",
     "joining": "yellow",
     "syncing": "yellow",
     "failed": "bold red",
@@ -70,7 +71,8 @@ def _render_node(status: Status) -> Table:
     if status.reach_text:
         row("reach", status.reach_text)
     behind = f", {status.rounds_behind} behind the swarm" if status.rounds_behind else ""
-    row("round", f"{status.round}{behind}")
+    final = f" of {status.final_round}" if status.final_round else ""
+    row("round", f"{status.round}{final}{behind}")
     if status.rolled_back_to is not None:
         row("rolled back", f"by the founder: the run went on after round {status.rolled_back_to}")
     row("head", _digest(status.head), "   state ", _digest(status.state_digest))

@@ -29,6 +29,7 @@ _ASCII_BARS = "_.-=+*%#"
 _STYLES = {
     "training": "green",
     "averaging": "cyan",
+    "finished": "cyan",
     "founding": "yellow",
     "joining": "yellow",
     "syncing": "yellow",

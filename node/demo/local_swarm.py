@@ -186,10 +186,10 @@ class LocalSwarm:
         node.start("start", *command)
         return node
 
-    def join(self, address: str) -> LocalNode:
+    def join(self, address: str, *options: str) -> LocalNode:
         """Adds and starts a node that joins by an address."""
         node = self.add()
-        node.start("join", address)
+        node.start("join", address, *options)
         return node
 
     @property

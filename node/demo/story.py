@@ -70,6 +70,7 @@ max_bytes = 4000000
 [inner]
 warmup_steps = 20
 total_steps = 400
+ends = false
 
 [outer]
 # Gentler than the preset's, which wants more rounds than these to pay.

@@ -156,6 +156,12 @@ class Heads:
         no round that was taken back."""
         return self.has_pin(head) and not self.is_void(head)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the committed head is the run's final state: no round follows it, and it is not
+        taken back."""
+        return self._committed.is_finished and self.may_stand(self.mine)
+
     def _own(self) -> list[Digest]:
         """The committed head, if it can win."""
         return [self.mine] if self.may_stand(self.mine) else []

@@ -167,7 +167,12 @@ class _PendingRound:
         """See `RoundWork`. The short rounds of the warm-up are to keep the peers together."""
         outer = self._trainings.manifest.outer
         is_warmup = outer.is_warmup(self._machine.number + 1)
-        return outer.overlap and self._may_go_on and not is_warmup
+        return outer.overlap and self._may_go_on and not is_warmup and not self._is_last
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether no round follows that could take more work."""
+        return self._trainings.manifest.is_over_after(self._machine.number)
 
     def train_ahead(self) -> None:
         """See `RoundWork`."""
@@ -217,5 +222,5 @@ class _PendingRound:
     def go_on(self) -> None:
         """See `RoundWork`. After a fragment's round the trainer keeps its local parameters."""
         is_whole = self._sync_set is self._mode.committed.sync_sets.whole
-        if not is_whole and self._may_go_on and not self.is_ahead:
+        if not is_whole and self._may_go_on and not self.is_ahead and not self._is_last:
             self._mode.ahead = self._begin(self._machine.number + 1, "local", self._new)

@@ -269,7 +269,13 @@ class ChainSync:
             ahead = heads[-num_behind:] if num_behind else []
             # A whole state is parameters and momentum; a round's averages at most half of that.
             (bases if num_behind <= 2 * every else last_resort).append(committed.head)
-        remote = [one for one in ahead if chain.entry(one).round % every == 0][::-1][:BASES_MAX]
+        kept_by_all = [
+            one
+            for one in ahead
+            if chain.entry(one).round % every == 0
+            or self._manifest.is_over_after(chain.entry(one).round)
+        ]
+        remote = kept_by_all[::-1][:BASES_MAX]
         bases += [one for one in remote if committed.blocks.has_state(one)]
         bases += [one for one in remote if one not in bases]
         # Going back to an older round may begin at any state that is still here.

@@ -184,11 +184,11 @@ class Swarm:
         return (kept if len(kept) > 1 else linked), relayed
 
     def claims(self) -> dict[PeerId, Collection[int]]:
-        """The shards that living others hold. A peer whose trainer failed holds none."""
+        """The shards that living others hold. A peer that trains no more holds none."""
         return {
             peer: announce.claims
             for peer, announce in self.living().items()
-            if announce.phase != "failed"
+            if announce.phase not in ("failed", "finished")
         }
 
     async def reach(self, peer: PeerId) -> None:

@@ -75,6 +75,11 @@ class ActiveRounds:
             self._drivers.remove(driver)
 
     @property
+    def is_delivering(self) -> bool:
+        """Returns whether a ring that this node takes part in still has a member to serve."""
+        return bool(self._drivers)
+
+    @property
     def hints(self) -> RoundHints | None:
         """Returns the hints of the newest round; None before the first one."""
         return None if self._newest is None else self._newest.driver.machine.hints
@@ -174,12 +179,15 @@ class ActiveRounds:
         with trio.move_on_after(HELLO_SECONDS):
             while True:
                 driver = self._running
-                if driver is not None:
-                    if driver.machine.head == statement.head:
-                        return await driver.greeted(envelope, statement)
-                    if statement.round < driver.machine.number:
-                        # An accepted stream: a refused one would look like a failure of this node.
-                        plan = self._committed.sync_sets.of_round(statement.round).plan
-                        return CommittedRing(plan.num_chunks, len(statement.members))
+                if driver is None:
+                    is_over = self._committed.is_finished
+                elif driver.machine.head == statement.head:
+                    return await driver.greeted(envelope, statement)
+                else:
+                    is_over = statement.round < driver.machine.number
+                if is_over:
+                    # An accepted stream: a refused one would look like a failure of this node.
+                    plan = self._committed.sync_sets.of_round(statement.round).plan
+                    return CommittedRing(plan.num_chunks, len(statement.members))
                 await self._orders.wait()
         return None

@@ -103,9 +103,10 @@ class Follower:
         await self._orders.wait(RETRY_SECONDS)
 
     async def until_trainer_is_up(self) -> None:
-        """Follows heads while the trainer starts or has failed. No other peer waits for it."""
+        """Follows heads while the trainer starts or has failed, as long as the run goes on. No
+        other peer waits for it."""
         trainer, progress = self._trainings.trainer, self.phases.progress
-        while not trainer.is_up and not self._orders.pause:
+        while not (trainer.is_up or self._orders.pause or self.heads.is_finished):
             self.check_leave()
             if trainer.failure is not None and progress.phase != "failed":
                 progress.problem = trainer.failure
@@ -121,7 +122,8 @@ class Follower:
             progress.problem = None
 
     async def while_paused(self) -> None:
-        """Frees the device until the operator resumes; heads are followed, blocks are served."""
+        """Frees the device until the operator resumes or the run is finished; heads are followed,
+        blocks are served."""
         log.info("pausing")
         await self._saver.save(now=True)
         await self._trainings.trainer.suspend()
@@ -129,6 +131,8 @@ class Follower:
         log.info("paused; the device is free")
         while self._orders.pause and not self._orders.leave:
             await self.catch_up()
+            if self.heads.is_finished:
+                return
             await self._orders.wait(POLL_SECONDS)
         if self._orders.leave:
             return

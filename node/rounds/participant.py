@@ -4,12 +4,15 @@
                   ^          |            |
                   +----------+------------+   a heavier head was seen: take it over
     paused: no trainer, but heads are followed and blocks served; failed: likewise, not wanted.
+    finished: no round follows the committed head; the final state is served for a while.
     leaving: one last round, then out.
 
 One task runs this loop (`run`). Events from outside only leave a note and wake it.
 """
 
 from __future__ import annotations
+
+import math
 
 import structlog
 import trio
@@ -24,6 +27,7 @@ from gossamer.node.modes.table import mode_for
 from gossamer.node.rounds.active_rounds import ActiveRounds
 from gossamer.node.rounds.context import NodeContext, Phases
 from gossamer.node.rounds.decisions import DecisionLog, goes_straight_on, is_too_early
+from gossamer.node.rounds.finish import FinishedRun
 from gossamer.node.rounds.following import Follower, Joiner, LeaveRequested
 from gossamer.node.rounds.opening import RoundOpener
 from gossamer.node.rounds.round_end import HeldoutLoss, RoundEnd, WorkSaver
@@ -52,12 +56,14 @@ class Participant:
         *,
         has_bootstrap: bool,
         wait_for_peers: int = 0,
+        serve_seconds: float = math.inf,
         is_paused: bool = False,
     ) -> None:
         """
         Args:
             has_bootstrap: whether this node knows addresses of other peers.
             wait_for_peers: others that have to be ready before the run's first round begins.
+            serve_seconds: how long this node stays when the run is finished.
             is_paused: whether the owner paused this node in an earlier life.
         """
         self.context = context
@@ -113,6 +119,10 @@ class Participant:
             context.rollbacks,
             orders,
         )
+        self._finished_run = FinishedRun(
+            committed, swarm, trainings, self._follower, self._saver, heldout, self.rounds,
+            context.health, serve_seconds,
+        )  # fmt: skip
 
     # Orders
 
@@ -125,7 +135,8 @@ class Participant:
         """Goes on after a pause, or after a failure of the trainer."""
         self._orders.pause = False
         # It may have failed, or have been suspended at the start, before the loop came to a pause.
-        self.context.trainer.resume()
+        if not self.is_finished:
+            self.context.trainer.resume()
         self._orders.notify()
 
     @property
@@ -141,6 +152,11 @@ class Participant:
     def has_gone_back(self) -> bool:
         """See `RollbackNode`."""
         return self.context.committed.is_loaded and self._heads.may_stand(self._heads.mine)
+
+    @property
+    def is_finished(self) -> bool:
+        """Returns whether this node has the final state of the run."""
+        return self._heads.is_finished
 
     def leave(self) -> None:
         """Leaves in order: `run` returns when that is done."""
@@ -227,6 +243,10 @@ class Participant:
         )
         if not self._decisions.note("does the next round go straight on", straight_on):
             await self._end_training_ahead()
+        if self.is_finished:
+            await self._end_training_ahead()
+            await self._finished_run.serve()
+            return False
         if self._orders.pause:
             await self._follower.while_paused()
             return False
@@ -239,7 +259,7 @@ class Participant:
         if not self._heads.may_stand(self._heads.mine):
             await self._follower.wait_for_state()
             return False
-        return True
+        return not self.is_finished
 
     async def _take_turn(self, opener: RoundOpener, rounds: trio.Nursery) -> None:
         # The hints only: the vectors of the earlier round are to be freed.

@@ -28,6 +28,7 @@ from gossamer.node.telemetry.status import LastRound, LossPoint, Outcome
 from gossamer.protocol.ids import short
 from gossamer.protocol.rounds.attempt import Committed
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
+from gossamer.trainer.ipc.messages import Evaluated
 
 EVALUATION_SHARE = 0.02
 """Upper bound on the part of the wall time that evaluating may take."""
@@ -38,6 +39,9 @@ EVALUATION_ROUND_SHARE = 0.05
 EVALUATION_TOKENS_MAX = 16_384
 """Tokens of an evaluation: enough for a curve. The exact loss is the exported model's on all
 held-out text."""
+
+FINAL_SECONDS = 60.0
+"""Limit of the evaluation of the final state. No peer waits for it, but people do."""
 
 SAVE_SECONDS = 30.0
 """Carried rounding errors, and the trainer's own state (the inner optimiser, or the momentum of
@@ -83,6 +87,17 @@ class HeldoutLoss:
         )
         now = trio.current_time()
         self._due_seconds = now + (now - started) / EVALUATION_SHARE
+        self._note(evaluated)
+
+    async def evaluate_now(self) -> bool:
+        """Evaluates although it may not be due: nobody waits any more. Returns whether it did."""
+        paths = self._heldout_paths()
+        if not paths:
+            return False
+        self._note(await self._trainer.evaluate(paths, EVALUATION_TOKENS_MAX, FINAL_SECONDS))
+        return self._fresh_loss is not None
+
+    def _note(self, evaluated: Evaluated | None) -> None:
         if evaluated is not None and math.isfinite(evaluated.loss):
             self._progress.heldout_loss = self._fresh_loss = evaluated.loss
             self._metrics.heldout_loss.set(evaluated.loss)

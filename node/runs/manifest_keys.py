@@ -78,7 +78,9 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
     "inner": {
         "learning_rate": "Highest learning rate, right after the warm-up.",
         "warmup_steps": "Number of inner steps of linear warm-up.",
-        "total_steps": "Inner steps of the whole run on one peer; the cosine ends there.",
+        "total_steps": "Inner steps of the whole run on one peer; cosine and run end there.",
+        "ends": "Whether the run ends with the round that completes total_steps: all peers then "
+        "have the final state. false: training goes on at the final learning rate.",
         "final_fraction": "Learning rate after total_steps, as a fraction of learning_rate.",
         "beta1": "AdamW's decay of the gradient's mean; with sync = \"distro\", of the momentum.",
         "beta2": "AdamW's decay of the gradient's mean square.",
@@ -134,6 +136,7 @@ def _hints() -> dict[str, dict[str, Any]]:
     del hints["model"]["vocabulary"]  # tokenizer.vocabulary sets it
     # These come from the folder of `gossamer start --init-from`.
     del hints["model"]["imported"]
+    hints["inner"]["ends"] = bool  # the runs that have no such field were founded before it
     hints["tokenizer"]["kind"] = Literal["bytes", "bpe"]
     top = {key: hint for key, hint in get_type_hints(Draft).items() if key not in SECTIONS}
     del top["init_from"]

@@ -123,6 +123,11 @@ class CommittedState:
         return not self._manifest.model.imported
 
     @property
+    def is_finished(self) -> bool:
+        """Whether no round follows the committed head."""
+        return self.is_loaded and self._manifest.is_over_after(self.entry.round)
+
+    @property
     def payloads(self) -> AveragedPayloads | SignPayloads:
         return self._next.payloads
 

@@ -158,6 +158,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     paused_reason: str | None = None
     round: int = 0
     """The newest committed round; 0 is the genesis state."""
+    final_round: int | None = None
+    """The round after which the run is finished; null for a run that does not end."""
     head: str | None = None
     settled_head: str | None = None
     """The head some rounds before `head`, which links name; None while the run has fewer rounds."""

@@ -9,6 +9,9 @@ Rules
 - The data that a peer says it consumed is in proportion: the targets of its sequences, the tokens
   between them, and tails of shards.
 
+- A run that ends has no round after its last one (`Manifest.last_round`). Otherwise a member could
+  go on alone, and all nodes that serve the final state would follow it.
+
 Without these bounds one member could claim so many tokens that the others' work weighs nothing, and
 that no later header's total is within `limits.TOKENS_TOTAL_MAX`. It could also consume, in one
 message, all data that the ledger can ever count. Within the bounds a member can still lie. That is
@@ -40,16 +43,19 @@ class WorkBounds:
         self.tokens_max = REPEATS * round_tokens * (manifest.stale_rounds + 2)
         """Most tokens of one peer in one round."""
         self._has_roots = manifest.trust == "open"
+        self._last_round = manifest.last_round
         self.span_tokens_max = 2 * self.tokens_max + limits.SPANS_MAX * (context + 1)
         """Most tokens of data that one peer consumes in one round: a sequence has one token more
         than it has targets."""
 
     def check_statement(self, statement: Statement, run_id: Digest) -> None:
-        """Raises ImplausibleError for a `Ready`, alone or in a roster, that cannot be true, and
+        """Raises ImplausibleError for a `Ready`, alone or in a roster, that cannot be true, or for
+        one of a round after the run's last one, and
         MalformedError for one with or without a root against the manifest."""
         if isinstance(statement, Ready):
             self._check_ready(statement)
         elif isinstance(statement, Roster):
+            self._check_round(statement.round)
             for member in statement.members:
                 # The signatures are checked where the roster is opened for good.
                 ready = open_signed(member, run_id, lambda *_: True)
@@ -57,7 +63,9 @@ class WorkBounds:
                     self._check_ready(ready)
 
     def check_header(self, header: Header) -> None:
-        """Raises ImplausibleError for a header that takes more than its members can have done."""
+        """Raises ImplausibleError for a header that takes more than its members can have done,
+        or of a round after the run's last one."""
+        self._check_round(header.round)
         for member in header.members:
             self._check(member.tokens, ())
         consumed = sum(span.stop - span.start for span in header.spans)
@@ -68,7 +76,12 @@ class WorkBounds:
         if bool(ready.root) != self._has_roots:
             what = "with" if ready.root else "without"
             raise MalformedError(f"a Ready {what} a root over its records")
+        self._check_round(ready.round)
         self._check(ready.tokens, ready.spans)
+
+    def _check_round(self, number: int) -> None:
+        if self._last_round is not None and number > self._last_round:
+            raise ImplausibleError(f"round {number} of a run that ends with {self._last_round}")
 
     def _check(self, tokens: int, spans: Iterable[Span]) -> None:
         if tokens > self.tokens_max:

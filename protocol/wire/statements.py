@@ -22,7 +22,9 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
 from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId, digest_of, public_key_of
 
-Phase = Literal["joining", "syncing", "training", "averaging", "paused", "leaving", "failed"]
+Phase = Literal[
+    "joining", "syncing", "training", "averaging", "paused", "leaving", "failed", "finished"
+]
 Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]
 """(author, bytes, signature) -> whether the author signed the bytes."""
 Sign: TypeAlias = Callable[[bytes], bytes]

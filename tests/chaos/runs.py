@@ -81,6 +81,7 @@ context = {context}
 learning_rate = 1e-3
 warmup_steps = 10
 total_steps = 100_000
+ends = false
 sequences_per_step = {sequences_per_step}
 [outer]
 inner_steps = {inner_steps}

@@ -41,6 +41,7 @@ context = 32
 learning_rate = 2e-3
 warmup_steps = 4
 total_steps = 40
+ends = false
 sequences_per_step = 2
 [outer]
 inner_steps = 8

@@ -54,6 +54,7 @@ context = 32
 learning_rate = 3e-3
 warmup_steps = 4
 total_steps = 40
+ends = false
 sequences_per_step = 1
 clip_norm = 0.1
 [outer]

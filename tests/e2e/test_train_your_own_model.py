@@ -155,8 +155,8 @@ def test_a_folder_that_cannot_be_trained_is_refused_at_once(tmp_path: Path, corp
     command = ("start", "--init-from", folder, "--corpus", corpus, "--state-dir", state_dir)
     ports = ("--listen", "/ip4/127.0.0.1/tcp/0", "--api", "127.0.0.1:0")
     answer = gossamer(*command, *ports)
-    assert answer.status == 1
+    assert answer.status == 2
     assert "sliding_window is 9; attention over a sliding window is not supported" in answer.err
     missing = gossamer("start", "--init-from", tmp_path / "none", "--state-dir", state_dir, *ports)
-    assert missing.status == 1
+    assert missing.status == 2
     assert "none: no such file or directory" in missing.err

@@ -39,6 +39,7 @@ context = 32
 learning_rate = 1e-3
 warmup_steps = 10
 total_steps = 2_000
+ends = false
 sequences_per_step = 2
 [outer]
 inner_steps = 8

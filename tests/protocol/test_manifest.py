@@ -173,6 +173,33 @@ def test_the_warm_up_of_the_outer_step() -> None:
     assert [outer.first_inner_step_of(n) for n in (1, 2, 3, 4)] == [0, 5, 10, 60]
 
 
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_a_run_ends_with_the_round_that_completes_the_planned_steps(fragments: int) -> None:
+    endless = changed("outer.fragments", fragments)  # two rounds of 5 steps, then of 50 or 25
+    assert endless.last_round is None
+    assert not endless.is_over_after(10**9)
+    for total in (1, 4, 5, 6, 10, 11, 35, 36, 60, 61, 110, 1000):
+        inner = msgspec.structs.replace(endless.inner, total_steps=total, ends=True)
+        ending = msgspec.structs.replace(endless, inner=inner)
+        last = ending.last_round
+        assert last is not None
+        first_step_of = ending.outer.first_inner_step_of
+        assert first_step_of(last) < total <= first_step_of(last + 1)
+        assert [ending.is_over_after(n) for n in (0, last - 1, last, last + 1)] == [
+            False, False, True, True,
+        ]  # fmt: skip
+
+
+def test_a_manifest_without_the_end_keeps_its_bytes() -> None:
+    endless, inner = manifest(), manifest().inner
+    assert b"ends" not in encode_manifest(endless)
+    for ends in (True, False):
+        new = msgspec.structs.replace(endless, inner=msgspec.structs.replace(inner, ends=ends))
+        assert decode_manifest(encode_manifest(new)) == new
+        assert new.run_id != endless.run_id
+        assert (new.last_round is None) == (not ends)
+
+
 def test_a_turn_of_a_fragment_has_its_share_of_the_inner_steps() -> None:
     outer = changed("outer.fragments", 2).outer
     assert [outer.inner_steps_of(n) for n in (1, 2, 3)] == [5, 5, 25]

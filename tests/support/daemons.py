@@ -42,6 +42,7 @@ context = 32
 learning_rate = 2e-3
 warmup_steps = 10
 total_steps = 2_000
+ends = false
 sequences_per_step = 8
 [outer]
 inner_steps = 40

@@ -308,6 +308,7 @@ def found(
     allowed: tuple[str, ...] = (),
     is_by_invitation: bool = False,
     trust: Trust = "members",
+    last_round: int | None = None,
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     sync: SyncMode = msgspec.convert(codec if codec in ("sparse", "distro") else "diloco", SyncMode)
@@ -369,6 +370,9 @@ def found(
         allowed=allowed,
         trust=trust,
     )
+    if last_round is not None:
+        steps = manifest.outer.first_inner_step_of(last_round + 1)
+        manifest = replace(manifest, inner=replace(manifest.inner, total_steps=steps, ends=True))
     require_valid(manifest)
     signature = identity.sign(signing_bytes(manifest.run_id))
     return SignedManifest(manifest=encode_manifest(manifest), signature=signature), blocks
@@ -403,6 +407,10 @@ class World:
     is_by_invitation: bool = False
     """Whether the run admits whom a member invites; those in `allowed` are roots beside a."""
     trust: Trust = "members"
+    last_round: int | None = None
+    """The round after which the run is finished; None for a run that does not end."""
+    serve_after: str = "forever"
+    """For how long a node serves the final state of such a run."""
     run_in_thread: RunInThread = in_no_thread
     """Runs blocking calls; virtual time allows no threads."""
     look_seconds: float = 0.005
@@ -424,6 +432,7 @@ class World:
             allowed=tuple(self.identity(name).peer_id for name in self.allowed),
             is_by_invitation=self.is_by_invitation,
             trust=self.trust,
+            last_round=self.last_round,
         )
         digests = [digest_of(block).hex() for block in self._blocks]
         self._shard_files = [f"{digest[:2]}/{digest}" for digest in digests]
@@ -480,6 +489,7 @@ class World:
                     Settings(
                         state_dir=state_dir.root,
                         wait_for_peers=self.wait_for_peers,
+                        serve_after=self.serve_after,
                         bootstrap=bootstrap,
                     ),
                     state_dir,

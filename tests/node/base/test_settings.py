@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from gossamer.node.base.settings import (
     load_settings,
     parse_size,
 )
+from gossamer.node.base.units import duration_seconds, format_seconds
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
 ADDRESS = f"/ip4/192.0.2.7/tcp/4610/p2p/{PEER}"
@@ -242,3 +244,22 @@ def test_networks_of_the_owner() -> None:
             load_settings({}, {"GOSSAMER_OWN_NETWORKS": wrong})
     with pytest.raises(ConfigError, match="up to 16"):
         load_settings({}, {"GOSSAMER_OWN_NETWORKS": "10.0.0.0/8 " * 17})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "shown"),
+    [("0", 0, "0 s"), ("90s", 90, "90 s"), ("30m", 1800, "30 min"), ("24h", 86_400, "24 h"),
+     ("36H", 129_600, "36 h"), ("7d", 604_800, "7 d")],
+)  # fmt: skip
+def test_the_time_for_which_a_finished_run_is_served(text: str, seconds: int, shown: str) -> None:
+    settings = load_settings({"serve_after": text}, {})
+    assert duration_seconds(settings.serve_after) == seconds
+    assert format_seconds(seconds) == shown
+
+
+def test_a_finished_run_is_served_for_a_day_and_for_ever_where_wanted() -> None:
+    assert duration_seconds(load_settings({}, {}).serve_after) == 86_400
+    assert duration_seconds(load_settings({"serve_after": "forever"}, {}).serve_after) == math.inf
+    for wrong in ("1", "h", "-1h", "1h30m", "ever"):
+        with pytest.raises(ConfigError, match=r"--serve-after.*write 0, 30m, 12h, 7d or forever"):
+            load_settings({"serve_after": wrong}, {})

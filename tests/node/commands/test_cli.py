@@ -38,6 +38,7 @@ STATUS = Status(
     addresses=(ADDRESS,),
     phase="training",
     round=12,
+    final_round=90,
     inner_step=3,
     inner_steps=20,
     loss=2.5,
@@ -238,6 +239,7 @@ def test_the_table_shows_what_peers_say_without_believing_it() -> None:
     assert "Fast GPU (cuda, 24.0 GB, 8 cores)" in text
     assert "12 committed: 1 of 2 contributed, 1.5 s, 1.5 kB sent" in text
     assert "momentum 0.46, learning rate 1.00" in text
+    assert "12 of 90" in text
     assert "[red]GPU\\x1b[2J" in text
     assert "1,234" in text
     assert "\x1b" not in text
@@ -282,6 +284,14 @@ def test_pause_of_a_free_device_says_so_at_once(
     answers(monkeypatch, PAUSED)
     assert run_command(["pause"]) == 0
     assert capsys.readouterr().out == "The device is free. Go on with: gossamer resume\n"
+
+
+def test_pause_of_a_finished_run_says_that_nothing_is_to_be_paused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, replace(STATUS, phase="finished"))
+    assert run_command(["pause"]) == 0
+    assert "the run is finished" in capsys.readouterr().out
 
 
 def test_pause_does_not_wait_for_ever(

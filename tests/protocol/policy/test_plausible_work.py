@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.errors import ImplausibleError, MalformedError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.wire.statements import Roster
-from tests.support.builders import HEAD, RUN_ID, manifest, peer, ready, sealed
+from tests.support.builders import HEAD, RUN_ID, header, manifest, peer, peers, ready, sealed
 
 ROOT = digest_of(b"records")
 
@@ -25,3 +26,19 @@ def test_a_root_is_there_as_the_manifest_says(trust: Trust, root: bytes) -> None
     bounds.check_statement(Roster(5, HEAD, 0, (members[0],), "fp16", 4096), RUN_ID)
     with pytest.raises(MalformedError, match="a root over its records"):
         bounds.check_statement(Roster(5, HEAD, 0, tuple(members), "fp16", 4096), RUN_ID)
+
+
+def test_no_round_follows_the_last_one() -> None:
+    endless = manifest()
+    inner = msgspec.structs.replace(endless.inner, total_steps=5, ends=True)  # one warm-up round
+    bounds = WorkBounds(msgspec.structs.replace(endless, inner=inner))
+    last, late = ready(round=1), ready(round=2)
+    bounds.check_statement(last, RUN_ID)
+    bounds.check_header(header(peers(1), round=1))
+    with pytest.raises(ImplausibleError, match="ends with 1"):
+        bounds.check_statement(late, RUN_ID)
+    with pytest.raises(ImplausibleError, match="ends with 1"):
+        bounds.check_statement(Roster(2, HEAD, 0, (sealed(peer(0), last),), "fp16", 4096), RUN_ID)
+    with pytest.raises(ImplausibleError, match="ends with 1"):
+        bounds.check_header(header(peers(1), round=2))
+    WorkBounds(endless).check_header(header(peers(1), round=2))

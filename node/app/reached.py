@@ -1,0 +1,30 @@
+"""What a finished run has reached, for the person at the terminal."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from gossamer.node.base.settings import default_state_dir
+from gossamer.node.rounds.participant import Participant
+from gossamer.node.telemetry.logs import printable
+
+
+def reached(participant: Participant | None, state_dir: Path) -> Sequence[str]:
+    """Returns lines on what a run has reached, and how to get the model; none for a run that is not
+    finished at this node."""
+    if participant is None or not participant.is_finished:
+        return ()
+    context, progress = participant.context, participant.progress
+    entry, work = context.committed.entry, context.work.status
+    mine = work.committed_on_time + work.committed_late
+    loss = "" if progress.heldout_loss is None else f" Held-out loss: {progress.heldout_loss:.4f}."
+    export = "gossamer export FOLDER"
+    if state_dir != default_state_dir():
+        export += f" --state-dir {shlex.quote(str(state_dir))}"
+    return (
+        f"The run {printable(context.manifest.name)} is finished: {entry.round:,} rounds, "
+        f"{entry.tokens_total:,} tokens of all peers, {mine:,} of them by this node.{loss}",
+        f"Write the model with: {export}",
+    )

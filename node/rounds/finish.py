@@ -1,0 +1,144 @@
+"""The end of a run at one node: the device is free, and others get the final state for a while.
+
+Every peer concludes from the committed head alone that the run is finished (`Manifest.last_round`).
+A founder can still take rounds back, and then the run goes on.
+"""
+
+from __future__ import annotations
+
+import math
+
+import structlog
+import trio
+
+from gossamer.node.base.disk_health import DiskError, DiskHealth
+from gossamer.node.base.orders import Orders
+from gossamer.node.base.units import format_seconds
+from gossamer.node.peers.swarm import Swarm
+from gossamer.node.rounds.active_rounds import ActiveRounds
+from gossamer.node.rounds.following import RETRY_SECONDS, Follower
+from gossamer.node.rounds.round_end import HeldoutLoss, WorkSaver
+from gossamer.node.rounds.turn import POLL_SECONDS
+from gossamer.node.storage.committed import CommittedState
+from gossamer.node.telemetry.status import LossPoint
+from gossamer.node.training.local_training import LocalTrainings
+from gossamer.protocol.ids import Digest, short
+from gossamer.protocol.wire.statements import Phase
+
+FAREWELL_SECONDS = 60.0
+"""A node whose time is over stays this long, from the end of the run on, for peers that are still
+on the way to the final state. Without it, members that leave at once would take the last averages
+with them."""
+
+ON_THE_WAY: frozenset[Phase] = frozenset({"joining", "syncing", "training", "averaging"})
+"""Phases of a peer that does not have the final state yet."""
+
+log = structlog.get_logger("node")
+
+
+class FinishedRun:
+    """What a node does when its run is finished."""
+
+    def __init__(
+        self,
+        committed: CommittedState,
+        swarm: Swarm,
+        trainings: LocalTrainings,
+        follower: Follower,
+        saver: WorkSaver,
+        heldout: HeldoutLoss,
+        rounds: ActiveRounds,
+        health: DiskHealth,
+        serve_seconds: float,
+    ) -> None:
+        """`serve_seconds`: how long the node stays then; inf for one that stays until it is asked
+        to leave."""
+        self._committed = committed
+        self._swarm = swarm
+        self._trainings = trainings
+        self._follower = follower
+        self._saver = saver
+        self._heldout = heldout
+        self._rounds = rounds
+        self._health = health
+        self._serve_seconds = serve_seconds
+        self._written: Digest | None = None
+        """The final head whose whole state is on this disk."""
+        self._retry_seconds = -math.inf
+
+    async def serve(self) -> None:
+        """Frees the device and serves the final state. Returns when the node is to leave, which is
+        then an order, or when the founder has taken rounds back: then the trainer starts again."""
+        since = trio.current_time()
+        orders, trainer = self._trainings.orders, self._trainings.trainer
+        await self._evaluate()
+        await self._saver.save(now=True)
+        await trainer.suspend()
+        await self._write()
+        self._report()
+        while not orders.leave:
+            await self._follower.catch_up()
+            if not self._follower.heads.is_finished:
+                self._go_on(orders)
+                return
+            self._follower.phases.set("finished")
+            await self._write()
+            seconds = trio.current_time() - since
+            if seconds >= self._serve_seconds and not self._is_needed(seconds):
+                orders.leave = True
+                return
+            await orders.wait(POLL_SECONDS)
+
+    def _go_on(self, orders: Orders) -> None:
+        log.info("the run is not finished any more: training goes on")
+        if not orders.pause:
+            self._trainings.trainer.resume()
+            self._trainings.feed.requeue()
+
+    def _is_needed(self, seconds: float) -> bool:
+        """Returns whether a peer still needs this node, `seconds` after the end of the run here."""
+        phases = {announce.phase for announce in self._swarm.living().values()}
+        return seconds < FAREWELL_SECONDS and (
+            self._rounds.is_delivering or bool(phases & ON_THE_WAY)
+        )
+
+    async def _evaluate(self) -> None:
+        """The loss of the final state, where the trainer is still there to compute it."""
+        progress, entry = self._follower.phases.progress, self._committed.entry
+        if self._trainings.trainer.is_up and await self._heldout.evaluate_now():
+            loss = self._heldout.take_fresh()
+            progress.history.add(
+                LossPoint(round=entry.round, loss=progress.loss, heldout_loss=loss)
+            )
+
+    async def _write(self) -> None:
+        """Writes the final state as a whole: newcomers get it without older rounds."""
+        head = self._committed.head
+        if self._written == head or trio.current_time() < self._retry_seconds:
+            return
+        try:
+            await self._trainings.run_in_thread(self._committed.checkpoint)
+        except DiskError as error:
+            self._retry_seconds = trio.current_time() + RETRY_SECONDS
+            self._health.failed("blocks", error)
+        else:
+            self._written = head
+            self._health.wrote("blocks")
+
+    def _report(self) -> None:
+        progress, entry = self._follower.phases.progress, self._committed.entry
+        log.info(
+            "the run is finished: this node has the final state",
+            round=entry.round,
+            head=short(entry.head),
+            tokens=entry.tokens_total,
+            heldout_loss=progress.heldout_loss and round(progress.heldout_loss, 4),
+        )
+        seconds = self._serve_seconds
+        if seconds == math.inf:
+            log.info("this node serves the final state until it is told to leave")
+        elif seconds:
+            log.info(
+                f"this node serves the final state for {format_seconds(seconds)}, then leaves",
+                fields={"event": "serves the final state", "seconds": seconds},
+            )
