@@ -27,6 +27,7 @@ from gossamer.node.base.address_text import (
     parse_listen,
 )
 from gossamer.node.base.rate_limit import PERIODS_MAX, parse_limit
+from gossamer.node.base.work_hours import parse_work_hours
 from gossamer.protocol import limits
 
 ENVIRONMENT_PREFIX = "GOSSAMER_"
@@ -119,6 +120,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     micro_batch: int = 0
     """Sequences that go through the model at once, to begin with; 0 begins with what fits into the
     device's memory by an estimate. Fewer are taken where memory runs out."""
+    work_hours: str = ""
+    """Hours in which this node trains, in local time, such as `22:00-07:00` or
+    `mon-fri 22:00-07:00, sat-sun 00:00-24:00`; empty means always."""
     confine_trainer: Switch = "on"
     """Whether the trainer gives up the network and all writing outside of its folder, where the
     system can see to that. `off` is for drivers of GPUs that do not work so."""
@@ -358,6 +362,12 @@ def _announce(value: GivenValue) -> tuple[str, ...]:
     return addresses
 
 
+def _work_hours(value: GivenValue) -> str:
+    text = value if isinstance(value, str) else ", ".join(_texts(value))
+    parse_work_hours(text)
+    return text
+
+
 def _own_networks(value: GivenValue) -> tuple[str, ...]:
     networks = _texts(value)
     if len(networks) > OWN_NETWORKS_MAX:
@@ -414,6 +424,7 @@ _PARSERS: dict[str, _Parser] = {
     "device": _device,
     "threads": _integer(0, THREADS_MAX),
     "micro_batch": _integer(0, MICRO_BATCH_MAX),
+    "work_hours": _work_hours,
     "confine_trainer": _choice(get_args(Switch)),
     "cache_bytes": _cache_bytes,
     "log_format": _choice(get_args(LogFormat)),

@@ -7,10 +7,14 @@ import time
 from gossamer.node.app.client import ClientError, Order, fetch_status, give_order
 from gossamer.node.commands.options import State, StateOptions, settings_of
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.pause_text import pauses_text
 from gossamer.node.telemetry.status import Status
 
 FREE_SECONDS_MAX = 180.0
 """Limit of the wait for the device: a step, the end of a ring, and two vectors to a slow disk."""
+
+RESUME_SECONDS_MAX = 10.0
+"""Limit of the wait for the end of a pause: the node writes it to a disk that may be slow."""
 
 POLL_SECONDS = 0.2
 """Time between two looks at the node: a person does not notice less."""
@@ -47,8 +51,26 @@ def _is_device_free(status: Status) -> bool:
 
 
 def resume(*, options: State = None) -> int:
-    """Go on after a pause, or after the trainer failed."""
-    return _give(options, "resume", "The node goes on.")
+    """Go on after a pause, or after the trainer failed.
+
+    It ends only the pause that you ordered. The work hours, and what else you set, still hold.
+    """
+    state_dir = StateDir(settings_of(options).state_dir)
+    give_order(state_dir, "resume")
+    started = time.monotonic()
+    status = fetch_status(state_dir)
+    while _is_ordered(status) and time.monotonic() - started < RESUME_SECONDS_MAX:
+        time.sleep(POLL_SECONDS)
+        status = fetch_status(state_dir)
+    if left := pauses_text(status, time.time()):
+        print(f"Your pause has ended. The node still does not train: {left}")
+    else:
+        print("The node goes on.")
+    return 0
+
+
+def _is_ordered(status: Status) -> bool:
+    return any(pause.reason == "user" for pause in status.pauses)
 
 
 def leave(*, options: State = None) -> int:

@@ -121,13 +121,16 @@ class Follower:
             progress.problem = None
 
     async def while_paused(self) -> None:
-        """Frees the device until the operator resumes; heads are followed, blocks are served."""
+        """Frees the device until nothing keeps the node from training; heads are followed, blocks
+        are served."""
         log.info("pausing")
         await self._saver.save(now=True)
         await self._trainings.trainer.suspend()
-        self.phases.pause("user")
         log.info("paused; the device is free")
-        while self._orders.pause and not self._orders.leave:
+        progress = self.phases.progress
+        while (hold := self._orders.hold) is not None and not self._orders.leave:
+            if (progress.phase, progress.paused_reason) != ("paused", hold.reason):
+                self.phases.pause(hold.reason)
             await self.catch_up()
             await self._orders.wait(POLL_SECONDS)
         if self._orders.leave:

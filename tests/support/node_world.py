@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -407,6 +408,10 @@ class World:
     """Runs blocking calls; virtual time allows no threads."""
     look_seconds: float = 0.005
     """Time between two looks of `until`, which may have to catch one phase."""
+    settings: Mapping[str, str | int | tuple[str, ...]] = field(default_factory=dict)
+    """Settings of all nodes that differ from the defaults."""
+    clock_ahead_seconds: float = 0.0
+    """How far the clock of all machines was set forward."""
     nodes: dict[str, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -464,7 +469,11 @@ class World:
                 )
                 nursery = await stack.enter_async_context(trio.open_nursery())
                 runtime = Runtime(
-                    trainer, self.run_in_thread, serves_http=False, unix_seconds=unix_seconds
+                    trainer,
+                    self.run_in_thread,
+                    serves_http=False,
+                    unix_seconds=lambda: unix_seconds() + self.clock_ahead_seconds,
+                    zone=UTC,
                 )
                 if invitation is not None:
                     run_id = decode_manifest(self.signed.manifest).run_id.hex()
@@ -476,12 +485,13 @@ class World:
                     )
                     await join_run(transport, role, bootstrap, state_dir, _consent)
                 await nursery.start(runtime.awake.run)
+                settings = Settings(
+                    state_dir=state_dir.root,
+                    wait_for_peers=self.wait_for_peers,
+                    bootstrap=bootstrap,
+                )
                 node = Node(
-                    Settings(
-                        state_dir=state_dir.root,
-                        wait_for_peers=self.wait_for_peers,
-                        bootstrap=bootstrap,
-                    ),
+                    replace(settings, **self.settings),
                     state_dir,
                     identity,
                     store,

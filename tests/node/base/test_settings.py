@@ -99,6 +99,20 @@ def test_lists_come_from_every_source(tmp_path: Path) -> None:
     assert load_settings({"listen": two}, {}).listen == two
 
 
+def test_hours_come_from_every_source(tmp_path: Path) -> None:
+    hours = "mon-fri 22:00-07:00, sat-sun 00:00-24:00"
+    file = tmp_path / "node.toml"
+    file.write_text(f'work_hours = "{hours}"\n')
+    assert load_settings({}, {}, file).work_hours == hours
+    file.write_text('work_hours = ["mon-fri 22:00-07:00", "sat-sun 00:00-24:00"]\n')
+    assert load_settings({}, {}, file).work_hours == hours
+    assert load_settings({}, {"GOSSAMER_WORK_HOURS": hours}).work_hours == hours
+    assert load_settings({"work_hours": hours}, {}).work_hours == hours
+    for wrong in ("22-7", 22, ""):
+        with pytest.raises(ConfigError, match="--work-hours"):
+            load_settings({"work_hours": wrong}, {})
+
+
 def test_every_mistake_is_reported_with_its_place(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text('log_format = "xml"\ndevise = "cpu"\nthreads = 1.5\n')

@@ -3,6 +3,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +23,7 @@ from gossamer.node.telemetry.status import (
     DataStatus,
     LastRound,
     OuterStep,
+    PauseStatus,
     PeerStatus,
     Status,
     WorkStatus,
@@ -272,6 +274,42 @@ def test_pause_does_not_wait_for_ever(
     answers(monkeypatch, STATUS)
     assert run_command(["pause"]) == 1
     assert "its device is not free after 180 s" in errors(capsys)[0]
+
+
+def shown(status: Status) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(render_status(status))
+    return capture.get()
+
+
+def test_status_says_when_the_node_goes_on() -> None:
+    later = datetime.now(timezone(timedelta(hours=5, minutes=45))) + timedelta(hours=3)
+    schedule = PauseStatus(reason="schedule", resumes_at=later.isoformat(timespec="seconds"))
+    status = replace(PAUSED, paused_reason="schedule", resumes_at=schedule.resumes_at,
+                     pauses=(schedule,))  # fmt: skip
+    # The time is that of the node, which may live in another zone.
+    assert f"paused  (schedule, resumes at {later:%H:%M})" in shown(status)
+    game = PauseStatus(reason="process", text="game\x1b[2J runs")
+    both = shown(
+        replace(status, paused_reason="schedule", resumes_at=None, pauses=(schedule, game))
+    )
+    assert "paused  (schedule)" in both
+    assert f"schedule, resumes at {later:%H:%M}; process (game\\x1b[2J runs)" in both
+
+
+def test_resume_says_what_still_holds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    user, schedule = PauseStatus(reason="user"), PauseStatus(reason="schedule")
+    answers(monkeypatch, replace(PAUSED, pauses=(user, schedule)),
+            replace(PAUSED, paused_reason="schedule", pauses=(schedule,)))  # fmt: skip
+    assert run_command(["resume"]) == 0
+    out = capsys.readouterr().out
+    assert out == "Your pause has ended. The node still does not train: schedule\n"
+    answers(monkeypatch, STATUS)
+    assert run_command(["resume"]) == 0
+    assert capsys.readouterr().out == "The node goes on.\n"
 
 
 @pytest.mark.parametrize("order", ["pause", "resume", "leave"])

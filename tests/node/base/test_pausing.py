@@ -1,0 +1,72 @@
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from gossamer.node.base.orders import Orders
+from gossamer.node.base.pausing import (
+    Hold,
+    PauseRules,
+    Reading,
+    UserPause,
+    is_over,
+    resumes_at,
+)
+from gossamer.node.base.work_hours import parse_work_hours
+
+BERLIN = ZoneInfo("Europe/Berlin")
+NOON = datetime(2026, 11, 25, 12, tzinfo=BERLIN).timestamp()
+TEN = NOON + 10 * 3600
+HOURS = parse_work_hours("22:00-07:00")
+
+
+def test_outside_of_the_hours_the_node_is_held_until_they_begin() -> None:
+    rules = PauseRules(HOURS, BERLIN)
+    assert rules.holds(Reading(NOON)) == (Hold("schedule", resumes_at=TEN),)
+    assert rules.holds(Reading(TEN)) == ()
+    assert PauseRules().holds(Reading(NOON)) == ()
+
+
+def test_the_owners_word_is_shown_first_and_each_hold_ends_by_itself() -> None:
+    orders = Orders(UserPause(), [Hold("schedule", resumes_at=TEN)])
+    assert [hold.reason for hold in orders.holds] == ["user", "schedule"]
+    orders.user_pause = None
+    assert orders.hold == Hold("schedule", resumes_at=TEN)
+    orders.others = ()
+    assert not orders.pause
+    assert not orders.wants_device
+
+
+def test_a_pause_after_the_round_lets_the_round_end() -> None:
+    orders = Orders(UserPause(after_round=True))
+    assert orders.pause  # there is no round to finish
+    orders.is_in_round = True
+    assert not orders.wants_device
+    assert [hold.reason for hold in orders.holds] == ["user"]
+    orders.others = (Hold("schedule"),)
+    assert orders.hold == Hold("schedule")
+
+
+@pytest.mark.parametrize(
+    ("ends", "last"),
+    [((), None), ((TEN,), TEN), ((TEN, TEN + 5), TEN + 5), ((TEN, None), None), ((None,), None)],
+)
+def test_a_node_goes_on_when_the_last_cause_has_ended(
+    ends: tuple[float | None, ...], last: float | None
+) -> None:
+    assert resumes_at([Hold("schedule", resumes_at=end) for end in ends]) == last
+
+
+@pytest.mark.parametrize(
+    ("now", "since", "over"),
+    [
+        (NOON, 7199, False),
+        (NOON + 7200, 7200, True),
+        (NOON + 7200, 10, True),  # the machine slept, or its clock was set forward
+        (NOON - 86_400, 7199, False),  # its clock was set back: the length counts
+        (NOON - 86_400, 7200, True),
+    ],
+)
+def test_a_pause_of_two_hours(now: float, since: float, over: bool) -> None:
+    assert is_over(UserPause(NOON + 7200, 7200), now, since) is over
+    assert not is_over(UserPause(), now, since)

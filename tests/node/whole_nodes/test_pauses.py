@@ -1,0 +1,142 @@
+"""When a node trains: its owner's hours and orders, in virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+
+from gossamer.node.telemetry.status import PauseStatus, Status
+from tests.support.node_world import NumbersTrainer, World, simulate
+
+# The virtual clock begins on 14 November 2023 at 22:13:20 UTC.
+
+
+def status_of(world: World, name: str = "a") -> Status:
+    reporter = world.nodes[name].reporter
+    assert reporter is not None
+    return reporter.status()
+
+
+def phase_of(world: World, name: str = "a") -> str:
+    participant = world.participant_or_none(name)
+    return "" if participant is None else participant.progress.phase
+
+
+async def until_paused(world: World, reason: str) -> Status:
+    await world.until(
+        lambda: phase_of(world) == "paused" and status_of(world).paused_reason == reason,
+        seconds=30,
+    )
+    return status_of(world)
+
+
+async def start_again(world: World, nursery: trio.Nursery) -> None:
+    world.crash("a")
+    await trio.sleep(1.0)  # virtual: the old life lets its folder go
+    del world.nodes["a"]
+    await nursery.start(world.run, "a", (), StoppableTrainer)
+
+
+class StoppableTrainer(NumbersTrainer):
+    """It is down from `suspend` to `resume`, as the real one is, and counts what it does."""
+
+    num_starts = 0
+
+    async def suspend(self) -> None:
+        await super().suspend()
+        self.is_up = False
+
+    def resume(self) -> None:
+        self.is_up = True
+        type(self).num_starts += 1
+
+
+def test_a_node_trains_within_its_hours_only(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=1, settings={"work_hours": "22:00-22:14, 22:20-23:00"})
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", (), StoppableTrainer)
+        await world.reach(2, "a")
+        assert status_of(world).pauses == ()
+        await trio.sleep(60)
+        status = await until_paused(world, "schedule")
+        assert status.resumes_at == "2023-11-14T22:20:00+00:00"
+        assert status.pauses == (
+            PauseStatus(reason="schedule", resumes_at="2023-11-14T22:20:00+00:00"),
+        )
+        held = world.round("a")
+        await trio.sleep(300)
+        assert world.round("a") == held
+        await world.reach(held + 2, "a")
+        assert status_of(world).pauses == ()
+        assert status_of(world).resumes_at is None
+
+    simulate(world, story)
+
+
+def test_a_node_that_starts_outside_of_its_hours_waits_for_them(tmp_path: Path) -> None:
+    """Nothing takes the device before they begin, and nobody has to resume."""
+    world = World(tmp_path, seed=2, settings={"work_hours": "22:20-23:00"})
+
+    async def story(nursery: trio.Nursery) -> None:
+        StoppableTrainer.num_starts = 0
+        await nursery.start(world.run, "a", (), StoppableTrainer)
+        await until_paused(world, "schedule")
+        await trio.sleep(300)
+        assert StoppableTrainer.num_starts == 0
+        assert not world.participant("a").context.committed.is_loaded
+        await trio.sleep(100)
+        await world.reach(2, "a")
+
+    simulate(world, story)
+
+
+def test_the_owners_pause_and_the_hours_end_each_by_itself(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=3, settings={"work_hours": "22:00-22:14, 22:20-23:00"})
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", (), StoppableTrainer)
+        await world.reach(1, "a")
+        world.nodes["a"].pause()
+        await until_paused(world, "user")
+        await trio.sleep(60)
+        status = status_of(world)
+        assert [pause.reason for pause in status.pauses] == ["user", "schedule"]
+        assert (status.paused_reason, status.resumes_at) == ("user", None)
+        # Resuming does not overrule the hours, and does not start the trainer.
+        StoppableTrainer.num_starts = 0
+        world.nodes["a"].resume()
+        status = await until_paused(world, "schedule")
+        held = world.round("a")
+        await trio.sleep(60)
+        assert world.round("a") == held
+        assert StoppableTrainer.num_starts == 0
+        # The hours do not overrule the owner.
+        world.nodes["a"].pause()
+        await until_paused(world, "user")
+        await trio.sleep(600)
+        assert [pause.reason for pause in status_of(world).pauses] == ["user"]
+        assert world.round("a") == held
+        await start_again(world, nursery)
+        await until_paused(world, "user")
+        world.nodes["a"].resume()
+        await world.reach(held + 2, "a")
+
+    simulate(world, story)
+
+
+def test_a_clock_that_is_set_counts_at_once(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=4, settings={"work_hours": "22:00-23:00"})
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", (), StoppableTrainer)
+        await world.reach(1, "a")
+        world.clock_ahead_seconds = 3600
+        status = await until_paused(world, "schedule")
+        assert status.resumes_at == "2023-11-15T22:00:00+00:00"
+        world.clock_ahead_seconds = 0
+        await world.until(lambda: status_of(world).pauses == (), seconds=6)
+        await world.reach(world.round("a") + 2, "a")
+
+    simulate(world, story)
