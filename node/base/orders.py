@@ -30,12 +30,12 @@ class Orders:
     @property
     def holds(self) -> tuple[Hold, ...]:
         """Everything that keeps the node from training, or will when the present round ends."""
-        return in_order((*hold_of(self.user_pause), *self.others))
+        return in_order((*hold_of(self.user_pause, is_in_round=self.is_in_round), *self.others))
 
     @property
     def hold(self) -> Hold | None:
         """The first of the holds; None if the node may train."""
-        return first_that_holds(self.holds, is_in_round=self.is_in_round)
+        return first_that_holds(self.holds)
 
     @property
     def pause(self) -> bool:

@@ -90,11 +90,16 @@ class PauseRules:
         return tuple(found)
 
 
-def hold_of(pause: UserPause | None) -> tuple[Hold, ...]:
-    """Returns the hold of the owner's order, if there is one."""
+def hold_of(pause: UserPause | None, *, is_in_round: bool) -> tuple[Hold, ...]:
+    """Returns the hold of the owner's order, if there is one.
+
+    Args:
+        is_in_round: whether the node is in a round, which some orders let it finish.
+    """
     if pause is None:
         return ()
-    return (Hold("user", "", pause.until_unix_seconds, pause.after_round),)
+    after_round = pause.after_round and is_in_round
+    return (Hold("user", "", pause.until_unix_seconds, after_round),)
 
 
 def in_order(holds: Iterable[Hold]) -> tuple[Hold, ...]:
@@ -102,13 +107,9 @@ def in_order(holds: Iterable[Hold]) -> tuple[Hold, ...]:
     return tuple(sorted(holds, key=lambda hold: PAUSE_REASONS.index(hold.reason)))
 
 
-def first_that_holds(holds: Sequence[Hold], *, is_in_round: bool) -> Hold | None:
-    """Returns the hold that is shown; None if the node may train.
-
-    Args:
-        is_in_round: whether the node is in a round, which some holds let it finish.
-    """
-    return next((hold for hold in holds if not (hold.after_round and is_in_round)), None)
+def first_that_holds(holds: Sequence[Hold]) -> Hold | None:
+    """Returns the hold that is shown; None if the node may train now."""
+    return next((hold for hold in holds if not hold.after_round), None)
 
 
 def is_over(pause: UserPause, unix_seconds: float, seconds_since_order: float = 0.0) -> bool:

@@ -39,12 +39,14 @@ def test_the_owners_word_is_shown_first_and_each_hold_ends_by_itself() -> None:
 
 def test_a_pause_after_the_round_lets_the_round_end() -> None:
     orders = Orders(UserPause(after_round=True))
-    assert orders.pause  # there is no round to finish
+    assert orders.hold == Hold("user")  # there is no round to finish
     orders.is_in_round = True
     assert not orders.wants_device
-    assert [hold.reason for hold in orders.holds] == ["user"]
+    assert orders.holds == (Hold("user", after_round=True),)
     orders.others = (Hold("schedule"),)
     assert orders.hold == Hold("schedule")
+    orders.is_in_round = False
+    assert orders.hold == Hold("user")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType
@@ -240,7 +239,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *statuses: Status) -> None:
         nonlocal now
         now += 1.0
 
-    monkeypatch.setattr(orders, "give_order", lambda _state_dir, _order: None)
+    monkeypatch.setattr(orders, "give_order", lambda _state_dir, _order, *_options: None)
     monkeypatch.setattr(
         orders, "fetch_status", lambda _state_dir: left.pop(0) if len(left) > 1 else left[0]
     )
@@ -266,6 +265,38 @@ def test_pause_of_a_free_device_says_so_at_once(
     answers(monkeypatch, PAUSED)
     assert run_command(["pause"]) == 0
     assert capsys.readouterr().out == "The device is free. Go on with: gossamer resume\n"
+
+
+def test_pause_for_a_time_says_when_the_node_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = datetime.now(timezone(timedelta(hours=5, minutes=45))) + timedelta(hours=2)
+    answers(monkeypatch, replace(PAUSED, resumes_at=later.isoformat(timespec="seconds")))
+    given = []
+    monkeypatch.setattr(orders, "give_order", lambda *order: given.append(order[1:]))
+    assert run_command(["pause", "--for", "2h"]) == 0
+    text = f"The device is free. The node goes on at {later:%H:%M}, or with: gossamer resume\n"
+    assert capsys.readouterr().out == text
+    assert given == [("pause", {"seconds": 7200})]
+
+
+def test_pause_after_the_round_returns_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, STATUS)
+    given = []
+    monkeypatch.setattr(orders, "give_order", lambda *order: given.append(order[1:]))
+    assert run_command(["pause", "--after-round", "--for", "30min"]) == 0
+    assert "when its present round ends" in capsys.readouterr().out
+    assert given == [("pause", {"after_round": 1, "seconds": 1800})]
+    waiting = PauseStatus(reason="user", after_round=True)
+    assert "user, from the end of this round" in shown(replace(STATUS, pauses=(waiting,)))
+
+
+@pytest.mark.parametrize("duration", ["2", "2 weeks", "0h", "31d", ""])
+def test_pause_for_no_time_is_a_mistake(duration: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["pause", "--for", duration]) == 2
+    assert errors(capsys)[0].startswith("gossamer: --for: ")
 
 
 def test_pause_does_not_wait_for_ever(
@@ -316,8 +347,9 @@ def test_resume_says_what_still_holds(
 def test_orders(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
     monkeypatch.setattr(orders, "fetch_status", lambda _state_dir: PAUSED)
-    record: Callable[[StateDir, str], None] = lambda _state_dir, name: given.append(name)  # noqa: E731
-    monkeypatch.setattr(orders, "give_order", record)
+    monkeypatch.setattr(
+        orders, "give_order", lambda _state_dir, name, *_options: given.append(name)
+    )
     assert run_command([order]) == 0
     assert given == [order]
 

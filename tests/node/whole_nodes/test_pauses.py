@@ -140,3 +140,109 @@ def test_a_clock_that_is_set_counts_at_once(tmp_path: Path) -> None:
         await world.reach(world.round("a") + 2, "a")
 
     simulate(world, story)
+
+
+def test_a_pause_for_some_time_ends_by_itself_also_after_a_restart(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=5)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", (), StoppableTrainer)
+        await world.reach(1, "a")
+        world.nodes["a"].pause(600)
+        status = await until_paused(world, "user")
+        assert (status.resumes_at or "").startswith("2023-11-14T22:2")
+        held = world.round("a")
+        await trio.sleep(300)
+        await start_again(world, nursery)
+        again = await until_paused(world, "user")
+        assert again.resumes_at == status.resumes_at
+        await trio.sleep(280)
+        assert world.round("a") == held
+        assert (tmp_path / "a" / "paused").exists()
+        await trio.sleep(30)
+        await world.reach(held + 2, "a")
+        assert status_of(world).pauses == ()
+        assert not (tmp_path / "a" / "paused").exists()
+        # The end of a pause may come while no node runs.
+        world.nodes["a"].pause(60)
+        held = (await until_paused(world, "user")).round
+        world.clock_ahead_seconds = 61
+        await start_again(world, nursery)
+        await world.reach(held + 2, "a")
+
+    simulate(world, story)
+
+
+def test_setting_the_clock_makes_no_pause_longer(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=6)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", (), StoppableTrainer)
+        await world.reach(1, "a")
+        world.nodes["a"].pause(600)
+        held = (await until_paused(world, "user")).round
+        world.clock_ahead_seconds = -86_400
+        await trio.sleep(300)
+        assert world.round("a") == held
+        await trio.sleep(310)
+        await world.reach(held + 2, "a")
+        # The machine sleeps: the clock on the wall goes on, that of the process does not.
+        world.nodes["a"].pause(600)
+        held = (await until_paused(world, "user")).round
+        world.clock_ahead_seconds += 700
+        await trio.sleep(6)
+        await world.reach(held + 2, "a")
+
+    simulate(world, story)
+
+
+def test_an_order_of_the_owner_replaces_the_one_before(tmp_path: Path) -> None:
+    """The end of the earlier pause does not end the later one."""
+    world = World(tmp_path, seed=7)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", (), StoppableTrainer)
+        await world.reach(1, "a")
+        world.nodes["a"].pause(60)
+        held = (await until_paused(world, "user")).round
+        await trio.sleep(30)
+        world.nodes["a"].pause()
+        await trio.sleep(120)
+        assert (phase_of(world), world.round("a")) == ("paused", held)
+        assert status_of(world).resumes_at is None
+
+    simulate(world, story)
+
+
+def test_a_pause_after_the_round_lets_it_end(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=8, inner_steps=400)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", (), StoppableTrainer)
+        await world.reach(1, "a")
+        progress = world.participant("a").progress
+        await world.until(lambda: 0 < progress.inner_step < 200)
+        world.nodes["a"].pause(after_round=True)
+        await world.until(lambda: status_of(world).pauses != ())
+        status = status_of(world)
+        assert (status.phase, status.paused_reason) == ("training", None)
+        assert status.pauses == (PauseStatus(reason="user", after_round=True),)
+        before = world.round("a")
+        await world.until(lambda: phase_of(world) == "paused", seconds=600)
+        assert world.round("a") == before + 1
+        last = progress.last_round
+        assert last is not None
+        assert last.outcome == "committed"
+        assert status_of(world).work is not None
+        await trio.sleep(60)
+        assert world.round("a") == before + 1
+        world.nodes["a"].resume()
+        await world.reach(before + 2, "a")
+        # A round that ended with the process is over, too.
+        await world.until(lambda: 0 < progress.inner_step < 200)
+        world.nodes["a"].pause(after_round=True)
+        await world.until(lambda: (tmp_path / "a" / "paused").exists())
+        await start_again(world, nursery)
+        assert (await until_paused(world, "user")).round == before + 2
+
+    simulate(world, story)
