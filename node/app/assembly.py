@@ -36,6 +36,7 @@ from gossamer.node.base.threads import RunInThread
 from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import RollbackFiles, Rollbacks
 from gossamer.node.machine.hardware import Hardware
+from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer import MakeTrainer, Trainer
 from gossamer.node.machine.trainer_client import TrainerClient
@@ -89,6 +90,7 @@ class Runtime:
     run_in_thread: RunInThread = trio.to_thread.run_sync
     serves_http: bool = True
     unix_seconds: Callable[[], float] = time.time
+    use: MachineUse = field(default_factory=MachineUse)
     zone: tzinfo | None = None
     """The zone of the owner's hours; None: that of this machine."""
     awake: AwakeClock = field(default_factory=AwakeClock)
@@ -155,7 +157,12 @@ class Node:
         self._hardware = Hardware(settings.device, gpus, self._speed, runtime.run_in_thread)
         self._leaving = trio.Event()
         self._pause_orders = PauseOrders(state_dir, runtime.run_in_thread, runtime.unix_seconds)
-        self._pause_watch = PauseWatch(pause_rules(settings, runtime.zone), runtime.unix_seconds)
+        self._pause_watch = PauseWatch(
+            pause_rules(settings, runtime.zone),
+            runtime.use,
+            runtime.unix_seconds,
+            runtime.run_in_thread,
+        )
         self.known_peers = state_dir.known_peers()
         self.pinned_head = read_pinned_head(state_dir.root)
         """The head that the link named by which this node joined, if it named one."""

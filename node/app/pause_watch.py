@@ -9,19 +9,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from datetime import tzinfo
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import structlog
 import trio
 
 from gossamer.node.base.pausing import Hold, PauseRules, Reading
 from gossamer.node.base.settings import Settings
+from gossamer.node.base.threads import RunInThread
 from gossamer.node.base.work_hours import parse_work_hours
+from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.telemetry.pause_text import pause_text
 
 LOOK_SECONDS = 5.0
 """Time between two looks: a person waits no longer for the device, and a look costs some
 milliseconds."""
+
+_T = TypeVar("_T")
 
 log = structlog.get_logger("node")
 
@@ -29,7 +33,13 @@ log = structlog.get_logger("node")
 def pause_rules(settings: Settings, zone: tzinfo | None = None) -> PauseRules:
     """Returns the rules of the owner's settings. `zone`: of the hours; None: this machine's."""
     hours = parse_work_hours(settings.work_hours) if settings.work_hours else None
-    return PauseRules(hours, zone)
+    return PauseRules(
+        hours,
+        zone,
+        runs_on_battery=settings.on_battery == "on",
+        pause_for=settings.pause_for,
+        idle_seconds=settings.only_when_idle,
+    )
 
 
 class Holdable(Protocol):
@@ -41,16 +51,26 @@ class Holdable(Protocol):
 class PauseWatch:
     """Applies the owner's rules to what the machine does."""
 
-    def __init__(self, rules: PauseRules, unix_seconds: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        rules: PauseRules,
+        use: MachineUse,
+        unix_seconds: Callable[[], float],
+        run_in_thread: RunInThread,
+    ) -> None:
         self._rules = rules
+        self._use = use
         self._unix_seconds = unix_seconds
+        self._run_in_thread = run_in_thread
+        self._failed: set[str] = set()
+        """Settings whose reader has failed, and that were told of."""
         self._told: tuple[tuple[str, str], ...] = ()
 
     async def look(self) -> tuple[Hold, ...]:
         """Returns what keeps the node from training now, and logs it if it is new."""
         if self._rules.zone is None:
             time.tzset()  # the zone of a machine that travels changes
-        holds = self._rules.holds(Reading(self._unix_seconds()))
+        holds = self._rules.holds(await self._run_in_thread(self._read))
         self._tell(holds)
         return holds
 
@@ -59,6 +79,41 @@ class PauseWatch:
         while True:
             participant.hold_off(await self.look())
             await trio.sleep(LOOK_SECONDS)
+
+    def _read(self) -> Reading:
+        """Reads what the rules ask for, in a thread."""
+        rules, use = self._rules, self._use
+        on_battery = None if rules.runs_on_battery else self._ask("on_battery", use.is_on_battery)
+        programs: tuple[str, ...] | None = None
+        if rules.pause_for:
+            programs = self._ask("pause_for", lambda: use.running_programs(rules.pause_for))
+        idle = None
+        if rules.idle_seconds:
+            idle = self._ask("only_when_idle", use.read_idle)
+            if idle is None:
+                self._tell_failure("only_when_idle", "nothing tells whether somebody uses it")
+        return Reading(
+            self._unix_seconds(),
+            is_on_battery=on_battery,
+            idle_seconds=None if idle is None else idle.seconds,
+            programs=programs or (),
+        )
+
+    def _ask(self, setting: str, read: Callable[[], _T]) -> _T | None:
+        try:
+            return read()
+        except Exception as error:  # a reader of the system never ends the node
+            self._tell_failure(setting, str(error) or repr(error))
+            return None
+
+    def _tell_failure(self, setting: str, problem: str) -> None:
+        if setting not in self._failed:  # once: a reader that failed mostly fails again
+            self._failed.add(setting)
+            log.warning(
+                f"{setting} has no effect on this machine now; `gossamer doctor` says what to do",
+                problem=problem,
+                fields={"event": "a setting has no effect", "setting": setting},
+            )
 
     def _tell(self, holds: Sequence[Hold]) -> None:
         told = tuple((hold.reason, hold.text) for hold in holds)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Literal, get_args
 
+from gossamer.node.base.units import parse_duration
 from gossamer.node.base.work_hours import WorkHours
 
 PauseReason = Literal["user", "schedule", "battery", "process", "idle", "temperature", "disk"]
@@ -21,6 +22,18 @@ PAUSE_REASONS: tuple[PauseReason, ...] = get_args(PauseReason)
 
 PAUSE_SECONDS_MAX = 30 * 24 * 3600
 """A pause that ends by itself: a longer one is better ended by the owner."""
+
+IDLE_SECONDS_MIN = 10
+"""The node looks every 5 seconds."""
+
+IDLE_SECONDS_MAX = 24 * 3600
+"""A machine that is used every day is never idle for longer."""
+
+PROGRAMS_MAX = 32
+"""Programs beside which a node does not train."""
+
+PROGRAM_CHARACTERS_MAX = 64
+"""Longer than a file's name that a person types."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,23 @@ class PauseRules:
         if reading.idle_seconds is not None and reading.idle_seconds < self.idle_seconds:
             found.append(Hold("idle", "somebody uses the machine"))
         return tuple(found)
+
+
+def parse_idle(text: str) -> int:
+    """Returns the seconds of a text such as `5min`; 0 for `off`. Raises ValueError."""
+    if text == "off":
+        return 0
+    return parse_duration(text, IDLE_SECONDS_MIN, IDLE_SECONDS_MAX)
+
+
+def parse_programs(names: Sequence[str]) -> tuple[str, ...]:
+    """Checks the names of programs. Raises ValueError; the message is for people."""
+    if len(names) > PROGRAMS_MAX:
+        raise ValueError(f"{len(names)} programs; allowed: up to {PROGRAMS_MAX}")
+    for name in names:
+        if not 0 < len(name) <= PROGRAM_CHARACTERS_MAX or "/" in name or not name.isprintable():
+            raise ValueError(f"{name!r} is no name of a program, such as blender, without its path")
+    return tuple(dict.fromkeys(names))
 
 
 def hold_of(pause: UserPause | None, *, is_in_round: bool) -> tuple[Hold, ...]:

@@ -22,6 +22,7 @@ from gossamer.node.app.assembly import Node, Runtime
 from gossamer.node.app.joining import join_run
 from gossamer.node.base.settings import Join, Settings
 from gossamer.node.base.threads import RunInThread
+from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.machine.trainer import TrainerListener
 from gossamer.node.network.identity import Identity
 from gossamer.node.rounds.participant import Participant
@@ -280,6 +281,10 @@ class FastTrainer(NumbersTrainer):
     step_seconds = STEP_SECONDS / 10
 
 
+NOT_USED = MachineUse(lambda: None, lambda _names: (), lambda: None)
+"""Nobody uses the machines, whatever the one that runs the test does."""
+
+
 def unix_seconds() -> float:
     """The clock of all nodes."""
     return FIRST_UNIX_SECONDS + trio.current_time()
@@ -410,6 +415,8 @@ class World:
     """Time between two looks of `until`, which may have to catch one phase."""
     settings: Mapping[str, str | int | tuple[str, ...]] = field(default_factory=dict)
     """Settings of all nodes that differ from the defaults."""
+    use: MachineUse = NOT_USED
+    """What the owners do with their machines."""
     clock_ahead_seconds: float = 0.0
     """How far the clock of all machines was set forward."""
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -473,6 +480,7 @@ class World:
                     self.run_in_thread,
                     serves_http=False,
                     unix_seconds=lambda: unix_seconds() + self.clock_ahead_seconds,
+                    use=self.use,
                     zone=UTC,
                 )
                 if invitation is not None:

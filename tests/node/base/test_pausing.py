@@ -72,3 +72,30 @@ def test_a_node_goes_on_when_the_last_cause_has_ended(
 def test_a_pause_of_two_hours(now: float, since: float, over: bool) -> None:
     assert is_over(UserPause(NOON + 7200, 7200), now, since) is over
     assert not is_over(UserPause(), now, since)
+
+
+@pytest.mark.parametrize(
+    ("rules", "reading", "reason"),
+    [
+        (PauseRules(), Reading(NOON, is_on_battery=True), "battery"),
+        (PauseRules(runs_on_battery=True), Reading(NOON, is_on_battery=True), None),
+        (PauseRules(), Reading(NOON, is_on_battery=False), None),
+        (PauseRules(), Reading(NOON, is_on_battery=None), None),
+        (PauseRules(pause_for=("blender",)), Reading(NOON, programs=("blender",)), "process"),
+        (PauseRules(pause_for=("blender",)), Reading(NOON), None),
+        (PauseRules(idle_seconds=300), Reading(NOON, idle_seconds=299), "idle"),
+        (PauseRules(idle_seconds=300), Reading(NOON, idle_seconds=300), None),
+        (PauseRules(idle_seconds=300), Reading(NOON, idle_seconds=None), None),
+        (PauseRules(), Reading(NOON, idle_seconds=0), None),
+    ],
+)
+def test_what_the_owner_does_with_the_machine(
+    rules: PauseRules, reading: Reading, reason: str | None
+) -> None:
+    assert [hold.reason for hold in rules.holds(reading)] == ([reason] if reason else [])
+
+
+def test_holds_name_the_programs() -> None:
+    rules = PauseRules(pause_for=("blender", "game"))
+    both = rules.holds(Reading(NOON, programs=("blender", "game")))
+    assert [hold.text for hold in both] == ["blender, game run"]

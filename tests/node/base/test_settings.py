@@ -113,6 +113,39 @@ def test_hours_come_from_every_source(tmp_path: Path) -> None:
             load_settings({"work_hours": wrong}, {})
 
 
+def test_what_the_owner_does_with_the_machine(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(
+        'on_battery = true\npause_for = ["Google Chrome", "game"]\nonly_when_idle = "5min"\n'
+    )
+    settings = load_settings({}, {}, file)
+    assert settings.on_battery == "on"
+    assert settings.pause_for == ("Google Chrome", "game")
+    assert settings.only_when_idle == 300
+    file.write_text('on_battery = false\nonly_when_idle = "off"\n')
+    settings = load_settings({}, {"GOSSAMER_PAUSE_FOR": "game, blender"}, file)
+    assert (settings.on_battery, settings.only_when_idle) == ("off", 0)
+    assert settings.pause_for == ("game", "blender")
+    assert load_settings({"on_battery": "on"}, {"GOSSAMER_ON_BATTERY": "off"}).on_battery == "on"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "reason"),
+    [
+        ("on_battery", "maybe", "'maybe' is not one of on, off"),
+        ("on_battery", 1, "1 is not one of on, off"),
+        ("only_when_idle", "5", "'5' is no duration; write it as 90s, 30min"),
+        ("only_when_idle", "5s", "5s is not allowed: 10s to 1d"),
+        ("pause_for", ("/usr/bin/game",), "'/usr/bin/game' is no name of a program"),
+        ("pause_for", ("x" * 65,), "is no name of a program"),
+        ("pause_for", tuple(f"game{i}" for i in range(33)), "33 programs; allowed: up to 32"),
+    ],
+)
+def test_what_is_no_such_setting(setting: str, value: GivenValue, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"--{setting.replace('_', '-')}: .*{reason}"):
+        load_settings({setting: value}, {})
+
+
 def test_every_mistake_is_reported_with_its_place(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text('log_format = "xml"\ndevise = "cpu"\nthreads = 1.5\n')

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+import pytest
 import trio
 
+from gossamer.node.machine.machine_use import Idle, MachineUse
 from gossamer.node.telemetry.status import PauseStatus, Status
 from tests.support.node_world import NumbersTrainer, World, simulate
 
@@ -246,3 +251,96 @@ def test_a_pause_after_the_round_lets_it_end(tmp_path: Path) -> None:
         assert (await until_paused(world, "user")).round == before + 2
 
     simulate(world, story)
+
+
+LONG_IDLE = Idle(1e6, "test")
+
+
+@dataclass
+class Machine:
+    """What its owner does with it, as a test says. None for a reader that fails."""
+
+    is_on_battery: bool | None = False
+    programs: tuple[str, ...] | None = ()
+    idle: Idle | None = LONG_IDLE
+    num_looks: int = 0
+
+    @property
+    def use(self) -> MachineUse:
+        return MachineUse(self._battery, self._programs, lambda: self.idle)
+
+    def _battery(self) -> bool | None:
+        if self.is_on_battery is None:
+            raise OSError("a file of the kernel is damaged")
+        return self.is_on_battery
+
+    def _programs(self, names: Sequence[str]) -> tuple[str, ...]:
+        self.num_looks += 1
+        if self.programs is None:
+            raise psutil.AccessDenied(1)
+        return tuple(name for name in self.programs if name in names)
+
+
+IN_USE: dict[str, int | tuple[str, ...]] = {"pause_for": ("blender",), "only_when_idle": 300}
+
+
+def test_a_machine_that_is_used_is_its_owners(tmp_path: Path) -> None:
+    machine = Machine()
+    world = World(tmp_path, seed=9, settings=IN_USE, use=machine.use)
+
+    async def held_and_free(reason: str, text: str) -> None:
+        status = await until_paused(world, reason)
+        assert status.pauses == (PauseStatus(reason=reason, text=text),)
+        assert status.resumes_at is None
+        held = world.round("a")
+        await trio.sleep(60)
+        assert world.round("a") == held
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", (), StoppableTrainer)
+        await world.reach(1, "a")
+        machine.is_on_battery = True
+        await held_and_free("battery", "the machine runs on its battery")
+        machine.is_on_battery, machine.programs = False, ("blender", "firefox")
+        await held_and_free("process", "blender runs")
+        machine.programs, machine.idle = (), Idle(3, "test")
+        await held_and_free("idle", "somebody uses the machine")
+        machine.idle = Idle(300, "test")
+        await world.reach(world.round("a") + 2, "a")
+
+    simulate(world, story)
+
+
+def test_the_processes_are_listed_every_five_seconds(tmp_path: Path) -> None:
+    machine = Machine()
+    world = World(tmp_path, seed=10, settings=IN_USE, use=machine.use)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", (), StoppableTrainer)
+        await world.reach(1, "a")
+        machine.num_looks = 0
+        await trio.sleep(100)
+        assert 19 <= machine.num_looks <= 21
+
+    simulate(world, story)
+
+
+def test_readers_that_fail_stop_nothing_and_are_told_of_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = Machine(is_on_battery=None, programs=None, idle=None)
+    world = World(tmp_path, seed=11, settings=IN_USE, use=machine.use)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", (), StoppableTrainer)
+        await world.reach(1, "a")
+        await trio.sleep(60)
+        assert status_of(world).pauses == ()
+        # They answer again, and count again.
+        machine.programs = ("blender",)
+        await until_paused(world, "process")
+
+    simulate(world, story)
+    printed = capsys.readouterr().out
+    for setting in ("on_battery", "pause_for", "only_when_idle"):
+        assert printed.count(f"{setting} has no effect on this machine now") == 1
