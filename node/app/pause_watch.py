@@ -86,6 +86,8 @@ class PauseWatch:
         on_battery = None if rules.runs_on_battery else self._ask("on_battery", use.is_on_battery)
         programs: tuple[str, ...] | None = None
         if rules.pause_for:
+            if not use.sees_programs():
+                self._tell_failure("pause_for", "programs of other users are hidden")
             programs = self._ask("pause_for", lambda: use.running_programs(rules.pause_for))
         idle = None
         if rules.idle_seconds:
@@ -110,9 +112,9 @@ class PauseWatch:
         if setting not in self._failed:  # once: a reader that failed mostly fails again
             self._failed.add(setting)
             log.warning(
-                f"{setting} has no effect on this machine now; `gossamer doctor` says what to do",
+                f"{setting} may have no effect on this machine; `gossamer doctor` says what to do",
                 problem=problem,
-                fields={"event": "a setting has no effect", "setting": setting},
+                fields={"event": "a setting may have no effect", "setting": setting},
             )
 
     def _tell(self, holds: Sequence[Hold]) -> None:

@@ -171,3 +171,4 @@ class MachineUse:
     is_on_battery: Callable[[], bool | None] = is_on_battery
     running_programs: Callable[[Sequence[str]], tuple[str, ...]] = running_programs
     read_idle: Callable[[], Idle | None] = read_idle
+    sees_programs: Callable[[], bool] = sees_programs

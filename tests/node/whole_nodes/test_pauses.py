@@ -263,11 +263,12 @@ class Machine:
     is_on_battery: bool | None = False
     programs: tuple[str, ...] | None = ()
     idle: Idle | None = LONG_IDLE
+    sees: bool = True
     num_looks: int = 0
 
     @property
     def use(self) -> MachineUse:
-        return MachineUse(self._battery, self._programs, lambda: self.idle)
+        return MachineUse(self._battery, self._programs, lambda: self.idle, lambda: self.sees)
 
     def _battery(self) -> bool | None:
         if self.is_on_battery is None:
@@ -342,5 +343,23 @@ def test_readers_that_fail_stop_nothing_and_are_told_of_once(
 
     simulate(world, story)
     printed = capsys.readouterr().out
+    assert "programs of other users are hidden" not in printed
     for setting in ("on_battery", "pause_for", "only_when_idle"):
-        assert printed.count(f"{setting} has no effect on this machine now") == 1
+        assert printed.count(f"{setting} may have no effect on this machine") == 1
+
+
+def test_programs_that_are_hidden_are_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the node's own user may be visible all the same, and count."""
+    machine = Machine(sees=False)
+    world = World(tmp_path, seed=12, settings=IN_USE, use=machine.use)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", (), StoppableTrainer)
+        await world.reach(1, "a")
+        machine.programs = ("blender",)
+        await until_paused(world, "process")
+
+    simulate(world, story)
+    assert capsys.readouterr().out.count("programs of other users are hidden") == 1
