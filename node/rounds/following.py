@@ -129,6 +129,8 @@ class Follower:
         log.info("paused; the device is free")
         progress = self.phases.progress
         while (hold := self._orders.hold) is not None and not self._orders.leave:
+            if self._trainings.trainer.is_up:  # nothing held the node for a while since `suspend`
+                await self._trainings.trainer.suspend()
             if (progress.phase, progress.paused_reason) != ("paused", hold.reason):
                 self.phases.pause(hold.reason)
             await self.catch_up()

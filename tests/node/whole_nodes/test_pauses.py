@@ -363,3 +363,33 @@ def test_programs_that_are_hidden_are_told_of(
 
     simulate(world, story)
     assert capsys.readouterr().out.count("programs of other users are hidden") == 1
+
+
+class SlowToStop(StoppableTrainer):
+    """It takes the owner's device for a while after it was told to stop."""
+
+    async def suspend(self) -> None:
+        self.is_up = False
+        await trio.sleep(12)
+
+
+def test_a_cause_that_comes_back_while_the_trainer_stops_is_obeyed(tmp_path: Path) -> None:
+    """The trainer that was started in between stops, too."""
+    machine = Machine()
+    world = World(tmp_path, seed=13, use=machine.use)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a", (), SlowToStop)
+        await world.reach(1, "a")
+        trainer = world.participant("a").context.trainer
+        machine.is_on_battery = True
+        await world.until(lambda: not trainer.is_up, seconds=30)
+        machine.is_on_battery = False
+        await world.until(lambda: trainer.is_up, seconds=6)
+        machine.is_on_battery = True
+        await until_paused(world, "battery")
+        await trio.sleep(30)
+        assert phase_of(world) == "paused"
+        assert not trainer.is_up
+
+    simulate(world, story)
