@@ -18,7 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from gossamer.node.base.pausing import PAUSE_SECONDS_MAX
 
-_PAUSE_SECONDS = re.compile(r"[1-9]\d{0,9}")
+_PAUSE_SECONDS = re.compile(r"[1-9][0-9]{0,9}")
 
 CONTROL_HEADER = "x-gossamer"
 LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")

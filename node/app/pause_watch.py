@@ -70,7 +70,8 @@ class PauseWatch:
         """Returns what keeps the node from training now, and logs it if it is new."""
         if self._rules.zone is None:
             time.tzset()  # the zone of a machine that travels changes
-        holds = self._rules.holds(await self._run_in_thread(self._read))
+        now = self._unix_seconds()
+        holds = self._rules.holds(await self._run_in_thread(lambda: self._read(now)))
         self._tell(holds)
         return holds
 
@@ -80,7 +81,7 @@ class PauseWatch:
             participant.hold_off(await self.look())
             await trio.sleep(LOOK_SECONDS)
 
-    def _read(self) -> Reading:
+    def _read(self, now: float) -> Reading:
         """Reads what the rules ask for, in a thread."""
         rules, use = self._rules, self._use
         on_battery = None if rules.runs_on_battery else self._ask("on_battery", use.is_on_battery)
@@ -95,7 +96,7 @@ class PauseWatch:
             if idle is None:
                 self._tell_failure("only_when_idle", "nothing tells whether somebody uses it")
         return Reading(
-            self._unix_seconds(),
+            now,
             is_on_battery=on_battery,
             idle_seconds=None if idle is None else idle.seconds,
             programs=programs or (),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Literal, get_args
 
-from gossamer.node.base.units import parse_duration
+from gossamer.node.base.durations import parse_duration
 from gossamer.node.base.work_hours import WorkHours
 
 PauseReason = Literal["user", "schedule", "battery", "process", "idle", "temperature", "disk"]

@@ -21,7 +21,7 @@ WEEK_MINUTES = len(DAYS) * DAY_MINUTES
 GROUPS_MAX = 32
 """Groups in one setting: four periods for every day."""
 
-_TIMES = re.compile(r"(\d\d?):(\d\d)-(\d\d?):(\d\d)")
+_TIMES = re.compile(r"(\d\d?):(\d\d)-(\d\d?):(\d\d)", re.ASCII)
 _HINT = "write them as 22:00-07:00, or as mon-fri 22:00-07:00, sat-sun 00:00-24:00"
 
 _STEP_SECONDS = 15 * 60

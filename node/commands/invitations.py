@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from rich.table import Column, Table
 
 from gossamer.node.app.client import fetch_status
-from gossamer.node.base import units
+from gossamer.node.base import durations
 from gossamer.node.base.address_text import Link
 from gossamer.node.base.links import invitation_text
 from gossamer.node.base.settings import ConfigError
@@ -104,7 +104,7 @@ def parse_duration(text: str) -> int:
         ConfigError: it is none, or longer than a year.
     """
     try:
-        return units.parse_duration(text, 1, EXPIRES_SECONDS_MAX)
+        return durations.parse_duration(text, 1, EXPIRES_SECONDS_MAX)
     except ValueError as error:
         raise ConfigError([f"--expires: {error}"]) from error
 

@@ -8,9 +8,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from gossamer.node.app.client import ClientError, Order, fetch_status, give_order
+from gossamer.node.base.durations import parse_duration
 from gossamer.node.base.pausing import PAUSE_SECONDS_MAX
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.base.units import parse_duration
 from gossamer.node.commands.options import State, StateOptions, settings_of
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.pause_text import moment, pauses_text, unix_moment, zone_of
