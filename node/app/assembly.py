@@ -32,7 +32,7 @@ from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
-from gossamer.node.base.threads import RunInThread
+from gossamer.node.base.threads import RunInThread, run_abandonable
 from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import RollbackFiles, Rollbacks
 from gossamer.node.machine.hardware import Hardware
@@ -91,6 +91,8 @@ class Runtime:
     serves_http: bool = True
     unix_seconds: Callable[[], float] = time.time
     use: MachineUse = field(default_factory=MachineUse)
+    read_in_thread: RunInThread = run_abandonable
+    """Runs the readers of `use`, which may hang with a broken driver."""
     zone: tzinfo | None = None
     """The zone of the owner's hours; None: that of this machine."""
     awake: AwakeClock = field(default_factory=AwakeClock)
@@ -161,7 +163,7 @@ class Node:
             pause_rules(settings, runtime.zone),
             runtime.use,
             runtime.unix_seconds,
-            runtime.run_in_thread,
+            runtime.read_in_thread,
         )
         self.known_peers = state_dir.known_peers()
         self.pinned_head = read_pinned_head(state_dir.root)

@@ -27,6 +27,9 @@ milliseconds."""
 
 _T = TypeVar("_T")
 
+READ_SECONDS_MAX = 10.0
+"""Limit of the wait for what the machine says: a program that is asked has 2 seconds."""
+
 log = structlog.get_logger("node")
 
 
@@ -58,10 +61,13 @@ class PauseWatch:
         unix_seconds: Callable[[], float],
         run_in_thread: RunInThread,
     ) -> None:
+        """`run_in_thread`: leaves a thread to itself when it is cancelled."""
         self._rules = rules
         self._use = use
         self._unix_seconds = unix_seconds
         self._run_in_thread = run_in_thread
+        self._is_reading = False
+        """Whether a thread reads. Only that thread sets it."""
         self._failed: set[str] = set()
         """Settings whose reader has failed, and that were told of."""
         self._told: tuple[tuple[str, str], ...] = ()
@@ -71,7 +77,7 @@ class PauseWatch:
         if self._rules.zone is None:
             time.tzset()  # the zone of a machine that travels changes
         now = self._unix_seconds()
-        holds = self._rules.holds(await self._run_in_thread(lambda: self._read(now)))
+        holds = self._rules.holds(await self._read_in_time(now))
         self._tell(holds)
         return holds
 
@@ -81,7 +87,25 @@ class PauseWatch:
             participant.hold_off(await self.look())
             await trio.sleep(LOOK_SECONDS)
 
+    async def _read_in_time(self, now: float) -> Reading:
+        """Reads what the rules ask for. A driver that hangs costs one thread and no more: it is not
+        asked again before it has answered, and the clock alone counts until then."""
+        reading = Reading(now)
+        if not self._is_reading:
+            with trio.move_on_after(READ_SECONDS_MAX) as scope:
+                reading = await self._run_in_thread(lambda: self._read(now))
+            if scope.cancelled_caught:
+                self._tell_failure("on_battery, pause_for or only_when_idle", "the system hangs")
+        return reading
+
     def _read(self, now: float) -> Reading:
+        self._is_reading = True
+        try:
+            return self._read_use(now)
+        finally:
+            self._is_reading = False
+
+    def _read_use(self, now: float) -> Reading:
         """Reads what the rules ask for, in a thread."""
         rules, use = self._rules, self._use
         on_battery = None if rules.runs_on_battery else self._ask("on_battery", use.is_on_battery)

@@ -481,6 +481,7 @@ class World:
                     serves_http=False,
                     unix_seconds=lambda: unix_seconds() + self.clock_ahead_seconds,
                     use=self.use,
+                    read_in_thread=self.run_in_thread,
                     zone=UTC,
                 )
                 if invitation is not None:
