@@ -228,7 +228,8 @@ _ROUTE_TEXTS = {
     "/metrics": "The metrics, for Prometheus.",
     "/livez": "200 while the process answers.",
     "/readyz": "200 while the node takes part in rounds, otherwise 503 with its phase.",
-    "/api/pause": "Like `gossamer pause`.",
+    "/api/pause": "Like `gossamer pause`; `?seconds=7200` is `--for 2h`, and `?after_round=1` is "
+    "`--after-round`.",
     "/api/resume": "Like `gossamer resume`.",
     "/api/leave": "Like `gossamer leave`.",
 }

@@ -18,22 +18,26 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import tzinfo
 
 import structlog
 import trio
 
 from gossamer.node.app.http import serve_http
 from gossamer.node.app.pause_orders import PauseOrders
+from gossamer.node.app.pause_watch import PauseWatch, pause_rules
 from gossamer.node.app.reporting import Reporter, say_hello
 from gossamer.node.app.trainer_events import TrainerEvents
 from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.base.durations import parse_serve_after
+from gossamer.node.base.orders import Orders
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
-from gossamer.node.base.threads import RunInThread
-from gossamer.node.base.units import duration_seconds
+from gossamer.node.base.threads import RunInThread, run_abandonable
 from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import RollbackFiles, Rollbacks
 from gossamer.node.machine.hardware import Hardware
+from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer import MakeTrainer, Trainer
 from gossamer.node.machine.trainer_client import TrainerClient
@@ -87,6 +91,11 @@ class Runtime:
     run_in_thread: RunInThread = trio.to_thread.run_sync
     serves_http: bool = True
     unix_seconds: Callable[[], float] = time.time
+    use: MachineUse = field(default_factory=MachineUse)
+    read_in_thread: RunInThread = run_abandonable
+    """Runs the readers of `use`, which may hang with a broken driver."""
+    zone: tzinfo | None = None
+    """The zone of the owner's hours; None: that of this machine."""
     awake: AwakeClock = field(default_factory=AwakeClock)
     """The clock without the time in which this process was stopped. It has to run as long as the
     node."""
@@ -150,7 +159,13 @@ class Node:
         self._speed = SpeedMeter(self.metrics)
         self._hardware = Hardware(settings.device, gpus, self._speed, runtime.run_in_thread)
         self._leaving = trio.Event()
-        self._pause_orders = PauseOrders(state_dir, runtime.run_in_thread)
+        self._pause_orders = PauseOrders(state_dir, runtime.run_in_thread, runtime.unix_seconds)
+        self._pause_watch = PauseWatch(
+            pause_rules(settings, runtime.zone),
+            runtime.use,
+            runtime.unix_seconds,
+            runtime.read_in_thread,
+        )
         self.known_peers = state_dir.known_peers()
         self.pinned_head = read_pinned_head(state_dir.root)
         """The head that the link named by which this node joined, if it named one."""
@@ -168,13 +183,18 @@ class Node:
 
     # Orders
 
-    def pause(self) -> None:
-        """Stops training and frees the device, also in later lives."""
-        self._pause_orders.give(pause=True)
+    def pause(self, seconds: float | None = None, *, after_round: bool = False) -> None:
+        """Stops training and frees the device, also in later lives.
+
+        Args:
+            seconds: when the pause ends by itself; None: when the owner resumes.
+            after_round: whether the present round is finished first.
+        """
+        self._pause_orders.pause(seconds, after_round=after_round)
 
     def resume(self) -> None:
-        """Goes on after a pause, or after a failure of the trainer."""
-        self._pause_orders.give(pause=False)
+        """Ends the owner's pause, or goes on after a failure of the trainer."""
+        self._pause_orders.resume()
 
     def leave(self) -> None:
         """Makes `run` return after an orderly end, also before the participant exists."""
@@ -297,19 +317,22 @@ class Node:
         """Runs everything that needs the data index, until the participant has left."""
         swarm, trainer = core.swarm, core.trainer
         feed = self._build_feed(core, index)
-        self.participant = participant = self._build_participant(core, feed)
+        orders = Orders(self._pause_orders.read(), await self._pause_watch.look())
+        self.participant = participant = self._build_participant(core, feed, orders)
         if self._leaving.is_set():
             participant.leave()
         core.chain_sync.report_to(participant)
         self._transport.handle(RING_PROTOCOL, self._serve_ring)
         swarm.start(participant.rounds, self._standing)
         self.reporter = reporter = Reporter(
-            participant, self._store, self._blocks, self._hardware.capacity, self._state_dir
-        )
+            participant, self._store, self._blocks, self._hardware.capacity, self._state_dir,
+            self._runtime.zone,
+        )  # fmt: skip
         if self._runtime.serves_http:
             await self._start_http(nursery, reporter)
         say_hello(self.manifest, self._transport.addresses())
         nursery.start_soon(self._pause_orders.run, participant)
+        nursery.start_soon(self._pause_watch.run, participant)
         nursery.start_soon(swarm.run)
         nursery.start_soon(
             core.rollbacks.run, swarm.gossip, participant, self._runtime.run_in_thread
@@ -331,7 +354,7 @@ class Node:
             shards_per_partition(self.manifest),
         )
 
-    def _build_participant(self, core: _Core, feed: DataFeed) -> Participant:
+    def _build_participant(self, core: _Core, feed: DataFeed, orders: Orders) -> Participant:
         context = NodeContext(
             self.manifest,
             self._identity,
@@ -359,8 +382,8 @@ class Node:
             context,
             has_bootstrap=bool(self._settings.bootstrap or known),
             wait_for_peers=self._settings.wait_for_peers,
-            serve_seconds=duration_seconds(self._settings.serve_after),
-            is_paused=self._state_dir.is_paused(),
+            serve_seconds=parse_serve_after(self._settings.serve_after),
+            orders=orders,
         )
 
     @property
@@ -370,8 +393,9 @@ class Node:
 
     async def _participate(self, participant: Participant, trainer: Trainer) -> None:
         events = TrainerEvents(participant, self._hardware, self.metrics, self._settings.log_steps)
-        if self._state_dir.is_paused():
-            log.warning("paused, as before the restart; `gossamer resume` goes on")
+        if participant.is_held:
+            if participant.holds[0].reason == "user":
+                log.warning("paused, as before the restart; `gossamer resume` goes on")
             await trainer.suspend()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trainer.run, events)

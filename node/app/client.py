@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import http.client
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -49,8 +52,13 @@ def fetch_status(state_dir: StateDir) -> Status:
         ) from error
 
 
-def give_order(state_dir: StateDir, order: Order) -> None:
+def give_order(
+    state_dir: StateDir, order: Order, options: Mapping[str, int] = MappingProxyType({})
+) -> None:
     """Asks the running daemon to pause, resume or leave. Returns when the daemon has accepted.
+
+    Args:
+        options: of the order: for a pause `seconds` and `after_round` (0 or 1).
 
     Raises:
         NotRunningError, ClientError: as `fetch_status`.
@@ -62,7 +70,8 @@ def give_order(state_dir: StateDir, order: Order) -> None:
         if state_dir.read_api() is not None:
             raise ClientError(str(error)) from error
         token = ""
-    _ask(state_dir, "POST", f"/api/{order}", token)
+    query = f"?{urlencode(options)}" if options else ""
+    _ask(state_dir, "POST", f"/api/{order}{query}", token)
 
 
 def _ask(state_dir: StateDir, method: str, path: str, token: str = "") -> bytes:

@@ -40,7 +40,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gossamer.node.app.order_rules import LOOPBACK_NAMES, host_of, refuse_order
+from gossamer.node.app.order_rules import LOOPBACK_NAMES, host_of, parse_pause, refuse_order
 from gossamer.node.base.address_text import HostPort, parse_host_port
 from gossamer.node.telemetry.status import Status, encode_status, is_ready, link_of
 
@@ -89,7 +89,7 @@ class ApiBindError(OSError):
 class Controls(Protocol):
     """The node, as the three orders see it. They return at once; the status shows their effect."""
 
-    def pause(self) -> None: ...
+    def pause(self, seconds: float | None = None, *, after_round: bool = False) -> None: ...
 
     def resume(self) -> None: ...
 
@@ -235,6 +235,10 @@ def build_app(
             return PlainTextResponse("ok\n")
         return PlainTextResponse(f"not taking part in rounds: {now.phase}\n", status_code=503)
 
+    def pause(request: Request) -> None:
+        seconds, after_round = parse_pause(request.query_params)
+        controls.pause(seconds, after_round=after_round)
+
     app = Starlette(
         routes=[
             Route("/", show_page),
@@ -243,9 +247,9 @@ def build_app(
             Route("/metrics", show_metrics),
             Route("/livez", show_alive),
             Route("/readyz", show_ready),
-            Route("/api/pause", _order(controls.pause, token), methods=["POST"]),
-            Route("/api/resume", _order(controls.resume, token), methods=["POST"]),
-            Route("/api/leave", _order(controls.leave, token), methods=["POST"]),
+            Route("/api/pause", _order(pause, token), methods=["POST"]),
+            Route("/api/resume", _order(lambda _: controls.resume(), token), methods=["POST"]),
+            Route("/api/leave", _order(lambda _: controls.leave(), token), methods=["POST"]),
         ]
     )
     return _Guard(app, hosts)
@@ -260,13 +264,16 @@ def qr_code(link: str) -> bytes:
     return picture.getvalue()
 
 
-def _order(act: Callable[[], None], token: str) -> Callable[[Request], Awaitable[Response]]:
+def _order(act: Callable[[Request], None], token: str) -> Callable[[Request], Awaitable[Response]]:
     # Async, because Starlette runs a plain function in a thread, and orders change the daemon.
     async def handle(request: Request) -> Response:
         refusal = refuse_order(request, token)
         if refusal is not None:
             return refusal
-        act()
+        try:
+            act(request)
+        except ValueError as error:
+            return PlainTextResponse(f"{error}\n", status_code=400)
         return JSONResponse({"accepted": True}, status_code=202)
 
     return handle

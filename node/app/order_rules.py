@@ -10,9 +10,15 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
+from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+
+from gossamer.node.base.pausing import PAUSE_SECONDS_MAX
+
+_PAUSE_SECONDS = re.compile(r"[1-9][0-9]{0,9}")
 
 CONTROL_HEADER = "x-gossamer"
 LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
@@ -55,6 +61,23 @@ def refuse_order(request: Request, token: str) -> Response | None:
             headers={"www-authenticate": "Bearer"},
         )
     return None
+
+
+def parse_pause(query: Mapping[str, str]) -> tuple[int | None, bool]:
+    """Returns the seconds of a pause, None for no end, and whether the present round is finished
+    first.
+
+    Raises:
+        ValueError: the query has something else; the message is for people.
+    """
+    if unknown := sorted(set(query) - {"seconds", "after_round"}):
+        raise ValueError(f"a pause has `seconds` and `after_round`, and no {', '.join(unknown)}")
+    text, after_round = query.get("seconds"), query.get("after_round", "0")
+    if text is not None and not (_PAUSE_SECONDS.fullmatch(text) and int(text) <= PAUSE_SECONDS_MAX):
+        raise ValueError(f"`seconds` of a pause is a whole number from 1 to {PAUSE_SECONDS_MAX}")
+    if after_round not in ("0", "1"):
+        raise ValueError("`after_round` of a pause is 0 or 1")
+    return None if text is None else int(text), after_round == "1"
 
 
 def host_of(header: str) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import tzinfo
 
 import structlog
 import trio
 
+from gossamer.node.base.pausing import resumes_at
 from gossamer.node.network.transport import Path
 from gossamer.node.peers.block_exchange import BlockService
 from gossamer.node.rounds.participant import Participant
@@ -18,7 +20,15 @@ from gossamer.node.storage.disk_use import bytes_beside
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.metrics import PEER_PATHS, package_version
 from gossamer.node.telemetry.reach_text import reach_text
-from gossamer.node.telemetry.status import CapacityStatus, DataStatus, OuterStep, PeerStatus, Status
+from gossamer.node.telemetry.status import (
+    CapacityStatus,
+    DataStatus,
+    OuterStep,
+    PauseStatus,
+    PeerStatus,
+    Status,
+    iso_moment,
+)
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX
@@ -47,9 +57,12 @@ class Reporter:
         blocks: BlockService,
         capacity: Callable[[], Capacity],
         state_dir: StateDir,
+        zone: tzinfo | None = None,
     ) -> None:
+        """`zone`: of the times in the status; None means that of this machine."""
         self._participant = participant
         self._state_dir = state_dir
+        self._zone = zone
         self._health = state_dir.health
         self._other_bytes = 0
         """Bytes of the state directory besides the blocks."""
@@ -66,6 +79,8 @@ class Reporter:
     def status(self) -> Status:
         """Returns the present status. It is called on the event loop for every request."""
         node, progress = self._participant.context, self._participant.progress
+        holds = self._participant.holds
+        is_paused = progress.paused_reason not in (None, "disk")
         entry = node.committed.entry
         settled = settled_head(node.committed.chain, entry.head)
         capacity = self._capacity()
@@ -89,6 +104,8 @@ class Reporter:
             phase=progress.phase,
             problem=progress.problem or self._health.problem or node.feed.problem,
             paused_reason=progress.paused_reason,
+            resumes_at=iso_moment(resumes_at(holds), self._zone) if is_paused else None,
+            pauses=tuple(PauseStatus.of(hold, self._zone) for hold in holds),
             round=entry.round,
             final_round=node.manifest.last_round,
             head=entry.head.hex(),

@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import trio
+
+from gossamer.node.base.pausing import Hold, UserPause, first_that_holds, hold_of, in_order
 
 
 class Orders:
-    """The operator's standing orders. Each change, and all other news, wakes the waiting tasks."""
+    """The operator's standing orders, and what else keeps the node from training. Each change, and
+    all other news, wakes the waiting tasks."""
 
-    def __init__(self) -> None:
-        self.pause = False
+    def __init__(self, user_pause: UserPause | None = None, others: Sequence[Hold] = ()) -> None:
+        """
+        Args:
+            user_pause: the owner's order of an earlier life.
+            others: what else keeps the node from training at its start.
+        """
+        self.user_pause = user_pause
+        self.others: tuple[Hold, ...] = tuple(others)
+        """What keeps the node from training besides the owner's order."""
         self.leave = False
+        self.is_in_round = False
+        """Whether the node is in a round, which some orders let it finish."""
         self._news = trio.Event()
+
+    @property
+    def holds(self) -> tuple[Hold, ...]:
+        """Everything that keeps the node from training, or will when the present round ends."""
+        return in_order((*hold_of(self.user_pause, is_in_round=self.is_in_round), *self.others))
+
+    @property
+    def hold(self) -> Hold | None:
+        """The first of the holds; None if the node may train."""
+        return first_that_holds(self.holds)
+
+    @property
+    def pause(self) -> bool:
+        """Returns whether the node may not train now."""
+        return self.hold is not None
 
     @property
     def wants_device(self) -> bool:

@@ -26,8 +26,10 @@ from gossamer.node.base.address_text import (
     parse_link,
     parse_listen,
 )
+from gossamer.node.base.durations import parse_serve_after
+from gossamer.node.base.pausing import parse_idle, parse_programs
 from gossamer.node.base.rate_limit import PERIODS_MAX, parse_limit
-from gossamer.node.base.units import duration_seconds
+from gossamer.node.base.work_hours import parse_work_hours
 from gossamer.protocol import limits
 
 ENVIRONMENT_PREFIX = "GOSSAMER_"
@@ -123,6 +125,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     micro_batch: int = 0
     """Sequences that go through the model at once, to begin with; 0 begins with what fits into the
     device's memory by an estimate. Fewer are taken where memory runs out."""
+    work_hours: str = ""
+    """Hours in which this node trains, in local time, such as `22:00-07:00` or
+    `mon-fri 22:00-07:00, sat-sun 00:00-24:00`; empty means always."""
+    on_battery: Switch = "off"
+    """Whether this node trains while the machine runs on its battery."""
+    pause_for: tuple[str, ...] = ()
+    """Names of programs, such as `blender`, beside which this node does not train."""
+    only_when_idle: int = 0
+    """Time, such as `5min`, for which nobody has to have used the machine before this node trains;
+    `off`, or 0 seconds, means that it always trains."""
     confine_trainer: Switch = "on"
     """Whether the trainer gives up the network and all writing outside of its folder, where the
     system can see to that. `off` is for drivers of GPUs that do not work so."""
@@ -367,6 +379,18 @@ def _announce(value: GivenValue) -> tuple[str, ...]:
     return addresses
 
 
+def _work_hours(value: GivenValue) -> str:
+    text = value if isinstance(value, str) else ", ".join(_texts(value))
+    parse_work_hours(text)
+    return text
+
+
+def _on_battery(value: GivenValue) -> str:
+    words = {True: "on", False: "off", "true": "on", "false": "off"}
+    is_word = isinstance(value, (bool, str))
+    return str(_choice(get_args(Switch))(words.get(value, value) if is_word else value))
+
+
 def _own_networks(value: GivenValue) -> tuple[str, ...]:
     networks = _texts(value)
     if len(networks) > OWN_NETWORKS_MAX:
@@ -392,7 +416,7 @@ def _limits(value: GivenValue) -> tuple[str, ...]:
 
 def _duration(value: GivenValue) -> str:
     text = str(value).strip().lower()
-    duration_seconds(text)
+    parse_serve_after(text)
     return text
 
 
@@ -429,6 +453,10 @@ _PARSERS: dict[str, _Parser] = {
     "device": _device,
     "threads": _integer(0, THREADS_MAX),
     "micro_batch": _integer(0, MICRO_BATCH_MAX),
+    "work_hours": _work_hours,
+    "on_battery": _on_battery,
+    "pause_for": lambda value: parse_programs(_texts(value)),
+    "only_when_idle": lambda value: parse_idle(str(value)),
     "confine_trainer": _choice(get_args(Switch)),
     "cache_bytes": _cache_bytes,
     "log_format": _choice(get_args(LogFormat)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from cyclopts import Parameter
 from rich.table import Column, Table
 
 from gossamer.node.app.client import fetch_status
+from gossamer.node.base import durations
 from gossamer.node.base.address_text import Link
 from gossamer.node.base.links import invitation_text
 from gossamer.node.base.settings import ConfigError
@@ -21,9 +21,6 @@ from gossamer.node.runs.inviting import EXPIRES_SECONDS_MAX, InvitationError, In
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status, address_of
 from gossamer.protocol.ids import PeerId
-
-_DURATION = re.compile(r"(\d{1,6})\s*([mhd])")
-_UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
 
 
 def invite(
@@ -106,11 +103,10 @@ def parse_duration(text: str) -> int:
     Raises:
         ConfigError: it is none, or longer than a year.
     """
-    match = _DURATION.fullmatch(text.strip())
-    seconds = int(match[1]) * _UNIT_SECONDS[match[2]] if match else 0
-    if not 0 < seconds <= EXPIRES_SECONDS_MAX:
-        raise ConfigError([f"--expires {text}: write 30m, 12h or 7d; at most 365d"])
-    return seconds
+    try:
+        return durations.parse_duration(text, 1, EXPIRES_SECONDS_MAX)
+    except ValueError as error:
+        raise ConfigError([f"--expires: {error}"]) from error
 
 
 def _addresses_of_others(status: Status, own: str) -> list[str]:

@@ -23,6 +23,7 @@ from gossamer.node.app.client import ClientError, NotRunningError, fetch_status
 from gossamer.node.base.address_text import HostPort, parse_host_port, parse_link
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
+from gossamer.node.commands.pause_checks import check_pauses
 from gossamer.node.commands.state_checks import (
     Check,
     Level,
@@ -99,6 +100,7 @@ def make_checks(settings: Settings, address: str | None = None) -> Iterator[Chec
     yield check_congestion_control()
     if running:
         yield check_reach(state_dir)
+    yield from check_pauses(settings)
     yield check_clock(time.time(), _last_written_unix_seconds(state_dir))
     if address is not None:
         yield check_seed(address)

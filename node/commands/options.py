@@ -70,6 +70,14 @@ class NodeOptions(StateOptions):
     """CPU threads for training."""
     micro_batch: Annotated[int | None, _default("what fits into the device's memory")] = None
     """Number of sequences that go through the model at once, to begin with."""
+    work_hours: Annotated[str | None, _default("always")] = None
+    """Hours in which to train, such as 22:00-07:00, or "mon-fri 22:00-07:00, sat 00:00-24:00"."""
+    on_battery: Annotated[str | None, _default(_DEFAULTS.on_battery)] = None
+    """Whether to train while the machine runs on its battery: on or off."""
+    pause_for: Annotated[tuple[str, ...], _default("none")] = ()
+    """Name of a program beside which not to train; repeatable."""
+    only_when_idle: Annotated[str | None, _default("off")] = None
+    """Train only when nobody has used the machine for so long, such as 5min."""
     cache_bytes: Annotated[str | None, _default(f"{_DEFAULTS.cache_bytes // MIB}MiB")] = None
     """Limit of the data and states on disk, such as 20GiB; the newest states stay beyond it."""
     bootstrap: Annotated[tuple[str, ...], _default("none")] = ()

@@ -3,26 +3,52 @@
 from __future__ import annotations
 
 import time
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from gossamer.node.app.client import ClientError, Order, fetch_status, give_order
+from gossamer.node.base.durations import parse_duration
+from gossamer.node.base.pausing import PAUSE_SECONDS_MAX
+from gossamer.node.base.settings import ConfigError
 from gossamer.node.commands.options import State, StateOptions, settings_of
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.pause_text import moment, pauses_text, unix_moment, zone_of
 from gossamer.node.telemetry.status import Status
 
 FREE_SECONDS_MAX = 180.0
 """Limit of the wait for the device: a step, the end of a ring, and two vectors to a slow disk."""
 
+RESUME_SECONDS_MAX = 10.0
+"""Limit of the wait for the end of a pause: the node writes it to a disk that may be slow."""
+
 POLL_SECONDS = 0.2
 """Time between two looks at the node: a person does not notice less."""
 
 
-def pause(*, options: State = None) -> int:
+def pause(
+    *,
+    for_: Annotated[str | None, Parameter(name="--for", show_default="until resume")] = None,
+    after_round: bool = False,
+    options: State = None,
+) -> int:
     """Stop training and free the device; the node serves what it has.
 
     It returns when the device is free. A restart of the node does not end the pause.
+
+    Parameters
+    ----------
+    for_
+        How long to pause, such as 30min or 2h: after that the node goes on by itself.
+    after_round
+        Finish the present round first. The command returns at once, and --for counts from now.
     """
+    order = _order_options(for_, after_round)
     state_dir = StateDir(settings_of(options).state_dir)
-    give_order(state_dir, "pause")
+    give_order(state_dir, "pause", order)
+    if after_round:
+        print("The node pauses when its present round ends; gossamer status shows it.")
+        return 0
     started = time.monotonic()
     has_told = False
     while not _is_device_free(status := fetch_status(state_dir)):
@@ -41,8 +67,22 @@ def pause(*, options: State = None) -> int:
         print("The device is free: the run is finished, and the node only serves its model.")
         return 0
     seconds = f" after {time.monotonic() - started:.0f} s" if has_told else ""
-    print(f"The device is free{seconds}. Go on with: gossamer resume")
+    end = fetch_status(state_dir).resumes_at if for_ else None
+    text = moment(unix, time.time(), zone_of(end)) if (unix := unix_moment(end)) else ""
+    until = f"The node goes on at {text}, or with" if text else "Go on with"
+    print(f"The device is free{seconds}. {until}: gossamer resume")
     return 0
+
+
+def _order_options(duration: str | None, after_round: bool) -> dict[str, int]:
+    """Returns the options of the order to pause. Raises ConfigError."""
+    order = {"after_round": 1} if after_round else {}
+    if duration is not None:
+        try:
+            order["seconds"] = parse_duration(duration, 1, PAUSE_SECONDS_MAX)
+        except ValueError as error:
+            raise ConfigError([f"--for: {error}"]) from error
+    return order
 
 
 def _is_device_free(status: Status) -> bool:
@@ -52,8 +92,26 @@ def _is_device_free(status: Status) -> bool:
 
 
 def resume(*, options: State = None) -> int:
-    """Go on after a pause, or after the trainer failed."""
-    return _give(options, "resume", "The node goes on.")
+    """Go on after a pause, or after the trainer failed.
+
+    It ends only the pause that you ordered. The work hours, and what else you set, still hold.
+    """
+    state_dir = StateDir(settings_of(options).state_dir)
+    give_order(state_dir, "resume")
+    started = time.monotonic()
+    status = fetch_status(state_dir)
+    while _is_ordered(status) and time.monotonic() - started < RESUME_SECONDS_MAX:
+        time.sleep(POLL_SECONDS)
+        status = fetch_status(state_dir)
+    if left := pauses_text(status, time.time()):
+        print(f"Your pause has ended. The node still does not train: {left}")
+    else:
+        print("The node goes on.")
+    return 0
+
+
+def _is_ordered(status: Status) -> bool:
+    return any(pause.reason == "user" for pause in status.pauses)
 
 
 def leave(*, options: State = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -10,7 +11,14 @@ from rich.text import Text
 
 from gossamer.node.base.units import format_bytes
 from gossamer.node.telemetry.logs import printable
-from gossamer.node.telemetry.status import DataStatus, PeerStatus, Status, WorkStatus
+from gossamer.node.telemetry.pause_text import pause_text, pauses_text, unix_moment, zone_of
+from gossamer.node.telemetry.status import (
+    DataStatus,
+    PauseStatus,
+    PeerStatus,
+    Status,
+    WorkStatus,
+)
 
 _PHASE_STYLES = {
     "training": "green",
@@ -59,8 +67,10 @@ def _render_node(status: Status) -> Table:
     if status.phase == "training" and status.inner_steps:
         doing = Text(f"  step {status.inner_step} of {status.inner_steps}")
     elif status.paused_reason:
-        doing = Text(f"  ({printable(status.paused_reason)})")
+        doing = Text(f"  ({printable(_pause(status))})")
     row("phase", _phase(status.phase), doing)
+    if status.pauses and (status.phase != "paused" or len(status.pauses) > 1):
+        row("pauses", pauses_text(status, time.time()))
     if status.problem:
         table.add_row("problem", Text(printable(status.problem), style="red"))
     name = f" ({status.run_name})" if status.run_name else ""
@@ -147,6 +157,14 @@ def _peer_cells(peer: PeerStatus) -> list[Text]:
         Text(memory),
         Text(_path(peer)),
     ]
+
+
+def _pause(status: Status) -> str:
+    """Returns why a node is paused, and when it goes on."""
+    shown = [pause for pause in status.pauses if pause.reason == status.paused_reason]
+    pause = shown[0] if shown else PauseStatus(reason=status.paused_reason or "")
+    resumes_at = status.resumes_at
+    return pause_text(pause, unix_moment(resumes_at), time.time(), zone_of(resumes_at))
 
 
 def _path(peer: PeerStatus) -> str:

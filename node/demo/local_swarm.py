@@ -68,7 +68,8 @@ class LocalNode:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **self.environment},
+                # These nodes are for their own user, who looks at them, also on a laptop.
+                env={**os.environ, **self.environment, "GOSSAMER_ON_BATTERY": "on"},
                 start_new_session=True,  # Ctrl-C must reach only the parent process
             )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.base.orders import Orders
+from gossamer.node.base.pausing import PauseReason
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import Rollbacks
@@ -88,7 +88,7 @@ class Phases:
             self._swarm.announce()
         self._orders.notify()
 
-    def pause(self, reason: Literal["user", "disk"]) -> None:
+    def pause(self, reason: PauseReason) -> None:
         """Sets the phase `paused`, with the reason that status and metrics show."""
         self.progress.paused_reason = reason
         self.set("paused")

@@ -12,8 +12,8 @@ import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskError, DiskHealth
+from gossamer.node.base.durations import format_duration
 from gossamer.node.base.orders import Orders
-from gossamer.node.base.units import format_seconds
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.rounds.active_rounds import ActiveRounds
 from gossamer.node.rounds.following import RETRY_SECONDS, Follower
@@ -138,7 +138,8 @@ class FinishedRun:
         if seconds == math.inf:
             log.info("this node serves the final state until it is told to leave")
         elif seconds:
+            shown = format_duration(int(seconds))
             log.info(
-                f"this node serves the final state for {format_seconds(seconds)}, then leaves",
+                f"this node serves the final state for {shown}, then leaves",
                 fields={"event": "serves the final state", "seconds": seconds},
             )

@@ -122,14 +122,18 @@ class Follower:
             progress.problem = None
 
     async def while_paused(self) -> None:
-        """Frees the device until the operator resumes or the run is finished; heads are followed,
-        blocks are served."""
+        """Frees the device until nothing keeps the node from training, or the run is finished;
+        heads are followed, blocks are served."""
         log.info("pausing")
         await self._saver.save(now=True)
         await self._trainings.trainer.suspend()
-        self.phases.pause("user")
         log.info("paused; the device is free")
-        while self._orders.pause and not self._orders.leave:
+        progress = self.phases.progress
+        while (hold := self._orders.hold) is not None and not self._orders.leave:
+            if self._trainings.trainer.is_up:  # nothing held the node for a while since `suspend`
+                await self._trainings.trainer.suspend()
+            if (progress.phase, progress.paused_reason) != ("paused", hold.reason):
+                self.phases.pause(hold.reason)
             await self.catch_up()
             if self.heads.is_finished:
                 return

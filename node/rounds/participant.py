@@ -13,12 +13,14 @@ One task runs this loop (`run`). Events from outside only leave a note and wake 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import structlog
 import trio
 
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.orders import Orders
+from gossamer.node.base.pausing import Hold, UserPause
 from gossamer.node.heads.fetcher import HeadFetcher
 from gossamer.node.heads.heads import Heads
 from gossamer.node.heads.prover import HeadProver
@@ -57,22 +59,21 @@ class Participant:
         has_bootstrap: bool,
         wait_for_peers: int = 0,
         serve_seconds: float = math.inf,
-        is_paused: bool = False,
+        orders: Orders | None = None,
     ) -> None:
         """
         Args:
             has_bootstrap: whether this node knows addresses of other peers.
             wait_for_peers: others that have to be ready before the run's first round begins.
             serve_seconds: how long this node stays when the run is finished.
-            is_paused: whether the owner paused this node in an earlier life.
+            orders: what keeps the node from training at its start; None: nothing.
         """
         self.context = context
         self.progress = Progress()
         self._wait_for_peers = wait_for_peers
         self._has_skipped = False
         """Whether the newest inner step was skipped."""
-        self._orders = orders = Orders()
-        orders.pause = is_paused
+        self._orders = orders = orders or Orders()
         self._decisions = DecisionLog()
         committed, swarm, chain_sync = context.committed, context.swarm, context.chain_sync
         metrics, work, trainer = context.metrics, context.work, context.trainer
@@ -126,16 +127,40 @@ class Participant:
 
     # Orders
 
-    def pause(self) -> None:
-        """Stops training and frees the device."""
-        self._orders.pause = True
+    @property
+    def holds(self) -> tuple[Hold, ...]:
+        """Everything that keeps the node from training, or will when the present round ends."""
+        return self._orders.holds
+
+    @property
+    def is_held(self) -> bool:
+        """Whether something keeps the node from training now."""
+        return self._orders.pause
+
+    def pause(self, order: UserPause = UserPause()) -> None:  # noqa: B008
+        """Stops training and frees the device, or does so when the present round ends."""
+        self._orders.user_pause = order
         self._orders.notify()
 
     def resume(self) -> None:
-        """Goes on after a pause, or after a failure of the trainer."""
-        self._orders.pause = False
-        # It may have failed, or have been suspended at the start, before the loop came to a pause.
-        if not self.is_finished:
+        """Ends the owner's pause, or goes on after a failure of the trainer. What else keeps the
+        node from training stays."""
+        self._orders.user_pause = None
+        self._go_on()
+
+    def hold_off(self, holds: Sequence[Hold]) -> None:
+        """Sets what keeps the node from training besides the owner's order."""
+        if self._orders.others != tuple(holds):
+            was_held = self.is_held
+            self._orders.others = tuple(holds)
+            if was_held:
+                self._go_on()
+            self._orders.notify()
+
+    def _go_on(self) -> None:
+        if not (self.is_held or self.is_finished):
+            # The trainer may have failed, or have been suspended at the start, before the loop came
+            # to a pause.
             self.context.trainer.resume()
         self._orders.notify()
 
@@ -272,7 +297,11 @@ class Participant:
         turn = Turn(
             opened, self._heads, self._orders, self._phases, self._round_end, self._decisions
         )
-        await turn.run()
+        self._orders.is_in_round = True
+        try:
+            await turn.run()
+        finally:
+            self._orders.is_in_round = False
 
     async def _end_training_ahead(self) -> None:
         """The next round does not begin now: work that was done ahead for it is carried."""

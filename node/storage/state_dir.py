@@ -7,7 +7,7 @@
     token              secret that orders to the running daemon need, 0600
     seeds              addresses of peers that the owner gave, newest first
     starting           what the daemon does that has no endpoint yet, for people
-    paused             is there while the owner wants the node to pause
+    paused             the owner's order to pause            (`pause_file`)
     losses             the curve of losses that the owner sees (`loss_file`)
     manifest.msgpack   the `SignedManifest` of the run
     peers.msgpack      addresses of peers seen, newest first
@@ -39,7 +39,6 @@ from gossamer.node.base.disk_health import (
     DiskHealth,
     disk_error,
     remove_quietly,
-    sync_directory,
     write_atomically,
 )
 from gossamer.node.storage.bounded_file import read_bounded
@@ -362,21 +361,6 @@ class StateDir:
             with contextlib.suppress(ValueError):
                 found.append(parse_link(line).address)
         return tuple(found[:SEEDS_MAX])
-
-    def write_pause(self, *, is_paused: bool) -> None:
-        """Keeps the owner's order to pause, or forgets it. DiskError."""
-        if is_paused:
-            write_atomically(self.paused_path)
-            return
-        try:
-            self.paused_path.unlink(missing_ok=True)
-            sync_directory(self.root)
-        except OSError as error:
-            raise disk_error(self.paused_path, 0, error) from error
-
-    def is_paused(self) -> bool:
-        """Returns whether the owner paused this node and did not resume it since."""
-        return self.paused_path.exists()
 
     def known_peers(self) -> KnownPeers:
         return KnownPeers(self.known_peers_path)

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from gossamer.node.base.pausing import PAUSE_REASONS
 from gossamer.node.telemetry.gpus import GpuCollector, Gpus
 from gossamer.node.telemetry.status import (
     OUTCOMES,
@@ -27,7 +28,6 @@ from gossamer.node.telemetry.status import (
 from gossamer.protocol.wire.statements import Phase
 
 OTHER = "other"
-PAUSE_REASONS = ("user", "disk")
 RESTART_REASONS = ("failed", "killed", "hung")
 PEER_PATHS = ("direct", "crossed", "relayed")
 DIAL_OUTCOMES = ("connected", "unreachable", "timeout", "wrong_peer")

@@ -15,7 +15,7 @@ class Progress:
     phase: Phase = "joining"
     problem: str | None = None
     paused_reason: str | None = None
-    """`user`, or `disk`: the disk takes nothing, so this node cannot follow the swarm."""
+    """One of `PauseReason`. `disk`: it takes nothing, so this node cannot follow the swarm."""
     inner_step: int = 0
     """Inner steps that are done in the present round."""
     inner_steps: int = 0

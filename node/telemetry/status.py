@@ -7,10 +7,12 @@ Digests and run ids are hex, losses are in nats per token, counts of tokens are 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, tzinfo
 from typing import Literal, get_args
 
 import msgspec
 
+from gossamer.node.base.pausing import Hold
 from gossamer.node.telemetry.logs import printable_json
 from gossamer.protocol.wire.statements import Capacity, Phase
 
@@ -136,6 +138,27 @@ class DataStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_shards: int
 
 
+class PauseStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A cause that keeps the node from training."""
+
+    reason: str
+    text: str = ""
+    """What is the matter, for people; empty where the reason says all."""
+    resumes_at: str | None = None
+    """When this cause ends (ISO 8601, local time with its offset); None: nobody knows."""
+    after_round: bool = False
+    """Whether it begins when the present round ends."""
+
+    @classmethod
+    def of(cls, hold: Hold, zone: tzinfo | None = None) -> PauseStatus:
+        return cls(
+            reason=hold.reason,
+            text=hold.text,
+            resumes_at=iso_moment(hold.resumes_at, zone),
+            after_round=hold.after_round,
+        )
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one node, and its view of the swarm, at one moment."""
 
@@ -156,6 +179,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
     """The reason why the phase is `failed`, for people."""
     paused_reason: str | None = None
+    """`user`, `schedule`, `battery`, `process`, `idle`, `temperature` or `disk`, while the phase is
+    `paused`. Of several the first one here."""
+    resumes_at: str | None = None
+    """When the node goes on by itself, as far as it knows: ISO 8601, local time with its offset."""
+    pauses: tuple[PauseStatus, ...] = ()
+    """Everything that keeps this node from training, or will when the present round ends."""
     round: int = 0
     """The newest committed round; 0 is the genesis state."""
     final_round: int | None = None
@@ -206,6 +235,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Choice of the newest committed round; None if it chose nothing or an earlier life saw it."""
     loss_history: tuple[LossPoint, ...] = ()
     """The curve so far, oldest point first, at most `LOSS_POINTS_MAX` points."""
+
+
+def iso_moment(unix_seconds: float | None, zone: tzinfo | None = None) -> str | None:
+    """Returns a moment in ISO 8601. `zone`: None means that of this machine."""
+    if unix_seconds is None:
+        return None
+    local = datetime.fromtimestamp(unix_seconds, zone)
+    return (local if zone else local.astimezone()).isoformat(timespec="seconds")
 
 
 _encoder = msgspec.json.Encoder()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,6 +22,7 @@ from gossamer.node.app.assembly import Node, Runtime
 from gossamer.node.app.joining import join_run
 from gossamer.node.base.settings import Join, Settings
 from gossamer.node.base.threads import RunInThread
+from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.machine.trainer import TrainerListener
 from gossamer.node.network.identity import Identity
 from gossamer.node.rounds.participant import Participant
@@ -279,6 +281,10 @@ class FastTrainer(NumbersTrainer):
     step_seconds = STEP_SECONDS / 10
 
 
+NOT_USED = MachineUse(lambda: None, lambda _names: (), lambda: None, lambda: True)
+"""Nobody uses the machines, whatever the one that runs the test does."""
+
+
 def unix_seconds() -> float:
     """The clock of all nodes."""
     return FIRST_UNIX_SECONDS + trio.current_time()
@@ -415,6 +421,12 @@ class World:
     """Runs blocking calls; virtual time allows no threads."""
     look_seconds: float = 0.005
     """Time between two looks of `until`, which may have to catch one phase."""
+    settings: Mapping[str, str | int | tuple[str, ...]] = field(default_factory=dict)
+    """Settings of all nodes that differ from the defaults."""
+    use: MachineUse = NOT_USED
+    """What the owners do with their machines."""
+    clock_ahead_seconds: float = 0.0
+    """How far the clock of all machines was set forward."""
     nodes: dict[str, Node] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -473,7 +485,13 @@ class World:
                 )
                 nursery = await stack.enter_async_context(trio.open_nursery())
                 runtime = Runtime(
-                    trainer, self.run_in_thread, serves_http=False, unix_seconds=unix_seconds
+                    trainer,
+                    self.run_in_thread,
+                    serves_http=False,
+                    unix_seconds=lambda: unix_seconds() + self.clock_ahead_seconds,
+                    use=self.use,
+                    read_in_thread=self.run_in_thread,
+                    zone=UTC,
                 )
                 if invitation is not None:
                     run_id = decode_manifest(self.signed.manifest).run_id.hex()
@@ -485,13 +503,14 @@ class World:
                     )
                     await join_run(transport, role, bootstrap, state_dir, _consent)
                 await nursery.start(runtime.awake.run)
+                settings = Settings(
+                    state_dir=state_dir.root,
+                    wait_for_peers=self.wait_for_peers,
+                    serve_after=self.serve_after,
+                    bootstrap=bootstrap,
+                )
                 node = Node(
-                    Settings(
-                        state_dir=state_dir.root,
-                        wait_for_peers=self.wait_for_peers,
-                        serve_after=self.serve_after,
-                        bootstrap=bootstrap,
-                    ),
+                    replace(settings, **self.settings),
                     state_dir,
                     identity,
                     store,

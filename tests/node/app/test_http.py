@@ -26,13 +26,15 @@ class Node:
     def __init__(self) -> None:
         self.now = TRAINING
         self.orders: list[str] = []
+        self.pauses: list[tuple[float | None, bool]] = []
         self.metrics = Metrics()
 
     def status(self) -> Status:
         return self.now
 
-    def pause(self) -> None:
+    def pause(self, seconds: float | None = None, *, after_round: bool = False) -> None:
         self.orders.append("pause")
+        self.pauses.append((seconds, after_round))
 
     def resume(self) -> None:
         self.orders.append("resume")
@@ -178,6 +180,25 @@ def test_orders(order: str) -> None:
     node = Node()
     assert ask(node, "POST", f"/api/{order}", headers=ORDER).status_code == 202
     assert node.orders == [order]
+
+
+def test_a_pause_has_a_length_and_may_let_the_round_end() -> None:
+    node = Node()
+    for query in ("", "?seconds=7200", "?after_round=1", "?seconds=60&after_round=0"):
+        assert ask(node, "POST", f"/api/pause{query}", headers=ORDER).status_code == 202
+    assert node.pauses == [(None, False), (7200, False), (None, True), (60, False)]
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["seconds=0", "seconds=-1", "seconds=1e3", "seconds=", "seconds=\u0661", "seconds=2592001",
+     "after_round=yes", "minutes=5"],
+)  # fmt: skip
+def test_a_pause_that_makes_no_sense_is_refused(query: str) -> None:
+    node = Node()
+    answer = ask(node, "POST", f"/api/pause?{query}", headers=ORDER)
+    assert (answer.status_code, node.orders) == (400, [])
+    assert "of a pause" in answer.text or "a pause has" in answer.text
 
 
 def test_orders_that_are_refused() -> None:

@@ -2,7 +2,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +22,7 @@ from gossamer.node.telemetry.status import (
     DataStatus,
     LastRound,
     OuterStep,
+    PauseStatus,
     PeerStatus,
     Status,
     WorkStatus,
@@ -258,7 +259,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *statuses: Status) -> None:
         nonlocal now
         now += 1.0
 
-    monkeypatch.setattr(orders, "give_order", lambda _state_dir, _order: None)
+    monkeypatch.setattr(orders, "give_order", lambda _state_dir, _order, *_options: None)
     monkeypatch.setattr(
         orders, "fetch_status", lambda _state_dir: left.pop(0) if len(left) > 1 else left[0]
     )
@@ -294,6 +295,38 @@ def test_pause_of_a_finished_run_says_that_nothing_is_to_be_paused(
     assert "the run is finished" in capsys.readouterr().out
 
 
+def test_pause_for_a_time_says_when_the_node_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = datetime.now(timezone(timedelta(hours=5, minutes=45))) + timedelta(hours=2)
+    answers(monkeypatch, replace(PAUSED, resumes_at=later.isoformat(timespec="seconds")))
+    given = []
+    monkeypatch.setattr(orders, "give_order", lambda *order: given.append(order[1:]))
+    assert run_command(["pause", "--for", "2h"]) == 0
+    text = f"The device is free. The node goes on at {later:%H:%M}, or with: gossamer resume\n"
+    assert capsys.readouterr().out == text
+    assert given == [("pause", {"seconds": 7200})]
+
+
+def test_pause_after_the_round_returns_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers(monkeypatch, STATUS)
+    given = []
+    monkeypatch.setattr(orders, "give_order", lambda *order: given.append(order[1:]))
+    assert run_command(["pause", "--after-round", "--for", "30min"]) == 0
+    assert "when its present round ends" in capsys.readouterr().out
+    assert given == [("pause", {"after_round": 1, "seconds": 1800})]
+    waiting = PauseStatus(reason="user", after_round=True)
+    assert "user, from the end of this round" in shown(replace(STATUS, pauses=(waiting,)))
+
+
+@pytest.mark.parametrize("duration", ["2", "2 weeks", "0h", "31d", ""])
+def test_pause_for_no_time_is_a_mistake(duration: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["pause", "--for", duration]) == 2
+    assert errors(capsys)[0].startswith("gossamer: --for: ")
+
+
 def test_pause_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -302,12 +335,49 @@ def test_pause_does_not_wait_for_ever(
     assert "its device is not free after 180 s" in errors(capsys)[0]
 
 
+def shown(status: Status) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(render_status(status))
+    return capture.get()
+
+
+def test_status_says_when_the_node_goes_on() -> None:
+    later = datetime.now(timezone(timedelta(hours=5, minutes=45))) + timedelta(hours=3)
+    schedule = PauseStatus(reason="schedule", resumes_at=later.isoformat(timespec="seconds"))
+    status = replace(PAUSED, paused_reason="schedule", resumes_at=schedule.resumes_at,
+                     pauses=(schedule,))  # fmt: skip
+    # The time is that of the node, which may live in another zone.
+    assert f"paused  (schedule, resumes at {later:%H:%M})" in shown(status)
+    game = PauseStatus(reason="process", text="game\x1b[2J runs")
+    both = shown(
+        replace(status, paused_reason="schedule", resumes_at=None, pauses=(schedule, game))
+    )
+    assert "paused  (schedule)" in both
+    assert f"schedule, resumes at {later:%H:%M}; process (game\\x1b[2J runs)" in both
+
+
+def test_resume_says_what_still_holds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    user, schedule = PauseStatus(reason="user"), PauseStatus(reason="schedule")
+    answers(monkeypatch, replace(PAUSED, pauses=(user, schedule)),
+            replace(PAUSED, paused_reason="schedule", pauses=(schedule,)))  # fmt: skip
+    assert run_command(["resume"]) == 0
+    out = capsys.readouterr().out
+    assert out == "Your pause has ended. The node still does not train: schedule\n"
+    answers(monkeypatch, STATUS)
+    assert run_command(["resume"]) == 0
+    assert capsys.readouterr().out == "The node goes on.\n"
+
+
 @pytest.mark.parametrize("order", ["pause", "resume", "leave"])
 def test_orders(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
     monkeypatch.setattr(orders, "fetch_status", lambda _state_dir: PAUSED)
-    record: Callable[[StateDir, str], None] = lambda _state_dir, name: given.append(name)  # noqa: E731
-    monkeypatch.setattr(orders, "give_order", record)
+    monkeypatch.setattr(
+        orders, "give_order", lambda _state_dir, name, *_options: given.append(name)
+    )
     assert run_command([order]) == 0
     assert given == [order]
 

@@ -1,0 +1,158 @@
+"""Looks every few seconds whether the owner's hours and the use of the machine let the node train.
+
+The hours are looked up anew each time, so a clock that is set, a change to summer time and a
+machine that slept need no case of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import tzinfo
+from typing import Protocol, TypeVar
+
+import structlog
+import trio
+
+from gossamer.node.base.pausing import Hold, PauseRules, Reading
+from gossamer.node.base.settings import Settings
+from gossamer.node.base.threads import RunInThread
+from gossamer.node.base.work_hours import parse_work_hours
+from gossamer.node.machine.machine_use import MachineUse
+from gossamer.node.telemetry.pause_text import pause_text
+
+LOOK_SECONDS = 5.0
+"""Time between two looks: a person waits no longer for the device, and a look costs some
+milliseconds."""
+
+_T = TypeVar("_T")
+
+READ_SECONDS_MAX = 10.0
+"""Limit of the wait for what the machine says: a program that is asked has 2 seconds."""
+
+log = structlog.get_logger("node")
+
+
+def pause_rules(settings: Settings, zone: tzinfo | None = None) -> PauseRules:
+    """Returns the rules of the owner's settings. `zone`: of the hours; None: this machine's."""
+    hours = parse_work_hours(settings.work_hours) if settings.work_hours else None
+    return PauseRules(
+        hours,
+        zone,
+        runs_on_battery=settings.on_battery == "on",
+        pause_for=settings.pause_for,
+        idle_seconds=settings.only_when_idle,
+    )
+
+
+class Holdable(Protocol):
+    """The participant, as this watch sees it."""
+
+    def hold_off(self, holds: Sequence[Hold]) -> None: ...
+
+
+class PauseWatch:
+    """Applies the owner's rules to what the machine does."""
+
+    def __init__(
+        self,
+        rules: PauseRules,
+        use: MachineUse,
+        unix_seconds: Callable[[], float],
+        run_in_thread: RunInThread,
+    ) -> None:
+        """`run_in_thread`: leaves a thread to itself when it is cancelled."""
+        self._rules = rules
+        self._use = use
+        self._unix_seconds = unix_seconds
+        self._run_in_thread = run_in_thread
+        self._is_reading = False
+        """Whether a thread reads. Only that thread sets it."""
+        self._failed: set[str] = set()
+        """Settings whose reader has failed, and that were told of."""
+        self._told: tuple[tuple[str, str], ...] = ()
+
+    async def look(self) -> tuple[Hold, ...]:
+        """Returns what keeps the node from training now, and logs it if it is new."""
+        if self._rules.zone is None:
+            time.tzset()  # the zone of a machine that travels changes
+        now = self._unix_seconds()
+        holds = self._rules.holds(await self._read_in_time(now))
+        self._tell(holds)
+        return holds
+
+    async def run(self, participant: Holdable) -> None:
+        """Keeps the participant up to date until cancelled."""
+        while True:
+            participant.hold_off(await self.look())
+            await trio.sleep(LOOK_SECONDS)
+
+    async def _read_in_time(self, now: float) -> Reading:
+        """Reads what the rules ask for. A driver that hangs costs one thread and no more: it is not
+        asked again before it has answered, and the clock alone counts until then."""
+        reading = Reading(now)
+        if not self._is_reading:
+            with trio.move_on_after(READ_SECONDS_MAX) as scope:
+                reading = await self._run_in_thread(lambda: self._read(now))
+            if scope.cancelled_caught:
+                self._tell_failure("on_battery, pause_for or only_when_idle", "the system hangs")
+        return reading
+
+    def _read(self, now: float) -> Reading:
+        self._is_reading = True
+        try:
+            return self._read_use(now)
+        finally:
+            self._is_reading = False
+
+    def _read_use(self, now: float) -> Reading:
+        """Reads what the rules ask for, in a thread."""
+        rules, use = self._rules, self._use
+        on_battery = None if rules.runs_on_battery else self._ask("on_battery", use.is_on_battery)
+        programs: tuple[str, ...] | None = None
+        if rules.pause_for:
+            if not use.sees_programs():
+                self._tell_failure("pause_for", "programs of other users are hidden")
+            programs = self._ask("pause_for", lambda: use.running_programs(rules.pause_for))
+        idle = None
+        if rules.idle_seconds:
+            idle = self._ask("only_when_idle", use.read_idle)
+            if idle is None:
+                self._tell_failure("only_when_idle", "nothing tells whether somebody uses it")
+        return Reading(
+            now,
+            is_on_battery=on_battery,
+            idle_seconds=None if idle is None else idle.seconds,
+            programs=programs or (),
+        )
+
+    def _ask(self, setting: str, read: Callable[[], _T]) -> _T | None:
+        try:
+            return read()
+        except Exception as error:  # a reader of the system never ends the node
+            self._tell_failure(setting, str(error) or repr(error))
+            return None
+
+    def _tell_failure(self, setting: str, problem: str) -> None:
+        if setting not in self._failed:  # once: a reader that failed mostly fails again
+            self._failed.add(setting)
+            log.warning(
+                f"{setting} may have no effect on this machine; `gossamer doctor` says what to do",
+                problem=problem,
+                fields={"event": "a setting may have no effect", "setting": setting},
+            )
+
+    def _tell(self, holds: Sequence[Hold]) -> None:
+        told = tuple((hold.reason, hold.text) for hold in holds)
+        if told == self._told:
+            return
+        self._told = told
+        now = self._unix_seconds()
+        for hold in holds:
+            text = pause_text(hold, hold.resumes_at, now, self._rules.zone)
+            log.info(
+                f"this node may not train now: {text}",
+                fields={"event": "may not train now", "reason": hold.reason, "text": hold.text},
+            )
+        if not holds:
+            log.info("neither the hours nor the use of the machine keep this node from training")

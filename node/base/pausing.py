@@ -1,0 +1,164 @@
+"""The rules that say whether a node trains now: the owner's word, hours, and the machine's use.
+
+A cause that keeps the node from training is a `Hold`. Several may hold at once, and each begins and
+ends by itself. These functions read no clock and no machine: they get a `Reading`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import tzinfo
+from typing import Literal, get_args
+
+from gossamer.node.base.durations import parse_duration
+from gossamer.node.base.work_hours import WorkHours
+
+PauseReason = Literal["user", "schedule", "battery", "process", "idle", "temperature", "disk"]
+"""The cause of a pause: the owner's order, the hours, a battery, a program that runs, a person at
+the machine, a hot device, or a disk that takes nothing. Of several the first one here is shown."""
+
+PAUSE_REASONS: tuple[PauseReason, ...] = get_args(PauseReason)
+
+PAUSE_SECONDS_MAX = 30 * 24 * 3600
+"""A pause that ends by itself: a longer one is better ended by the owner."""
+
+IDLE_SECONDS_MIN = 10
+"""The node looks every 5 seconds."""
+
+IDLE_SECONDS_MAX = 24 * 3600
+"""A machine that is used every day is never idle for longer."""
+
+PROGRAMS_MAX = 32
+"""Programs beside which a node does not train."""
+
+PROGRAM_CHARACTERS_MAX = 64
+"""Longer than a file's name that a person types."""
+
+
+@dataclass(frozen=True)
+class UserPause:
+    """The owner's order to pause."""
+
+    until_unix_seconds: float | None = None
+    """When it ends by itself; None: when the owner resumes."""
+    seconds: float | None = None
+    """How long it was ordered for; no setting of the clock makes it longer."""
+    after_round: bool = False
+    """Whether the present round is finished first."""
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A cause that keeps the node from training."""
+
+    reason: PauseReason
+    text: str = ""
+    """What is the matter, for people; empty where the reason says all."""
+    resumes_at: float | None = None
+    """When it ends (Unix time); None: nobody knows."""
+    after_round: bool = False
+    """Whether it begins when the present round ends."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the machine does at one moment. None: nothing can tell."""
+
+    unix_seconds: float
+    is_on_battery: bool | None = None
+    idle_seconds: float | None = None
+    """Time since somebody used keyboard or mouse."""
+    programs: tuple[str, ...] = ()
+    """Those programs of the setting `pause_for` that run."""
+
+
+@dataclass(frozen=True)
+class PauseRules:
+    """When the owner lets the node train, apart from orders."""
+
+    hours: WorkHours | None = None
+    """None: always."""
+    zone: tzinfo | None = None
+    """The zone of the hours; None: that of this machine."""
+    runs_on_battery: bool = False
+    pause_for: tuple[str, ...] = ()
+    """Names of programs beside which the node does not train."""
+    idle_seconds: int = 0
+    """The node trains when nobody has used the machine for so long; 0: always."""
+
+    def holds(self, reading: Reading) -> tuple[Hold, ...]:
+        """Returns what keeps the node from training at a moment. What nothing can tell does not."""
+        found = []
+        now = reading.unix_seconds
+        if self.hours is not None and not self.hours.holds(now, self.zone):
+            found.append(Hold("schedule", resumes_at=self.hours.next_start(now, self.zone)))
+        if reading.is_on_battery and not self.runs_on_battery:
+            found.append(Hold("battery", "the machine runs on its battery"))
+        if reading.programs:
+            verb = "runs" if len(reading.programs) == 1 else "run"
+            found.append(Hold("process", f"{', '.join(reading.programs)} {verb}"))
+        if reading.idle_seconds is not None and reading.idle_seconds < self.idle_seconds:
+            found.append(Hold("idle", "somebody uses the machine"))
+        return tuple(found)
+
+
+def parse_idle(text: str) -> int:
+    """Returns the seconds of a text such as `5min`; 0 for `off`. Raises ValueError."""
+    if text == "off":
+        return 0
+    return parse_duration(text, IDLE_SECONDS_MIN, IDLE_SECONDS_MAX)
+
+
+def parse_programs(names: Sequence[str]) -> tuple[str, ...]:
+    """Checks the names of programs. Raises ValueError; the message is for people."""
+    if len(names) > PROGRAMS_MAX:
+        raise ValueError(f"{len(names)} programs; allowed: up to {PROGRAMS_MAX}")
+    for name in names:
+        if not 0 < len(name) <= PROGRAM_CHARACTERS_MAX or "/" in name or not name.isprintable():
+            raise ValueError(f"{name!r} is no name of a program, such as blender, without its path")
+    return tuple(dict.fromkeys(names))
+
+
+def hold_of(pause: UserPause | None, *, is_in_round: bool) -> tuple[Hold, ...]:
+    """Returns the hold of the owner's order, if there is one.
+
+    Args:
+        is_in_round: whether the node is in a round, which some orders let it finish.
+    """
+    if pause is None:
+        return ()
+    after_round = pause.after_round and is_in_round
+    return (Hold("user", "", pause.until_unix_seconds, after_round),)
+
+
+def in_order(holds: Iterable[Hold]) -> tuple[Hold, ...]:
+    """Returns holds in the order of `PauseReason`."""
+    return tuple(sorted(holds, key=lambda hold: PAUSE_REASONS.index(hold.reason)))
+
+
+def first_that_holds(holds: Sequence[Hold]) -> Hold | None:
+    """Returns the hold that is shown; None if the node may train now."""
+    return next((hold for hold in holds if not hold.after_round), None)
+
+
+def is_over(pause: UserPause, unix_seconds: float, seconds_since_order: float = 0.0) -> bool:
+    """Returns whether an order has ended by itself.
+
+    Both clocks count, and the one that is first decides: the one on the wall goes on while the
+    machine sleeps, and the other one is not set back.
+
+    Args:
+        seconds_since_order: by a clock that nobody sets; 0 after a restart.
+    """
+    if pause.until_unix_seconds is None:
+        return False
+    by_length = pause.seconds is not None and seconds_since_order >= pause.seconds
+    return by_length or unix_seconds >= pause.until_unix_seconds
+
+
+def resumes_at(holds: Sequence[Hold]) -> float | None:
+    """Returns when the last of some holds ends (Unix time); None if one has no known end."""
+    ends = [hold.resumes_at for hold in holds]
+    known = [end for end in ends if end is not None]
+    return max(known) if known and len(known) == len(ends) else None
