@@ -4,7 +4,7 @@ The nodes are those of the daemon, with all that it does but libp2p, HTTP and to
 
 At any time
 - All peers at one head have the same bits of parameters and momentum, those that the header names.
-- No peer moves to a lighter head while it lives.
+- No peer moves to a head that weighs less than its own, where the two part, while it lives.
 - Nothing is logged as an error, and nothing raises.
 
 In the end, when everything has healed
@@ -64,7 +64,7 @@ class Observer:
         self._world = world
         self._faults = faults
         self._states: dict[Digest, tuple[Digest, str]] = {}
-        self._tokens: dict[trio.lowlevel.Task, int] = {}
+        self._heads: dict[trio.lowlevel.Task, Digest] = {}
 
     async def run(self) -> None:
         while True:
@@ -76,10 +76,13 @@ class Observer:
         participant = self._world.participant_or_none(name)
         if participant is None or not participant.context.committed.is_loaded:
             return
-        committed = participant.context.committed
-        life, tokens = self._world.tasks[name], committed.entry.tokens_total
-        assert tokens >= self._tokens.get(life, 0), f"{name} moved to a lighter head"
-        self._tokens[life] = tokens
+        committed, choice = participant.context.committed, participant.context.choice
+        life, head = self._world.tasks[name], committed.head
+        before = self._heads.get(life, head)
+        fork = choice.fork_of(head, before)
+        weights = choice.weight(fork, head), choice.weight(fork, before)
+        assert weights[0] >= weights[1], f"{name} moved to a lighter head: {weights}"
+        self._heads[life] = head
         digest = digest_of(committed.parameters.tobytes() + committed.momentum.tobytes())
         known, other = self._states.setdefault(committed.head, (digest, name))
         assert digest == known, f"{name} and {other} have one head and two states"
