@@ -296,6 +296,7 @@ def _type(hint: Hint) -> str:
         int: "whole number",
         float: "number",
         bool: "true or false",
+        draft.SourceDraft: "tables of `path` and `weight`",
     }
     if hint in names:
         return names[hint]
