@@ -189,16 +189,20 @@ class StateDir:
             leftover.unlink(missing_ok=True)
 
     def _read_format(self) -> int:
-        """Returns the format of the directory. Raises StateDirError for one that is not known."""
+        """Returns the format of the directory.
+
+        A damaged file counts as format 0: each step of `_migrate` does nothing where it was done.
+
+        Raises:
+            StateDirError: the format is of a later version.
+        """
         try:
             data = read_bounded(self.format_path, _SMALL_FILE_BYTES_MAX)
         except (OSError, OversizedError) as error:
             raise StateDirError(f"{self.format_path} cannot be read: {error}") from error
         text = b"0" if data is None else data.strip()
         if not text.isdigit():
-            raise StateDirError(
-                f"{self.format_path} is damaged: it has one number, {FORMAT} in this version"
-            )
+            return 0
         if int(text) > FORMAT:
             raise StateDirError(
                 f"{self.root} was written by a newer version of Gossamer (format "

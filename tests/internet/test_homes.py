@@ -372,7 +372,7 @@ def test_of_five_addresses_the_right_one_is_found_at_once(tmp_path: Path) -> Non
             for line in map(json.loads, log.splitlines())
             if text in line["event"]
         )
-        for text in ("asking for the run", "parameters")
+        for text in ("asking for the run", "in a run")
     )
     print(f"connected after {(answered - asked).total_seconds()} s")
     assert (answered - asked).total_seconds() < CONNECT_SECONDS

@@ -86,16 +86,25 @@ def test_a_damaged_key_fails(tmp_path: Path) -> None:
 
 def test_a_directory_of_a_later_gossamer_is_refused_and_told(tmp_path: Path) -> None:
     state_dir = founded(tmp_path)
-    for text, what in ((f"{FORMAT + 1}\n", "newer version of Gossamer"), ("x", "is damaged")):
-        state_dir.format_path.write_text(text)
-        with pytest.raises(StateDirError, match=what), state_dir.locked():
-            pass
-        with pytest.raises(StateDirError, match=what):
-            state_dir.read_manifest()
-        check = run_of(state_dir)
-        assert check.level == "fail"
-        assert what in check.text
-        assert state_dir.format_path.read_text() == text
+    text, what = f"{FORMAT + 1}\n", "newer version of Gossamer"
+    state_dir.format_path.write_text(text)
+    with pytest.raises(StateDirError, match=what), state_dir.locked():
+        pass
+    with pytest.raises(StateDirError, match=what):
+        state_dir.read_manifest()
+    check = run_of(state_dir)
+    assert check.level == "fail"
+    assert what in check.text
+    assert state_dir.format_path.read_text() == text
+
+
+@pytest.mark.parametrize("damaged", [b"", b"x", b"\xff\xfe1"])
+def test_a_damaged_number_of_the_format_is_written_anew(tmp_path: Path, damaged: bytes) -> None:
+    state_dir = founded(tmp_path)
+    state_dir.format_path.write_bytes(damaged)
+    with state_dir.locked():
+        assert int(state_dir.format_path.read_text()) == FORMAT
+    assert state_dir.read_manifest() is not None
 
 
 def test_a_directory_of_release_0_2_is_migrated_once(tmp_path: Path) -> None:
