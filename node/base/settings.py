@@ -8,28 +8,23 @@ mistakes are reported at once. Each report names the place of the mistake (`--li
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from datetime import date, time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
 
 import msgspec
 import platformdirs
 
-from gossamer.node.base.address_text import (
-    HOST_NAME,
-    parse_announced,
-    parse_host_port,
-    parse_link,
-    parse_listen,
+from gossamer.node.base.setting_values import (
+    PARSERS,
+    GivenValue,
+    LogFormat,
+    LogLevel,
+    RelayMode,
+    SettingValue,
+    Switch,
 )
-from gossamer.node.base.durations import parse_serve_after
-from gossamer.node.base.pausing import parse_idle, parse_programs
-from gossamer.node.base.rate_limit import PERIODS_MAX, parse_limit
-from gossamer.node.base.work_hours import parse_work_hours
 from gossamer.protocol import limits
 
 ENVIRONMENT_PREFIX = "GOSSAMER_"
@@ -49,32 +44,7 @@ DEFAULT_SERVE_LIMIT = ("100",)
 DEFAULT_SERVE_AFTER = "24h"
 # Room for some hundreds of shards besides the states of a small model, which are blocks, too.
 DEFAULT_CACHE_BYTES = 4 * 1024 * limits.MIB
-# A smaller cache would hold only a few of the largest blocks and drop them again at once.
-CACHE_BYTES_MIN = 16 * limits.BLOCK_BYTES_MAX
 CONFIG_FILE_BYTES_MAX = limits.MIB
-THREADS_MAX = 1024
-# More sequences than a card of today takes of the shortest context that a manifest may have.
-MICRO_BATCH_MAX = 65_536
-LOG_STEPS_MAX = 1_000_000
-# Peers dial at most eight addresses of one peer; half of them are for what the node finds.
-ANNOUNCED_MAX = 4
-# More than the private networks that there are (RFC 1918, 4193, 6598).
-OWN_NETWORKS_MAX = 16
-
-Switch = Literal["on", "off"]
-RelayMode = Literal["on", "introduce", "off"]
-LogFormat = Literal["text", "json"]
-LogLevel = Literal["debug", "info", "warning", "error"]
-
-
-SettingValue: TypeAlias = str | int | Path | tuple[str, ...]
-"""A checked value of a setting."""
-
-GivenValue: TypeAlias = (
-    "str | int | float | bool | Path | date | time | Sequence[GivenValue] "
-    "| Mapping[str, GivenValue] | None"
-)
-"""A value as a flag, a variable or TOML gives it, before any check."""
 
 
 class ConfigError(ValueError):
@@ -196,15 +166,6 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
 Role = Found | Join | Resume
 
 
-_DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
-_UNITS = {
-    "": 1,
-    **{letter: 1000**power for power, letter in enumerate("kmgt", start=1)},
-    **{letter + "i": 1024**power for power, letter in enumerate("kmgt", start=1)},
-}
-
-
 def default_state_dir() -> Path:
     """Returns the default directory of the state (`~/.local/state/gossamer` on Linux)."""
     return platformdirs.user_state_path("gossamer")
@@ -242,7 +203,7 @@ def load_settings(
         else:
             continue
         try:
-            values[field] = _PARSERS[field](given)
+            values[field] = PARSERS[field](given)
         except ValueError as error:
             problems.append(f"{place}: {error}")
     if problems:
@@ -291,178 +252,3 @@ def _read_file(path: Path, problems: list[str]) -> Mapping[str, GivenValue]:
         hint = _nearest(key, known) or f"the settings are {', '.join(known)}"
         problems.append(f"{path}: {key}: no such setting; {hint}")
     return table
-
-
-def parse_size(value: GivenValue) -> int:
-    """Parses a number of bytes such as `1500000000`, `1.5GB` or `4GiB`.
-
-    Raises:
-        ValueError: the value is no size; the message is for people.
-    """
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    match = _SIZE.fullmatch(str(value).strip())
-    if match is None:
-        raise ValueError(f"{value!r} is not a size; write it as 20GiB, 500MB or a number of bytes")
-    unit: int = _UNITS[(match[2] or "").lower()]
-    return round(float(match[1]) * unit)
-
-
-_Parser: TypeAlias = Callable[[GivenValue], SettingValue]
-
-
-def _texts(value: GivenValue) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return tuple(value.replace(",", " ").split())
-    if isinstance(value, (list, tuple)):
-        texts = tuple(item for item in value if isinstance(item, str))
-        if len(texts) == len(value):
-            return texts
-    raise ValueError(f"{value!r} is not a list of strings")
-
-
-def _integer(low: int, high: int) -> _Parser:
-    def parse(value: GivenValue) -> int:
-        try:
-            if isinstance(value, (bool, float)):
-                raise ValueError
-            number = int(str(value))
-        except ValueError:
-            raise ValueError(f"{value!r} is not a whole number") from None
-        if not low <= number <= high:
-            raise ValueError(f"{number} is not allowed: {low} to {high}")
-        return number
-
-    return parse
-
-
-def _choice(allowed: tuple[str, ...]) -> _Parser:
-    def parse(value: GivenValue) -> str:
-        if value not in allowed:
-            raise ValueError(f"{value!r} is not one of {', '.join(allowed)}")
-        return str(value)
-
-    return parse
-
-
-def _path(value: GivenValue) -> Path:
-    if not isinstance(value, (str, Path)) or not str(value):
-        raise ValueError(f"{value!r} is not a path")
-    return Path(value).expanduser().absolute()
-
-
-def _device(value: GivenValue) -> str:
-    text = str(value)
-    if not _DEVICE.fullmatch(text):
-        raise ValueError(f"{text!r} is not a device: auto, cpu, cuda, cuda:N or mps")
-    return text
-
-
-def _cache_bytes(value: GivenValue) -> int:
-    size = parse_size(value)
-    if size < CACHE_BYTES_MIN:
-        raise ValueError(f"{size} bytes are too few: at least {CACHE_BYTES_MIN}")
-    return size
-
-
-def _listen(value: GivenValue) -> tuple[str, ...]:
-    addresses = tuple(parse_listen(text) for text in _texts(value))
-    if not 0 < len(addresses) <= limits.ADDRESSES_MAX:
-        raise ValueError(f"{len(addresses)} addresses; allowed: 1 to {limits.ADDRESSES_MAX}")
-    return addresses
-
-
-def _announce(value: GivenValue) -> tuple[str, ...]:
-    addresses = tuple(parse_announced(text) for text in _texts(value))
-    if len(addresses) > ANNOUNCED_MAX:
-        raise ValueError(f"{len(addresses)} addresses; allowed: up to {ANNOUNCED_MAX}")
-    return addresses
-
-
-def _work_hours(value: GivenValue) -> str:
-    text = value if isinstance(value, str) else ", ".join(_texts(value))
-    parse_work_hours(text)
-    return text
-
-
-def _on_battery(value: GivenValue) -> str:
-    words = {True: "on", False: "off", "true": "on", "false": "off"}
-    is_word = isinstance(value, (bool, str))
-    return str(_choice(get_args(Switch))(words.get(value, value) if is_word else value))
-
-
-def _own_networks(value: GivenValue) -> tuple[str, ...]:
-    networks = _texts(value)
-    if len(networks) > OWN_NETWORKS_MAX:
-        raise ValueError(f"{len(networks)} networks; allowed: up to {OWN_NETWORKS_MAX}")
-    for text in networks:
-        try:
-            ipaddress.ip_network(text)
-        except ValueError as error:
-            raise ValueError(f"{error}; write a network as 10.1.0.0/16") from None
-    return networks
-
-
-def _limits(value: GivenValue) -> tuple[str, ...]:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        value = f"{value:g}"
-    periods = _texts(value)
-    if len(periods) > PERIODS_MAX:
-        raise ValueError(f"{len(periods)} limits; allowed: up to {PERIODS_MAX}")
-    for period in periods:
-        parse_limit(period)
-    return periods
-
-
-def _duration(value: GivenValue) -> str:
-    text = str(value).strip().lower()
-    parse_serve_after(text)
-    return text
-
-
-def _api_hosts(value: GivenValue) -> tuple[str, ...]:
-    names = _texts(value)
-    for name in names:
-        if not HOST_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not a host name (without port)")
-    return tuple(name.lower().rstrip(".") for name in names)
-
-
-def _bootstrap(value: GivenValue) -> tuple[str, ...]:
-    links = [parse_link(text) for text in _texts(value)]
-    for link in links:
-        if link.run_id is not None:
-            raise ValueError(f"{str(link)!r}: a link with a run id goes to `gossamer join`")
-    return tuple(dict.fromkeys(link.address for link in links))
-
-
-_PARSERS: dict[str, _Parser] = {
-    "state_dir": _path,
-    "listen": _listen,
-    "announce": _announce,
-    "own_networks": _own_networks,
-    "up_limit": _limits,
-    "down_limit": _limits,
-    "port_mapping": _choice(get_args(Switch)),
-    "lan": _choice(get_args(Switch)),
-    "relay": _choice(get_args(RelayMode)),
-    "serve_limit": _limits,
-    "relay_limit": _limits,
-    "api": lambda value: str(parse_host_port(str(value))),
-    "api_hosts": _api_hosts,
-    "device": _device,
-    "threads": _integer(0, THREADS_MAX),
-    "micro_batch": _integer(0, MICRO_BATCH_MAX),
-    "work_hours": _work_hours,
-    "on_battery": _on_battery,
-    "pause_for": lambda value: parse_programs(_texts(value)),
-    "only_when_idle": lambda value: parse_idle(str(value)),
-    "confine_trainer": _choice(get_args(Switch)),
-    "cache_bytes": _cache_bytes,
-    "log_format": _choice(get_args(LogFormat)),
-    "log_level": _choice(get_args(LogLevel)),
-    "log_steps": _integer(0, LOG_STEPS_MAX),
-    "bootstrap": _bootstrap,
-    "wait_for_peers": _integer(0, limits.RING_MEMBERS_MAX - 1),
-    "serve_after": _duration,
-}

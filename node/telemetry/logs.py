@@ -23,7 +23,7 @@ import msgspec
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from gossamer.node.base.settings import LogFormat, LogLevel
+from gossamer.node.base.setting_values import LogFormat, LogLevel
 
 _COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "31;1"}
 # These libraries log much at INFO. libp2p also logs stack traces at WARNING for mistakes of other

@@ -13,13 +13,12 @@ from gossamer.node.base.address_text import (
 )
 from gossamer.node.base.durations import parse_serve_after
 from gossamer.node.base.links import Links, parse_links
+from gossamer.node.base.setting_values import GivenValue, parse_size
 from gossamer.node.base.settings import (
     ConfigError,
-    GivenValue,
     Settings,
     default_state_dir,
     load_settings,
-    parse_size,
 )
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"

@@ -18,7 +18,8 @@ import trio
 import trio.testing
 import zstandard
 
-from gossamer.node.base.settings import Settings, Switch
+from gossamer.node.base.setting_values import Switch
+from gossamer.node.base.settings import Settings
 from gossamer.node.machine import trainer_client
 from gossamer.node.machine.trainer_client import FAILURES_MAX, TrainerClient
 from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
