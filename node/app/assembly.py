@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import functools
 import random
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import tzinfo
+from dataclasses import dataclass
 
 import structlog
 import trio
@@ -27,20 +24,17 @@ from gossamer.node.app.http import serve_http
 from gossamer.node.app.pause_orders import PauseOrders
 from gossamer.node.app.pause_watch import PauseWatch, pause_rules
 from gossamer.node.app.reporting import Reporter, say_hello
+from gossamer.node.app.runtime import Runtime
 from gossamer.node.app.trainer_events import TrainerEvents
-from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.durations import parse_serve_after
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
-from gossamer.node.base.threads import RunInThread, run_abandonable
 from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import RollbackFiles, Rollbacks
 from gossamer.node.machine.hardware import Hardware
-from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.machine.speed import SpeedMeter
-from gossamer.node.machine.trainer import MakeTrainer, Trainer
-from gossamer.node.machine.trainer_client import TrainerClient
+from gossamer.node.machine.trainer import Trainer
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Stream, StreamClosed, Transport
 from gossamer.node.peers.admission import Admission
@@ -81,24 +75,6 @@ from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.wire.ring_messages import RING_PROTOCOL
 
 log = structlog.get_logger("node")
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """The surroundings of a node. A test in virtual time has no process, thread or socket."""
-
-    make_trainer: MakeTrainer = TrainerClient
-    run_in_thread: RunInThread = trio.to_thread.run_sync
-    serves_http: bool = True
-    unix_seconds: Callable[[], float] = time.time
-    use: MachineUse = field(default_factory=MachineUse)
-    read_in_thread: RunInThread = run_abandonable
-    """Runs the readers of `use`, which may hang with a broken driver."""
-    zone: tzinfo | None = None
-    """The zone of the owner's hours; None: that of this machine."""
-    awake: AwakeClock = field(default_factory=AwakeClock)
-    """The clock without the time in which this process was stopped. It has to run as long as the
-    node."""
 
 
 @dataclass(frozen=True)

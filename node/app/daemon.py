@@ -17,11 +17,12 @@ import msgspec
 import structlog
 import trio
 
-from gossamer.node.app.assembly import Node, Runtime
+from gossamer.node.app.assembly import Node
 from gossamer.node.app.http import require_free
 from gossamer.node.app.joining import join_run
 from gossamer.node.app.listening import listen_addresses
 from gossamer.node.app.reached import reached
+from gossamer.node.app.runtime import Runtime
 from gossamer.node.base.rate_limit import Limits, rate_limit_of
 from gossamer.node.base.settings import Found, Join, Role, Settings
 from gossamer.node.base.threads import run_abandonable

@@ -18,8 +18,9 @@ import trio
 import zstandard
 from msgspec.structs import replace
 
-from gossamer.node.app.assembly import Node, Runtime
+from gossamer.node.app.assembly import Node
 from gossamer.node.app.joining import join_run
+from gossamer.node.app.runtime import Runtime
 from gossamer.node.base.settings import Join, Settings
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.machine_use import MachineUse

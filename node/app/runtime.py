@@ -1,0 +1,34 @@
+"""What surrounds a node, and what a test replaces."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import tzinfo
+
+import trio
+
+from gossamer.node.base.awake_clock import AwakeClock
+from gossamer.node.base.threads import RunInThread, run_abandonable
+from gossamer.node.machine.machine_use import MachineUse
+from gossamer.node.machine.trainer import MakeTrainer
+from gossamer.node.machine.trainer_client import TrainerClient
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The surroundings of a node. A test in virtual time has no process, thread or socket."""
+
+    make_trainer: MakeTrainer = TrainerClient
+    run_in_thread: RunInThread = trio.to_thread.run_sync
+    serves_http: bool = True
+    unix_seconds: Callable[[], float] = time.time
+    use: MachineUse = field(default_factory=MachineUse)
+    read_in_thread: RunInThread = run_abandonable
+    """Runs the readers of `use`, which may hang with a broken driver."""
+    zone: tzinfo | None = None
+    """The zone of the owner's hours; None: that of this machine."""
+    awake: AwakeClock = field(default_factory=AwakeClock)
+    """The clock without the time in which this process was stopped. It has to run as long as the
+    node."""
