@@ -26,6 +26,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Options of the command line."""
 
 
+def without_end(inner: InnerConfig) -> InnerConfig:
+    """The settings of inner steps without the word on whether a run ends: an arm has its own number
+    of steps."""
+    return msgspec.structs.replace(inner, ends=msgspec.UNSET)
+
+
 class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One arm with one seed."""
 

@@ -61,7 +61,7 @@ from tests.benchmarks._losses_report import draw, table_of
 from tests.benchmarks._losses_sparse import train_sparse
 from tests.benchmarks._losses_text import Dealt, by_topic, mixed
 from tests.benchmarks._parity_training import Curve, synchronous
-from tests.benchmarks._results import Result, Results, Settings, load_results
+from tests.benchmarks._results import Result, Results, Settings, load_results, without_end
 
 DEFAULT_ARMS = ("codecs", "overlap", "sparse", "distro")
 DEFAULT_OUTPUT = Path(__file__).parent / "results" / "losses.json"
@@ -181,7 +181,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     sparse_rate, sparse_momentum = PRESETS[options.preset].sparse_rates
     return Settings(
         model=draft.model,
-        inner=draft.inner,
+        inner=without_end(draft.inner),
         outer=draft.outer,
         options={
             "sync_rate": SYNC_RATE,
