@@ -36,12 +36,28 @@ COMMANDS = (
     ("rollback", "rollback:rollback", "Take back all rounds after one, as the run's founder."),
     ("export", "export_model:export", "Write the newest committed state as a Hugging Face model."),
     ("generate", "generate:generate", "Continue a text with the model as it is on this disk."),
+    ("presets", "presets:presets", "List the presets: size, memory, bytes a round."),
     ("plan", "plan:plan", "Estimate what a round costs each peer: bytes, seconds, utilisation."),
     ("doctor", "doctor:doctor", "Check this machine, and say what to change."),
     ("demo", "demo:demo", "Run a swarm of four peers here, kill one, and let a fifth join."),
 )
 """The name of each command, its function as MODULE:FUNCTION in `gossamer.node.commands`, and its
 line in `gossamer --help`, which imports none of these modules. Help keeps this order."""
+
+GROUPS = (
+    (
+        "config",
+        "Show, check or edit the settings of this machine's node.",
+        (
+            ("show", "config_show:show", "Show each setting, its value and its source."),
+            ("check", "config_show:check", "Check a config file, and the variables of this shell."),
+            ("edit", "config_edit:edit", "Edit the config file with $VISUAL or $EDITOR."),
+        ),
+    ),
+)
+"""Commands that have commands of their own: name, line in help, and these as in `COMMANDS`."""
+
+COMPLETION_HELP = "Install completion for bash, zsh or fish, whichever shell this is."
 
 
 def _build_app() -> App:
@@ -57,6 +73,13 @@ def _build_app() -> App:
     )
     for place, (name, function, help_line) in enumerate(COMMANDS):
         app.command(f"gossamer.node.commands.{function}", name=name, help=help_line, sort_key=place)
+    for place, (group, group_help, commands) in enumerate(GROUPS, start=len(COMMANDS)):
+        group_app = App(name=group, help=group_help, sort_key=place)
+        for name, function, help_line in commands:
+            path = f"gossamer.node.commands.{function}"
+            group_app.command(path, name=name, help=help_line)
+        app.command(group_app)
+    app.register_install_completion_command(help=COMPLETION_HELP, sort_key=place + 1)
     return app
 
 
