@@ -54,6 +54,28 @@ GROUPS = (
             ("edit", "config_edit:edit", "Edit the config file with $VISUAL or $EDITOR."),
         ),
     ),
+    (
+        "service",
+        "Make the node a service that starts with the machine, and look after it.",
+        (
+            (
+                "install",
+                "service:install",
+                "Make the node a service, which starts with the machine.",
+            ),
+            (
+                "uninstall",
+                "service:uninstall",
+                "Stop the service and remove it; state and settings stay.",
+            ),
+            (
+                "status",
+                "service:status",
+                "Show how the service is, as the service manager sees it.",
+            ),
+            ("logs", "service:logs", "Show the newest lines of the service's log."),
+        ),
+    ),
 )
 """Commands that have commands of their own: name, line in help, and these as in `COMMANDS`."""
 

@@ -63,6 +63,7 @@ STATUS = Status(
 
 
 WITHOUT_STATE = ("init", "plan", "presets", "demo")
+WITHOUT_STATE += ("service uninstall", "service status", "service logs")
 ALL_COMMANDS = [
     *((name, line) for name, _, line in COMMANDS),
     *((f"{group} {name}", line) for group, _, commands in GROUPS for name, _, line in commands),
@@ -419,7 +420,7 @@ def test_a_commands_own_help_says_the_same_and_shows_every_default(
     arguments = [one for one in command.assemble_argument_collection() if one.show and one.parse]
     assert any("--state-dir" in one.names for one in arguments) == (name not in WITHOUT_STATE)
     # `gossamer join` needs no address where a run is.
-    to_show = [one for one in arguments if one.name != "ADDRESSES"]
+    to_show = [one for one in arguments if one.name not in ("ADDRESSES", "LINKS")]
     assert shown.count("[default:") + shown.count("[required]") == len(to_show), shown
 
 
