@@ -39,6 +39,8 @@ COMMANDS = (
     ("presets", "presets:presets", "List the presets: size, memory, bytes a round."),
     ("plan", "plan:plan", "Estimate what a round costs each peer: bytes, seconds, utilisation."),
     ("doctor", "doctor:doctor", "Check this machine, and say what to change."),
+    ("reset", "reset:reset", "Remove the run from this machine, and keep the node's identity."),
+    ("uninstall", "reset:uninstall", "Remove everything that Gossamer has put on this machine."),
     ("demo", "demo:demo", "Run a swarm of four peers here, kill one, and let a fifth join."),
 )
 """The name of each command, its function as MODULE:FUNCTION in `gossamer.node.commands`, and its
@@ -74,6 +76,14 @@ GROUPS = (
                 "Show how the service is, as the service manager sees it.",
             ),
             ("logs", "service:logs", "Show the newest lines of the service's log."),
+        ),
+    ),
+    (
+        "identity",
+        "Back up the key by which others know this node, and restore it.",
+        (
+            ("backup", "identity:backup", "Copy the node's identity to a file."),
+            ("restore", "identity:restore", "Give this node the identity of a back-up."),
         ),
     ),
 )

@@ -102,12 +102,16 @@ class _Daemon:
     """One life of the daemon."""
 
     def __init__(
-        self, settings: Settings, role: Role, state_dir: StateDir, manager: ServiceManager
+        self,
+        settings: Settings,
+        role: Role,
+        state_dir: StateDir,
+        manager: ServiceManager | None = None,
     ) -> None:
         self._settings = settings
         self._role = role
         self._state_dir = state_dir
-        self._manager = manager
+        self._manager = manager or ServiceManager()
         self._starting = ""
         """What the daemon does before there is a node."""
         self._node: Node | None = None

@@ -60,7 +60,7 @@ def install(
         Only print the file of the service.
     """
     parse_links(links)
-    system = _is_system(system)
+    system = is_for_all_users(system)
     config = options.config if options is not None else None
     settings, places = source_settings(flags_of(options), os.environ, config)
     environment = {}
@@ -102,7 +102,7 @@ def uninstall(*, system: System = False) -> int:
     system
         The service for all users; for root it is that one anyway.
     """
-    system = _is_system(system)
+    system = is_for_all_users(system)
     manager = manager_here(system=system)
     _require_rights(system)
     if not manager.uninstall():
@@ -121,7 +121,7 @@ def status(*, system: System = False) -> int:
     system
         The service for all users; for root it is that one anyway.
     """
-    return manager_here(system=_is_system(system)).status()
+    return manager_here(system=is_for_all_users(system)).status()
 
 
 def logs(*, follow: bool = False, lines: int = 50, system: System = False) -> int:
@@ -138,10 +138,11 @@ def logs(*, follow: bool = False, lines: int = 50, system: System = False) -> in
     """
     if not 0 <= lines <= LINES_MAX:
         raise ConfigError([f"--lines: {lines} is not allowed: 0 to {LINES_MAX:,}"])
-    return manager_here(system=_is_system(system)).logs(lines=lines, follow=follow)
+    return manager_here(system=is_for_all_users(system)).logs(lines=lines, follow=follow)
 
 
-def _is_system(system: bool) -> bool:
+def is_for_all_users(system: bool = False) -> bool:
+    """Returns whether the service is the machine's: root has no other one."""
     return system or (os.geteuid() == 0 and sys.platform != "darwin")
 
 

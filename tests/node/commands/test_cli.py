@@ -62,8 +62,10 @@ STATUS = Status(
 )  # fmt: skip
 
 
-WITHOUT_STATE = ("init", "plan", "presets", "demo")
-WITHOUT_STATE += ("service uninstall", "service status", "service logs")
+WITHOUT_STATE = (
+    *("init", "plan", "presets", "demo"),
+    *("service uninstall", "service status", "service logs"),
+)
 ALL_COMMANDS = [
     *((name, line) for name, _, line in COMMANDS),
     *((f"{group} {name}", line) for group, _, commands in GROUPS for name, _, line in commands),

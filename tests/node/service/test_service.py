@@ -41,7 +41,7 @@ class Machine:
             "platformdirs.user_config_path",
             lambda name="": root / "config" / name,
         )
-        monkeypatch.setattr(service.os, "geteuid", lambda: 1000)
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
     def program(self, name: str, *, says: str = "", status: int = 0) -> None:
         path = self._programs / name
@@ -171,7 +171,7 @@ def test_the_service_for_all_users_is_roots(
 ) -> None:
     assert run_command(["service", "install", "--system", LINK]) == 2
     assert "only root" in capsys.readouterr().err
-    monkeypatch.setattr(service.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert run_command(["service", "install", LINK, "--state-dir", str(machine.state)]) == 2
     assert "has its state in /var/lib/gossamer" in capsys.readouterr().err
     assert machine.asked() == []
@@ -189,7 +189,7 @@ def test_the_service_for_all_users_needs_a_program_that_it_sees(
         manager.install([LINK], {}, force=False, starts=True)
     assert not manager.file.exists()
     monkeypatch.setattr(managers, "program_words", lambda: ["/opt/gossamer/bin/gossamer"])
-    monkeypatch.setattr(managers.sys, "executable", "/opt/gossamer/bin/python")
+    monkeypatch.setattr(sys, "executable", "/opt/gossamer/bin/python")
     manager.install([LINK], {}, force=False, starts=True)
     assert machine.asked() == [
         "systemctl daemon-reload",
@@ -200,7 +200,7 @@ def test_the_service_for_all_users_needs_a_program_that_it_sees(
 
 
 def test_no_service_manager(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(managers.shutil, "which", lambda _name: None)
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
     with pytest.raises(ServiceError, match="there is no systemd here"):
         manager_here(system=False)
 
@@ -243,8 +243,8 @@ def test_the_units_have_a_watchdog_and_leave_the_machine_to_its_owner() -> None:
 def test_launchd_gets_a_job(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(managers.sys, "platform", "darwin")
-    monkeypatch.setattr(managers.os, "getuid", lambda: 501)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(os, "getuid", lambda: 501)
     assert machine.gossamer("service", "install", LINK) == 0
     file = machine.root / "Library/LaunchAgents/org.gossamer.node.plist"
     assert machine.asked() == [f"launchctl bootstrap gui/501 {file}"]
@@ -270,7 +270,7 @@ def test_launchd_gets_a_job(
 
 
 def test_a_job_of_somebody_else_stays(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(managers.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     job = Launchd()
     job.file.parent.mkdir(parents=True)
     job.file.write_text("<plist/>")
