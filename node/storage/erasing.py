@@ -17,8 +17,17 @@ HELD_NAME = "lock"
 """It stays while this process holds it: a file that a waiting process has open is the lock."""
 
 RUN_NAMES = (
-    *("api", "blocks", "chain", "format", "head", "losses", "manifest.msgpack", "optimizer"),
-    *("paused", "peers.msgpack", "pinned_head", "port", "revoked", "roll", "rollbacks"),
+    *("api", "blocks", "chain", "format", "head", "losses", "manifest.msgpack", "noticed"),
+    *(
+        "optimizer",
+        "paused",
+        "peers.msgpack",
+        "pinned_head",
+        "port",
+        "revoked",
+        "roll",
+        "rollbacks",
+    ),
     *("seeds", "starting", "token", "trainer", "work"),
 )
 """Everything else that a node writes into its state directory."""

@@ -116,6 +116,16 @@ def test_show_has_value_and_source_of_every_setting(
     assert len(capsys.readouterr().out.splitlines()) == 4
 
 
+def test_show_hides_the_secret_of_a_webhook(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_config('notices = ["desktop", "https://chat.example.org/hooks/s3cret?key=t0ken"]\n')
+    for arguments in (["config", "show"], ["config", "show", "--json"]):
+        assert run_command(arguments) == 0
+        shown = capsys.readouterr().out
+        assert "https://chat.example.org/..." in shown
+        assert "s3cret" not in shown
+        assert "t0ken" not in shown
+
+
 def test_check_tells_each_mistake_and_ends_with_status_2(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
