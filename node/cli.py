@@ -23,6 +23,8 @@ COMMANDS = (
     ("id", "show_id:show_id", "Show the id of this node, which a founder needs to admit it."),
     ("join", "join:join", "Join the run of a peer, or go on with it."),
     ("status", "show_status:status", "Show what the node does and what the swarm does."),
+    ("peers", "peers:peers", "Show what each member has given: tokens, rank, share of the run."),
+    ("report", "report:report", "Write a static page of the run: curve, members, samples."),
     ("pause", "orders:pause", "Stop training and free the device; the node serves what it has."),
     ("resume", "orders:resume", "Go on after a pause, or after the trainer failed."),
     ("leave", "orders:leave", "Stop the node in order: commit its work, save its state, exit."),
