@@ -31,13 +31,13 @@ def edit(*, options: State = None) -> int:
     command = _editor()
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     before = _content(file)
-    goes_on = draft.exists()
-    if goes_on:
-        print(f"going on with {printable(str(draft))}, which had mistakes")
+    fresh = None if draft.exists() else before or new_file_text().encode()
+    if fresh is None:
+        print(f"going on with {printable(str(draft))}, which was not taken the last time")
     else:
-        write_atomically(draft, new_file_text().encode() if before is None else before)
+        write_atomically(draft, fresh)
     while True:
-        _run_editor(command, draft, keep=goes_on or _content(draft) != before)
+        _run_editor(command, draft, fresh)
         problems = read_config_file(draft)
         if not problems:
             break
@@ -76,15 +76,15 @@ def _editor() -> list[str]:
     raise ConfigError(["EDITOR: no editor is named, and none of editor, nano and vi is installed"])
 
 
-def _run_editor(command: list[str], draft: Path, *, keep: bool) -> None:
-    """Raises ConfigError if the editor fails. A draft that nobody has changed goes then."""
+def _run_editor(command: list[str], draft: Path, fresh: bytes | None) -> None:
+    """Raises ConfigError if the editor fails. A draft that is still `fresh` goes then."""
     try:
         status = subprocess.run([*command, str(draft)]).returncode
         problem = f"ended with status {status}; nothing is changed" if status else ""
     except OSError as error:
         problem = f"cannot be started: {error.strerror}"
     if problem:
-        if not keep:
+        if _content(draft) == fresh:
             draft.unlink(missing_ok=True)
         raise ConfigError([f"the editor {command[0]} {problem}"])
 

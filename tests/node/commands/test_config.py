@@ -226,6 +226,16 @@ def test_an_editor_that_fails_changes_nothing(
     assert run_command(["config", "edit"]) == 2
     assert "cannot be started: No such file" in capsys.readouterr().err
     assert [path.name for path in file.parent.iterdir()] == ["config.toml"]
+    # What was typed before the editor failed is kept.
+    editor(monkeypatch, 'path.write_text("threads = 4\\n"); sys.exit(3)')
+    assert run_command(["config", "edit"]) == 2
+    assert file.with_name("config.toml.draft").read_text() == "threads = 4\n"
+    # Of a new file nothing is left.
+    file.with_name("config.toml.draft").unlink()
+    file.unlink()
+    editor(monkeypatch, "sys.exit(3)")
+    assert run_command(["config", "edit"]) == 2
+    assert list(file.parent.iterdir()) == []
 
 
 @pytest.mark.parametrize(
