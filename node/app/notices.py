@@ -47,7 +47,7 @@ WAITS_SECONDS = (5.0, 30.0, 300.0)
 """Waits between the attempts: for a line that broke, a server that starts, a router that does."""
 
 FAREWELL_SECONDS_MAX = 15.0
-"""Time that a node which leaves gives to its last notices."""
+"""Time that a node which leaves gives to its last notices: that of two attempts."""
 
 _AGAIN = (408, 429)
 """Refusals by a client error (4xx) that a later attempt may not get."""
@@ -138,8 +138,8 @@ class Notices:
             with trio.CancelScope(shield=True), trio.move_on_after(FAREWELL_SECONDS_MAX):
                 self._look()
                 async with trio.open_nursery() as nursery:
-                    for place, notice in list(self._undelivered):
-                        nursery.start_soon(self._attempt, place, notice)
+                    for one in list(self._undelivered):
+                        nursery.start_soon(self._deliver, *one)
 
     def _look(self) -> list[tuple[str, Notice]]:
         holding = conditions(self._participant, self._state_dir.health)

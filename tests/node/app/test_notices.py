@@ -1,11 +1,6 @@
 """Notices to the owner: when, to whom, how often."""
 
-import http.server
-import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -28,43 +23,9 @@ from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.settings import ConfigError, load_settings
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.state_dir import StateDir
+from tests.support.webhook import hook
 
 NOTICE = Notice("failed", 'Gossamer: it "failed"', "ab" * 32, "12D3KooW", 7)
-
-
-@dataclass
-class Hook:
-    """A webhook that gives these answers in turn, and the last one for ever."""
-
-    answers: list[int]
-    bodies: list[dict[str, object]] = field(default_factory=list)
-    url: str = ""
-
-
-@contextmanager
-def hook(*answers: int) -> Iterator[Hook]:
-    one = Hook(list(answers))
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            one.bodies.append(json.loads(body))
-            self.send_response(one.answers.pop(0) if len(one.answers) > 1 else one.answers[0])
-            self.send_header("Location", "http://127.0.0.1:1/")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        one.url = f"http://127.0.0.1:{server.server_port}/secret?key=s3cret"
-        try:
-            yield one
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def test_a_webhook_gets_a_json_object() -> None:
