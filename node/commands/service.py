@@ -88,6 +88,10 @@ def install(
             [f"there is no run in {root}: name the link of one, or found one there first "
              "(`gossamer start`)"]
         )  # fmt: skip
+    if not manager.file.exists() and StateDir(root).is_in_use():
+        raise ServiceError(
+            f"a node that is no service runs on {root}: stop it first (`gossamer leave`)"
+        )
     for line in manager.install(links, environment, force=force, starts=not no_start):
         print(printable(line))
     _tell_of_variables()

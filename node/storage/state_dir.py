@@ -166,6 +166,20 @@ class StateDir:
         finally:
             os.close(descriptor)
 
+    def is_in_use(self) -> bool:
+        """Returns whether a daemon holds the directory now, as far as this user can tell."""
+        try:
+            descriptor = os.open(self.lock_path, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
     def require_ours(self) -> None:
         """Raises DiskError where a directory that we locked was deleted, moved away or replaced.
 

@@ -144,6 +144,19 @@ def test_a_file_of_somebody_else_stays(
     assert "Type=notify" in unit.read_text()
 
 
+def test_a_node_that_runs_by_hand_is_stopped_first(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with StateDir(machine.state).locked():
+        assert machine.gossamer("service", "install", LINK) == 1
+        assert "stop it first (`gossamer leave`)" in capsys.readouterr().err
+        assert machine.asked() == []
+    assert not StateDir(machine.state).is_in_use()
+    assert machine.gossamer("service", "install", LINK) == 0
+    with StateDir(machine.state).locked():  # the service itself: it is started again
+        assert machine.gossamer("service", "install", LINK) == 0
+
+
 def test_a_manager_that_refuses_is_quoted(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
