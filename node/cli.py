@@ -16,6 +16,7 @@ from importlib.metadata import version
 from cyclopts import App, CycloptsError, Parameter
 
 from gossamer.node.base.terminal import open_console, wants_plain_text
+from gossamer.node.service.units import LAUNCHD_VARIABLE
 
 COMMANDS = (
     ("init", "init:init", "Write a commented manifest to edit."),
@@ -122,7 +123,11 @@ app = _build_app()
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits with its status. This is the console entry point."""
-    sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
+    status = run_command(sys.argv[1:] if arguments is None else arguments)
+    if status == 2 and LAUNCHD_VARIABLE in os.environ:
+        _complain(["this ends with status 0, so that launchd does not start it again for ever"])
+        status = 0
+    sys.exit(status)
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -12,12 +12,16 @@ from pathlib import Path
 LABEL = "org.gossamer.node"
 """Name of the launchd job."""
 
+LAUNCHD_VARIABLE = "LAUNCHD_JOB_OF_GOSSAMER"
+"""Variable of launchd's job alone. launchd starts a job again after each status but 0, so a node
+that has it ends with 0 where it would fail again (status 2)."""
+
 WATCHDOG_SECONDS = 120
 """An event loop that did nothing for so long hangs. It answers within 100 ms (measured); a machine
 that swaps may take some seconds."""
 
 LAUNCHD_THROTTLE_SECONDS = 60
-"""Time between two starts. launchd knows no exit status that forbids another one."""
+"""Time between two starts."""
 
 _SERVICE = """\
 [Unit]
@@ -173,7 +177,7 @@ def launchd_job(words: Sequence[str], environment: Mapping[str, str], log: Path)
         {
             "Label": LABEL,
             "ProgramArguments": list(words),
-            "EnvironmentVariables": dict(environment),
+            "EnvironmentVariables": {**environment, LAUNCHD_VARIABLE: LABEL},
             "RunAtLoad": True,
             "KeepAlive": {"SuccessfulExit": False},
             "ThrottleInterval": LAUNCHD_THROTTLE_SECONDS,

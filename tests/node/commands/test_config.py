@@ -142,7 +142,7 @@ def test_check_tells_each_mistake_and_ends_with_status_2(
     monkeypatch.delenv("GOSSAMER_DEVISE")
     file.write_text("threads = 3\n")
     assert run_command(["config", "check"]) == 0
-    assert f"1 settings in {file}" in capsys.readouterr().out
+    assert f"settings from {file}: 1, from elsewhere: 0" in capsys.readouterr().out
 
 
 # edit

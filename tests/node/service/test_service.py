@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from gossamer.node.base.settings import ConfigError
-from gossamer.node.cli import run_command
+from gossamer.node.cli import main, run_command
 from gossamer.node.commands import service
 from gossamer.node.service import managers
 from gossamer.node.service.managers import Launchd, ServiceError, Systemd, manager_here
-from gossamer.node.service.units import program_text, system_unit, user_unit
+from gossamer.node.service.units import LAUNCHD_VARIABLE, program_text, system_unit, user_unit
 from gossamer.node.storage.state_dir import StateDir
 
 PEER = "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp"
@@ -264,7 +264,10 @@ def test_launchd_gets_a_job(
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     job = plistlib.loads(file.read_bytes())
     assert job["ProgramArguments"][-2:] == ["join", LINK]
-    assert job["EnvironmentVariables"] == {"GOSSAMER_STATE_DIR": str(machine.state)}
+    assert job["EnvironmentVariables"] == {
+        "GOSSAMER_STATE_DIR": str(machine.state),
+        LAUNCHD_VARIABLE: "org.gossamer.node",
+    }
     assert job["KeepAlive"] == {"SuccessfulExit": False}
     assert machine.gossamer("service", "install", LINK) == 0  # anew
     assert machine.gossamer("service", "logs") == 0
@@ -280,6 +283,20 @@ def test_launchd_gets_a_job(
     assert not file.exists()
     with pytest.raises(ServiceError, match="one user"):
         manager_here(system=True)
+
+
+def test_launchd_does_not_start_again_what_would_fail_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable, status in ((None, 2), (LAUNCHD_VARIABLE, 0)):
+        if variable:
+            monkeypatch.setenv(variable, "org.gossamer.node")
+        with pytest.raises(SystemExit) as ended:
+            main(["start", "--device", "gpu"])
+        assert ended.value.code == status
+    with pytest.raises(SystemExit) as ended:
+        main(["status", "--state-dir", "/none"])  # this may pass
+    assert ended.value.code == 1
 
 
 def test_a_job_of_somebody_else_stays(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
