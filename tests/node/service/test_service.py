@@ -223,7 +223,7 @@ def test_systemd_accepts_the_units_whatever_the_paths(scope: str, tmp_path: Path
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not installed (Debian: apt install systemd)")
-    folder = tmp_path / "100% my $HOME"
+    folder = tmp_path / "100%h my $HOME"
     folder.mkdir()
     program = folder / "gossamer"
     program.write_text("#!/bin/sh\n")
