@@ -54,8 +54,14 @@ def pages() -> dict[str, str]:
 
 
 def command_names() -> list[str]:
-    """The names of all commands, sorted, without `--help` and `--version`."""
-    return sorted(name for name in cli.app if not name.startswith("-"))
+    """The names of all commands, sorted, without `--help` and its like: `config show` is one."""
+    groups = {group: commands for group, _, commands in cli.GROUPS}
+    names = []
+    for name in cli.app:
+        if not name.startswith("-"):
+            names.append(name)
+        names += [f"{name} {command}" for command, _, _ in groups.get(name, ())]
+    return sorted(names)
 
 
 def commands_page() -> str:
@@ -67,7 +73,7 @@ def commands_page() -> str:
         "changes something: a setting, a link, a damaged file, or the list of an `allow` run.",
         f"## gossamer\n\n{_fenced(_help())}",
     ]
-    parts += [f"## gossamer {name}\n\n{_fenced(_help(name))}" for name in command_names()]
+    parts += [f"## gossamer {name}\n\n{_fenced(_help(*name.split()))}" for name in command_names()]
     return _joined(parts)
 
 
@@ -103,9 +109,11 @@ def settings_page() -> str:
         [
             "# Settings",
             "How a node runs on its machine. A flag is stronger than the environment variable, "
-            "which is stronger than the TOML file that `--config` or "
-            f"`{config.CONFIG_VARIABLE}` names, which is stronger than the default. All mistakes "
-            "are reported at once.",
+            "which is stronger than the TOML file, which is stronger than the default. The file is "
+            f"the one that `--config` or `{config.CONFIG_VARIABLE}` names, or else "
+            "`gossamer/config.toml` in the user's configuration folder (`~/.config` on Linux) if "
+            "it is there. `gossamer config edit` opens it, and `gossamer config show` says where "
+            "each value comes from. All mistakes are reported at once.",
             _table(("key of the file", "variable", "flag", "default", "meaning"), rows),
         ]
     )

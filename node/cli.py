@@ -16,6 +16,7 @@ from importlib.metadata import version
 from cyclopts import App, CycloptsError, Parameter
 
 from gossamer.node.base.terminal import open_console, wants_plain_text
+from gossamer.node.service.units import LAUNCHD_VARIABLE
 
 COMMANDS = (
     ("init", "init:init", "Write a commented manifest to edit."),
@@ -23,6 +24,8 @@ COMMANDS = (
     ("id", "show_id:show_id", "Show the id of this node, which a founder needs to admit it."),
     ("join", "join:join", "Join the run of a peer, or go on with it."),
     ("status", "show_status:status", "Show what the node does and what the swarm does."),
+    ("peers", "peers:peers", "Show what each member has given: tokens, rank, share of the run."),
+    ("report", "report:report", "Write a static page of the run: curve, members, samples."),
     ("pause", "orders:pause", "Stop training and free the device; the node serves what it has."),
     ("resume", "orders:resume", "Go on after a pause, or after the trainer failed."),
     ("leave", "orders:leave", "Stop the node in order: commit its work, save its state, exit."),
@@ -36,12 +39,60 @@ COMMANDS = (
     ("rollback", "rollback:rollback", "Take back all rounds after one, as the run's founder."),
     ("export", "export_model:export", "Write the newest committed state as a Hugging Face model."),
     ("generate", "generate:generate", "Continue a text with the model as it is on this disk."),
+    ("presets", "presets:presets", "List the presets: size, memory, bytes a round."),
     ("plan", "plan:plan", "Estimate what a round costs each peer: bytes, seconds, utilisation."),
     ("doctor", "doctor:doctor", "Check this machine, and say what to change."),
+    ("reset", "reset:reset", "Remove the run from this machine, and keep the node's identity."),
+    ("uninstall", "reset:uninstall", "Remove everything that Gossamer has put on this machine."),
     ("demo", "demo:demo", "Run a swarm of four peers here, kill one, and let a fifth join."),
 )
 """The name of each command, its function as MODULE:FUNCTION in `gossamer.node.commands`, and its
 line in `gossamer --help`, which imports none of these modules. Help keeps this order."""
+
+GROUPS = (
+    (
+        "config",
+        "Show, check or edit the settings of this machine's node.",
+        (
+            ("show", "config_show:show", "Show each setting, its value and its source."),
+            ("check", "config_show:check", "Check a config file, and the variables of this shell."),
+            ("edit", "config_edit:edit", "Edit the config file with $VISUAL or $EDITOR."),
+        ),
+    ),
+    (
+        "service",
+        "Make the node a service that starts with the machine, and look after it.",
+        (
+            (
+                "install",
+                "service:install",
+                "Make the node a service, which starts with the machine.",
+            ),
+            (
+                "uninstall",
+                "service:uninstall",
+                "Stop the service and remove it; state and settings stay.",
+            ),
+            (
+                "status",
+                "service:status",
+                "Show how the service is, as the service manager sees it.",
+            ),
+            ("logs", "service:logs", "Show the newest lines of the service's log."),
+        ),
+    ),
+    (
+        "identity",
+        "Back up the key by which others know this node, and restore it.",
+        (
+            ("backup", "identity:backup", "Copy the node's identity to a file."),
+            ("restore", "identity:restore", "Give this node the identity of a back-up."),
+        ),
+    ),
+)
+"""Commands that have commands of their own: name, line in help, and these as in `COMMANDS`."""
+
+COMPLETION_HELP = "Install completion for bash, zsh or fish, whichever shell this is."
 
 
 def _build_app() -> App:
@@ -57,6 +108,13 @@ def _build_app() -> App:
     )
     for place, (name, function, help_line) in enumerate(COMMANDS):
         app.command(f"gossamer.node.commands.{function}", name=name, help=help_line, sort_key=place)
+    for place, (group, group_help, commands) in enumerate(GROUPS, start=len(COMMANDS)):
+        group_app = App(name=group, help=group_help, sort_key=place)
+        for name, function, help_line in commands:
+            path = f"gossamer.node.commands.{function}"
+            group_app.command(path, name=name, help=help_line)
+        app.command(group_app)
+    app.register_install_completion_command(help=COMPLETION_HELP, sort_key=place + 1)
     return app
 
 
@@ -65,7 +123,11 @@ app = _build_app()
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits with its status. This is the console entry point."""
-    sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
+    status = run_command(sys.argv[1:] if arguments is None else arguments)
+    if status == 2 and LAUNCHD_VARIABLE in os.environ:
+        _complain(["this ends with status 0, so that launchd does not start it again for ever"])
+        status = 0
+    sys.exit(status)
 
 
 def run_command(arguments: Sequence[str]) -> int:

@@ -42,6 +42,9 @@ def use_memory_for_temporary_files() -> None:
 
 use_memory_for_temporary_files()
 
+# The settings of the person who runs the tests are none of theirs; daemons of tests inherit it.
+os.environ["XDG_CONFIG_HOME"] = os.path.join(tempfile.gettempdir(), "gossamer-tests-no-config")
+
 # Two processes of tests on two cores, and models so small that threads only wait for each other.
 # Read when numpy and torch are loaded, which is after this.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -21,6 +21,7 @@ import structlog
 import trio
 
 from gossamer.node.app.http import serve_http
+from gossamer.node.app.notices import Notices
 from gossamer.node.app.pause_orders import PauseOrders
 from gossamer.node.app.pause_watch import PauseWatch, pause_rules
 from gossamer.node.app.reporting import Reporter, say_hello
@@ -314,6 +315,8 @@ class Node:
             core.rollbacks.run, swarm.gossip, participant, self._runtime.run_in_thread
         )
         nursery.start_soon(reporter.run)
+        notices = Notices(self._settings.notices, participant, self._state_dir)
+        nursery.start_soon(notices.run)
         nursery.start_soon(feed.run, trainer.queue)
         nursery.start_soon(core.run_blocks.fetch_heldout)
         me = self._identity.peer_id

@@ -7,7 +7,9 @@ ends the process at once.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import ipaddress
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +25,7 @@ from gossamer.node.app.joining import join_run
 from gossamer.node.app.listening import listen_addresses
 from gossamer.node.app.reached import reached
 from gossamer.node.app.runtime import Runtime
+from gossamer.node.app.service_notify import ServiceManager
 from gossamer.node.base.rate_limit import Limits, rate_limit_of
 from gossamer.node.base.settings import Found, Join, Role, Settings
 from gossamer.node.base.threads import run_abandonable
@@ -59,9 +62,12 @@ def run(settings: Settings, role: Role) -> int:
     """
     state_dir = StateDir(settings.state_dir)
     limit_malloc_arenas()
+    manager = ServiceManager.of(os.environ)
+    if manager.watchdog_seconds is not None:
+        faulthandler.enable()  # the watchdog's SIGABRT leaves in the log where the process hung
     with state_dir.locked():
         try:
-            return trio.run(_Daemon(settings, role, state_dir).main)
+            return trio.run(_Daemon(settings, role, state_dir, manager).main)
         except BaseExceptionGroup as group:
             raise _single(group) from None
 
@@ -95,10 +101,20 @@ def _single(group: BaseExceptionGroup[BaseException]) -> BaseException:
 class _Daemon:
     """One life of the daemon."""
 
-    def __init__(self, settings: Settings, role: Role, state_dir: StateDir) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        role: Role,
+        state_dir: StateDir,
+        manager: ServiceManager | None = None,
+    ) -> None:
         self._settings = settings
         self._role = role
         self._state_dir = state_dir
+        self._manager = manager or ServiceManager()
+        self._starting = ""
+        """What the daemon does before there is a node."""
+        self._node: Node | None = None
         self._leave: Callable[[], None] | None = None
         self._status = 0
         self._reached: Sequence[str] = ()
@@ -109,7 +125,9 @@ class _Daemon:
             await nursery.start(self._watch_signals, nursery.cancel_scope)
             runtime = Runtime()
             await nursery.start(runtime.awake.run)
+            nursery.start_soon(self._manager.run, self._doing)
             await self._run(runtime)
+            self._manager.stopping()
             nursery.cancel_scope.cancel()
         if sys.stdout.isatty():  # elsewhere the log has said so
             for line in self._reached:
@@ -130,6 +148,7 @@ class _Daemon:
                 num_signals += 1
                 if num_signals == 1 and self._leave is not None:
                     log.info("leaving in order; a second signal ends the process at once")
+                    self._manager.stopping()
                     self._leave()
                 else:
                     if num_signals == 1:
@@ -137,10 +156,19 @@ class _Daemon:
                     self._status = 1 if num_signals > 1 else 0
                     scope.cancel()
 
+    def _doing(self) -> str:
+        """Returns a line on what the daemon does, for the service manager."""
+        reporter = None if self._node is None else self._node.reporter
+        return self._starting if reporter is None else reporter.line()
+
+    def _starts(self, does: str) -> None:
+        self._starting = does
+        self._state_dir.write_starting(does)
+
     async def _run(self, runtime: Runtime) -> None:
         settings, state_dir = self._settings, self._state_dir
         require_free(settings.api)
-        state_dir.write_starting("it opens its ports")
+        self._starts("it opens its ports")
         identity = Identity.load_or_create(state_dir.identity_path)
         signed = _manifest_here(state_dir)
         port = state_dir.read_port()
@@ -159,6 +187,7 @@ class _Daemon:
             awake=runtime.awake,
         ) as transport:
             state_dir.write_port(transport.port)
+            self._manager.ready()  # to join or to found may take as long as it takes
             addresses = given
             if isinstance(self._role, Found):
                 signed = await found_here(
@@ -166,13 +195,13 @@ class _Daemon:
                     identity,
                     state_dir.blocks_path,
                     settings,
-                    lambda does: state_dir.write_starting(f"it founds a run: {does}"),
+                    lambda does: self._starts(f"it founds a run: {does}"),
                 )
                 state_dir.write_manifest(signed)
             else:
                 if isinstance(self._role, Join):
                     log.debug("asking for the run", addresses=len(addresses))
-                    state_dir.write_starting("it asks its peers for the run")
+                    self._starts("it asks its peers for the run")
                     signed = await join_run(
                         transport, self._role, addresses, state_dir, self._require_consent
                     )
@@ -187,8 +216,8 @@ class _Daemon:
             )
             settings = msgspec.structs.replace(settings, bootstrap=addresses)
             node = Node(settings, state_dir, identity, store, transport, signed, runtime)
-            self._leave = node.leave
-            state_dir.write_starting("it measures this machine and fetches what the run needs")
+            self._leave, self._node = node.leave, node
+            self._starts("it measures this machine and fetches what the run needs")
             async with trio.open_nursery() as nursery:
                 if settings.port_mapping == "on":
                     own = transport.own

@@ -16,15 +16,19 @@ def reached(participant: Participant | None, state_dir: Path) -> Sequence[str]:
     finished at this node."""
     if participant is None or not participant.is_finished:
         return ()
+    export = "gossamer export FOLDER"
+    if state_dir != default_state_dir():
+        export += f" --state-dir {shlex.quote(str(state_dir))}"
+    return (finish_line(participant), f"Write the model with: {export}")
+
+
+def finish_line(participant: Participant) -> str:
+    """Returns a line on what a finished run has reached."""
     context, progress = participant.context, participant.progress
     entry, work = context.committed.entry, context.work.status
     mine = work.committed_on_time + work.committed_late
     loss = "" if progress.heldout_loss is None else f" Held-out loss: {progress.heldout_loss:.4f}."
-    export = "gossamer export FOLDER"
-    if state_dir != default_state_dir():
-        export += f" --state-dir {shlex.quote(str(state_dir))}"
     return (
         f"The run {printable(context.manifest.name)} is finished: {entry.round:,} rounds, "
-        f"{entry.tokens_total:,} tokens of all peers, {mine:,} of them by this node.{loss}",
-        f"Write the model with: {export}",
+        f"{entry.tokens_total:,} tokens of all peers, {mine:,} of them by this node.{loss}"
     )

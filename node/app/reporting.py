@@ -138,6 +138,14 @@ class Reporter:
             loss_history=progress.history.points(),
         )
 
+    def line(self) -> str:
+        """Returns phase, round and cause in a few words."""
+        progress = self._participant.progress
+        cause = f" ({progress.paused_reason})" if progress.paused_reason else ""
+        problem = f": {progress.problem}" if progress.problem else ""
+        round_number = self._participant.context.committed.entry.round
+        return f"{progress.phase}{cause}, round {round_number}{problem}"
+
     def _rounds_behind(self) -> int:
         mine = self._participant.context.committed.entry
         others = self._participant.context.swarm.living().values()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date, time
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
+from urllib.parse import urlsplit
 
 from gossamer.node.base.address_text import (
     HOST_NAME,
@@ -30,6 +31,9 @@ MICRO_BATCH_MAX = 65_536
 LOG_STEPS_MAX = 1_000_000
 # Peers dial at most eight addresses of one peer; half of them are for what the node finds.
 ANNOUNCED_MAX = 4
+DESKTOP = "desktop"
+# A desktop and the chats of a few people.
+NOTICES_MAX = 4
 # More than the private networks that there are (RFC 1918, 4193, 6598).
 OWN_NETWORKS_MAX = 16
 
@@ -178,6 +182,30 @@ def _limits(value: GivenValue) -> tuple[str, ...]:
     return periods
 
 
+def _notices(value: GivenValue) -> tuple[str, ...]:
+    places = _texts(value)
+    if len(places) > NOTICES_MAX:
+        raise ValueError(f"{len(places)} places; allowed: up to {NOTICES_MAX}")
+    for place in places:
+        if place != DESKTOP and not _is_webhook(place):
+            raise ValueError(
+                f"{place.split('?')[0]!r} is no place for notices; write {DESKTOP}, or an address "
+                "that begins with https:// or http://"
+            )
+    return places
+
+
+def _is_webhook(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    is_plain = text.isascii() and text.isprintable() and " " not in text
+    host = parts.hostname is not None and parts.username is None
+    return parts.scheme in ("http", "https") and has_port and is_plain and host
+
+
 def _duration(value: GivenValue) -> str:
     text = str(value).strip().lower()
     parse_serve_after(text)
@@ -229,4 +257,5 @@ PARSERS: dict[str, Parser] = {
     "bootstrap": _bootstrap,
     "wait_for_peers": _integer(0, limits.RING_MEMBERS_MAX - 1),
     "serve_after": _duration,
+    "notices": _notices,
 }

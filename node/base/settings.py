@@ -1,8 +1,9 @@
 """The settings of a node: from flag, environment (`GOSSAMER_...`), TOML file or default.
 
-The first of these sources that has a setting decides. The same rules hold for every source, and all
-mistakes are reported at once. Each report names the place of the mistake (`--listen`,
-`GOSSAMER_LISTEN` or the key of the file) and what is allowed there.
+The file is the platform's own unless another one is named. The first of these sources that has a
+setting decides. The same rules hold for every source, and all mistakes are reported at once. Each
+report names the place of the mistake (`--listen`, `GOSSAMER_LISTEN` or the key of the file) and
+what is allowed there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import platformdirs
@@ -122,6 +124,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     serve_after: str = DEFAULT_SERVE_AFTER
     """Time for which the node serves the final state of a finished run before it leaves: `0`,
     `30m`, `12h`, `7d` or `forever`."""
+    notices: tuple[str, ...] = ()
+    """Where the owner is told that the node failed, that the disk takes nothing, or that the run is
+    finished: `desktop`, and addresses of webhooks (`https://...`), which get a POST with JSON."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,26 +176,58 @@ def default_state_dir() -> Path:
     return platformdirs.user_state_path("gossamer")
 
 
+def default_config_file() -> Path:
+    """Returns the file that is read where none is named (`~/.config/gossamer/config.toml` on
+    Linux)."""
+    return platformdirs.user_config_path("gossamer") / "config.toml"
+
+
+def config_file_of(environment: Mapping[str, str], config: Path | None = None) -> tuple[Path, bool]:
+    """Returns the file of the settings, and whether it was named and so has to be there.
+
+    Args:
+        config: the file that a flag names, if any.
+    """
+    named = config or environment.get(CONFIG_VARIABLE)
+    return (Path(named).expanduser().absolute(), True) if named else (default_config_file(), False)
+
+
+class Sourced(NamedTuple):
+    """All settings, and for those that are no defaults the place that they come from."""
+
+    settings: Settings
+    places: Mapping[str, str]
+    """By field name: a flag, a variable, or file and key, as a mistake there would be reported."""
+
+
 def load_settings(
     flags: Mapping[str, GivenValue], environment: Mapping[str, str], config: Path | None = None
 ) -> Settings:
-    """Returns the settings from all sources.
+    """Returns the settings from all sources; see `source_settings`."""
+    return source_settings(flags, environment, config).settings
+
+
+def source_settings(
+    flags: Mapping[str, GivenValue], environment: Mapping[str, str], config: Path | None = None
+) -> Sourced:
+    """Returns the settings from all sources, and which source each comes from.
 
     Args:
         flags: values by field name; None or an empty tuple means "not given".
         environment: variables of the process; only `GOSSAMER_<FIELD>` and `GOSSAMER_CONFIG` count,
             and others that begin like them are mistakes.
-        config: TOML file. None means the file that `GOSSAMER_CONFIG` names, if any.
+        config: TOML file. None means the file that `GOSSAMER_CONFIG` names, or the platform's own
+            (`default_config_file`) where that exists.
 
     Raises:
         ConfigError: there are mistakes; it holds one sentence for each, of all sources together.
     """
-    problems = _unknown_variables(environment)
-    if config is None and environment.get(CONFIG_VARIABLE):
-        config = Path(environment[CONFIG_VARIABLE])
-    from_file = _read_file(config, problems) if config is not None else {}
+    problems = unknown_variables(environment)
+    config, is_named = config_file_of(environment, config)
+    from_file = _read_file(config, problems, is_named)
 
     values: dict[str, SettingValue] = {}
+    places: dict[str, str] = {}
     given: GivenValue
     for field in Settings.__struct_fields__:
         variable = ENVIRONMENT_PREFIX + field.upper()
@@ -204,15 +241,16 @@ def load_settings(
             continue
         try:
             values[field] = PARSERS[field](given)
+            places[field] = place
         except ValueError as error:
             problems.append(f"{place}: {error}")
     if problems:
         raise ConfigError(problems)
     values.setdefault("state_dir", default_state_dir())
-    return msgspec.convert(values, Settings)
+    return Sourced(msgspec.convert(values, Settings), places)
 
 
-def _unknown_variables(environment: Mapping[str, str]) -> list[str]:
+def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Returns a sentence for each variable that looks like a setting and is none."""
     known = [ENVIRONMENT_PREFIX + field.upper() for field in Settings.__struct_fields__]
     known += _OTHER_VARIABLES
@@ -231,17 +269,33 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]}?" if near else ""
 
 
-def _read_file(path: Path, problems: list[str]) -> Mapping[str, GivenValue]:
+def read_config_file(path: Path) -> list[str]:
+    """Returns a sentence for each mistake of a TOML file by itself, without the other sources."""
+    problems: list[str] = []
+    for field, given in _read_file(path, problems, is_named=True).items():
+        if field in PARSERS:
+            try:
+                PARSERS[field](given)
+            except ValueError as error:
+                problems.append(f"{path}: {field}: {error}")
+    return problems
+
+
+def _read_file(path: Path, problems: list[str], is_named: bool) -> Mapping[str, GivenValue]:
+    """Returns the table of a file, and an empty one where a file that nobody named is not there."""
     try:
         if path.stat().st_size > CONFIG_FILE_BYTES_MAX:
             problems.append(f"{path}: larger than {CONFIG_FILE_BYTES_MAX} bytes: not a config file")
             return {}
         table: dict[str, GivenValue] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
+        if not is_named:
+            return {}
         problems.append(f"{path}: no such file; give --config an existing TOML file")
         return {}
     except OSError as error:
-        problems.append(f"{path}: cannot be read: {error.strerror}")
+        hint = "" if is_named else "; --config /dev/null does without it"
+        problems.append(f"{path}: cannot be read: {error.strerror}{hint}")
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         problems.append(f"{path}: not valid TOML: {error}")

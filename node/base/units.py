@@ -10,3 +10,15 @@ def format_bytes(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.1f} TB"
+
+
+def format_count(number: int) -> str:
+    """Returns text such as `2.8 M`, and numbers below 10,000 in full."""
+    if number < 10_000:
+        return f"{number:,}"
+    scaled, unit = number / 1000, "k"
+    for larger in ("M", "G", "T"):
+        if scaled < 999.95:  # what rounds to 1000.0 has the next unit
+            break
+        scaled, unit = scaled / 1000, larger
+    return f"{scaled:.1f} {unit}"

@@ -9,9 +9,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from gossamer.node.base.setting_values import GivenValue
 from gossamer.node.base.settings import (
     CONFIG_VARIABLE,
     Settings,
+    default_config_file,
     default_state_dir,
     load_settings,
 )
@@ -21,6 +23,7 @@ from gossamer.protocol.limits import MIB
 _DEFAULTS = Settings(state_dir=default_state_dir())
 # Help is the same text for every person, so that it can stand in the documentation.
 _STATE_DIR = str(_DEFAULTS.state_dir).replace(str(Path.home()), "~", 1)
+_CONFIG = str(default_config_file()).replace(str(Path.home()), "~", 1)
 
 
 def _default(text: str) -> Parameter:
@@ -34,7 +37,7 @@ class StateOptions:
 
     state_dir: Annotated[Path | None, _default(_STATE_DIR)] = None
     """Directory with identity, state and data of this node (GOSSAMER_STATE_DIR)."""
-    config: Annotated[Path | None, _default(f"${CONFIG_VARIABLE}, or no file")] = None
+    config: Annotated[Path | None, _default(f"${CONFIG_VARIABLE}, or {_CONFIG}")] = None
     """TOML file with any of these settings."""
 
 
@@ -103,13 +106,16 @@ def settings_of(options: StateOptions | None) -> Settings:
     Raises:
         ConfigError: some of them are not allowed; one sentence a mistake.
     """
-    flags = {}
-    config = None
-    if options is not None:
-        config = options.config
-        names = [field.name for field in fields(options) if field.name != "config"]
-        flags = {name: getattr(options, name) for name in names}
-    return load_settings(flags, os.environ, config)
+    config = options.config if options is not None else None
+    return load_settings(flags_of(options), os.environ, config)
+
+
+def flags_of(options: StateOptions | None) -> dict[str, GivenValue]:
+    """Returns the values of the options by the name of their setting."""
+    if options is None:
+        return {}
+    names = [field.name for field in fields(options) if field.name != "config"]
+    return {name: getattr(options, name) for name in names}
 
 
 def reading_settings_of(options: StateOptions | None) -> Settings:

@@ -16,6 +16,7 @@ from gossamer.node.runs.inviting import InvitationError
 from gossamer.node.runs.needs import TooLargeError
 from gossamer.node.runs.preparing import PreparingError
 from gossamer.node.runs.rolling_back import RollbackError
+from gossamer.node.service.managers import ServiceError
 from gossamer.node.storage.block_files import BlockError
 from gossamer.node.storage.state_dir import StateDirError, StateDirInUseError
 from gossamer.protocol.errors import ManifestError
@@ -37,6 +38,7 @@ _WITH_TEXT = (
     JoinError,
     PreparingError,
     RollbackError,
+    ServiceError,
     StateDirError,
     TrainerFailedError,
     TransportError,

@@ -53,14 +53,14 @@ class Identity:
             IdentityError: unreadable, damaged, or open to other users of the machine.
         """
         try:
-            return cls._load(path)
+            return cls.load(path)
         except FileNotFoundError:
             pass
         identity = cls.generate()
         try:
-            _write_private(path, identity._pem())
+            _write_private(path, identity.pem())
         except FileExistsError:  # another process made one meanwhile: that one counts
-            return cls._load(path)
+            return cls.load(path)
         except OSError as error:
             raise IdentityError(
                 f"cannot write the identity file {path}: {error.strerror}; "
@@ -69,7 +69,8 @@ class Identity:
         return identity
 
     @classmethod
-    def _load(cls, path: Path) -> Identity:
+    def load(cls, path: Path) -> Identity:
+        """Reads the identity in `path`. Raises FileNotFoundError, or as `load_or_create`."""
         try:
             with path.open("rb") as file:
                 mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -85,6 +86,10 @@ class Identity:
                 f"the identity file {path} can be read by other users (mode {mode:04o}); "
                 f"run: chmod 600 {path}  (and make a new one if others may have copied it)"
             )
+        return cls._parse(path, pem)
+
+    @classmethod
+    def _parse(cls, path: Path, pem: bytes) -> Identity:
         try:
             if len(pem) > IDENTITY_FILE_BYTES_MAX:
                 raise ValueError("too long")
@@ -111,7 +116,8 @@ class Identity:
         """The raw 32-byte private key, for the transport's handshake. Never log or send it."""
         return self._private_key.private_bytes_raw()
 
-    def _pem(self) -> bytes:
+    def pem(self) -> bytes:
+        """The content of an identity file: the secret itself."""
         return self._private_key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
@@ -120,6 +126,21 @@ class Identity:
 
     def __repr__(self) -> str:
         return f"Identity({self._peer_id})"
+
+
+def read_backup(path: Path) -> Identity:
+    """Reads an identity that lies outside of a state directory, whatever its mode: a stick with
+    FAT has none.
+
+    Raises:
+        IdentityError: the file cannot be read, or is no identity.
+    """
+    try:
+        with path.open("rb") as file:
+            pem = file.read(IDENTITY_FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise IdentityError(f"cannot read the back-up {path}: {error.strerror}") from error
+    return Identity._parse(path, pem)
 
 
 def verify(peer_id: PeerId, data: bytes, signature: bytes) -> bool:

@@ -53,7 +53,7 @@ def generate_text(
         GenerateError: an option is not allowed, or the model cannot be run.
     """
     prompt = prompt.encode(errors="replace").decode()  # an argument may hold bytes that are no text
-    _require_allowed(prompt, sampling)
+    require_allowed(prompt, sampling)
     state = read_state(settings, round_number)
     warn_if_older(state)
     entry = state.entry
@@ -67,7 +67,8 @@ def generate_text(
     return 0
 
 
-def _require_allowed(prompt: str, sampling: Sampling) -> None:
+def require_allowed(prompt: str, sampling: Sampling) -> None:
+    """Raises GenerateError for a text that is too long, or an option out of its range."""
     if len(prompt.encode()) > PROMPT_BYTES_MAX:
         raise GenerateError(f"the text has over {PROMPT_BYTES_MAX:,} bytes: give a shorter one")
     if not 1 <= sampling.tokens <= TOKENS_MAX:

@@ -8,6 +8,7 @@
     seeds              addresses of peers that the owner gave, newest first
     starting           what the daemon does that has no endpoint yet, for people
     paused             the owner's order to pause            (`pause_file`)
+    noticed            the run of which the owner was told that it is finished (`notices`)
     losses             the curve of losses that the owner sees (`loss_file`)
     manifest.msgpack   the `SignedManifest` of the run
     peers.msgpack      addresses of peers seen, newest first
@@ -103,6 +104,7 @@ class StateDir:
         self.starting_path = root / "starting"
         self.paused_path = root / "paused"
         self.losses_path = root / "losses"
+        self.noticed_path = root / "noticed"
         self.manifest_path = root / "manifest.msgpack"
         self.known_peers_path = root / "peers.msgpack"
         self.head_path = root / "head"
@@ -163,6 +165,20 @@ class StateDir:
                     os.ftruncate(descriptor, 0)
         finally:
             os.close(descriptor)
+
+    def is_in_use(self) -> bool:
+        """Returns whether a daemon holds the directory now, as far as this user can tell."""
+        try:
+            descriptor = os.open(self.lock_path, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
 
     def require_ours(self) -> None:
         """Raises DiskError where a directory that we locked was deleted, moved away or replaced.

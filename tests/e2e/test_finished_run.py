@@ -23,6 +23,7 @@ from tests.support.daemons import (
     said,
     trainer_of,
 )
+from tests.support.webhook import hook
 
 pytestmark = pytest.mark.e2e
 
@@ -41,8 +42,14 @@ def test_daemons_reach_the_end_serve_the_model_and_leave_with_status_0(
     founder = swarm.found(
         "--manifest", str(manifest), "--corpus", str(corpus), "--wait-for-peers", "1"
     )
-    other = swarm.join(founder.address(), "--serve-after", "0")
-    assert other.wait(PATIENCE_SECONDS) == 0, other.tail()
+    with hook(503, 200) as webhook:
+        other = swarm.add(environment={"GOSSAMER_NOTICES": webhook.url})
+        other.start("join", founder.address(), "--serve-after", "0")
+        assert other.wait(PATIENCE_SECONDS) == 0, other.tail()
+    # It has told its owner, in a second attempt, although it left at once.
+    assert [body["event"] for body in webhook.bodies] == ["finished", "finished"], other.tail()
+    assert f"is finished: {LAST} rounds" in str(webhook.bodies[-1]["text"])
+    assert "s3cret" not in other.log_path.read_text()
     assert said(other, "the run is finished")
     status = founder.wait_for(lambda s: s.phase == "finished", PATIENCE_SECONDS, "end of the run")
     assert (status.round, status.final_round) == (LAST, LAST)

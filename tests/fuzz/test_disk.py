@@ -33,7 +33,7 @@ KNOWN = msgspec.msgpack.encode([(peer(0), ("/ip4/192.0.2.1/tcp/4001",)), (peer(1
 MANIFEST = msgspec.msgpack.encode(
     SignedManifest(manifest=encode_manifest(manifest()), signature=bytes(64))
 )
-PEM = Identity.from_seed(bytes(32))._pem()
+PEM = Identity.from_seed(bytes(32)).pem()
 
 
 @pytest.fixture(scope="module")

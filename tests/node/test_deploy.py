@@ -26,6 +26,7 @@ from gossamer.node.cli import app
 from gossamer.node.commands.user_errors import exit_status
 from gossamer.node.machine.trainer_process import EXIT_SECONDS, TERMINATE_SECONDS
 from gossamer.node.rounds.turn import LEAVE_SECONDS
+from gossamer.node.service.units import system_unit
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.metrics import Metrics
@@ -429,7 +430,15 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "gossamer.service"
     unit.write_text(text.replace(installed, "/bin/true"))
     assert check(analyze, "verify", str(unit)) == ""
-    check(analyze, "security", "--offline=true", "--threshold=20", str(unit))
+    # Its threshold is in tenths.
+    check(analyze, "security", "--offline=true", "--threshold=18", str(unit))
+
+
+def test_the_unit_is_the_one_that_the_command_writes() -> None:
+    text = (DEPLOY / "gossamer.service").read_text()
+    assert text[text.index("[Unit]\nDescription") :] == system_unit(
+        "/opt/gossamer/bin/gossamer", {}
+    )
 
 
 def test_the_unit_gives_time_to_leave() -> None:

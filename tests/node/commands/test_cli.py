@@ -12,7 +12,7 @@ from rich.console import Console
 
 from gossamer.node.base.settings import Found, Join, Resume, Role, Settings
 from gossamer.node.base.units import format_bytes
-from gossamer.node.cli import COMMANDS, app, run_command
+from gossamer.node.cli import COMMANDS, GROUPS, app, run_command
 from gossamer.node.commands import export_model, orders, running, show_status
 from gossamer.node.commands.status_view import render_status
 from gossamer.node.network.identity import Identity
@@ -62,7 +62,14 @@ STATUS = Status(
 )  # fmt: skip
 
 
-WITHOUT_STATE = ("init", "plan", "demo")
+WITHOUT_STATE = (
+    *("init", "plan", "presets", "demo"),
+    *("service uninstall", "service status", "service logs"),
+)
+ALL_COMMANDS = [
+    *((name, line) for name, _, line in COMMANDS),
+    *((f"{group} {name}", line) for group, _, commands in GROUPS for name, _, line in commands),
+]
 
 
 class FakeDaemon(ModuleType):
@@ -394,25 +401,28 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
     # Takes about 0.25 s; the bound is generous because the machine may be busy.
     assert time.perf_counter() - started < 5
-    for name, _, help_line in COMMANDS:
+    for name, _, help_line in (*COMMANDS, *((name, "", line) for name, line, _ in GROUPS)):
         assert name in done.stdout
         assert help_line[:40] in done.stdout
 
 
-@pytest.mark.parametrize(("name", "help_line"), [(name, line) for name, _, line in COMMANDS])
+@pytest.mark.parametrize(("name", "help_line"), ALL_COMMANDS)
 def test_a_commands_own_help_says_the_same_and_shows_every_default(
     name: str, help_line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command([name, "--help"]) == 0
+    assert run_command([*name.split(), "--help"]) == 0
     shown = capsys.readouterr().out
-    function = app[name].default_command
+    command = app
+    for word in name.split():
+        command = command[word]
+    function = command.default_command
     assert function is not None
     assert (function.__doc__ or "").startswith(help_line)
     assert help_line in " ".join(shown.split())
-    arguments = [one for one in app[name].assemble_argument_collection() if one.show and one.parse]
+    arguments = [one for one in command.assemble_argument_collection() if one.show and one.parse]
     assert any("--state-dir" in one.names for one in arguments) == (name not in WITHOUT_STATE)
     # `gossamer join` needs no address where a run is.
-    to_show = [one for one in arguments if one.name != "ADDRESSES"]
+    to_show = [one for one in arguments if one.name not in ("ADDRESSES", "LINKS")]
     assert shown.count("[default:") + shown.count("[required]") == len(to_show), shown
 
 

@@ -1,0 +1,282 @@
+"""Notices to the node's owner: it failed, the disk takes nothing, the run is finished.
+
+Each goes to the desktop (`notify-send`) or to a webhook, as the setting `notices` says. A webhook
+gets one POST with a JSON object: `event`, `text`, `content` (the same text: chat programs take one
+of these two), `run`, `peer` and `round`. Redirections are not followed, since the owner named the
+place.
+
+A notice is sent when its cause begins. It is lost if nobody takes it in `ATTEMPTS_MAX` attempts.
+"""
+
+from __future__ import annotations
+
+import http.client
+import shutil
+import ssl
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+import structlog
+import trio
+
+from gossamer.node.app.reached import finish_line
+from gossamer.node.base.disk_health import DiskError, DiskHealth, write_atomically
+from gossamer.node.base.setting_values import DESKTOP
+from gossamer.node.base.threads import run_abandonable
+from gossamer.node.rounds.participant import Participant
+from gossamer.node.storage.state_dir import StateDir
+
+Event = Literal["failed", "disk", "finished"]
+
+LOOK_SECONDS = 5.0
+"""Time between two looks at the node."""
+
+QUIET_SECONDS = 3600.0
+"""Least time between two notices of one event: a disk at its limit is full again and again."""
+
+SEND_SECONDS_MAX = 10.0
+"""Limit of one attempt, from the connection to the answer."""
+
+ATTEMPTS_MAX = 4
+"""Attempts of a notice to each place."""
+
+WAITS_SECONDS = (5.0, 30.0, 300.0)
+"""Waits between the attempts: for a line that broke, a server that starts, a router that does."""
+
+FAREWELL_SECONDS_MAX = 15.0
+"""Time that a node which leaves gives to its last notices: that of two attempts."""
+
+_AGAIN = (408, 429)
+"""Refusals by a client error (4xx) that a later attempt may not get."""
+
+log = structlog.get_logger("node")
+
+
+class Notice(NamedTuple):
+    """One word to the owner."""
+
+    event: Event
+    text: str
+    run: str
+    peer: str
+    round: int
+
+
+class NotTakenError(Exception):
+    """The place of a notice did not take it. `is_lasting`: another attempt would be refused too."""
+
+    def __init__(self, text: str, *, is_lasting: bool) -> None:
+        super().__init__(text)
+        self.is_lasting = is_lasting
+
+
+class Begun:
+    """Says which causes have begun since the last look."""
+
+    def __init__(self) -> None:
+        self._holding: set[Event] = set()
+        self._told_seconds: dict[Event, float] = {}
+
+    def look(self, holding: Mapping[Event, str], now: float) -> list[Event]:
+        """Returns the events that the owner is to be told.
+
+        Args:
+            holding: the causes that hold now.
+            now: seconds of a clock that only goes forward.
+        """
+        told: list[Event] = []
+        for event in holding:
+            quiet_until = self._told_seconds.get(event, -QUIET_SECONDS) + QUIET_SECONDS
+            if event not in self._holding and now >= quiet_until:
+                told.append(event)
+                self._told_seconds[event] = now
+        self._holding = set(holding)
+        return told
+
+
+class Notices:
+    """Watches a node and tells its owner."""
+
+    def __init__(
+        self,
+        places: Sequence[str],
+        participant: Participant,
+        state_dir: StateDir,
+        *,
+        waits_seconds: Sequence[float] = WAITS_SECONDS,
+        send: Callable[[str, Notice], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            places: `desktop`, or the address of a webhook.
+            send: takes a notice to a place, in a thread; raises NotTakenError.
+        """
+        self._places = tuple(places)
+        self._participant = participant
+        self._state_dir = state_dir
+        self._waits_seconds = tuple(waits_seconds)
+        self._send = send or send_notice
+        self._begun = Begun()
+        self._undelivered: list[tuple[str, Notice]] = []
+        """At most three events to each place: `QUIET_SECONDS` is longer than all attempts."""
+
+    async def run(self) -> None:
+        """Runs until cancelled, and then gives the last notices `FAREWELL_SECONDS_MAX`."""
+        if not self._places:
+            return
+        try:
+            async with trio.open_nursery() as nursery:
+                while True:
+                    for one in self._look():
+                        nursery.start_soon(self._deliver, *one)
+                    await trio.sleep(LOOK_SECONDS)
+        finally:
+            # A node that serves no finished run leaves as soon as it is finished.
+            with trio.CancelScope(shield=True), trio.move_on_after(FAREWELL_SECONDS_MAX):
+                self._look()
+                async with trio.open_nursery() as nursery:
+                    for one in list(self._undelivered):
+                        nursery.start_soon(self._deliver, *one)
+
+    def _look(self) -> list[tuple[str, Notice]]:
+        holding = conditions(self._participant, self._state_dir.health)
+        context = self._participant.context
+        run_id = context.manifest.run_id.hex()
+        new: list[tuple[str, Notice]] = []
+        for event in self._begun.look(holding, trio.current_time()):
+            if event == "finished" and not self._is_first_time(run_id):
+                continue
+            notice = Notice(
+                event,
+                f"Gossamer: {holding[event]}",
+                run_id,
+                context.identity.peer_id,
+                context.committed.entry.round,
+            )
+            new += [(place, notice) for place in self._places]
+        self._undelivered += new
+        return new
+
+    def _is_first_time(self, run_id: str) -> bool:
+        """Returns whether the owner was not told in an earlier life that the run is finished."""
+        path = self._state_dir.noticed_path
+        try:
+            if path.read_text(encoding="ascii", errors="replace").strip() == run_id:
+                return False
+        except OSError:
+            pass
+        try:
+            write_atomically(path, f"{run_id}\n".encode())
+        except DiskError as error:
+            self._state_dir.health.failed("noticed", error)
+        return True
+
+    async def _deliver(self, place: str, notice: Notice) -> None:
+        waits = [*self._waits_seconds[: ATTEMPTS_MAX - 1], None]
+        for wait in waits:
+            if await self._attempt(place, notice) or wait is None:
+                break
+            await trio.sleep(wait)
+        if (place, notice) in self._undelivered:
+            self._undelivered.remove((place, notice))
+
+    async def _attempt(self, place: str, notice: Notice) -> bool:
+        """Returns whether the notice is done with: it was taken, or will never be."""
+        problem, is_lasting = "it does not answer", False
+        with trio.move_on_after(SEND_SECONDS_MAX):
+            try:
+                await run_abandonable(lambda: self._send(place, notice))
+                self._undelivered.remove((place, notice))
+                log.debug("a notice is delivered", event_of_node=notice.event)
+                return True
+            except NotTakenError as error:
+                problem, is_lasting = str(error), error.is_lasting
+        log.warning(
+            "a notice was not delivered",
+            notice=notice.event,
+            place=name_of(place),
+            problem=problem,
+            again=not is_lasting,
+        )
+        return is_lasting
+
+
+def conditions(participant: Participant, health: DiskHealth) -> dict[Event, str]:
+    """Returns the causes of a notice that hold now, each with a sentence."""
+    progress, name = participant.progress, participant.context.manifest.name
+    holding: dict[Event, str] = {}
+    if progress.phase == "failed":
+        holding["failed"] = f"the node of the run {name} has failed: {progress.problem}"
+    if health.problem is not None or progress.paused_reason == "disk":
+        holding["disk"] = f"the node of the run {name} cannot write: {health.problem}"
+    if participant.is_finished:
+        holding["finished"] = finish_line(participant)
+    return holding
+
+
+def name_of(place: str) -> str:
+    """Returns a place without what may be secret in it."""
+    return urlsplit(place).hostname or place
+
+
+def send_notice(place: str, notice: Notice) -> None:
+    """Takes a notice to its place. It blocks. Raises NotTakenError."""
+    if place == DESKTOP:
+        _show_on_desktop(notice)
+    else:
+        _post(place, notice)
+
+
+def _show_on_desktop(notice: Notice) -> None:
+    program = shutil.which("notify-send")
+    if program is None:
+        raise NotTakenError(
+            "notify-send is not installed (Debian: apt install libnotify-bin)", is_lasting=True
+        )
+    urgency = "normal" if notice.event == "finished" else "critical"
+    command = [program, "--app-name=Gossamer", f"--urgency={urgency}", "--", "Gossamer"]
+    try:
+        done = subprocess.run(
+            [*command, notice.text],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=SEND_SECONDS_MAX,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotTakenError(str(error), is_lasting=False) from error
+    if done.returncode:
+        raise NotTakenError(done.stderr.strip() or "notify-send failed", is_lasting=False)
+
+
+def _post(place: str, notice: Notice) -> None:
+    parts = urlsplit(place)
+    assert parts.hostname is not None  # checked by the setting's parser
+    body = msgspec.json.encode({**notice._asdict(), "content": notice.text})
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        connection = http.client.HTTPSConnection(
+            parts.hostname,
+            parts.port,
+            timeout=SEND_SECONDS_MAX,
+            context=ssl.create_default_context(),
+        )
+    else:
+        connection = http.client.HTTPConnection(
+            parts.hostname, parts.port, timeout=SEND_SECONDS_MAX
+        )
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    headers = {"Content-Type": "application/json", "Connection": "close"}
+    try:
+        connection.request("POST", target, body, headers)
+        status = connection.getresponse().status  # the rest of the answer is not read
+    except (OSError, http.client.HTTPException) as error:
+        raise NotTakenError(str(error) or repr(error), is_lasting=False) from error
+    finally:
+        connection.close()
+    if not 200 <= status < 300:
+        is_lasting = 300 <= status < 500 and status not in _AGAIN
+        raise NotTakenError(f"it answered {status}", is_lasting=is_lasting)

@@ -1,0 +1,95 @@
+"""`gossamer config show` and `gossamer config check`."""
+
+from __future__ import annotations
+
+import json as json_text
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from gossamer.node.base.config_text import shown, toml_value
+from gossamer.node.base.settings import (
+    ConfigError,
+    Settings,
+    config_file_of,
+    read_config_file,
+    source_settings,
+    unknown_variables,
+)
+from gossamer.node.commands.options import State, flags_of
+from gossamer.node.telemetry.logs import printable
+
+_DEFAULT = "default"
+
+
+def show(*, changed: bool = False, json: bool = False, options: State = None) -> int:
+    """Show each setting, its value and its source.
+
+    The lines are those of a config file, with the source as a comment; those with the default stand
+    behind a #. Of the address of a webhook only the host is shown: the rest is often a secret.
+
+    Parameters
+    ----------
+    changed
+        Leave out the settings that have their default.
+    json
+        Print JSON: a list of objects with setting, value and source.
+    """
+    config = options.config if options is not None else None
+    settings, places = source_settings(flags_of(options), os.environ, config)
+    rows = [
+        (name, shown(name, getattr(settings, name)), places.get(name, _DEFAULT))
+        for name in Settings.__struct_fields__
+        if not changed or name in places
+    ]
+    if json:
+        objects = [
+            {"setting": name, "value": value, "source": place} for name, value, place in rows
+        ]
+        print(json_text.dumps(objects, indent=2, default=str))
+        return 0
+    file, _ = config_file_of(os.environ, config)
+    print(f"# {printable(str(file))}: {'read' if file.exists() else 'there is no such file'}")
+    lines = [
+        (f"{'' if name in places else '# '}{name} = {toml_value(value)}", place)
+        for name, value, place in rows
+    ]
+    width = max((len(line) for line, _ in lines if len(line) <= _COLUMN_MAX), default=0)
+    for line, place in lines:
+        print(f"{line:<{width}}  # {printable(place)}")
+    return 0
+
+
+_COLUMN_MAX = 48
+"""A longer line does not push the places of all others to the right."""
+
+
+def check(
+    file: Annotated[Path | None, Parameter(show_default="the file that a node would read")] = None,
+    *,
+    options: State = None,
+) -> int:
+    """Check a config file, and the variables of this shell.
+
+    The exit status is 2 if there is a mistake. Each mistake is told with its place.
+
+    Parameters
+    ----------
+    file
+        TOML file to check instead of the one that a node would read.
+    """
+    if file is not None:
+        problems = [*read_config_file(file), *unknown_variables(os.environ)]
+        if problems:
+            raise ConfigError(problems)
+        print(f"{printable(str(file))}: no mistakes")
+        return 0
+    config = options.config if options is not None else None
+    _, places = source_settings(flags_of(options), os.environ, config)
+    found, _ = config_file_of(os.environ, config)
+    from_file = sum(place.startswith(str(found)) for place in places.values())
+    where = f"from {found}: {from_file}" if found.exists() else f"(there is no {found})"
+    print(f"no mistakes; settings {printable(where)}, from elsewhere: {len(places) - from_file}")
+    return 0

@@ -1,0 +1,67 @@
+"""`gossamer identity backup | restore`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gossamer.node.base.disk_health import write_atomically
+from gossamer.node.commands.options import State, settings_of
+from gossamer.node.network.identity import Identity, IdentityError, read_backup
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.logs import printable
+
+
+def backup(file: Path, *, force: bool = False, options: State = None) -> int:
+    """Copy the node's identity to a file.
+
+    The file is for its owner alone (mode 0600). A program that has it can be this node: keep it as
+    you keep a password.
+
+    Parameters
+    ----------
+    file
+        File to write.
+    force
+        Write over a file that exists.
+    """
+    path = StateDir(settings_of(options).state_dir).identity_path
+    try:
+        identity = Identity.load(path)
+    except FileNotFoundError:
+        raise IdentityError(
+            f"there is no identity in {path.parent}: a node gets one at its first start, or by "
+            "`gossamer id`"
+        ) from None
+    if not force and (file.exists() or file.is_symlink()):
+        raise IdentityError(f"{file} exists already: name another file, or give --force")
+    write_atomically(file.absolute(), identity.pem(), mode=0o600)
+    print(f"{identity.peer_id} is copied to {printable(str(file))}: it is secret")
+    return 0
+
+
+def restore(file: Path, *, force: bool = False, options: State = None) -> int:
+    """Give this node the identity of a back-up.
+
+    The node must not run. Never let two nodes run with one identity.
+
+    Parameters
+    ----------
+    file
+        File from gossamer identity backup.
+    force
+        Replace another identity that is here; without a back-up that one is lost.
+    """
+    identity = read_backup(file)
+    state_dir = StateDir(settings_of(options).state_dir)
+    with state_dir.locked():
+        path = state_dir.identity_path
+        if path.exists():
+            if not force and Identity.load(path).peer_id != identity.peer_id:
+                raise IdentityError(
+                    f"{path.parent} has another identity, {Identity.load(path).peer_id}: back it "
+                    "up with `gossamer identity backup`, and give --force to replace it"
+                )
+            path.chmod(0o600)
+        write_atomically(path, identity.pem(), mode=0o600)
+    print(f"this node is {identity.peer_id} now")
+    return 0

@@ -1,0 +1,164 @@
+"""`gossamer service install | uninstall | status | logs`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from gossamer.node.base.links import parse_links
+from gossamer.node.base.settings import (
+    CONFIG_VARIABLE,
+    ENVIRONMENT_PREFIX,
+    ConfigError,
+    Settings,
+    config_file_of,
+    source_settings,
+)
+from gossamer.node.commands.options import State, flags_of
+from gossamer.node.service.managers import Manager, ServiceError, Systemd, manager_here
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.logs import printable
+
+SYSTEM_STATE_DIR = Path("/var/lib/gossamer")
+"""State directory of the unit for all users (its StateDirectory)."""
+
+LINES_MAX = 100_000
+"""Lines of a log that are shown at once: more is for `journalctl`."""
+
+System = Annotated[bool, Parameter(negative="")]
+
+
+def install(
+    *links: str,
+    system: System = False,
+    force: bool = False,
+    no_start: Annotated[bool, Parameter(name="--no-start")] = False,
+    print_only: Annotated[bool, Parameter(name="--print")] = False,
+    options: State = None,
+) -> int:
+    """Make the node a service, which starts with the machine.
+
+    It is systemd's for this user, or for root the machine's; on macOS it is launchd's. Settings
+    come from the config file (`gossamer config edit`); those of this shell do not hold there.
+
+    Parameters
+    ----------
+    links
+        Links as for gossamer join. A node with a run in its state directory needs none.
+    system
+        A service for all users, with a user of its own, a sandbox, and its state in
+        /var/lib/gossamer. Only root may; without it root gets it, too.
+    force
+        Write over a file that this command did not write.
+    no_start
+        Only write the files.
+    print_only
+        Only print the file of the service.
+    """
+    parse_links(links)
+    system = is_for_all_users(system)
+    config = options.config if options is not None else None
+    settings, places = source_settings(flags_of(options), os.environ, config)
+    environment = {}
+    if "state_dir" in places and not places["state_dir"].startswith("/"):  # not from the file
+        if system:
+            raise ConfigError(
+                [f"{places['state_dir']}: the service for all users has its state in "
+                 f"{SYSTEM_STATE_DIR}"]
+            )  # fmt: skip
+        environment["GOSSAMER_STATE_DIR"] = str(settings.state_dir)
+    file, is_named = config_file_of(os.environ, config)
+    if is_named:
+        environment[CONFIG_VARIABLE] = str(file)
+    if print_only:
+        manager: Manager = (
+            Systemd(system) if sys.platform != "darwin" else manager_here(system=False)
+        )
+        print(manager.text(environment), end="")
+        return 0
+    manager = manager_here(system=system)
+    _require_rights(system)
+    root = SYSTEM_STATE_DIR if system else settings.state_dir
+    if not links and not StateDir(root).has_run() and not manager.knows_links():
+        raise ConfigError(
+            [f"there is no run in {root}: name the link of one, or found one there first "
+             "(`gossamer start`)"]
+        )  # fmt: skip
+    if not manager.file.exists() and StateDir(root).is_in_use():
+        raise ServiceError(
+            f"a node that is no service runs on {root}: stop it first (`gossamer leave`)"
+        )
+    for line in manager.install(links, environment, force=force, starts=not no_start):
+        print(printable(line))
+    _tell_of_variables()
+    return 0
+
+
+def uninstall(*, system: System = False) -> int:
+    """Stop the service and remove it; state and settings stay.
+
+    Parameters
+    ----------
+    system
+        The service for all users; for root it is that one anyway.
+    """
+    system = is_for_all_users(system)
+    manager = manager_here(system=system)
+    _require_rights(system)
+    if not manager.uninstall():
+        raise ServiceError(f"there is no service: {manager.file} does not exist")
+    print(f"removed: {printable(str(manager.file))}")
+    return 0
+
+
+def status(*, system: System = False) -> int:
+    """Show how the service is, as the service manager sees it.
+
+    `gossamer status` shows what the node does.
+
+    Parameters
+    ----------
+    system
+        The service for all users; for root it is that one anyway.
+    """
+    return manager_here(system=is_for_all_users(system)).status()
+
+
+def logs(*, follow: bool = False, lines: int = 50, system: System = False) -> int:
+    """Show the newest lines of the service's log.
+
+    Parameters
+    ----------
+    follow
+        Go on with each line that comes, until Ctrl-C.
+    lines
+        Number of lines to begin with.
+    system
+        The service for all users; for root it is that one anyway.
+    """
+    if not 0 <= lines <= LINES_MAX:
+        raise ConfigError([f"--lines: {lines} is not allowed: 0 to {LINES_MAX:,}"])
+    return manager_here(system=is_for_all_users(system)).logs(lines=lines, follow=follow)
+
+
+def is_for_all_users(system: bool = False) -> bool:
+    """Returns whether the service is the machine's: root has no other one."""
+    return system or (os.geteuid() == 0 and sys.platform != "darwin")
+
+
+def _require_rights(system: bool) -> None:
+    if system and os.geteuid() != 0:
+        raise ConfigError(["--system: only root may install or remove a service for all users"])
+
+
+def _tell_of_variables() -> None:
+    """Says which settings of this shell the service does not get."""
+    names = [ENVIRONMENT_PREFIX + field.upper() for field in Settings.__struct_fields__]
+    left = [name for name in names if os.environ.get(name) and name != "GOSSAMER_STATE_DIR"]
+    if left:
+        print(f"these variables do not hold in the service: {', '.join(left)}; put them into the "
+              "config file (gossamer config edit)")  # fmt: skip

@@ -1,0 +1,151 @@
+"""The credit of each member: the tokens that committed rounds took of it, from the signed headers.
+
+The headers lie on the disk of every node of the run, from its first round on. So the totals hold
+over restarts, and are the same on every node that stands at the same head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gossamer.node.network.identity import Identity, IdentityError
+from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.storage.chain_store import ChainStore
+from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.state.chain import Header, credits_of
+
+Order = Literal["tokens", "rounds", "last", "peer"]
+
+
+@dataclass(frozen=True)
+class Credit:
+    """The credit of one member. It has a rank by its tokens; equal tokens have equal ranks."""
+
+    rank: int
+    peer_id: PeerId
+    tokens: int
+    share: float
+    """Part of the tokens of the whole run, 0 to 1."""
+    rounds: int
+    """Number of rounds that took tokens of it."""
+    first_round: int
+    last_round: int
+    is_you: bool
+    """Whether it is the node of this state directory."""
+
+
+@dataclass(frozen=True)
+class Credits:
+    """The credit of all members of a run at one head."""
+
+    manifest: Manifest
+    round: int
+    head: Digest
+    tokens_total: int
+    """Tokens of the whole run, those of rounds that are missing here included."""
+    missing_rounds: int
+    """Rounds before those that this disk has; 0 unless it is damaged."""
+    rows: tuple[Credit, ...]
+    """By rank; equal ranks by peer id."""
+
+    @property
+    def you(self) -> Credit | None:
+        """The credit of this node; None while no round took tokens of it."""
+        return next((row for row in self.rows if row.is_you), None)
+
+    def by(self, order: Order) -> list[Credit]:
+        """Returns the rows in an order: the most, the newest, or the first letter first."""
+        keys = {
+            "tokens": lambda row: row.rank,
+            "rounds": lambda row: -row.rounds,
+            "last": lambda row: -row.last_round,
+            "peer": lambda row: row.peer_id,
+        }
+        return sorted(self.rows, key=keys[order])
+
+
+def read_credits(state_dir: StateDir) -> Credits:
+    """Reads the credit of all members. A daemon may run on the directory meanwhile.
+
+    Raises:
+        StateDirError: there is no run, or its files are damaged.
+    """
+    signed = state_dir.read_manifest()
+    if signed is None:
+        raise StateDirError(
+            f"there is no run in {state_dir.root}; name another directory with --state-dir"
+        )
+    try:
+        manifest = open_signed_manifest(signed)
+    except RemoteProtocolError as error:
+        raise StateDirError(f"{state_dir.manifest_path} is damaged ({error})") from error
+    # The head before the records: a daemon writes them in the other order.
+    newest = _newest_head(state_dir)
+    genesis_state = Digest(manifest.genesis_digest)
+    chain = ChainStore(state_dir.chain_path, manifest.run_id, genesis_state, read_only=True)
+    head = newest if newest is not None and newest in chain else chain.heads_by_weight()[0]
+    headers = _headers(chain, head)
+    entry = chain.entry(head)
+    return Credits(
+        manifest=manifest,
+        round=entry.round,
+        head=head,
+        tokens_total=entry.tokens_total,
+        missing_rounds=entry.round - len(headers),
+        rows=_rows(headers, entry.tokens_total, _own_id(state_dir)),
+    )
+
+
+def _newest_head(state_dir: StateDir) -> Digest | None:
+    try:
+        return Digest(bytes.fromhex(state_dir.head_path.read_text().strip()))
+    except (OSError, ValueError):
+        return None
+
+
+def _own_id(state_dir: StateDir) -> PeerId | None:
+    try:
+        return Identity.load(state_dir.identity_path).peer_id
+    except (FileNotFoundError, IdentityError):
+        return None
+
+
+def _headers(chain: ChainStore, head: Digest) -> list[Header]:
+    """Returns the headers on the way to a head that are here without a gap, newest first."""
+    headers: list[Header] = []
+    while head in chain and head != chain.genesis:
+        try:
+            headers.append(chain.header(head))
+        except (KeyError, OSError, RemoteProtocolError):
+            break  # damaged since the chain was opened
+        head = Digest(headers[-1].parent)
+    return headers
+
+
+def _rows(headers: list[Header], tokens_total: int, own_id: PeerId | None) -> tuple[Credit, ...]:
+    tokens: dict[PeerId, int] = {}
+    rounds: dict[PeerId, list[int]] = {}
+    for header in headers:
+        for peer, taken in credits_of(header).items():
+            tokens[peer] = tokens.get(peer, 0) + taken
+            rounds.setdefault(peer, []).append(header.round)
+    rows: list[Credit] = []
+    for place, peer in enumerate(sorted(tokens, key=lambda each: (-tokens[each], each)), start=1):
+        is_equal = rows and rows[-1].tokens == tokens[peer]
+        rows.append(
+            Credit(
+                rank=rows[-1].rank if is_equal else place,
+                peer_id=peer,
+                tokens=tokens[peer],
+                share=tokens[peer] / tokens_total,
+                rounds=len(rounds[peer]),
+                first_round=min(rounds[peer]),
+                last_round=max(rounds[peer]),
+                is_you=peer == own_id,
+            )
+        )
+    return tuple(rows)

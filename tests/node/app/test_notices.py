@@ -1,0 +1,255 @@
+"""Notices to the owner: when, to whom, how often."""
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import trio
+import trio.testing
+
+from gossamer.node.app import notices
+from gossamer.node.app.notices import (
+    ATTEMPTS_MAX,
+    QUIET_SECONDS,
+    Begun,
+    Notice,
+    Notices,
+    NotTakenError,
+    send_notice,
+)
+from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.settings import ConfigError, load_settings
+from gossamer.node.rounds.participant import Participant
+from gossamer.node.storage.state_dir import StateDir
+from tests.support.webhook import hook
+
+NOTICE = Notice("failed", 'Gossamer: it "failed"', "ab" * 32, "12D3KooW", 7)
+
+
+def test_a_webhook_gets_a_json_object() -> None:
+    with hook(204) as one:
+        send_notice(one.url, NOTICE)
+    assert one.bodies == [
+        {
+            "event": "failed",
+            "text": 'Gossamer: it "failed"',
+            "content": 'Gossamer: it "failed"',
+            "run": "ab" * 32,
+            "peer": "12D3KooW",
+            "round": 7,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_lasting"), [(500, False), (503, False), (429, False), (404, True), (302, True)]
+)
+def test_a_refusal_says_whether_another_attempt_helps(answer: int, is_lasting: bool) -> None:
+    with hook(answer) as one, pytest.raises(NotTakenError, match=f"it answered {answer}") as caught:
+        send_notice(one.url, NOTICE)
+    assert caught.value.is_lasting == is_lasting
+    assert len(one.bodies) == 1  # a redirection is not followed
+
+
+def test_nobody_listens() -> None:
+    with hook(200) as one:
+        pass
+    with pytest.raises(NotTakenError, match="refused") as caught:
+        send_notice(one.url, NOTICE)
+    assert not caught.value.is_lasting
+
+
+def test_a_desktop_shows_the_text_whatever_it_begins_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NotTakenError, match="not installed") as caught:
+        send_notice("desktop", NOTICE)
+    assert caught.value.is_lasting
+    program = tmp_path / "notify-send"
+    program.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > {tmp_path}/shown\n')
+    program.chmod(0o755)
+    send_notice("desktop", NOTICE._replace(text="--icon=/etc/passwd"))
+    shown = (tmp_path / "shown").read_text()
+    assert shown.endswith("|--urgency=critical|--|Gossamer|--icon=/etc/passwd|")
+    program.write_text("#!/bin/sh\necho no display >&2\nexit 1\n")
+    with pytest.raises(NotTakenError, match="no display"):
+        send_notice("desktop", NOTICE)
+
+
+def test_an_event_is_told_when_it_begins_and_not_too_often() -> None:
+    begun = Begun()
+    assert begun.look({}, 0) == []
+    assert begun.look({"disk": "x"}, 5) == ["disk"]
+    assert begun.look({"disk": "x"}, 10) == []
+    assert begun.look({"disk": "x", "failed": "y"}, 15) == ["failed"]
+    assert begun.look({}, 20) == []
+    assert begun.look({"disk": "x"}, 25) == []  # again, and too soon
+    assert begun.look({}, 30) == []
+    assert begun.look({"disk": "x"}, 5 + QUIET_SECONDS) == ["disk"]
+
+
+class Node:
+    """A participant as `Notices` sees it."""
+
+    def __init__(self, root: Path) -> None:
+        self.state_dir = StateDir(root)
+        self.progress = SimpleNamespace(
+            phase="training", problem=None, paused_reason=None, heldout_loss=1.25
+        )
+        self.context = SimpleNamespace(
+            manifest=SimpleNamespace(name="kitchen\x1b[2J", run_id=bytes(32)),
+            identity=SimpleNamespace(peer_id="12D3KooW"),
+            committed=SimpleNamespace(entry=SimpleNamespace(round=7, tokens_total=900)),
+            work=SimpleNamespace(status=SimpleNamespace(committed_on_time=5, committed_late=6)),
+        )
+        self.context.progress = self.progress
+        self.is_finished = False
+        self.sent: list[tuple[str, str]] = []
+        self.refuses: list[NotTakenError] = []
+
+    def send(self, place: str, notice: Notice) -> None:
+        self.sent.append((place, notice.event))
+        if self.refuses:
+            raise self.refuses.pop(0)
+
+    def notices(self, *places: str) -> Notices:
+        return Notices(
+            places or ("desktop",),
+            cast(Participant, self),
+            self.state_dir,
+            waits_seconds=(0.0, 0.0, 0.0),
+            send=self.send,
+        )
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    monkeypatch.setattr(notices, "LOOK_SECONDS", 0.01)
+    return Node(tmp_path)
+
+
+async def until_sent(node: Node, number: int) -> None:
+    with trio.fail_after(20):
+        while len(node.sent) < number:  # noqa: ASYNC110 (a thread sends)
+            await trio.sleep(0.01)
+    await trio.sleep(0.05)  # five more looks
+
+
+def run_with(node: Node, watch: Notices, number: int) -> None:
+    """Runs the watch until so many attempts were made and some looks more."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch.run)
+            await until_sent(node, number)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def test_each_place_is_told_of_each_event(node: Node) -> None:
+    node.progress.phase, node.progress.problem = "failed", "no device"
+    node.state_dir.health.failed("chain", DiskError("the disk is full"))
+    run_with(node, node.notices("desktop", "https://example.org/x"), 4)
+    assert sorted(node.sent) == [
+        ("desktop", "disk"),
+        ("desktop", "failed"),
+        ("https://example.org/x", "disk"),
+        ("https://example.org/x", "failed"),
+    ]
+
+
+@pytest.mark.parametrize(("refusals", "attempts"), [(0, 1), (2, 3), (9, ATTEMPTS_MAX)])
+def test_a_notice_is_tried_a_named_number_of_times(
+    node: Node, refusals: int, attempts: int
+) -> None:
+    node.progress.phase = "failed"
+    node.refuses = [NotTakenError("503", is_lasting=False)] * refusals
+    run_with(node, node.notices(), attempts)
+    assert len(node.sent) == attempts
+
+
+def test_a_lasting_refusal_ends_the_attempts(node: Node) -> None:
+    node.progress.phase = "failed"
+    node.refuses = [NotTakenError("404", is_lasting=True)] * 9
+    run_with(node, node.notices(), 1)
+    assert len(node.sent) == 1
+
+
+def test_the_end_of_a_run_is_told_once_in_all_lives(node: Node) -> None:
+    node.is_finished = True
+    run_with(node, node.notices(), 1)
+    assert node.sent == [("desktop", "finished")]
+    node.sent.clear()
+    run_with(node, node.notices(), 0)
+    assert node.sent == []
+    assert node.state_dir.noticed_path.exists()
+
+
+def test_a_node_that_leaves_at_once_still_tells_that_the_run_is_finished(node: Node) -> None:
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.notices().run)
+            await trio.sleep(0.05)
+            node.is_finished = True
+            nursery.cancel_scope.cancel()  # before the next look
+
+    trio.run(main)
+    assert node.sent == [("desktop", "finished")]
+
+
+def test_a_place_that_hangs_does_not_hold_up_the_end(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "FAREWELL_SECONDS_MAX", 0.2)
+    node.progress.phase = "failed"
+    hangs = threading.Event()
+    tried = threading.Event()
+
+    def send(_place: str, _notice: Notice) -> None:
+        tried.set()
+        hangs.wait(30)
+
+    watch = Notices(("desktop",), cast(Participant, node), node.state_dir, send=send)
+
+    async def main() -> None:
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch.run)
+                while not tried.is_set():  # noqa: ASYNC110 (a thread sets it)
+                    await trio.sleep(0.01)
+                nursery.cancel_scope.cancel()
+
+    try:
+        trio.run(main)
+    finally:
+        hangs.set()
+
+
+def test_without_places_nothing_is_watched(node: Node) -> None:
+    watch = Notices((), cast(Participant, node), node.state_dir, send=node.send)
+    node.progress.phase = "failed"
+    trio.run(watch.run)  # returns at once
+    assert node.sent == []
+
+
+def test_places_of_the_setting() -> None:
+    places = ("desktop", "https://ntfy.example.org/topic?x=1", "http://[::1]:8080/hook")
+    assert load_settings({"notices": places}, {}).notices == places
+    text = " ".join(places)
+    assert load_settings({}, {"GOSSAMER_NOTICES": text}).notices == places
+    for wrong in (
+        "desk",
+        "ftp://example.org",
+        "https://",
+        "https://user:password@example.org",
+        "https://example.org:99999/",
+        "https://exämple.org/",
+    ):
+        with pytest.raises(ConfigError, match="is no place for notices"):
+            load_settings({"notices": (wrong,)}, {})
+    with pytest.raises(ConfigError, match="up to 4"):
+        load_settings({"notices": ("desktop",) * 5}, {})
