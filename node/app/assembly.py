@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import structlog
 import trio
 
+from gossamer.node.app.credit_view import CreditView
 from gossamer.node.app.http import serve_http
 from gossamer.node.app.notices import Notices
 from gossamer.node.app.pause_orders import PauseOrders
@@ -54,6 +55,7 @@ from gossamer.node.peers.uploads import Uploads
 from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.rounds.ring_service import serve_ring
+from gossamer.node.runs.credit import read_credits
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState
@@ -392,6 +394,7 @@ class Node:
                 controls=self,
                 token=self._state_dir.new_token(),
                 hosts=self._settings.api_hosts,
+                credit=CreditView(lambda: read_credits(self._state_dir)),
             )
         )
         self._state_dir.write_api(api)

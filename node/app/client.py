@@ -1,4 +1,5 @@
-"""The client of a running daemon: `gossamer status | pause | resume | leave` use it."""
+"""The client of a running daemon: `gossamer status | page | pause | resume | leave` use
+it."""
 
 from __future__ import annotations
 
@@ -74,7 +75,25 @@ def give_order(
     _ask(state_dir, "POST", f"/api/{order}{query}", token)
 
 
-def _ask(state_dir: StateDir, method: str, path: str, token: str = "") -> bytes:
+def page_link(state_dir: StateDir) -> str:
+    """Returns the link to the page of the running daemon, with the secret that lets it steer.
+
+    The secret stands behind `#`: a browser keeps that part to itself and sends it nowhere.
+
+    Raises:
+        NotRunningError, StartingError, ClientError: as `fetch_status`.
+    """
+    where = _address_of(state_dir)
+    _ask(state_dir, "GET", "/livez")
+    try:
+        token = state_dir.read_token()
+    except StateDirError as error:
+        raise ClientError(str(error)) from error
+    return f"http://{where}/#token={token}"
+
+
+def _address_of(state_dir: StateDir) -> HostPort:
+    """Returns where the daemon of a state directory answers."""
     try:
         address = state_dir.read_api()
     except StateDirError as error:
@@ -87,9 +106,13 @@ def _ask(state_dir: StateDir, method: str, path: str, token: str = "") -> bytes:
             "`gossamer join`, or name its --state-dir"
         )
     try:
-        where = _reachable(parse_host_port(address))
+        return _reachable(parse_host_port(address))
     except ValueError as error:
         raise ClientError(f"{state_dir.api_path} is damaged: {error}") from error
+
+
+def _ask(state_dir: StateDir, method: str, path: str, token: str = "") -> bytes:
+    where = _address_of(state_dir)
     connection = http.client.HTTPConnection(where.host, where.port, timeout=TIMEOUT_SECONDS)
     try:
         headers = {"X-Gossamer": "1", "Connection": "close"}

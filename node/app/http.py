@@ -1,4 +1,4 @@
-"""The local HTTP endpoint: the page, status, metrics, probes, the link's QR code, and three orders.
+"""The local HTTP endpoint: the page and what it shows, metrics, probes, and three orders.
 
 The endpoint listens on loopback by default. Even there, a web page that is open in a browser on
 this machine can attack it in two ways:
@@ -9,25 +9,20 @@ this machine can attack it in two ways:
   foreign page can send that header only after a CORS preflight, which nothing here answers.
   Orders are accepted only from this machine.
 
-Orders have more rules, see `order_rules`.
+Orders have more rules, see `order_rules`. The log has the same: it may name files and peers that
+are nobody else's business.
 
 Requests have no body. h11 bounds the headers (16 KiB). Idle and stalled connections are closed.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import ipaddress
 import logging
-import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from importlib import resources
-from io import BytesIO
 from typing import TYPE_CHECKING, Protocol, cast
 
-import segno
 import structlog
 import trio
 from hypercorn.config import Config
@@ -40,8 +35,11 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gossamer.node.app.credit_view import CreditView
 from gossamer.node.app.order_rules import LOOPBACK_NAMES, host_of, parse_pause, refuse_order
+from gossamer.node.app.page import load_page, qr_code
 from gossamer.node.base.address_text import HostPort, parse_host_port
+from gossamer.node.telemetry.logs import newest_lines
 from gossamer.node.telemetry.status import Status, encode_status, is_ready, link_of
 
 if TYPE_CHECKING:
@@ -104,6 +102,7 @@ async def serve_http(
     token: str,
     *,
     hosts: Sequence[str] = (),
+    credit: CreditView | None = None,
     task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until cancelled; `task_status` gets the HOST:PORT that it really listens on.
@@ -116,6 +115,7 @@ async def serve_http(
         status: returns the status; it is called on the event loop for each request.
         token: the secret that orders need.
         hosts: host names that requests may use besides loopback names and addresses.
+        credit: counts what each member has given; None: nothing is counted.
 
     Raises:
         ApiBindError: the address is in use, or does not belong to this machine.
@@ -123,7 +123,7 @@ async def serve_http(
     listener = _bind(parse_host_port(bind))
     name = listener.getsockname()
     address = str(HostPort(name[0], name[1]))
-    app = build_app(status, registry, controls, token, hosts)
+    app = build_app(status, registry, controls, token, hosts, credit)
     with listener:
         started = task_status
         while True:
@@ -201,9 +201,10 @@ def build_app(
     controls: Controls,
     token: str,
     hosts: Sequence[str] = (),
+    credit: CreditView | None = None,
 ) -> ASGIApp:
     """The endpoint as an ASGI application; see `serve_http`."""
-    page, policy = _load_page()
+    page, policy = load_page()
     scrape_limiter = trio.CapacityLimiter(1)
 
     async def show_page(_request: Request) -> Response:
@@ -217,6 +218,16 @@ def build_app(
         if link is None:
             return PlainTextResponse("this node is in no run yet\n", status_code=404)
         return Response(qr_code(link), media_type="image/svg+xml")
+
+    async def show_credit(_request: Request) -> Response:
+        answer = await credit.answer() if credit is not None else None
+        if answer is None:
+            return PlainTextResponse("nothing is counted yet\n", status_code=503)
+        return Response(answer, media_type="application/json")
+
+    async def show_log(request: Request) -> Response:
+        refusal = refuse_order(request, token)
+        return refusal or JSONResponse({"lines": newest_lines()})
 
     async def show_metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -243,6 +254,8 @@ def build_app(
         routes=[
             Route("/", show_page),
             Route("/api/status", show_status),
+            Route("/api/credit", show_credit),
+            Route("/api/log", show_log),
             Route("/join.svg", show_link),
             Route("/metrics", show_metrics),
             Route("/livez", show_alive),
@@ -253,15 +266,6 @@ def build_app(
         ]
     )
     return _Guard(app, hosts)
-
-
-def qr_code(link: str) -> bytes:
-    """Returns a link as a QR code (ISO 18004), an SVG picture."""
-    picture = BytesIO()
-    segno.make(link, error="m", micro=False).save(
-        picture, kind="svg", scale=4, border=3, light="#fff", dark="#13191f"
-    )
-    return picture.getvalue()
 
 
 def _order(act: Callable[[Request], None], token: str) -> Callable[[Request], Awaitable[Response]]:
@@ -349,20 +353,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _load_page() -> tuple[str, str]:
-    """Returns the page and a policy that allows its own script and style, and loads nothing."""
-    page = resources.files("gossamer.node.app").joinpath("page.html").read_text(encoding="utf-8")
-
-    def hashes(tag: str) -> str:
-        contents = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        digests = (hashlib.sha256(text.encode()).digest() for text in contents)
-        return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-
-    policy = (
-        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; "
-        "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
-    )
-    return page, policy

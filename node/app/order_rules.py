@@ -4,6 +4,10 @@ Other users and programs of this machine, and a reverse proxy on it, come from l
 order needs the secret that the daemon left in its state directory, where only its own user can
 read it (`Authorization: Bearer ...`). A request that a proxy passed on, as its headers or its Host
 show, does not count as one from this machine, whatever it brings.
+
+The node's own page gives orders as well. A browser writes on each of its requests which page it
+comes from, and a script cannot change that. So a request of another page is refused, whatever
+secret it brings.
 """
 
 from __future__ import annotations
@@ -46,21 +50,36 @@ def refuse_order(request: Request, token: str) -> Response | None:
             "orders are accepted only from this machine, and not through a proxy\n",
             status_code=403,
         )
-    if request.headers.get(CONTROL_HEADER) != "1" or "origin" in request.headers:
+    if request.headers.get(CONTROL_HEADER) != "1":
         return PlainTextResponse(
-            "orders come from `gossamer pause | resume | leave`: header X-Gossamer: 1 is missing\n",
+            "orders come from `gossamer pause | resume | leave` or from the node's own page: "
+            "header X-Gossamer: 1 is missing\n",
             status_code=403,
+        )
+    if not _is_own_page(request):
+        return PlainTextResponse(
+            "orders are not accepted from another page than the node's own\n", status_code=403
         )
     kind, _, given = request.headers.get("authorization", "").partition(" ")
     is_right = hmac.compare_digest(given.strip().encode(), token.encode())
     if kind.lower() != "bearer" or not is_right:
         return PlainTextResponse(
-            "orders need the token of the state directory: use `gossamer pause | resume | leave` "
-            "as the user who runs the node\n",
+            "orders need the token of the state directory: use `gossamer pause | resume | leave`, "
+            "or the link of `gossamer page`, as the user who runs the node\n",
             status_code=401,
             headers={"www-authenticate": "Bearer"},
         )
     return None
+
+
+def _is_own_page(request: Request) -> bool:
+    """Whether a request comes from the page of this endpoint, or from no page at all."""
+    sites = request.headers.getlist("sec-fetch-site")  # W3C Fetch Metadata
+    own = f"http://{request.headers.get('host', '')}".lower()
+    origins = request.headers.getlist("origin")
+    return all(site == "same-origin" for site in sites) and all(
+        origin.lower() == own for origin in origins
+    )
 
 
 def parse_pause(query: Mapping[str, str]) -> tuple[int | None, bool]:

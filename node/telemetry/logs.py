@@ -6,6 +6,8 @@ them for machines, with a fixed `event`; text leaves them out.
 
 A line may contain text that a peer sent, so control characters are always escaped: a peer can
 neither forge a line nor move the cursor of a terminal.
+
+The newest lines are kept in memory too, as text, for the page.
 """
 
 from __future__ import annotations
@@ -15,17 +17,25 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 import traceback
+from collections import deque
 from typing import TextIO, cast
 
 import msgspec
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, Processor, ProcessorReturnValue, WrappedLogger
 
 from gossamer.node.base.setting_values import LogFormat, LogLevel
 
 _COLOURS = {"debug": "2", "warning": "33", "error": "31", "critical": "31;1"}
+KEPT_LINES_MAX = 200
+"""Lines that are kept: what a person reads to see what has just happened."""
+
+KEPT_CHARACTERS_MAX = 2_000
+"""Characters of one kept line, so that all of them take 2 MB at most. Tracebacks are cut."""
+
 # These libraries log much at INFO. libp2p also logs stack traces at WARNING for mistakes of other
 # peers. Gossamer itself logs the part of this that matters.
 _LIBRARY_LEVELS = {
@@ -46,7 +56,8 @@ def configure_logs(
     """
     target = cast(TextIO, _Lossy(sys.stderr if stream is None else stream))
     colours = log_format == "text" and target.isatty() and not os.environ.get("NO_COLOR")
-    renderer: Processor = _render_json if log_format == "json" else _TextRenderer(colours)
+    written: Processor = _render_json if log_format == "json" else _TextRenderer(colours)
+    renderer: Processor = _Kept(written)
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -72,6 +83,17 @@ def configure_logs(
         logging.getLogger(name).setLevel(logging.WARNING if log_level == "debug" else level)
     # Python's warnings are for developers. The tests turn them into errors.
     logging.captureWarnings(log_level == "debug")
+
+
+def newest_lines() -> list[str]:
+    """Returns the newest lines of this process, oldest first, at most `KEPT_LINES_MAX`."""
+    with _keeping:
+        return list(_kept)
+
+
+_kept: deque[str] = deque(maxlen=KEPT_LINES_MAX)
+_keeping = threading.Lock()  # threads log, too
+# The log is the process's, and so are its newest lines.
 
 
 class _Lossy:
@@ -161,6 +183,22 @@ def _with_hex(event: EventDict) -> EventDict:
         key: value.hex() if isinstance(value, (bytes, bytearray)) else value
         for key, value in event.items()
     }
+
+
+class _Kept:
+    """Keeps each line as text, and renders it as another renderer does."""
+
+    def __init__(self, renderer: Processor) -> None:
+        self._renderer = renderer
+        self._as_text = _TextRenderer(colours=False)
+
+    def __call__(
+        self, logger: WrappedLogger, method: str, event: EventDict
+    ) -> ProcessorReturnValue:
+        line = self._as_text(logger, method, dict(event))
+        with _keeping:
+            _kept.append(line[:KEPT_CHARACTERS_MAX])
+        return self._renderer(logger, method, event)
 
 
 class _TextRenderer:

@@ -1,0 +1,258 @@
+const REFRESH_MS = 2000;
+const CREDIT_MS = 15000;
+
+function pill(element, phase) {
+  const kinds = {training: "good", averaging: "good", finished: "good", syncing: "warn", joining: "warn", failed: "bad"};
+  element.className = "pill " + (kinds[phase] || "");
+  setText(element, phase);
+}
+
+function doing(s) {
+  const next = s.round + 1;
+  const ends = (s.pauses || []).some(each => each.after_round);
+  if (ends && (s.phase === "training" || s.phase === "averaging")) return ["Finishing round " + next, "This node pauses when the round ends."];
+  switch (s.phase) {
+    case "joining": return ["Looking for the swarm", "Dialling peers and checking the run's manifest."];
+    case "syncing": return ["Fetching the model", s.rounds_behind ? plural(s.rounds_behind, "round", "rounds") + " behind the swarm." : "Blocks come from several peers at once and are checked one by one."];
+    case "training": return ["Training for round " + next + (s.final_round ? " of " + s.final_round : ""), s.inner_steps ? "Step " + s.inner_step + " of " + s.inner_steps + stepsLeft(s) : "On this node's own share of the data."];
+    case "averaging": return ["Averaging round " + next, "Exchanging updates with the ring, without a server."];
+    case "paused": return ["Paused", paused(s)];
+    case "leaving": return ["Leaving", "Handing over this round's work."];
+    case "finished": return ["Finished", "This node has the model after the last round, and serves it to others. Write it with: gossamer export FOLDER"];
+    case "failed": return ["Failed", s.problem || "The log says why."];
+    default: return [s.phase, ""];
+  }
+}
+
+function paused(s) {
+  const cause = (s.pauses || []).find(each => each.reason === s.paused_reason);
+  if (s.resumes_at) return s.paused_reason + ", resumes at " + moment(s.resumes_at);
+  if (s.paused_reason && s.paused_reason !== "user") return s.paused_reason + (cause && cause.text ? ": " + cause.text : "");
+  return "By its owner's order.";
+}
+
+// The pace is what this page has seen itself: of steps in this round, and of rounds.
+const pace = {round: null, step: 0, stepAt: 0, firstRound: null, roundAt: 0, roundSeconds: null};
+function notePace(s) {
+  const now = performance.now() / 1000;
+  if (pace.round !== s.round || s.phase !== "training" || s.inner_step < pace.step) Object.assign(pace, {round: s.round, step: s.inner_step, stepAt: now});
+  if (pace.firstRound === null || s.round < pace.firstRound || s.phase === "paused") Object.assign(pace, {firstRound: s.round, roundAt: now});
+  if (s.round > pace.firstRound) pace.roundSeconds = (now - pace.roundAt) / (s.round - pace.firstRound);
+  else if (known(s.last_round)) pace.roundSeconds = s.last_round.duration_seconds;
+}
+function stepsLeft(s) {
+  const done = s.inner_step - pace.step, took = performance.now() / 1000 - pace.stepAt;
+  return done > 0 && s.inner_step < s.inner_steps ? ", about " + seconds(Math.max(1, Math.round((s.inner_steps - s.inner_step) * took / done))) + " left" : "";
+}
+function runLeft(s) {
+  const rounds = Math.max(0, s.final_round - s.round);
+  if (!rounds) return "none: the last round is committed";
+  return plural(rounds, "round", "rounds") + (known(pace.roundSeconds) ? ", about " + seconds(rounds * pace.roundSeconds) : "");
+}
+function showBar(bar, done, all) {
+  bar.hidden = !all;
+  if (!all) return;
+  const share = Math.min(100, 100 * done / all);
+  bar.firstElementChild.style.width = share + "%";
+  bar.setAttribute("aria-valuenow", Math.round(share));
+  bar.setAttribute("aria-valuetext", done + " of " + all);
+}
+
+// What a screen reader is told: what has changed for the owner, and not each round.
+function heard(s) {
+  switch (s.phase) {
+    case "training": case "averaging": return "The node takes part in rounds.";
+    case "paused": return "The node is paused: " + paused(s);
+    case "failed": return "The node has failed. " + (s.problem || "");
+    default: return "The node is " + s.phase + ".";
+  }
+}
+function work(w) {
+  if (!known(w)) return "–";
+  const fates = [count(w.committed_on_time) + " on time", count(w.committed_late) + " late", count(w.carried) + " carried"];
+  if (w.dropped) fates.push(count(w.dropped) + " dropped");
+  if (w.lost) fates.push(count(w.lost) + " lost");
+  return count(w.trained) + " tokens: " + fates.join(", ");
+}
+function data(d) {
+  if (!known(d)) return "–";
+  return "epoch " + (d.epoch + 1) + ", " + (100 * d.tokens_consumed / d.num_tokens).toFixed(1) + " %: "
+    + d.shards_consumed.toLocaleString("en") + " of " + plural(d.num_shards, "shard", "shards");
+}
+
+function showNode(s) {
+  pill($("phase"), s.phase);
+  const [what, more] = doing(s);
+  setText($("doing"), what);
+  setText($("doing-more"), more);
+  setText($("heard"), heard(s));
+  showBar($("progress"), s.inner_step, s.phase === "training" ? s.inner_steps : 0);
+  const c = s.capacity;
+  facts($("node-facts"), [
+    ["Speed", known(s.tokens_per_second) ? count(s.tokens_per_second) + " tokens/s" : "–"],
+    ["Contributed", count(s.tokens_total) + " tokens"],
+    ["Training loss", loss(s.loss)],
+    ["Up", seconds(s.uptime_seconds)],
+    ["Sent", bytes(s.bytes_sent_total)],
+    ["Received", bytes(s.bytes_received_total)],
+    ["On disk", bytes(s.disk_used_bytes)],
+    ["Carried for others", bytes(s.relayed_bytes_total)],
+    ["Bandwidth", c && known(c.bandwidth_bytes_per_second) ? bytes(c.bandwidth_bytes_per_second) + "/s" : "–"],
+    ["Reach", s.reach_text || "–", "whole"],
+    ["Trained", work(s.work), "whole"],
+    ["Device", c ? c.device + " · " + bytes(c.device_memory_bytes) : "–", "whole"],
+    ["Confinement", s.confinement || "–", "whole"],
+    ...(known(s.rolled_back_to) ? [["Rolled back", "by the founder: the run went on after round " + s.rolled_back_to.toLocaleString("en"), "whole"]] : []),
+  ]);
+}
+function showSwarm(s) {
+  const connected = s.peers.filter((p) => p.connected).length;
+  const others = s.peers.filter((p) => p.peer_id !== s.peer_id);
+  const speeds = others.map((p) => p.tokens_per_second).concat(s.tokens_per_second).filter(known);
+  showBar($("run-progress"), s.round, s.final_round || 0);
+  $("swarm").textContent = !s.run_id ? "Not known yet" : s.round === 0 ? "At the first state" : plural(s.round, "round", "rounds") + " committed";
+  $("swarm-more").textContent = !s.run_id ? "The first peer that answers tells which run it is." : others.length ? "by " + plural(others.length + 1, "peer", "peers") + " at present" : "This node is alone at present.";
+  facts($("swarm-facts"), [
+    ["Speed", speeds.length ? count(speeds.reduce((a, b) => a + b, 0)) + " tokens/s" : "–"],
+    ["Trained on", count(s.swarm_tokens_total) + " tokens"],
+    ["Held-out loss", loss(s.heldout_loss)],
+    ["Model", known(s.num_parameters) ? count(s.num_parameters) + " parameters" : "–"],
+    ["Connected here", plural(connected, "peer", "peers")],
+    ["Head", s.head ? s.head.slice(0, 10) : "–"],
+    ...(s.final_round ? [["Time left", runLeft(s), "whole"]] : []),
+    ["Data", data(s.data), "whole"],
+  ]);
+}
+
+// The owner's limits beside the use of each, from a node that has them.
+function showLimits(s) {
+  const limits = s.limits || [];
+  $("limits-section").hidden = !limits.length;
+  const amount = (x, unit) => unit === "bytes" ? bytes(x) : known(x) ? Number(x.toFixed(1)).toLocaleString("en") + " " + unit.replace("degrees C", "°C") : "–";
+  facts($("limits"), limits.map((each) => [
+    each.name.replaceAll("_", " "),
+    amount(each.used, each.unit) + (known(each.limit) ? " of " + amount(each.limit, each.unit) : each.text ? " of " + each.text : ", no limit") + (each.note ? " (" + each.note + ")" : ""),
+  ]));
+}
+
+function showLast(s) {
+  const r = s.last_round;
+  $("no-last").hidden = known(r);
+  $("last-facts").hidden = !known(r);
+  $("last-members").hidden = !known(r);
+  if (!known(r)) return;
+  facts($("last-facts"), [
+    ["Round", r.round.toLocaleString("en")],
+    ["Outcome", r.outcome],
+    ["Took", seconds(r.duration_seconds)],
+    ["Sent", bytes(r.bytes_sent)],
+    ["Received", bytes(r.bytes_received)],
+    ["Contributed", r.contributors.length + " of " + r.members.length],
+    ...(known(s.outer_step) ? [["Outer momentum", s.outer_step.momentum.toFixed(2)], ["Outer rate", s.outer_step.learning_rate.toFixed(2)]] : []),
+  ]);
+  const inside = new Set(r.contributors);
+  showParts($("last-members"), r.members.map((id) => [id, inside.has(id)]), ([id, isInside]) => {
+    const chip = make("li", id === s.peer_id ? "you" : short(id), isInside ? "mono" : "mono left-out");
+    chip.title = id;
+    if (!isInside) chip.append(make("span", ", not in the result", "only-heard"));
+    return chip;
+  });
+}
+
+let credit = {members: []};
+async function countCredit() {
+  try {
+    const answer = document.hidden ? null : await fetch("/api/credit", {signal: AbortSignal.timeout(30000)});
+    if (answer && answer.ok) credit = await answer.json();
+  } catch (error) {
+    // The numbers before stay; the notice says if the node does not answer.
+  }
+  setTimeout(countCredit, CREDIT_MS);
+}
+function given(id) {
+  const mine = credit.members.find((each) => each.peer_id === id);
+  return mine ? count(mine.tokens) + " (" + (100 * mine.share).toFixed(mine.share < 0.1 ? 1 : 0) + " %)" : "–";
+}
+
+const COLUMNS = ["Peer", "Phase", "Round", "Tokens given", "Tokens/s", "Path", "Device", "Memory"];
+const PATHS = {direct: "direct", crossed: "crossed"};
+function cells(p, own) {
+  const path = p.path === "relayed" ? "through " + short(p.relay || "") : PATHS[p.path] || "none";
+  return [p.peer_id, p.phase, p.round.toLocaleString("en"), given(p.peer_id), count(p.tokens_per_second),
+    own ? "this node" : path, p.device || "–", p.device_memory_bytes ? bytes(p.device_memory_bytes) : "–"];
+}
+function row([id, ...texts], place) {
+  const tr = document.createElement("tr");
+  tr.setAttribute("role", "row");
+  [short(id), ...texts].forEach((text, column) => {
+    const cell = make(column ? "td" : "th", column === 1 ? "" : text, column > 1 && column < 5 || column === 7 ? "number" : "");
+    cell.setAttribute("role", column ? "cell" : "rowheader");
+    cell.dataset.label = COLUMNS[column];
+    if (!column) {
+      cell.scope = "row";
+      cell.title = id;
+      cell.className = "mono";
+      if (!place) cell.append(make("span", " you", "you"));
+    }
+    if (column === 1) {
+      const mark = document.createElement("span");
+      pill(mark, text);
+      cell.append(mark);
+    }
+    tr.append(cell);
+  });
+  return tr;
+}
+function showPeers(s) {
+  const c = s.capacity || {};
+  const me = {peer_id: s.peer_id, phase: s.phase, round: s.round, tokens_per_second: s.tokens_per_second,
+    device: c.device, device_memory_bytes: c.device_memory_bytes};
+  const others = s.peers.filter((p) => p.peer_id !== s.peer_id);
+  showParts($("peers"), [cells(me, true), ...others.map((p) => cells(p, false))], row);
+}
+
+function show(s) {
+  document.title = s.phase + " · round " + s.round + " · Gossamer";
+  $("run").textContent = s.run_name || (s.run_id ? "run " + s.run_id.slice(0, 10) : "");
+  notePace(s);
+  showNode(s); showSwarm(s); showLimits(s); showLoss(s); showLast(s); showPeers(s);
+  const outside = s.addresses.filter((a) => !a.includes("/127.") && !a.includes("/::1/"));
+  const [first, ...more] = (outside.length ? outside : s.addresses).slice(0, 3);
+  const head = s.settled_head ? "@" + s.settled_head : "";
+  const isByInvitation = s.admission === "invite";
+  const link = first && s.run_id ? first + "#" + s.run_id + head : "";
+  $("join-section").hidden = !link;
+  setText($("join"), isByInvitation ? "gossamer invite" : ["gossamer join", link, ...more].join(" "));
+  $("join-code").hidden = isByInvitation;
+  if (link && !isByInvitation && $("join-code").dataset.link !== link) {
+    $("join-code").dataset.link = link;
+    $("join-code").src = "/join.svg?" + encodeURIComponent(first);
+  }
+  $("version").textContent = "Gossamer " + s.version;
+  $("digest").textContent = s.state_digest ? s.state_digest.slice(0, 16) : "–";
+}
+
+async function update() {
+  if (document.hidden) return;
+  try {
+    const answer = await fetch("/api/status", {signal: AbortSignal.timeout(10000)});
+    if (!answer.ok) throw new Error("status " + answer.status);
+    show(await answer.json());
+    $("notice").hidden = true;
+    $("main").classList.remove("stale");
+  } catch (error) {
+    setText($("notice"), "The node does not answer (" + error.message + "). What you see is the last that it said.");
+    $("notice").hidden = false;
+    $("main").classList.add("stale");
+    pill($("phase"), "failed");
+    setText($("phase"), "no answer");
+  }
+}
+async function refresh() {
+  await update();
+  setTimeout(refresh, REFRESH_MS);
+}
+showSteering("");
+takeToken();
+refresh();
+countCredit();

@@ -1,0 +1,24 @@
+"""`gossamer page`."""
+
+from __future__ import annotations
+
+import sys
+
+from gossamer.node.app.client import page_link
+from gossamer.node.commands.options import State, settings_of
+from gossamer.node.storage.state_dir import StateDir
+
+
+def page(*, options: State = None) -> int:
+    """Print the link of the page that steers this node.
+
+    The link holds the node's secret for orders. Open it in a browser on this machine. Without the
+    secret the same page only shows.
+    """
+    print(page_link(StateDir(settings_of(options).state_dir)))
+    if sys.stdout.isatty():
+        print(
+            "Open it on this machine, and keep it to yourself: it steers the node until that stops.",
+            file=sys.stderr,
+        )
+    return 0

@@ -1,0 +1,211 @@
+"""The status page in a browser: it shows, steers with the token alone, and fits its reader."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.browser.conftest import BUSY, PAGE_SECONDS, TOKEN, Looks, Node
+from tests.support.daemons import poll
+
+AXE_SECONDS = 60
+WIDTHS = (360, 1200)
+
+
+def text_of(window: Any, element_id: str) -> str:
+    found: str = window.execute_script(
+        "return document.getElementById(arguments[0]).textContent", element_id
+    )
+    return found
+
+
+def is_hidden(window: Any, element_id: str) -> bool:
+    found: bool = window.execute_script(
+        "return document.getElementById(arguments[0]).checkVisibility() === false", element_id
+    )
+    return found
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    poll(lambda: condition() or None, what, PAGE_SECONDS)
+
+
+def opened(window: Any, address: str, token: str = "") -> None:
+    """Opens the page, and waits until it shows what the node says."""
+    window.get(f"http://{address}/" + (f"#token={token}" if token else ""))
+    until(lambda: text_of(window, "version") != "", "the page shows the status")
+
+
+def complaints(window: Any) -> list[str]:
+    """What the browser complains of: script errors, and what the policy of the page forbids."""
+    return [entry["message"] for entry in window.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def press(window: Any, element_id: str, keys: str) -> None:
+    window.find_element("id", element_id).send_keys(keys)
+
+
+def test_it_only_shows_without_the_token(window: Any, address: str, node: Node) -> None:
+    opened(window, address)
+    assert text_of(window, "doing") == "Training for round 41 of 100"
+    for hidden in ("controls", "log-section"):
+        assert is_hidden(window, hidden)
+    assert "gossamer page" in text_of(window, "read-only")
+    window.execute_script("document.getElementById('pause').click()")
+    until(lambda: "token" in text_of(window, "order-result"), "the order is refused")
+    assert node.orders == []
+    assert not [each for each in complaints(window) if "401" not in each]
+
+
+def test_pause_and_resume_by_keyboard(window: Any, address: str, node: Node) -> None:
+    opened(window, address, TOKEN)
+    assert not is_hidden(window, "controls")
+    assert TOKEN not in window.current_url
+    assert TOKEN not in window.execute_script("return document.documentElement.outerHTML")
+    press(window, "pause-length", "2 h")
+    press(window, "after-round", " ")
+    press(window, "pause", "\ue007")
+    until(lambda: node.orders == ["pause 7200 True"], "the node has the order")
+    until(lambda: "when its present round ends" in text_of(window, "order-result"), "an answer")
+    press(window, "after-round", " ")
+    press(window, "pause", "\ue007")
+    until(lambda: "The node is paused" in text_of(window, "heard"), "the state is told")
+    press(window, "resume", "\ue007")
+    until(lambda: "takes part" in text_of(window, "heard"), "the state is told")
+    assert node.orders[1:] == ["pause 7200 False", "resume"]
+    # The focus is where the reader left it, and can be seen.
+    assert window.switch_to.active_element.get_attribute("id") == "resume"
+    outline = "return getComputedStyle(document.activeElement).outlineStyle"
+    assert window.execute_script(outline) == "solid"
+    window.refresh()
+    until(lambda: not is_hidden(window, "controls"), "the tab keeps the token")
+    assert complaints(window) == []
+
+
+def test_a_token_of_an_earlier_life_is_forgotten(window: Any, address: str, node: Node) -> None:
+    opened(window, address, "0" * 64)
+    press(window, "pause", "\ue007")
+    until(lambda: is_hidden(window, "controls"), "the page shows only")
+    assert "token" in text_of(window, "order-result")
+    assert node.orders == []
+    assert window.execute_script("return sessionStorage.length") == 0
+
+
+@pytest.fixture
+def foreign() -> Iterator[str]:
+    """HOST:PORT of a page of another program on this machine."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><title>foreign</title>")
+
+        def log_message(self, *_arguments: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+SEND = """
+const [url, options, done] = arguments;
+fetch(url, options).then(a => done("answered " + a.type), e => done("refused"));
+"""
+
+
+def test_another_page_changes_nothing(window: Any, address: str, foreign: str, node: Node) -> None:
+    """Even one that has learned the token."""
+    window.get(f"http://{foreign}/")
+    headers = {"X-Gossamer": "1", "Authorization": f"Bearer {TOKEN}"}
+    url = f"http://{address}/api/pause"
+    with_token = {"method": "POST", "headers": headers}
+    assert window.execute_async_script(SEND, url, with_token) == "refused"
+    plain = {"method": "POST", "mode": "no-cors"}
+    window.execute_async_script(SEND, url, plain)
+    assert node.orders == []
+    opened(window, address, TOKEN)
+    assert "answered" in window.execute_async_script(SEND, url, with_token)
+    assert node.orders == ["pause None False"]  # the same request of the node's own page
+
+
+def test_link_log_peers_and_curve(window: Any, address: str) -> None:
+    origin = {"origin": f"http://{address}", "permissions": ["clipboardReadWrite"]}
+    window.execute_cdp_cmd("Browser.grantPermissions", origin)
+    opened(window, address, TOKEN)
+    press(window, "copy", "\ue007")
+    until(lambda: text_of(window, "copied") != "", "an answer to the button")
+    assert text_of(window, "copied") == "Copied."
+    paste = "navigator.clipboard.readText().then(arguments[0])"
+    copied = window.execute_async_script(paste)
+    assert copied == f"gossamer join {BUSY.addresses[0]}#{BUSY.run_id}"
+    assert window.execute_script("return document.getElementById('join-code').naturalWidth") > 0
+
+    until(lambda: "431 k (20 %)" in text_of(window, "peers"), "the credit of the members")
+    for shown in ("1.70 M (80 %)", "direct", "through …", "<b>Apple M4</b>"):
+        assert shown in text_of(window, "peers")
+    assert "60 rounds, about 12 min" in text_of(window, "swarm-facts")
+
+    window.find_element("css selector", "#log-box summary").send_keys("\ue007")
+    until(lambda: not is_hidden(window, "log"), "the log is open")
+
+    press(window, "chart", "\ue011")  # Home
+    assert text_of(window, "chart-point") == "round 1: held-out 4.400, training 4.500"
+    press(window, "chart", "\ue014")  # right
+    assert text_of(window, "chart-point") == "round 2: held-out \u2013, training 3.500"
+    value = window.find_element("id", "chart").get_attribute("aria-valuetext")
+    assert value == "round 2: held-out \u2013, training 3.500"
+    assert complaints(window) == []
+
+
+def test_a_run_without_end_and_an_old_node_s_status(window: Any, address: str, node: Node) -> None:
+    node.now = msgspec.structs.replace(
+        BUSY, final_round=None, last_round=None, loss_history=(), peers=(), capacity=None
+    )
+    opened(window, address)
+    assert "Time left" not in text_of(window, "swarm-facts")
+    assert is_hidden(window, "chart-box")
+    assert complaints(window) == []
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_it_fits_and_axe_finds_nothing(
+    window: Any, address: str, looks: Looks, axe: str, width: int, colours: str
+) -> None:
+    """`PAGE_PICTURES` names a folder for pictures of what was checked."""
+    looks(width, colours)
+    opened(window, address, TOKEN)
+    for summary in window.find_elements("css selector", "summary"):
+        summary.send_keys("\ue007")
+    until(lambda: "431 k" in text_of(window, "peers"), "the credit of the members")
+    wide = window.execute_script("return document.documentElement.scrollWidth")
+    assert wide <= width
+    # In a context of its own: the policy of the page forbids scripts of others.
+    window.set_script_timeout(AXE_SECONDS)
+    window.execute_script(axe)
+    found = window.execute_async_script(
+        "axe.run(document, {resultTypes: ['violations']}).then(arguments[0])"
+    )
+    violations = [
+        (each["id"], [at["html"] for at in each["nodes"]]) for each in found["violations"]
+    ]
+    assert violations == [], json.dumps(violations, indent=2)
+    assert len(found["passes"]) > 20
+    if folder := os.environ.get("PAGE_PICTURES"):
+        tall = window.execute_script("return document.documentElement.scrollHeight")
+        size = {"width": width, "height": tall, "deviceScaleFactor": 1, "mobile": False}
+        window.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        window.save_screenshot(str(Path(folder) / f"page-{width}-{colours}.png"))
