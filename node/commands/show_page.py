@@ -18,7 +18,7 @@ def page(*, options: State = None) -> int:
     print(page_link(StateDir(settings_of(options).state_dir)))
     if sys.stdout.isatty():
         print(
-            "Open it on this machine, and keep it to yourself: it steers the node until that stops.",
+            "Open it on this machine, and keep it to yourself: it steers the node.",
             file=sys.stderr,
         )
     return 0

@@ -192,6 +192,7 @@ def window(chromium: Any) -> Iterator[Any]:
     chromium.switch_to.new_window("tab")
     # The clipboard is for the tab that has the focus, and a browser without a window has none.
     chromium.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
+    chromium.get_log("browser")  # what an earlier page complained of
     yield chromium
     chromium.close()
     chromium.switch_to.window(chromium.window_handles[0])

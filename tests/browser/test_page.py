@@ -142,7 +142,10 @@ def test_another_page_changes_nothing(window: Any, address: str, foreign: str, n
 
 
 def test_link_log_peers_and_curve(window: Any, address: str) -> None:
-    origin = {"origin": f"http://{address}", "permissions": ["clipboardReadWrite"]}
+    origin = {
+        "origin": f"http://{address}",
+        "permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"],
+    }
     window.execute_cdp_cmd("Browser.grantPermissions", origin)
     opened(window, address, TOKEN)
     press(window, "copy", "\ue007")
