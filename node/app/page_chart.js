@@ -24,7 +24,8 @@ function draw(tag, attributes, text) {
 function scales() {
   const values = chart.points.flatMap((p) => [p.loss, p.heldout_loss]).filter(known);
   let low = Math.min(...values), high = Math.max(...values);
-  if (high - low < 0.02) { low -= 0.01; high += 0.01; }
+  const space = Math.max(0.01, (high - low) / 20);
+  low -= space; high += space;
   const first = chart.points[0].round, last = chart.points[chart.points.length - 1].round;
   const wide = chart.width - CHART_SPACE.left - CHART_SPACE.right;
   const tall = CHART_HEIGHT - CHART_SPACE.top - CHART_SPACE.bottom;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import io
 import json
 import os
 import threading
@@ -12,7 +13,9 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog
 
+from gossamer.node.telemetry.logs import configure_logs
 from tests.browser.conftest import BUSY, PAGE_SECONDS, TOKEN, Looks, Node
 from tests.support.daemons import poll
 
@@ -142,11 +145,11 @@ def test_another_page_changes_nothing(window: Any, address: str, foreign: str, n
 
 
 def test_link_log_peers_and_curve(window: Any, address: str) -> None:
-    origin = {
-        "origin": f"http://{address}",
-        "permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"],
-    }
-    window.execute_cdp_cmd("Browser.grantPermissions", origin)
+    allowed = ["clipboardReadWrite", "clipboardSanitizedWrite"]
+    grant = {"origin": f"http://{address}", "permissions": allowed}
+    window.execute_cdp_cmd("Browser.grantPermissions", grant)
+    configure_logs(stream=io.StringIO())
+    structlog.get_logger().info("round <i>41</i> committed", peers=3)
     opened(window, address, TOKEN)
     press(window, "copy", "\ue007")
     until(lambda: text_of(window, "copied") != "", "an answer to the button")
@@ -162,7 +165,7 @@ def test_link_log_peers_and_curve(window: Any, address: str) -> None:
     assert "60 rounds, about 12 min" in text_of(window, "swarm-facts")
 
     window.find_element("css selector", "#log-box summary").send_keys("\ue007")
-    until(lambda: not is_hidden(window, "log"), "the log is open")
+    until(lambda: "info    round <i>41</i> committed  peers=3" in text_of(window, "log"), "the log")
 
     press(window, "chart", "\ue011")  # Home
     assert text_of(window, "chart-point") == "round 1: held-out 4.400, training 4.500"
@@ -171,6 +174,19 @@ def test_link_log_peers_and_curve(window: Any, address: str) -> None:
     value = window.find_element("id", "chart").get_attribute("aria-valuetext")
     assert value == "round 2: held-out \u2013, training 3.500"
     assert complaints(window) == []
+
+
+def test_limits_are_shown_by_a_node_that_has_them(window: Any, address: str) -> None:
+    opened(window, address)
+    assert is_hidden(window, "limits-section")
+    upload = {"name": "max_upload", "unit": "Mbit/s", "limit": 10.0, "text": "10", "used": 8.25}
+    memory = {"name": "memory", "unit": "bytes", "limit": None, "text": "", "used": 2e9}
+    status = {"limits": [{**each, "note": ""} for each in (upload, memory)]}
+    window.execute_script("showLimits(arguments[0])", status)
+    assert not is_hidden(window, "limits-section")
+    shown = text_of(window, "limits")
+    assert "max upload8.3 Mbit/s of 10 Mbit/s" in shown
+    assert "memory2.0 GB, no limit" in shown
 
 
 def test_a_run_without_end_and_an_old_node_s_status(window: Any, address: str, node: Node) -> None:

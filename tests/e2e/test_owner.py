@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
@@ -51,6 +53,34 @@ def test_pause_and_curve_survive_a_restart(swarm: LocalSwarm, founded: Path) -> 
     wait_for_round(node, again.round + 2)
     assert node.leave() == 0, node.tail()
     assert not (node.root / "paused").exists()
+
+
+def test_the_link_of_the_page_steers(swarm: LocalSwarm, founded: Path) -> None:
+    node = start_founder(swarm, founded)
+    wait_for_round(node, 3)
+    answer = gossamer("page", "--state-dir", node.root)
+    assert answer.status == 0
+    link = urlsplit(answer.out.strip())
+    token = link.fragment.removeprefix("token=")
+    asking = httpx.Client(base_url=f"http://{link.netloc}")
+    assert "Steer this node" in asking.get("/").text
+    members = asking.get("/api/credit").json()["members"]
+    assert members[0]["tokens"] > 0
+    of_page = {"x-gossamer": "1", "origin": f"http://{link.netloc}"}
+    assert asking.post("/api/pause", headers=of_page).status_code == 401
+    with_token = {**of_page, "authorization": f"Bearer {token}"}
+    log = asking.get("/api/log", headers=with_token).json()["lines"]
+    assert any("status page at" in line for line in log)
+    assert not any(token in line for line in log)
+    assert not said(node, token)
+    assert asking.post("/api/pause?seconds=3600", headers=with_token).status_code == 202
+    status = node.wait_for(lambda status: status.phase == "paused", PATIENCE_SECONDS, "pause")
+    assert status.paused_reason == "user"
+    assert status.resumes_at is not None
+    assert asking.post("/api/resume", headers=with_token).status_code == 202
+    node.wait_for(takes_part, PATIENCE_SECONDS, "training")
+    asking.close()
+    assert node.leave() == 0, node.tail()
 
 
 def in_terminal(node: LocalNode, *command: str, prefix: tuple[str, ...] = ()) -> int:

@@ -14,6 +14,7 @@ from gossamer.node.app.client import (
     StartingError,
     fetch_status,
     give_order,
+    page_link,
 )
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.status import Status, encode_status
@@ -48,6 +49,23 @@ def answering(
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_the_link_of_the_page_has_the_secret_behind_the_hash(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    with pytest.raises(NotRunningError):
+        page_link(state_dir)
+    seen: list[tuple[str, str, str | None, str | None]] = []
+    with answering(state_dir, 200, b"ok\n", seen):
+        with pytest.raises(ClientError, match="token"):
+            page_link(state_dir)
+        token = state_dir.new_token()
+        address = state_dir.read_api() or ""
+        where = address.replace("0.0.0.0", "127.0.0.1")
+        assert page_link(state_dir) == f"http://{where}/#token={token}"
+    assert all(token not in str(request) for request in seen)
+    with pytest.raises(NotRunningError):  # it has died, and left its files
+        page_link(state_dir)
 
 
 def test_status_and_orders(tmp_path: Path) -> None:

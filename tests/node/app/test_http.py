@@ -1,3 +1,4 @@
+import io
 import json
 import socket
 from collections.abc import Awaitable, Callable
@@ -8,10 +9,12 @@ import hypercorn.trio
 import msgspec
 import pytest
 import segno
+import structlog
 import trio
 from prometheus_client import CollectorRegistry
 
 from gossamer.node.app.http import ApiBindError, build_app, serve_http
+from gossamer.node.telemetry.logs import configure_logs
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import Status, link_of
 
@@ -203,7 +206,7 @@ def test_a_pause_that_makes_no_sense_is_refused(query: str) -> None:
 
 def test_orders_that_are_refused() -> None:
     node = Node()
-    # A form on a foreign page, a script on one, another machine, a link.
+    # A form on another page, a script on one, another machine, a link.
     assert ask(node, "POST", "/api/leave").status_code == 403
     origin = {**ORDER, "origin": "http://evil.example"}
     assert ask(node, "POST", "/api/leave", headers=origin).status_code == 403
@@ -211,6 +214,50 @@ def test_orders_that_are_refused() -> None:
     assert ask(node, "GET", "/api/leave", headers=ORDER).status_code == 405
     assert ask(node, "OPTIONS", "/api/leave", headers=ORDER).status_code == 405
     assert node.orders == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:4611", "localhost:4611", "[::1]:4611"])
+def test_the_node_s_own_page_gives_orders(host: str) -> None:
+    """A browser adds the origin of the page to each POST."""
+    node = Node()
+    headers = {**ORDER, "origin": f"http://{host}", "sec-fetch-site": "same-origin"}
+    assert ask(node, "POST", "/api/pause", headers=headers, host=host).status_code == 202
+    del headers["authorization"]
+    assert ask(node, "POST", "/api/pause", headers=headers, host=host).status_code == 401
+    assert node.orders == ["pause"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://127.0.0.1:8000"},  # another program of this machine
+        {"origin": "http://localhost:4611"},  # another name is another site
+        {"origin": "https://127.0.0.1:4611"},
+        {"origin": "null"},
+        {"origin": ""},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "cross-site"},
+        {"origin": "http://127.0.0.1:4611", "sec-fetch-site": "cross-site"},
+    ],
+)
+def test_another_page_gives_no_orders_and_reads_no_log(headers: dict[str, str]) -> None:
+    """Whatever secret it brings."""
+    node = Node()
+    for order in ("pause", "resume", "leave"):
+        answer = ask(node, "POST", f"/api/{order}", headers={**ORDER, **headers})
+        assert (answer.status_code, node.orders) == (403, [])
+    assert ask(node, "GET", "/api/log", headers={**ORDER, **headers}).status_code == 403
+
+
+def test_the_log_is_for_those_who_may_steer() -> None:
+    configure_logs(stream=io.StringIO())
+    structlog.get_logger().info("round committed", peers=3)
+    answer = ask(Node(), "GET", "/api/log", headers=ORDER)
+    assert answer.json()["lines"][-1].endswith("info    round committed  peers=3")
+    without = ask(Node(), "GET", "/api/log", headers={"x-gossamer": "1"})
+    assert (without.status_code, "round committed" in without.text) == (401, False)
+    other = ask(Node(), "GET", "/api/log", headers=ORDER, client="192.0.2.1")
+    assert other.status_code == 403
 
 
 @pytest.mark.parametrize(

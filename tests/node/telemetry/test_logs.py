@@ -12,7 +12,13 @@ import pytest
 import structlog
 
 from gossamer import node
-from gossamer.node.telemetry.logs import configure_logs, printable
+from gossamer.node.telemetry.logs import (
+    KEPT_CHARACTERS_MAX,
+    KEPT_LINES_MAX,
+    configure_logs,
+    newest_lines,
+    printable,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +41,20 @@ def test_text_lines() -> None:
     assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d info ", line), "a date and a time"
     assert line.endswith('info    round committed  round=3 loss=2.346 name="a b" digest=abcd\n')
     assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_the_newest_lines_are_kept_as_text(log_format: Literal["text", "json"]) -> None:
+    configure_logs(log_format, "info", io.StringIO())
+    for number in range(KEPT_LINES_MAX + 50):
+        structlog.get_logger().info("line \x1b[2J", number=number)
+    structlog.get_logger().debug("not logged, and so not kept")
+    logging.getLogger("library").warning("y" * 10 * KEPT_CHARACTERS_MAX)
+    lines = newest_lines()
+    assert len(lines) == KEPT_LINES_MAX
+    assert lines[0].endswith("info    line \\x1b[2J  number=51")
+    assert "warning yyy" in lines[-1]
+    assert len(lines[-1]) == KEPT_CHARACTERS_MAX
 
 
 class Terminal(io.StringIO):
