@@ -199,6 +199,33 @@ def test_a_run_without_end_and_an_old_node_s_status(window: Any, address: str, n
     assert complaints(window) == []
 
 
+def require_accessible(window: Any, axe: str) -> None:
+    """Fails with each complaint of axe-core and the elements that it is about."""
+    window.set_script_timeout(AXE_SECONDS)
+    window.execute_script(axe)
+    found = window.execute_async_script("axe.run(document).then(arguments[0])")
+    violations = [
+        (each["id"], [at["html"] for at in each["nodes"]]) for each in found["violations"]
+    ]
+    assert violations == [], json.dumps(violations, indent=2)
+    assert len(found["passes"]) > 20
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_a_node_that_failed_and_is_gone(
+    window: Any, address: str, node: Node, looks: Looks, axe: str, colours: str
+) -> None:
+    looks(360, colours)
+    node.now = msgspec.structs.replace(BUSY, phase="failed", problem="the trainer died five times")
+    opened(window, address)
+    assert "died five times" in text_of(window, "heard")
+    require_accessible(window, axe)
+    window.execute_script("window.fetch = () => Promise.reject(new Error('gone'))")
+    until(lambda: "does not answer (gone)" in text_of(window, "notice"), "the page says so")
+    assert text_of(window, "phase") == "no answer"
+    require_accessible(window, axe)
+
+
 @pytest.mark.parametrize("colours", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
 def test_it_fits_and_axe_finds_nothing(
@@ -212,17 +239,7 @@ def test_it_fits_and_axe_finds_nothing(
     until(lambda: "431 k" in text_of(window, "peers"), "the credit of the members")
     wide = window.execute_script("return document.documentElement.scrollWidth")
     assert wide <= width
-    # In a context of its own: the policy of the page forbids scripts of others.
-    window.set_script_timeout(AXE_SECONDS)
-    window.execute_script(axe)
-    found = window.execute_async_script(
-        "axe.run(document, {resultTypes: ['violations']}).then(arguments[0])"
-    )
-    violations = [
-        (each["id"], [at["html"] for at in each["nodes"]]) for each in found["violations"]
-    ]
-    assert violations == [], json.dumps(violations, indent=2)
-    assert len(found["passes"]) > 20
+    require_accessible(window, axe)
     if folder := os.environ.get("PAGE_PICTURES"):
         tall = window.execute_script("return document.documentElement.scrollHeight")
         size = {"width": width, "height": tall, "deviceScaleFactor": 1, "mobile": False}
