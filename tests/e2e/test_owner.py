@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -80,6 +83,36 @@ def test_the_link_of_the_page_steers(swarm: LocalSwarm, founded: Path) -> None:
     assert asking.post("/api/resume", headers=with_token).status_code == 202
     node.wait_for(takes_part, PATIENCE_SECONDS, "training")
     asking.close()
+    assert node.leave() == 0, node.tail()
+
+
+def test_top_shows_and_steers(swarm: LocalSwarm, founded: Path) -> None:
+    node = start_founder(swarm, founded)
+    wait_for_round(node, 3)
+    terminal, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (50, 120))
+    command = [sys.executable, "-m", "gossamer.node.cli", "top", "--state-dir", str(node.root)]
+    environment = {**os.environ, "TERM": "xterm"}
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
+    os.close(slave)
+    shown = bytearray()
+
+    def shows(text: bytes) -> bool:
+        if select.select([terminal], [], [], 0.1)[0]:
+            with contextlib.suppress(OSError):  # Linux: the other end is closed
+                shown.extend(os.read(terminal, 65_536))
+        return text in shown
+
+    poll(lambda: (shows(b"held-out") and shows(b"p pause")) or None, "the node on the screen")
+    os.write(terminal, b"p")
+    poll(lambda: (shows(b"hands over its round") and shows(b"paused")) or None, "the pause")
+    os.write(terminal, b"r")
+    poll(lambda: shows(b"The node goes on") or None, "the answer")
+    node.wait_for(takes_part, PATIENCE_SECONDS, "training")
+    os.write(terminal, b"q")
+    poll(lambda: (shows(b"\x1b[?1049l") and process.poll() is not None) or None, "the end")
+    assert process.returncode == 0
+    os.close(terminal)
     assert node.leave() == 0, node.tail()
 
 
