@@ -68,7 +68,7 @@ function drawMark() {
   const last = chart.points[chart.points.length - 1];
   const point = chart.points.find((p) => p.round === chart.chosen) || last;
   const text = `round ${point.round.toLocaleString("en")}: held-out ${loss(point.heldout_loss)}, training ${loss(point.loss)}`;
-  setText($("chart-point"), text);
+  setText($("chart-point"), point.round === chart.chosen ? text : "Point at the curve, or use the arrow keys, for the values of a round.");
   svg.setAttribute("aria-valuemin", chart.points[0].round);
   svg.setAttribute("aria-valuemax", last.round);
   svg.setAttribute("aria-valuenow", point.round);
