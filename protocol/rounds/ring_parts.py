@@ -45,8 +45,11 @@ forgets a part of its errors."""
 class RingPart(Protocol):
     """The arithmetic of one member. Methods may run in threads, one chunk each."""
 
-    def add(self, chunk: int, payload: Buffer | None) -> Buffer:
+    def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
         """The payload on its way (None: this member begins) with this member's part in it.
+
+        Args:
+            mask: the members that are in `payload`, by ring position; this member is not.
 
         Raises:
             MalformedError: the payload is none of this chunk.
@@ -92,33 +95,28 @@ class SumPart:
         self._sum_errors: dict[int, Float32Array] = {}
         self._average_errors: dict[int, Float32Array] = {}
 
-    def add(self, chunk: int, payload: Buffer | None) -> Buffer:
+    def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
         """See `RingPart`: the encoded partial sum."""
         part = self._plan.range_of(chunk)
         values = _usable(self._pending[part]) * self._weight
+        num_members = mask.bit_count()
         if payload is not None:
-            values += self._codec.decode(payload, part.stop - part.start)
-        return self._encode(chunk, values, self._error_weight, self._sum_errors)
+            coder = self._codec.of_sum(num_members)
+            values += coder.decode(payload, part.stop - part.start)
+        coder = self._codec.of_sum(num_members + 1)
+        return _encode(coder, chunk, values, self._error_weight, self._sum_errors)
 
     def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
         """See `RingPart`: the encoded average."""
         # Exactly one when all members contribute: a division by almost one would round all values.
         present = sum(weight for i, weight in enumerate(self._weights) if mask >> i & 1)
         divisor = np.float32(present / sum(self._weights))
-        values = self._codec.decode(payload, self._plan.elements_of(chunk)) / divisor
+        coder = self._codec.of_sum(mask.bit_count())
+        values = coder.decode(payload, self._plan.elements_of(chunk)) / divisor
         # An error of the average belongs to the whole ring. As part of this member's next delta it
         # weighs w, so it has to be 1 / w times as large.
-        return self._encode(chunk, values, self._error_weight / divisor, self._average_errors)
-
-    def _encode(
-        self, chunk: int, values: Float32Array, weight: np.float32, errors: dict[int, Float32Array]
-    ) -> Buffer:
-        encoded = self._codec.encode(values)
-        if self._codec.name != "fp32":
-            error = values - self._codec.decode(encoded, values.size)
-            error /= weight
-            errors[chunk] = error
-        return encoded
+        weight = self._error_weight / divisor
+        return _encode(self._codec, chunk, values, weight, self._average_errors)
 
     def error_of(self, chunk: int) -> Float32Array | None:
         """See `RingPart`: the rounding errors that this member made."""
@@ -148,7 +146,7 @@ class SetPart:
         self._error_decay = np.float32(error_decay)
         self._blocks: dict[int, bytes] = {}
 
-    def add(self, chunk: int, payload: Buffer | None) -> Buffer:
+    def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
         """See `RingPart`."""
         block = self._blocks.get(chunk)
         if block is None:
@@ -199,13 +197,16 @@ def ring_average(
         else SumPart(pending, plan, payloads.coder, tokens, position)
         for position, pending in enumerate(pendings)
     ]
-    everybody = (1 << len(parts)) - 1
+    num_members = len(parts)
+    everybody = (1 << num_members) - 1
     average = np.empty(plan.num_elements, np.float32)
     for chunk in range(plan.num_chunks):
-        where, first = plan.range_of(chunk), chunk % len(parts)
+        where, first = plan.range_of(chunk), chunk % num_members
         payload: Buffer | None = None
-        for part in (*parts[first:], *parts[:first]):
-            payload = part.add(chunk, payload)
+        mask = 0
+        for position in (*range(first, num_members), *range(first)):
+            payload = parts[position].add(chunk, payload, mask)
+            mask |= 1 << position
         assert payload is not None
         payload = parts[first - 1].finish_average(chunk, payload, everybody)
         average[where] = payloads.average(payload, where.stop - where.start, everybody, tokens)
@@ -213,6 +214,22 @@ def ring_average(
             error = part.error_of(chunk)
             pending[where] = 0.0 if error is None else error
     return average
+
+
+def _encode(
+    coder: TensorCodec,
+    chunk: int,
+    values: Float32Array,
+    weight: np.float32,
+    errors: dict[int, Float32Array],
+) -> Buffer:
+    """Encodes a chunk, and notes in `errors` what that rounds, divided by `weight`."""
+    encoded = coder.encode(values)
+    if coder.name != "fp32":
+        error = values - coder.decode(encoded, values.size)
+        error /= weight
+        errors[chunk] = error
+    return encoded
 
 
 def _usable(work: Float32Array) -> Float32Array:

@@ -41,8 +41,9 @@ def test_lengths_are_what_is_sent(name: str) -> None:
     part = payloads.part_bytes(NUM_ELEMENTS)
     is_set = isinstance(payloads, SetPayloads)
     length = 2 * part if is_set else part
-    assert payloads.is_length(length, NUM_ELEMENTS, 0b101)
-    assert not payloads.is_length(length - 1, NUM_ELEMENTS, 0b101)
+    for is_average in (False, True):
+        assert payloads.is_length(length, NUM_ELEMENTS, 0b101, is_average=is_average)
+        assert not payloads.is_length(length - 1, NUM_ELEMENTS, 0b101, is_average=is_average)
     if is_set:
         assert part == len(set_of([0]))
 
@@ -115,8 +116,8 @@ def step_of(parts: dict[int, SignUpdate | None]) -> bytes:
 def test_a_step_is_what_its_members_have() -> None:
     payload = step_of({0: UPDATES[0], 3: None, 2: UPDATES[2]})
     SIGNS.check(payload, 1, 0b1101)
-    assert SIGNS.is_length(len(payload), 1, 0b1101)
-    assert not SIGNS.is_length(len(payload) + 1, 1, 0b1101)
+    assert SIGNS.is_length(len(payload), 1, 0b1101, is_average=True)
+    assert not SIGNS.is_length(len(payload) + 1, 1, 0b1101, is_average=True)
     assert SIGNS.contributors(payload, 0b1101) == 0b0101
     found = SIGNS.updates(payload)
     assert [update.places.tolist() for update in found] == [
@@ -128,7 +129,7 @@ def test_a_step_is_what_its_members_have() -> None:
 def test_a_step_in_which_no_member_has_a_part() -> None:
     payload = step_of({0: None, 1: None})
     SIGNS.check(payload, 1, 0b11)
-    assert SIGNS.is_length(len(payload), 1, 0b11)
+    assert SIGNS.is_length(len(payload), 1, 0b11, is_average=True)
     assert SIGNS.contributors(payload, 0b11) == 0
     assert SIGNS.updates(payload) == []
 

@@ -44,10 +44,11 @@ class Ring:
     def average(self, chunk: int, order: list[int]) -> Float32Array:
         """Those in `order` add themselves, the last one finishes."""
         payload: Buffer | None = None
+        mask = 0
         for position in order:
-            payload = self.sides[position].add(chunk, payload)
+            payload = self.sides[position].add(chunk, payload, mask)
+            mask |= 1 << position
         assert payload is not None
-        mask = sum(1 << position for position in order)
         average = self.sides[order[-1]].finish_average(chunk, payload, mask)
         return self.codec.decode(average, PLAN.elements_of(chunk))
 
@@ -106,8 +107,8 @@ def test_the_errors_of_many_rounds_do_not_add_up(codec_name: str) -> None:
 def test_finishing_a_whole_ring_rounds_nothing_again(codec_name: str) -> None:
     ring = Ring(codec_name, vectors_of(0))
     payload: Buffer | None = None
-    for side in ring.sides:
-        payload = side.add(0, payload)
+    for position, side in enumerate(ring.sides):
+        payload = side.add(0, payload, (1 << position) - 1)
     assert payload is not None
     before = ring.residual(0, 3).copy()
     assert bytes(ring.sides[3].finish_average(0, payload, ALL)) == bytes(payload)
@@ -137,7 +138,7 @@ def test_nothing_stays_behind_of_an_exact_codec() -> None:
 def test_a_sum_that_was_replaced_leaves_no_error(codec_name: str) -> None:
     """A fault brings a chunk round again: the member adds itself to another sum."""
     ring, undisturbed = Ring(codec_name, vectors_of(9)), Ring(codec_name, vectors_of(9))
-    ring.sides[1].add(0, ring.sides[0].add(0, None))
+    ring.sides[1].add(0, ring.sides[0].add(0, None, 0), 0b1)
     for one in (ring, undisturbed):
         one.average(0, [1, 2, 3])
     assert (ring.residual(0, 1) == undisturbed.residual(0, 1)).all()
@@ -148,8 +149,8 @@ def test_what_a_sparse_part_leaves_out_decays_and_stays() -> None:
     (vector, *_) = vectors_of(3)
     mine = SetPart(vector, PLAN, payloads.coder, position=2, error_decay=0.5)
     assert mine.error_of(0) is None, "nothing was sent"
-    token = mine.add(0, None)
-    assert mine.add(0, None) == token, "whatever comes round again, it is the same part"
+    token = mine.add(0, None, 0)
+    assert mine.add(0, None, 0) == token, "whatever comes round again, it is the same part"
     assert mine.finish_average(0, token, 0b100) == token
     size = PLAN.elements_of(0)
     payloads.check(token, size, 0b100)
@@ -176,8 +177,10 @@ def test_a_ring_in_one_process_is_its_members_one_after_the_other(name: str) -> 
             for position, vector in enumerate(carried)
         ]
         payload: Buffer | None = None
+        mask = 0
         for position in order:
-            payload = parts[position].add(chunk, payload)
+            payload = parts[position].add(chunk, payload, mask)
+            mask |= 1 << position
         assert payload is not None
         finished = parts[order[-1]].finish_average(chunk, payload, 0b111)
         decoded = payloads.average(finished, PLAN.elements_of(chunk), 0b111, tokens)
@@ -232,7 +235,7 @@ def test_the_largest_work_takes_no_sum_out_of_range(codec_name: str, sign: int) 
     work[::2] *= -1
     side = SumPart(work, PLAN, codec(codec_name), (999, 1), 0)
     received = np.full(PLAN.elements_of(0), sign * MAGNITUDE_MAX, np.float32)
-    payload = side.add(0, codec(codec_name).encode(received))
+    payload = side.add(0, codec(codec_name).encode(received), 0b10)
     assert np.isfinite(codec(codec_name).decode(payload, received.size)).all()
 
 
@@ -247,11 +250,11 @@ def test_own_work_that_cannot_be_used_is_told_from_a_payload_that_cannot(
         return SumPart(work, PLAN, codec(name), [1] * len(MEMBERS), 0)
 
     work = np.ones(PLAN.num_elements, np.float32)
-    good = side_of(work.copy()).add(0, None)
+    good = side_of(work.copy()).add(0, None, 0)
     work[7] = value
     for payload in (None, good):
         with pytest.raises(ValueError, match="own work"):
-            side_of(work.copy()).add(0, payload)
-    side_of(work.copy()).add(1, None)  # the other chunk is as it was
+            side_of(work.copy()).add(0, payload, 0b10)
+    side_of(work.copy()).add(1, None, 0)  # the other chunk is as it was
     with pytest.raises(MalformedError):
-        side_of(np.ones_like(work)).add(0, bytes(good)[:-1])
+        side_of(np.ones_like(work)).add(0, bytes(good)[:-1], 0b10)

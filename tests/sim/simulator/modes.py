@@ -116,7 +116,7 @@ class Mode:
         zeros = np.zeros(self.plan.num_elements, np.float32)
         self.genesis = State(zeros, zeros)
         # The same bytes come to the same everywhere, so it is enough to look at them once.
-        self._checked: set[tuple[bytes, int, int, tuple[bytes, ...]]] = set()
+        self._checked: set[tuple[bytes, int, int, tuple[bytes, ...], bool]] = set()
 
     def pending(self, peer: int, work: Sequence[int], residue: FloatVector) -> FloatVector:
         """The vector behind some work of a peer, which is an integer for each chunk."""
@@ -142,12 +142,14 @@ class Mode:
         """The root that a peer signs for what the round exchanges of its work."""
         return root_of(pending, self._round_plan, self.payloads)
 
-    def check(self, payload: Sum, mask: int, chunk: int, ring: Ring) -> None:
+    def check(self, payload: Sum, mask: int, chunk: int, ring: Ring, *, is_average: bool) -> None:
         """What a node does with what comes. Raises RemoteProtocolError."""
         roots = tuple(ready.root for ready in ring.ready)
-        key = (payload.encoded, mask, chunk, roots)
+        key = (payload.encoded, mask, chunk, roots, is_average)
         if key not in self._checked:
-            self.payloads.check(payload.encoded, ELEMENTS, mask, chunk, roots)
+            self.payloads.check(
+                payload.encoded, ELEMENTS, mask, chunk, roots, is_average=is_average
+            )
             self._checked.add(key)
 
     def state_after(
