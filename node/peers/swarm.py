@@ -174,6 +174,10 @@ class Swarm:
                 (relayed if path.kind == "relayed" else linked).append(peer)
         return linked, relayed
 
+    def is_connected(self, peer: PeerId) -> bool:
+        """Returns whether this node has a connection to a peer."""
+        return peer in self._transport.peers()
+
     def neighbours(self) -> tuple[list[PeerId], list[PeerId]]:
         """Peers beside which this node can be in a ring, as in `linked_and_relayed`.
 
@@ -197,7 +201,7 @@ class Swarm:
         Raises:
             ConnectError: it cannot be reached by any address that it announced.
         """
-        if peer in self._transport.peers():
+        if self.is_connected(peer):
             return
         announce = self.membership.known().get(peer)
         await self._transport.connect_any(peer, announce.addresses if announce else ())
@@ -270,6 +274,7 @@ class Swarm:
             for peer in sorted(self._connected - connected):
                 log.info("disconnected", peer=short(peer))
                 self.membership.disconnected(peer)
+                self.admission.conduct.disconnected(peer)
                 self._told.disconnected(peer)
             if connected - self._connected and now >= self._greeted_seconds + GREET_SECONDS:
                 self._greeted_seconds = now

@@ -121,13 +121,15 @@ class NodeHost:
     def removed(self, removed: Removed) -> None:
         """See `RoundHost`."""
         self._context.metrics.ring_skips.add(first_word(removed.reason))
-        self._context.swarm.admission.conduct.put_out(
+        swarm = self._context.swarm
+        swarm.admission.conduct.put_out(
             self._parent.round + 1,
             removed.accuser,
             removed.peer,
             removed.order,
             is_voting=removed.is_voting,
             is_slow=removed.reason == SLOW,
+            is_gone=not swarm.is_connected(removed.peer),
         )
 
 

@@ -172,7 +172,7 @@ class CommittedState:
         members: Sequence[Member],
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Digest | None:
-        """Takes the outer step from `parent` into the next vectors, see `NextState.compute`.
+        """Takes the outer step from `parent`, see `NextState.compute`.
 
         Args:
             is_wanted: asked in this thread once it holds the lock; False drops the step.
@@ -189,20 +189,24 @@ class CommittedState:
     def _compute(
         self, averages: Sequence[Payload], masks: Sequence[int], members: Sequence[Member]
     ) -> Digest:
-        present = StateVectors(self.parameters, self.momentum, self.index)
-        return self._next.compute(present, self.entry.round + 1, averages, masks, members).digest
+        number = self.entry.round + 1
+        return self._next.compute(self._present, number, averages, masks, members).digest
+
+    @property
+    def _present(self) -> StateVectors:
+        return StateVectors(self.parameters, self.momentum, self.index)
 
     def install(self, commit: Commit, proposal: Proposal, averages: Sequence[Payload]) -> None:
         """Makes the computed state the committed one, in memory and on disk.
 
-        The outer step is taken again if the next vectors hold another state by now. A failing disk
+        The outer step is computed again if another one was computed since. A failing disk
         does not undo the commit: the disk's health says so, and the next commit tries to bring all
         of the state to disk again.
         """
         header, update = proposal.header, proposal.update
         with self._changing:
             assert header.parent == self.head
-            index = self._next.vectors.index
+            index = self._next.index
             if index is None or index.digest != header.state_digest:
                 masks = [average.mask() for average in update.averages]
                 self._compute(averages, masks, header.members)
@@ -230,12 +234,12 @@ class CommittedState:
         ledger: Ledger,
         averages: Sequence[Payload],
     ) -> None:
-        """Makes the next vectors the state and writes it to disk, as far as the rules say.
+        """Makes the next state the present one and writes it to disk, as far as the rules say.
 
         Args:
             averages: the averaged chunks that are not in the store yet.
         """
-        index = self._next.vectors.index
+        index = self._next.index
         assert index is not None
         assert index.digest == header.state_digest
         head = digest_of(commit.header)
@@ -286,10 +290,7 @@ class CommittedState:
         self._state_dir.health.failed("state", error)
 
     def _become_next(self, head: Digest, ledger: Ledger) -> None:
-        new = self._next.vectors
-        np.copyto(self.parameters, new.parameters)
-        self.momentum, new.momentum = new.momentum, self.momentum
-        self.index, new.index = new.index, None
+        self.index = self._next.apply(self._present)
         self.tuned = self._next.tuned
         if self.tuned is not None and self.tuned.scale < 1.0:
             log.warning(
@@ -343,6 +344,7 @@ class CommittedState:
             np.copyto(self.parameters, parameters)
         if momentum is not self.momentum:
             np.copyto(self.momentum, momentum)
+        self._next.forget()
         self.index, self.ledger, self.head = index, ledger, entry.head
         self.tuned = None
         self.is_loaded = True
@@ -355,10 +357,10 @@ class CommittedState:
         """
         with self._changing:
             entry = self.chain.entry(head)
-            new = self._next.vectors
-            new.index = None  # of the state that is overwritten now
-            index, ledger = self.blocks.read_state(entry, new.parameters, new.momentum)
-            self._become(entry, new.parameters, new.momentum, index, ledger)
+            self._next.forget()
+            parameters, momentum = self._next.spare, np.empty_like(self.momentum)
+            index, ledger = self.blocks.read_state(entry, parameters, momentum)
+            self._become(entry, parameters, momentum, index, ledger)
             self._retention.hold_checkpoint(entry, state_digests(entry, index, ledger))
             self._retention.add_checkpoint(entry)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -169,12 +169,9 @@ class Work:
         the offer."""
         if self._open is None:
             return
-        vector = self._pending.copy()
-        for chunk in range(self._plan.num_chunks):
-            error = None if self._open_ring is None else self._open_ring.error_of(chunk)
-            if error is not None:
-                vector[self._plan.range_of(chunk)] -= error
-        self._write_offer(self._open.number, vector)
+        every_chunk = (1 << self._plan.num_chunks) - 1
+        pieces = (offered for _, offered, _ in self._offered(self._open_ring, every_chunk))
+        self._write_offer(self._open.number, pieces)
         self._open = self._open_ring = None
 
     def committed_by(
@@ -213,16 +210,29 @@ class Work:
         errors = None
         if self._open_ring is not None and self._open_ring.ring_id == ring_id:
             errors = self._open_ring
-        vector = self._pending.copy()
-        for chunk in self._chunks(settled.taken):
-            part = self._plan.range_of(chunk)
-            error = None if errors is None else errors.error_of(chunk)
-            self._pending[part] = 0.0 if error is None else error
-            if error is not None:
-                vector[part] -= error
+        self._write_offer(offer.number, self._taken_out(errors, settled.taken))
         self._clear(settled.zeroed)
-        self._write_offer(offer.number, vector)
         self._open = self._open_ring = None
+
+    def _offered(
+        self, errors: _OpenRing | None, chunks: int
+    ) -> Iterator[tuple[slice, FloatVector, FloatVector | None]]:
+        """Yields chunk by chunk its place in `pending`, what of it was offered, and the own
+        rounding error, which counts for some `chunks` only."""
+        for chunk in range(self._plan.num_chunks):
+            part = self._plan.range_of(chunk)
+            error = None
+            if errors is not None and chunks >> chunk & 1:
+                error = errors.error_of(chunk)
+            values = self._pending[part]
+            yield part, values if error is None else values - error, error
+
+    def _taken_out(self, errors: _OpenRing | None, taken: int) -> Iterator[FloatVector]:
+        """Yields what was offered, and removes each chunk that was taken from `pending`."""
+        for chunk, (part, offered, error) in enumerate(self._offered(errors, taken)):
+            yield offered
+            if taken >> chunk & 1:
+                self._pending[part] = 0.0 if error is None else error
 
     def _take_old(self, settled: Settlement) -> None:
         """Removes work that was taken of an older offer: `pending` has changed since."""
@@ -308,12 +318,12 @@ class Work:
     def _chunks(self, mask: int) -> Iterator[int]:
         return (chunk for chunk in range(self._plan.num_chunks) if mask >> chunk & 1)
 
-    def _write_offer(self, number: int, vector: FloatVector) -> None:
+    def _write_offer(self, number: int, pieces: Iterable[FloatVector]) -> None:
         """Keeps the vector of an offer for the case that its round is abandoned."""
         numbers = sorted(offer.number for offer in self.account.state.offers)
         header = FileHeader(VERSION, self._saved_number, self._event, None)
         kept = numbers[-min(self._stale_rounds + 1, VECTORS_MAX) :]
-        self._files.write_offer(number, header, vector, kept)
+        self._files.write_offer(number, header, pieces, kept)
 
     # Files
 
@@ -354,7 +364,7 @@ class Work:
         # The process was killed before the vector of its last offer was written.
         numbers |= {o.number for o in newest if not self._files.has_offer(o.number)}
         for number in sorted(numbers):
-            self._write_offer(number, self._pending)
+            self._write_offer(number, (self._pending,))
         if self.account.state.lost > lost:
             log.info("work was lost with the process", tokens=self.account.state.lost - lost)
         elif waited:

@@ -9,7 +9,7 @@ A file is what `work_journal.encoded` gives: a digest, the header with the accou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,13 @@ import numpy as np
 import structlog
 
 from gossamer.node.base.disk_health import remove_quietly, write_atomically
-from gossamer.node.storage.work_journal import VERSION, FileHeader, encoded
+from gossamer.node.storage.work_journal import (
+    VERSION,
+    FileHeader,
+    encoded,
+    front_of,
+    write_with_digest,
+)
 from gossamer.protocol.ids import DIGEST_BYTES, digest_of
 from gossamer.protocol.state.digest import FloatVector
 
@@ -65,24 +71,28 @@ class WorkFiles:
         return (self._offers_path / str(number)).exists()
 
     def write_offer(
-        self, number: int, header: FileHeader, vector: FloatVector, kept: Sequence[int]
+        self, number: int, header: FileHeader, pieces: Iterable[FloatVector], kept: Sequence[int]
     ) -> None:
         """Writes the vector of an offer and removes all that are not `kept`.
 
         A disk that does not take it does not end the node: after a split the work may be lost.
+
+        Args:
+            pieces: of the vector, in order. All are taken, also if the disk takes none of them.
         """
         names = {str(n) for n in kept}
         path = self._offers_path / str(number)
+        remaining = iter(pieces)
         try:
             for old in self._offers_path.iterdir():
                 if old.name not in names:
                     old.unlink()
-            with open(path, "wb") as file:
-                for part in encoded(header, vector):
-                    file.write(part)
+            write_with_digest(path, front_of(header), remaining)
         except OSError as error:
             remove_quietly(path)
             log.warning("the vector of an offer is in no file", problem=str(error))
+            for _ in remaining:
+                pass
 
     def read_offer(self, number: int | None) -> FloatVector | None:
         """Reads the vector of an offer; None if it is not kept any more or damaged."""

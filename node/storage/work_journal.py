@@ -11,16 +11,17 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 import structlog
+from blake3 import blake3
 
 from gossamer.node.base.disk_health import TEMPORARY_SUFFIX
 from gossamer.protocol.accounting.work_records import AccountState
-from gossamer.protocol.ids import digest_of
-from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.ids import DIGEST_BYTES, digest_of
+from gossamer.protocol.state.digest import FloatVector, float_bytes
 
 VERSION = 1
 """Version of the files. A file of another version is ignored."""
@@ -94,11 +95,33 @@ def copy_of(state: AccountState) -> AccountState:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=AccountState)
 
 
+def front_of(header: FileHeader) -> bytes:
+    """Returns the header's length and msgpack."""
+    data = msgspec.msgpack.encode(header)
+    return len(data).to_bytes(4) + data
+
+
 def encoded(header: FileHeader, vector: FloatVector | None) -> tuple[bytes, memoryview]:
     """Digest, header's length and msgpack; and the vector's bytes, none if it is zero."""
-    data = msgspec.msgpack.encode(header)
     content = memoryview(b"")
     if vector is not None and vector.any():
-        content = vector.astype("<f4", copy=False).data.cast("B")
-    front = len(data).to_bytes(4) + data
+        content = float_bytes(vector)
+    front = front_of(header)
     return digest_of(front, content) + front, content
+
+
+def write_with_digest(path: Path, front: bytes, pieces: Iterable[FloatVector]) -> None:
+    """Writes what `encoded` gives, with the vector in pieces: no copy of it is made.
+
+    A file that is not written to its end does not fit its digest. Raises OSError.
+    """
+    hasher = blake3(front)
+    with open(path, "wb") as file:
+        file.write(bytes(DIGEST_BYTES))
+        file.write(front)
+        for piece in pieces:
+            content = float_bytes(piece)
+            hasher.update(content)
+            file.write(content)
+        file.seek(0)
+        file.write(hasher.digest())

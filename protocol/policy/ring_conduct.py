@@ -17,6 +17,9 @@ Rules
 - A peer that accuses a neighbour, or is accused by one, is not its neighbour for `MEMORY_ROUNDS`
   rounds: each of the two leaves the other out of the links in its `Ready` (`is_avoided`). So an
   accusation that nobody shares separates the two, and expels neither.
+- A neighbour that this peer put out, and to which it has no connection any more, has died or lost
+  its line. This peer does not avoid it when it is back: the connection of the two is a new one. In
+  a small ring two members that avoid each other would cost one of them its place.
 - A slow line is no fault, so a peer that is put out as slow gets no mark. As long as one accuser
   alone found it slow within `MEMORY_ROUNDS`, the two are no neighbours either. A line that is slow
   is slow to the next neighbour as well, and then it is in rings again next to everybody.
@@ -73,7 +76,9 @@ class _Record:
     wrong: deque[int] = field(default_factory=lambda: deque(maxlen=WRONG_MAX))
     """Rounds of its accusations of members that are not its neighbours."""
     avoided_until: int = 0
-    """The last round for which it is no neighbour of this peer."""
+    """The last round for which it is no neighbour of this peer, which it accused."""
+    found_until: int = 0
+    """The last round for which it is no neighbour of this peer, which accused it."""
     sits_out_until: int = 0
     times: int = 0
 
@@ -94,6 +99,7 @@ class RingConduct:
         *,
         is_voting: bool,
         is_slow: bool = False,
+        is_gone: bool = False,
     ) -> None:
         """A member is newly out of a ring of this round.
 
@@ -101,6 +107,7 @@ class RingConduct:
             order: the members that were in until then, in ring order, the accused among them.
             is_voting: whether this peer has all averages: then the votes say who delays the ring.
             is_slow: whether its line is said to be far slower than the others'.
+            is_gone: whether this peer has no connection to it any more.
         """
         if len(order) < MEMBERS_MIN or accuser == accused or accuser not in order:
             return
@@ -117,15 +124,21 @@ class RingConduct:
                 or len(recent) >= MARKS_MAX
             ):
                 self._sit_out(record, round_number)
-            if self._me in (accuser, accused):
-                other = accused if accuser == self._me else accuser
-                self._record(other).avoided_until = round_number + MEMORY_ROUNDS
+            if accused == self._me:
+                self._record(accuser).avoided_until = round_number + MEMORY_ROUNDS
+            elif accuser == self._me and not is_gone:
+                record.found_until = round_number + MEMORY_ROUNDS
             return
         record = self._record(accuser)
         record.wrong.append(round_number)
         wrong = sum(_counts(number, round_number) for number in record.wrong)
         if wrong >= WRONG_MAX or _sat_out_lately(record, round_number):
             self._sit_out(record, round_number)
+
+    def disconnected(self, peer: PeerId) -> None:
+        """The connection to a peer ended: what this peer found wrong with it may be gone too."""
+        if (record := self._records.get(peer)) is not None:
+            record.found_until = 0
 
     def sits_out(self, round_number: int, peer: PeerId) -> bool:
         """Returns whether a peer sits a round out."""
@@ -135,7 +148,7 @@ class RingConduct:
     def is_avoided(self, round_number: int, peer: PeerId) -> bool:
         """Returns whether a peer is to be no neighbour of this peer in a round."""
         record = self._records.get(peer)
-        if record is not None and round_number <= record.avoided_until:
+        if record is not None and round_number <= max(record.avoided_until, record.found_until):
             return True
         return self._found_slow_by(round_number, peer) == {self._me} or (
             self._found_slow_by(round_number, self._me) == {peer}

@@ -56,7 +56,12 @@ def decode_state_index(data: bytes, plan: ChunkPlan) -> StateIndex:
 
 def chunk_bytes(vector: FloatVector, plan: ChunkPlan, chunk: int) -> memoryview:
     """A chunk's fp32 bytes (little-endian), without a copy on little-endian machines."""
-    return np.ascontiguousarray(vector[plan.range_of(chunk)], dtype="<f4").data.cast("B")
+    return float_bytes(vector[plan.range_of(chunk)])
+
+
+def float_bytes(values: FloatVector) -> memoryview:
+    """The fp32 bytes (little-endian) of a vector, without a copy on little-endian machines."""
+    return np.ascontiguousarray(values, dtype="<f4").data.cast("B")
 
 
 def index_of(parameters: FloatVector, momentum: FloatVector, plan: ChunkPlan) -> StateIndex:

@@ -131,7 +131,7 @@ class Watch:
             if status is not None:
                 rounds = sorted(self.seen(machine).rounds)
                 known = f"{status.phase}, round {status.round}, {status.last_round}, saw {rounds}"
-            parts.append(f"{machine.name}: {known}\n{machine.tail(12)}")
+            parts.append(f"{machine.name}: {known}\n{machine.tail(30)}")
         return "\n".join(parts)
 
     # States
@@ -296,11 +296,20 @@ class Watch:
     def outcome(
         self, machines: Collection[Machine], number: int, seconds: float = PATIENCE_SECONDS
     ) -> dict[str, LastRound]:
-        """Waits until a round has ended for each of these machines; returns its end by name."""
+        """Waits until a round has ended for each of these machines; returns its end by name.
+
+        AssertionError at once if one of them is two rounds further and was in no ring of this one.
+        """
 
         def ended() -> dict[str, LastRound] | None:
             rounds = {machine.name: self.seen(machine).rounds.get(number) for machine in machines}
             found = {name: one for name, one in rounds.items() if one is not None}
+            for machine in machines:
+                status = self.seen(machine).status
+                if machine.name not in found and status is not None and status.round > number + 1:
+                    raise AssertionError(
+                        f"{machine.name} was in no ring of round {number}\n{self.summary()}"
+                    )
             return found if len(found) == len(machines) else None
 
         return self.wait(ended, f"end of round {number} at {_names(machines)}", seconds)

@@ -25,6 +25,7 @@ from gossamer.trainer.presets import PRESETS, Preset
 from tests.trainer.simulated_card import Memory, card, decoder_on, device_of, sequences_of
 
 GB = 1000**3
+BOUNDLESS = 10**15
 CARDS_GB = (8, 10, 11, 12, 16, 24, 32, 40, 48, 80, 141)
 
 FAILURES_AT_FIRST = 1
@@ -77,13 +78,30 @@ def _train(
     return passes
 
 
+@functools.cache
+def _peak_bytes(preset: Preset, size: Pass) -> int:
+    """The most that a step with such passes has in use, on a card on which everything fits."""
+    with card(BOUNDLESS) as memory:
+        assert _train(preset, memory, only=size).present == size
+        return memory.peak_bytes
+
+
 def _fits(preset: Preset, capacity_bytes: int, size: Pass) -> bool:
-    return live(preset, capacity_bytes, only=size) == Life(size, 0)
+    return _peak_bytes(preset, size) <= capacity_bytes
+
+
+@pytest.mark.parametrize("size", [Pass(4), Pass(8, checkpointing=True)])
+def test_a_card_has_what_a_pass_needs_or_fails(size: Pass) -> None:
+    """So the trials of `largest_that_fits` need no card of each size."""
+    preset = PRESETS["40m"]
+    peak_bytes = _peak_bytes(preset, size)
+    assert live(preset, peak_bytes, only=size) == Life(size, 0)
+    assert live(preset, peak_bytes - 1, only=size).size is None
 
 
 @functools.cache
 def largest_that_fits(preset: Preset, capacity_bytes: int) -> Pass | None:
-    """The truth: every power of two is tried on a card of its own."""
+    """The truth: every power of two is tried."""
     for checkpointing in (False, True):
         best, size, most = None, 1, preset.inner.sequences_per_step
         while size <= most and _fits(preset, capacity_bytes, Pass(size, checkpointing)):

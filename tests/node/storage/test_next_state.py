@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -71,9 +73,14 @@ class Setting:
             of_members = [self.works[i][plan.range_of(chunk)] for i in range(2) if mask >> i & 1]
             averages.append(payloads.coder.encode(np.mean(of_members, axis=0, dtype=np.float32)))
         members = [Member("", 100, norm_of(work)) for work in self.works]
-        self.next.compute(self.present, self.round_number, averages, masks, members)
+        before = self.present.parameters.copy(), self.present.momentum.copy()
+        told = self.next.compute(self.present, self.round_number, averages, masks, members)
+        np.testing.assert_array_equal(before, (self.present.parameters, self.present.momentum))
+        assert self.next.apply(self.present) == told
+        self.present = replace(self.present, index=told)
+        assert told == index_of(self.present.parameters, self.present.momentum, self.plan)
         step = np.zeros(plan.num_elements, np.float32)
-        self.sync_set.add(self.present.parameters - self.next.vectors.parameters, step)
+        self.sync_set.add(before[0] - self.present.parameters, step)
         return step
 
 

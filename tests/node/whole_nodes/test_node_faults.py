@@ -136,6 +136,39 @@ def test_a_member_that_sits_out_from_now_on_spoils_no_ring_that_is_at_work(tmp_p
     simulate(world, story)
 
 
+def test_a_member_that_died_in_a_ring_is_a_neighbour_again_when_it_is_back(tmp_path: Path) -> None:
+    """Otherwise the ring that two of three others are left for has no place for one of them."""
+    world = World(tmp_path, seed=24)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await start(world, nursery, "abcd")
+        await world.reach(5, *"abcd")
+        await world.until(lambda: world.all_shards_are_with(*"abcd"))
+        peers = {world.identity(name).peer_id: name for name in "abcd"}
+        for peer in peers:
+            for other in peers.keys() - {peer}:
+                world.network.link(peer, other).bytes_per_second = SLOW_LINE
+        await world.until(
+            lambda: all(len(world.participant(name).rounds.ring) == 4 for name in "abcd")
+        )
+        dead = [peers[peer] for peer in world.participant("a").rounds.ring[2:]]
+        survivors = [name for name in "abcd" if name not in dead]
+        number = world.round("a") + 1
+        for name in dead:
+            world.crash(name)
+        await world.reach(number, *survivors, seconds=20)
+        for name in dead:
+            await nursery.start(world.run, name, survivors)
+        await world.until(
+            lambda: all(
+                len(world.participant(name).context.swarm.neighbours()[0]) == 3 for name in "abcd"
+            ),
+            seconds=10,
+        )
+
+    simulate(world, story)
+
+
 def test_a_node_whose_disk_keeps_it_from_following_waits_for_it(tmp_path: Path) -> None:
     world = World(tmp_path, seed=21)
 

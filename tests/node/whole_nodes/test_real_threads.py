@@ -83,12 +83,20 @@ class SlowThreads:
             self.num_at_once_max = max(self.num_at_once_max, self.num_at_once)
 
 
+class _OfThread(threading.local):
+    """The outer step that a thread computes."""
+
+    chunk = 0
+    num_chunks = 0
+    role = ""
+
+
 class OuterSteps:
     """Outer steps that sleep before each chunk. One of them can be made to last for long."""
 
     def __init__(self) -> None:
         self._random = random.Random(0)
-        self._of_thread = threading.local()
+        self._of_thread = _OfThread()
         self.lasting: FloatVector | None = None
         """Parameters of the state whose next outer step lasts until a replay after the first one
         has all but its last chunk, or for `LEFT_SECONDS`."""
@@ -118,6 +126,7 @@ class OuterSteps:
         finally:
             if mine.role == "left":
                 self._has_ended.set()
+            mine.role = ""  # the step in place, after the commit, lasts as usual
 
     def nesterov(self, *arguments: Any) -> None:
         mine = self._of_thread

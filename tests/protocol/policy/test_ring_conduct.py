@@ -94,6 +94,25 @@ def test_two_that_have_trouble_with_each_other_are_no_neighbours() -> None:
     assert not mine.is_avoided(4 + MEMORY_ROUNDS, A)
 
 
+def test_a_neighbour_that_died_is_a_neighbour_again_when_it_is_back() -> None:
+    mine = conduct()
+    mine.put_out(3, ME, D, ORDER, is_voting=False)
+    mine.put_out(3, ME, A, ORDER, is_voting=False, is_gone=True)
+    assert not mine.is_avoided(4, A), "its connection was gone already"
+    mine.disconnected(D)
+    assert not mine.is_avoided(4, D)
+    mine.put_out(4, ME, D, ORDER, is_voting=False)
+    assert mine.is_avoided(5, D), "its new connection has trouble too"
+
+
+def test_an_accuser_is_avoided_although_it_connects_anew() -> None:
+    """Otherwise one that accuses its neighbours without a reason could do so in each round."""
+    mine = conduct()
+    mine.put_out(3, A, ME, ORDER, is_voting=False)
+    mine.disconnected(A)
+    assert mine.is_avoided(4, A)
+
+
 def test_small_rings_and_self_accusations_tell_nothing() -> None:
     mine = conduct()
     for number in range(1, 9):
