@@ -87,41 +87,71 @@ class SumPart:
             position: this member's.
         """
         self._pending, self._plan, self._codec = pending, plan, coder
+        self._is_exact = coder.name == "fp32"
         self._weights = capped_tokens(tokens)
         self._weight = np.float32(self._weights[position] / sum(self._weights))
         self._error_weight = max(self._weight, np.float32(_ERROR_SHARE / len(tokens)))
-        # Errors of the newest sum and of the newest average. After a fault a chunk may come round
-        # again, and the errors of its earlier sum do not count then.
-        self._sum_errors: dict[int, Float32Array] = {}
-        self._average_errors: dict[int, Float32Array] = {}
+        # The newest sum and the newest average: what they were made of, and what went out. After a
+        # fault a chunk may come round again, and the errors of its earlier sum do not count then.
+        self._sums: dict[int, tuple[Buffer | None, int, Buffer]] = {}
+        self._averages: dict[int, tuple[Buffer, int, Buffer]] = {}
 
     def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
         """See `RingPart`: the encoded partial sum."""
+        encoded = self._coder_after(mask).encode(self._sum(chunk, payload, mask))
+        if not self._is_exact:
+            self._sums[chunk] = payload, mask, encoded
+        return encoded
+
+    def _sum(self, chunk: int, payload: Buffer | None, mask: int) -> Float32Array:
         part = self._plan.range_of(chunk)
         values = _usable(self._pending[part]) * self._weight
-        num_members = mask.bit_count()
         if payload is not None:
-            coder = self._codec.of_sum(num_members)
+            coder = self._codec.of_sum(mask.bit_count())
             values += coder.decode(payload, part.stop - part.start)
-        coder = self._codec.of_sum(num_members + 1)
-        return _encode(coder, chunk, values, self._error_weight, self._sum_errors)
+        return values
+
+    def _coder_after(self, mask: int) -> TensorCodec:
+        """Returns the codec of a sum of these members and this one."""
+        return self._codec.of_sum(mask.bit_count() + 1)
 
     def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
         """See `RingPart`: the encoded average."""
+        encoded = self._codec.encode(self._average(chunk, payload, mask))
+        if not self._is_exact:
+            self._averages[chunk] = payload, mask, encoded
+        return encoded
+
+    def _average(self, chunk: int, payload: Buffer, mask: int) -> Float32Array:
+        coder = self._codec.of_sum(mask.bit_count())
+        return coder.decode(payload, self._plan.elements_of(chunk)) / self._divisor_of(mask)
+
+    def _divisor_of(self, mask: int) -> np.float32:
         # Exactly one when all members contribute: a division by almost one would round all values.
         present = sum(weight for i, weight in enumerate(self._weights) if mask >> i & 1)
-        divisor = np.float32(present / sum(self._weights))
-        coder = self._codec.of_sum(mask.bit_count())
-        values = coder.decode(payload, self._plan.elements_of(chunk)) / divisor
-        # An error of the average belongs to the whole ring. As part of this member's next delta it
-        # weighs w, so it has to be 1 / w times as large.
-        weight = self._error_weight / divisor
-        return _encode(self._codec, chunk, values, weight, self._average_errors)
+        return np.float32(present / sum(self._weights))
 
     def error_of(self, chunk: int) -> Float32Array | None:
-        """See `RingPart`: the rounding errors that this member made."""
-        found = [e[chunk] for e in (self._sum_errors, self._average_errors) if chunk in e]
-        return sum(found[1:], found[0]) if found else None
+        """See `RingPart`: the rounding errors that this member made.
+
+        They are worked out here, from what came in and what went out: kept as they are made they
+        would take 4 bytes a parameter and more.
+        """
+        error: Float32Array | None = None
+        if chunk in self._sums:
+            payload, mask, encoded = self._sums[chunk]
+            error = self._sum(chunk, payload, mask)
+            error -= self._coder_after(mask).decode(encoded, error.size)
+            error /= self._error_weight
+        if chunk in self._averages:
+            source, mask, encoded = self._averages[chunk]
+            of_average = self._average(chunk, source, mask)
+            of_average -= self._codec.decode(encoded, of_average.size)
+            # It belongs to the whole ring. As part of this member's next delta it weighs w, so it
+            # has to be 1 / w times as large.
+            of_average /= self._error_weight / self._divisor_of(mask)
+            error = of_average if error is None else error + of_average
+        return error
 
 
 class SetPart:
@@ -214,22 +244,6 @@ def ring_average(
             error = part.error_of(chunk)
             pending[where] = 0.0 if error is None else error
     return average
-
-
-def _encode(
-    coder: TensorCodec,
-    chunk: int,
-    values: Float32Array,
-    weight: np.float32,
-    errors: dict[int, Float32Array],
-) -> Buffer:
-    """Encodes a chunk, and notes in `errors` what that rounds, divided by `weight`."""
-    encoded = coder.encode(values)
-    if coder.name != "fp32":
-        error = values - coder.decode(encoded, values.size)
-        error /= weight
-        errors[chunk] = error
-    return encoded
 
 
 def _usable(work: Float32Array) -> Float32Array:
