@@ -349,7 +349,9 @@ class RoundDriver:
             return
         self._num_adding += 1
         try:
-            payload = await self._run_in_thread(lambda: add(action.chunk, action.payload))
+            payload = await self._run_in_thread(
+                lambda: add(action.chunk, action.payload, action.mask)
+            )
         except MalformedError as error:  # the received payload cannot be decoded
             assert action.sender is not None
             self.dispatcher.rejected(

@@ -47,8 +47,8 @@ class Payloads(Protocol):
     def part_bytes(self, num_elements: int) -> int:
         """Size of one member's part of a chunk."""
 
-    def is_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
-        """Returns whether a partial sum or an average of these members may have this length."""
+    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
+        """Returns whether an average or a partial sum of these members may have this length."""
 
     def mean_bytes(self, num_elements: int, num_members: int) -> int:
         """Mean size of a chunk in transit, over all links of a ring."""
@@ -63,8 +63,10 @@ class Payloads(Protocol):
         mask: int,
         chunk: int = 0,
         roots: Sequence[bytes] = (),
+        *,
+        is_average: bool = True,
     ) -> None:
-        """Checks a payload.
+        """Checks an average, or a partial sum.
 
         Args:
             chunk: its number.
@@ -95,11 +97,17 @@ class SumPayloads:
     def part_bytes(self, num_elements: int) -> int:
         return self.coder.encoded_bytes(num_elements)
 
-    def is_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
-        return num_bytes == self.coder.encoded_bytes(num_elements)
+    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
+        coder = self.coder if is_average else self.coder.of_sum(mask.bit_count())
+        return num_bytes == coder.encoded_bytes(num_elements)
 
     def mean_bytes(self, num_elements: int, num_members: int) -> int:
-        return self.coder.encoded_bytes(num_elements)
+        average_bytes = self.coder.encoded_bytes(num_elements)
+        if num_members < 2:  # there is no link
+            return average_bytes
+        # A sum has one member on the first link of its chunk, and all but one on the last.
+        sums = (self.coder.of_sum(n).encoded_bytes(num_elements) for n in range(1, num_members))
+        return (sum(sums) // (num_members - 1) + average_bytes) // 2
 
     def members_max(self, num_elements: int) -> int:
         return limits.RING_MEMBERS_MAX
@@ -111,8 +119,11 @@ class SumPayloads:
         mask: int,
         chunk: int = 0,
         roots: Sequence[bytes] = (),
+        *,
+        is_average: bool = True,
     ) -> None:
-        self.coder.decode(payload, num_elements)
+        coder = self.coder if is_average else self.coder.of_sum(mask.bit_count())
+        coder.decode(payload, num_elements)
 
     def contributors(self, payload: Buffer, mask: int) -> int:
         return mask
@@ -144,7 +155,7 @@ class SetPayloads:
     def part_bytes(self, num_elements: int) -> int:
         return RECORD_PREFIX_BYTES + self.coder.encoded_bytes(num_elements)
 
-    def is_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
+    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
         return num_bytes == mask.bit_count() * self.part_bytes(num_elements)
 
     def mean_bytes(self, num_elements: int, num_members: int) -> int:
@@ -160,6 +171,8 @@ class SetPayloads:
         mask: int,
         chunk: int = 0,
         roots: Sequence[bytes] = (),
+        *,
+        is_average: bool = True,
     ) -> None:
         for record in split(payload, mask, self.coder.encoded_bytes(num_elements)):
             self.coder.decode(record.block, num_elements)
@@ -193,7 +206,7 @@ class SignPayloads:
     def part_bytes(self, num_elements: int) -> int:
         return RECORD_PREFIX_BYTES + self.coder.encoded_bytes
 
-    def is_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
+    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
         num_members = mask.bit_count()
         blocks = num_bytes - num_members * RECORD_PREFIX_BYTES
         return blocks in range(
@@ -213,6 +226,8 @@ class SignPayloads:
         mask: int,
         chunk: int = 0,
         roots: Sequence[bytes] = (),
+        *,
+        is_average: bool = True,
     ) -> None:
         self.updates(payload, mask)
 
@@ -244,14 +259,31 @@ AveragedPayloads: TypeAlias = SumPayloads | SetPayloads | RecordPayloads
 """The kinds whose averages are vectors."""
 
 
-def payloads_named(name: str, top_k: int = DEFAULT_K, trust: Trust = "members") -> AveragedPayloads:
-    """The kind of that name. VersionError if this version does not know it."""
+def payloads_named(
+    name: str,
+    top_k: int = DEFAULT_K,
+    trust: Trust = "members",
+    *,
+    is_widening: bool = False,
+) -> AveragedPayloads:
+    """The kind of that name. VersionError if this version does not know it.
+
+    Args:
+        is_widening: whether sums of many members have wider codes, where the codec has such.
+    """
     if trust == "open":
         return RecordPayloads(name, SparseCodec(top_k) if name == SPARSE else codec(name))
-    return SetPayloads(SparseCodec(top_k)) if name == SPARSE else SumPayloads(codec(name))
+    if name == SPARSE:
+        return SetPayloads(SparseCodec(top_k))
+    return SumPayloads(codec(name, is_widening=is_widening))
 
 
 def payloads_of(sync: SyncMode, outer: OuterConfig, trust: Trust) -> AveragedPayloads:
     """The kind that a run of averages uses. VersionError for a codec that this version does not
     know."""
-    return payloads_named(SPARSE if sync == "sparse" else outer.codec, outer.top_k, trust)
+    return payloads_named(
+        SPARSE if sync == "sparse" else outer.codec,
+        outer.top_k,
+        trust,
+        is_widening=bool(outer.widening),
+    )

@@ -45,8 +45,11 @@ forgets a part of its errors."""
 class RingPart(Protocol):
     """The arithmetic of one member. Methods may run in threads, one chunk each."""
 
-    def add(self, chunk: int, payload: Buffer | None) -> Buffer:
+    def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
         """The payload on its way (None: this member begins) with this member's part in it.
+
+        Args:
+            mask: the members that are in `payload`, by ring position; this member is not.
 
         Raises:
             MalformedError: the payload is none of this chunk.
@@ -84,46 +87,71 @@ class SumPart:
             position: this member's.
         """
         self._pending, self._plan, self._codec = pending, plan, coder
+        self._is_exact = coder.name == "fp32"
         self._weights = capped_tokens(tokens)
         self._weight = np.float32(self._weights[position] / sum(self._weights))
         self._error_weight = max(self._weight, np.float32(_ERROR_SHARE / len(tokens)))
-        # Errors of the newest sum and of the newest average. After a fault a chunk may come round
-        # again, and the errors of its earlier sum do not count then.
-        self._sum_errors: dict[int, Float32Array] = {}
-        self._average_errors: dict[int, Float32Array] = {}
+        # The newest sum and the newest average: what they were made of, and what went out. After a
+        # fault a chunk may come round again, and the errors of its earlier sum do not count then.
+        self._sums: dict[int, tuple[Buffer | None, int, Buffer]] = {}
+        self._averages: dict[int, tuple[Buffer, int, Buffer]] = {}
 
-    def add(self, chunk: int, payload: Buffer | None) -> Buffer:
+    def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
         """See `RingPart`: the encoded partial sum."""
+        encoded = self._coder_after(mask).encode(self._sum(chunk, payload, mask))
+        if not self._is_exact:
+            self._sums[chunk] = payload, mask, encoded
+        return encoded
+
+    def _sum(self, chunk: int, payload: Buffer | None, mask: int) -> Float32Array:
         part = self._plan.range_of(chunk)
         values = _usable(self._pending[part]) * self._weight
         if payload is not None:
-            values += self._codec.decode(payload, part.stop - part.start)
-        return self._encode(chunk, values, self._error_weight, self._sum_errors)
+            coder = self._codec.of_sum(mask.bit_count())
+            values += coder.decode(payload, part.stop - part.start)
+        return values
+
+    def _coder_after(self, mask: int) -> TensorCodec:
+        """Returns the codec of a sum of these members and this one."""
+        return self._codec.of_sum(mask.bit_count() + 1)
 
     def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
         """See `RingPart`: the encoded average."""
-        # Exactly one when all members contribute: a division by almost one would round all values.
-        present = sum(weight for i, weight in enumerate(self._weights) if mask >> i & 1)
-        divisor = np.float32(present / sum(self._weights))
-        values = self._codec.decode(payload, self._plan.elements_of(chunk)) / divisor
-        # An error of the average belongs to the whole ring. As part of this member's next delta it
-        # weighs w, so it has to be 1 / w times as large.
-        return self._encode(chunk, values, self._error_weight / divisor, self._average_errors)
-
-    def _encode(
-        self, chunk: int, values: Float32Array, weight: np.float32, errors: dict[int, Float32Array]
-    ) -> Buffer:
-        encoded = self._codec.encode(values)
-        if self._codec.name != "fp32":
-            error = values - self._codec.decode(encoded, values.size)
-            error /= weight
-            errors[chunk] = error
+        encoded = self._codec.encode(self._average(chunk, payload, mask))
+        if not self._is_exact:
+            self._averages[chunk] = payload, mask, encoded
         return encoded
 
+    def _average(self, chunk: int, payload: Buffer, mask: int) -> Float32Array:
+        coder = self._codec.of_sum(mask.bit_count())
+        return coder.decode(payload, self._plan.elements_of(chunk)) / self._divisor_of(mask)
+
+    def _divisor_of(self, mask: int) -> np.float32:
+        # Exactly one when all members contribute: a division by almost one would round all values.
+        present = sum(weight for i, weight in enumerate(self._weights) if mask >> i & 1)
+        return np.float32(present / sum(self._weights))
+
     def error_of(self, chunk: int) -> Float32Array | None:
-        """See `RingPart`: the rounding errors that this member made."""
-        found = [e[chunk] for e in (self._sum_errors, self._average_errors) if chunk in e]
-        return sum(found[1:], found[0]) if found else None
+        """See `RingPart`: the rounding errors that this member made.
+
+        They are worked out here, from what came in and what went out: kept as they are made they
+        would take 4 bytes a parameter and more.
+        """
+        error: Float32Array | None = None
+        if chunk in self._sums:
+            payload, mask, encoded = self._sums[chunk]
+            error = self._sum(chunk, payload, mask)
+            error -= self._coder_after(mask).decode(encoded, error.size)
+            error /= self._error_weight
+        if chunk in self._averages:
+            source, mask, encoded = self._averages[chunk]
+            of_average = self._average(chunk, source, mask)
+            of_average -= self._codec.decode(encoded, of_average.size)
+            # It belongs to the whole ring. As part of this member's next delta it weighs w, so it
+            # has to be 1 / w times as large.
+            of_average /= self._error_weight / self._divisor_of(mask)
+            error = of_average if error is None else error + of_average
+        return error
 
 
 class SetPart:
@@ -148,7 +176,7 @@ class SetPart:
         self._error_decay = np.float32(error_decay)
         self._blocks: dict[int, bytes] = {}
 
-    def add(self, chunk: int, payload: Buffer | None) -> Buffer:
+    def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
         """See `RingPart`."""
         block = self._blocks.get(chunk)
         if block is None:
@@ -199,13 +227,16 @@ def ring_average(
         else SumPart(pending, plan, payloads.coder, tokens, position)
         for position, pending in enumerate(pendings)
     ]
-    everybody = (1 << len(parts)) - 1
+    num_members = len(parts)
+    everybody = (1 << num_members) - 1
     average = np.empty(plan.num_elements, np.float32)
     for chunk in range(plan.num_chunks):
-        where, first = plan.range_of(chunk), chunk % len(parts)
+        where, first = plan.range_of(chunk), chunk % num_members
         payload: Buffer | None = None
-        for part in (*parts[first:], *parts[:first]):
-            payload = part.add(chunk, payload)
+        mask = 0
+        for position in (*range(first, num_members), *range(first)):
+            payload = parts[position].add(chunk, payload, mask)
+            mask |= 1 << position
         assert payload is not None
         payload = parts[first - 1].finish_average(chunk, payload, everybody)
         average[where] = payloads.average(payload, where.stop - where.start, everybody, tokens)

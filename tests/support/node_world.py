@@ -356,6 +356,7 @@ def found(
             overlap=overlap,
             fragments=fragments,
             displacement=displacement,
+            widening=True,
         ),
         rounds=replace(
             example.rounds,

@@ -124,9 +124,9 @@ class Alone:
         assert isinstance(contribution, SumPart)
         add = contribution.add
 
-        def slow_add(chunk: int, payload: Payload | None) -> Payload:
+        def slow_add(chunk: int, payload: Payload | None, mask: int) -> Payload:
             self.in_add()
-            return add(chunk, payload)
+            return add(chunk, payload, mask)
 
         contribution.add = slow_add  # type: ignore[method-assign]
         return contribution

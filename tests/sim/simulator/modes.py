@@ -22,10 +22,12 @@ from gossamer.protocol.codecs.payloads import (
     SPARSE,
     AveragedPayloads,
     SetPayloads,
+    SumPayloads,
     payloads_named,
 )
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.sparse_codec import SparseCodec, SparseVector
+from gossamer.protocol.codecs.wide_codecs import WideningInt4Codec
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.rounds.ring import Average
 from gossamer.protocol.rounds.roster import Ring
@@ -47,6 +49,9 @@ RATE, MU = 0.7, 0.9
 
 _TOP_K = 512
 """Of 4096: some values of so short a block."""
+
+_MEMBERS_OF_FOUR_BITS = 2
+"""So that sums of all widths are met in rings as small as these."""
 
 _ERROR_MAX = {"fp32": 2.0**-22, "fp16": 2.0**-11, "int8": 2.0**-8, "int4": 2.0**-4.5}
 """Of one encoding: root of the mean square, as a part of the largest magnitude."""
@@ -97,6 +102,8 @@ def _payloads_of(name: str) -> AveragedPayloads:
     if codec_name == SPARSE:
         sparse = _SparseCodec(_TOP_K)
         return RecordPayloads(SPARSE, sparse) if is_open else SetPayloads(sparse)
+    if codec_name == "int4" and not is_open:
+        return SumPayloads(WideningInt4Codec(_MEMBERS_OF_FOUR_BITS))
     return payloads_named(codec_name, trust="open" if is_open else "members")
 
 
@@ -116,7 +123,7 @@ class Mode:
         zeros = np.zeros(self.plan.num_elements, np.float32)
         self.genesis = State(zeros, zeros)
         # The same bytes come to the same everywhere, so it is enough to look at them once.
-        self._checked: set[tuple[bytes, int, int, tuple[bytes, ...]]] = set()
+        self._checked: set[tuple[bytes, int, int, tuple[bytes, ...], bool]] = set()
 
     def pending(self, peer: int, work: Sequence[int], residue: FloatVector) -> FloatVector:
         """The vector behind some work of a peer, which is an integer for each chunk."""
@@ -142,12 +149,14 @@ class Mode:
         """The root that a peer signs for what the round exchanges of its work."""
         return root_of(pending, self._round_plan, self.payloads)
 
-    def check(self, payload: Sum, mask: int, chunk: int, ring: Ring) -> None:
+    def check(self, payload: Sum, mask: int, chunk: int, ring: Ring, *, is_average: bool) -> None:
         """What a node does with what comes. Raises RemoteProtocolError."""
         roots = tuple(ready.root for ready in ring.ready)
-        key = (payload.encoded, mask, chunk, roots)
+        key = (payload.encoded, mask, chunk, roots, is_average)
         if key not in self._checked:
-            self.payloads.check(payload.encoded, ELEMENTS, mask, chunk, roots)
+            self.payloads.check(
+                payload.encoded, ELEMENTS, mask, chunk, roots, is_average=is_average
+            )
             self._checked.add(key)
 
     def state_after(
