@@ -59,7 +59,7 @@ APART_SECONDS = 0.5
 """The same while a living member is not connected to this node: its statements come through others,
 and in a large swarm by comparisons alone."""
 
-SPEAKERS_ALL_MAX = 8
+SPEAKERS_ALL_MAX = 4
 """Members of the largest ring of which each publishes the commit record. A record has the roster
 and the votes in it, so its size grows with the ring. Of a larger ring one member publishes it, and
 a peer that misses it asks for the head that the members announce."""
