@@ -28,7 +28,7 @@ from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
-from gossamer.protocol.ids import Digest, PeerId, digest_of
+from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.policy.statement_store import (
     STATEMENTS_MAX,
     TAG_BYTES,
@@ -59,10 +59,10 @@ APART_SECONDS = 0.5
 """The same while a living member is not connected to this node: its statements come through others,
 and in a large swarm by comparisons alone."""
 
-SPEAKERS_ALL_MAX = 4
-"""Members of the largest ring of which each publishes the commit record. A record has the roster
-and the votes in it, so its size grows with the ring. Of a larger ring one member publishes it, and
-a peer that misses it asks for the head that the members announce."""
+PUBLISHING_RING_MAX = 4
+"""Members of the largest ring that publish its commit record. A record has the roster and the votes
+in it, so its size grows with the ring, and nearly all peers are members and have it. Of a larger
+ring none publishes it: a peer that lacks it asks for the head that the members announce."""
 
 RECONCILE_TIMEOUT_SECONDS = 10.0
 """A peer that takes longer for a few hundred KiB is as good as gone for this purpose."""
@@ -188,14 +188,13 @@ class Gossip:
         topic = self._members_topic if isinstance(statement, Announce) else self._rounds_topic
         self._enqueue(topic, _STATEMENT + encode_signed(signed))
 
-    def publish_commit(self, commit: Commit, members: Sequence[str]) -> None:
-        """Publishes the record of a round that this node has just committed, if it is up to it.
+    def publish_commit(self, commit: Commit, num_members: int) -> None:
+        """Publishes the record of a round that this node has just committed, if its ring is small.
 
         Args:
-            members: of the round's ring.
+            num_members: of the round's ring.
         """
-        speaker = min(members, key=lambda member: digest_of(commit.header, member.encode()))
-        if len(members) <= SPEAKERS_ALL_MAX or speaker == self._identity.peer_id:
+        if num_members <= PUBLISHING_RING_MAX:
             self._enqueue(self._rounds_topic, _COMMIT + encode_commit(commit))
 
     def _enqueue(self, topic: str, data: bytes) -> None:

@@ -121,7 +121,7 @@ class Swarm:
             self.announce()
             while True:
                 await trio.sleep(ANNOUNCE_SECONDS)
-                self.renew()
+                self._announcer.renew()
 
     @property
     def _told(self) -> SwarmListener:
@@ -143,10 +143,6 @@ class Swarm:
     def announce(self) -> None:
         """Announces this node's standing to all peers, see `Announcer.announce`."""
         self._announcer.announce()
-
-    def renew(self) -> None:
-        """Announces what is no news, see `Announcer.renew`."""
-        self._announcer.renew()
 
     # The others
 

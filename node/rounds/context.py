@@ -86,9 +86,8 @@ class Phases:
             self._metrics.set_phase(phase)
             # A phase that stays needs no announcement besides the regular ones. A loop that sets it
             # at every wake would answer each announcement heard with one of its own.
-            if before in AT_WORK and phase in AT_WORK:
-                self._swarm.renew()  # both say the same to a peer that waits for this node
-            else:
+            if not (before in AT_WORK and phase in AT_WORK):
+                # Those two say the same to a peer that waits for this node, or looks at its head.
                 self._swarm.announce()
         self._orders.notify()
 
