@@ -17,6 +17,7 @@ Columns, each a mean over the peers, of bytes received; repetitions of a message
                 what is asked of others about their heads
     presence's  bytes of announcements for one round, caused by its news
     new         share of the received gossip messages that were not received before
+    members     of the rings of those rounds
     seconds     for one round
 A last line for each network has the exponents of growth: the slope of log(bytes) over log(peers).
 """
@@ -52,9 +53,9 @@ from gossamer.protocol.ids import PeerId
 from gossamer.protocol.wire.chain_messages import CHAIN_PROTOCOL
 from tests.support.memory_peer import MemoryPeer
 from tests.support.memory_transport import run_simulated
-from tests.support.node_world import World
+from tests.support.node_world import World, headers_of
 
-GATHERED_SECONDS = 120.0
+GATHERED_SECONDS = 240.0
 """Patience until all peers know each other."""
 
 ROUND_SECONDS = 300.0
@@ -74,10 +75,11 @@ class Cost:
     presence: float
     line: float
     cpu: float
-    round: float
-    announced: float
-    new: float
-    seconds: float
+    round: float = math.nan
+    announced: float = math.nan
+    new: float = math.nan
+    members: float = math.nan
+    seconds: float = math.nan
 
 
 class Bytes:
@@ -177,6 +179,9 @@ async def _measure(
         presence = (idle.total() - idle["line"]) / seconds / num_peers
         share = (time.process_time() - cpu) / seconds / num_peers
         assert know_all(), "a peer is not seen by all others although nothing happened"
+        if not num_rounds:
+            nursery.cancel_scope.cancel()
+            return Cost(num_peers, presence, idle["line"] / seconds / num_peers, share)
         for name in names:
             world.participant(name)._wait_for_peers = num_peers - 1
         await world.reach(2, *names, seconds=ROUND_SECONDS)
@@ -187,9 +192,9 @@ async def _measure(
         rounds = counted.now() - before
         per_round = (world.round(names[0]) - first) * num_peers
         per_second = (trio.current_time() - began) / (world.round(names[0]) - first)
+        newest = headers_of(world, names[0])[first:]
         nursery.cancel_scope.cancel()
     statements = sum(rounds[each] for each in ("rounds", "control", "board", "chain"))
-    print({key: round(value / per_round) for key, value in rounds.items()})
     return Cost(
         peers=num_peers,
         presence=presence,
@@ -198,6 +203,7 @@ async def _measure(
         round=statements / per_round,
         announced=rounds["members"] / per_round,
         new=counted.num_new / max(1, counted.num_messages),
+        members=sum(len(header.members) for header in newest) / len(newest),
         seconds=per_second,
     )
 
@@ -244,7 +250,7 @@ def main() -> None:
                         default=["memory", "loopback"])  # fmt: skip
     parser.add_argument("--peers", type=int, nargs="+", default=[4, 8, 16])
     parser.add_argument("--idle-seconds", type=float, default=30.0)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=4, help="0: presence alone")
     options = parser.parse_args()
     errors_only = structlog.make_filtering_bound_logger(logging.ERROR)
     structlog.configure(wrapper_class=errors_only)
@@ -257,12 +263,12 @@ def main() -> None:
             costs.append(cost)
             console.print(f"{net} {cost} in {time.monotonic() - began:.0f} s", highlight=False)
         table = Table("peers", "presence B/s", "line B/s", "CPU", "round B", "presence's B",
-                      "new", "seconds", title=net)  # fmt: skip
+                      "new", "members", "seconds", title=net)  # fmt: skip
         for cost in costs:
             table.add_row(
                 str(cost.peers), f"{cost.presence:,.0f}", f"{cost.line:,.0f}", f"{cost.cpu:.1%}",
                 f"{cost.round:,.0f}", f"{cost.announced:,.0f}", f"{cost.new:.0%}",
-                f"{cost.seconds:.1f}",
+                f"{cost.members:.1f}", f"{cost.seconds:.1f}",
             )  # fmt: skip
         columns = [field.name for field in fields(Cost)][1:]
         table.add_row("exponent", *(f"{exponent(costs, column):.2f}" for column in columns))
