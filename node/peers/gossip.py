@@ -55,6 +55,10 @@ RECONCILE_SECONDS = 1.0
 """A statement that gossip lost arrives after about this time. One exchange costs some 300 bytes and
 8 for each statement held."""
 
+DROPPED_SECONDS = 5.0
+"""Time for which this node does not take again what it dropped at a new head. Others drop it when
+they get there; meanwhile they would send back a whole round's statements, the roster among them."""
+
 APART_SECONDS = 0.5
 """The same while a living member is not connected to this node: its statements come through others,
 and in a large swarm by comparisons alone."""
@@ -146,6 +150,9 @@ class Gossip:
         self._listener = listener
         self._random = randomness
         self._newest_own: Announce | None = None
+        self._dropped: dict[bytes, float] = {}
+        """Tags of statements that were dropped lately, and the local time until which they count.
+        The oldest first."""
         self.statement_store = StatementStore(near=lambda: {*transport.peers(), identity.peer_id})
         self._members_topic = f"gossamer/{run_id.hex()}/members"
         self._rounds_topic = f"gossamer/{run_id.hex()}/rounds"
@@ -310,8 +317,7 @@ class Gossip:
         stream = await self._transport.open_stream(peer, STATEMENTS_PROTOCOL)
         try:
             try:
-                held = self.statement_store.tags()
-                await send_frame(stream, b"", b"".join(held))
+                await send_frame(stream, b"", b"".join(self._tags_held()))
                 message, _ = await receive_frame(stream, payload_bytes_max=0)
             finally:
                 with trio.CancelScope(shield=True):
@@ -320,6 +326,15 @@ class Gossip:
         except RemoteProtocolError as error:
             self._listener.offence(peer, error)
             raise
+
+    def _tags_held(self) -> list[bytes]:
+        """Returns the tags of what this node holds, and of what it dropped lately."""
+        now = trio.current_time()
+        for tag in self.statement_store.take_dropped():
+            self._dropped.pop(tag, None)
+            self._dropped[tag] = now + DROPPED_SECONDS
+        self._dropped = {tag: until for tag, until in self._dropped.items() if until > now}
+        return [*self.statement_store.tags(), *self._dropped][:STATEMENTS_MAX]
 
     async def _take_all(self, peer: PeerId, statements: Sequence[Signed]) -> None:
         """Takes one statement after the other and lets other tasks run in between: signatures take

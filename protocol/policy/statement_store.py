@@ -12,7 +12,7 @@ current head.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
@@ -89,6 +89,8 @@ class StatementStore:
         self._count_of: Counter[str] = Counter()
         self._bytes_of: Counter[str] = Counter()
         self._num_bytes = 0
+        self._dropped: deque[bytes] = deque(maxlen=STATEMENTS_MAX)
+        """Tags of statements that were not wanted any more, the newest last."""
 
     def post(self, signed: Signed, statement: Statement) -> bool:
         """Takes a checked statement. Returns whether it was new."""
@@ -139,6 +141,13 @@ class StatementStore:
                 if wanted(entry.signed, entry.statement)
             }
         )
+
+    def take_dropped(self) -> list[bytes]:
+        """Returns the tags of what `age` and `keep` have dropped since the last call, the newest
+        `STATEMENTS_MAX`. Another peer may hold it still, and would send it again."""
+        tags = list(self._dropped)
+        self._dropped.clear()
+        return tags
 
     def tags(self) -> list[bytes]:
         """Returns the first `TAG_BYTES` bytes of each statement's digest."""
@@ -228,6 +237,11 @@ class StatementStore:
         self._num_bytes -= entry.num_bytes
 
     def _replace(self, entries: dict[tuple[str, ...], _Entry]) -> None:
+        self._dropped += [
+            entry.signed.digest[:TAG_BYTES]
+            for key, entry in self._entries.items()
+            if key not in entries
+        ]
         self._entries = entries
         self._digests = set()
         self._count_of, self._bytes_of, self._num_bytes = Counter(), Counter(), 0

@@ -12,6 +12,7 @@ import trio
 from gossamer.node.network.identity import Identity
 from gossamer.node.peers.gossip import (
     APART_SECONDS,
+    DROPPED_SECONDS,
     PUBLISHING_RING_MAX,
     RECONCILE_SECONDS,
     Gossip,
@@ -125,5 +126,19 @@ def test_a_comparison_brings_nothing_that_is_there() -> None:
         assert len(heard) == 1
         store = gossips[0].statement_store
         assert store.missing_from(gossips[1].statement_store.tags()) == []
+
+    with_two(story)
+
+
+def test_what_was_dropped_is_not_sent_again_by_who_holds_it_still() -> None:
+    async def story(gossips: list[Gossip], listeners: list[Listener]) -> None:
+        gossips[0].say(announce(sequence=3))
+        await trio.sleep(2 * RECONCILE_SECONDS)
+        gossips[1].statement_store.keep(lambda _signed, _statement: False)
+        await trio.sleep(DROPPED_SECONDS - 1)
+        assert len(listeners[1].heard) == 1
+        # It was dropped by mistake, as after a change to another head and back.
+        await trio.sleep(1 + 3 * RECONCILE_SECONDS)
+        assert len(listeners[1].heard) == 2
 
     with_two(story)
