@@ -10,6 +10,7 @@ from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.pausing import PauseReason
 from gossamer.node.base.threads import RunInThread
+from gossamer.node.heads.heads import AT_WORK
 from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import Rollbacks
 from gossamer.node.machine.speed import SpeedMeter
@@ -81,11 +82,13 @@ class Phases:
         if phase != "paused":
             progress.paused_reason = None
         if phase != progress.phase:
-            progress.phase = phase
+            before, progress.phase = progress.phase, phase
             self._metrics.set_phase(phase)
             # A phase that stays needs no announcement besides the regular ones. A loop that sets it
             # at every wake would answer each announcement heard with one of its own.
-            self._swarm.announce()
+            if not (before in AT_WORK and phase in AT_WORK):
+                # Those two say the same to a peer that waits for this node, or looks at its head.
+                self._swarm.announce()
         self._orders.notify()
 
     def pause(self, reason: PauseReason) -> None:

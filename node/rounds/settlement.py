@@ -64,7 +64,8 @@ class Settlement:
         """Settles with a round that was just installed, and publishes its commit."""
         self.note(outcome.proposal.header, outcome.proposal.update.averages)
         await self.settle()
-        self._swarm.gossip.publish_commit(outcome.commit)
+        num_members = len(outcome.proposal.header.members)
+        self._swarm.gossip.publish_commit(outcome.commit, num_members)
 
     def note(self, header: Header, averages: tuple[ChunkAverage, ...]) -> None:
         """Keeps a new round's contributors until `settle`: the disk may lack them."""
