@@ -25,10 +25,9 @@ from gossamer.protocol.codecs.chunk_values import (
     is_usable,
     magnitude_of,
 )
-from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.contributions import add_record, split
 from gossamer.protocol.codecs.payloads import AveragedPayloads, SetPayloads
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
-from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec
 from gossamer.protocol.rounds.record_part import ring_of_records
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -64,13 +63,61 @@ class RingPart(Protocol):
         None means no error."""
 
 
-class SumPart:
-    """A member's part of a dense ring.
+class _Sums:
+    """A member's arithmetic of sums, and the rounding errors that it made in them.
 
     A chunk on its way is the sum of w_i * delta_i over its contributors, with w_i the share of a
     member in the ring's capped tokens (`token_caps`). The average is that sum divided by the sum of
     their w_i.
     """
+
+    def __init__(self, coder: TensorCodec, tokens: Sequence[int], position: int) -> None:
+        """`tokens` of all members, by ring position; `position`: this member's."""
+        self.coder = coder
+        self._weights = capped_tokens(tokens)
+        self._total = sum(self._weights)
+        self._position = position
+        self._error_weight = max(self.share_of(position), np.float32(_ERROR_SHARE / len(tokens)))
+        # Errors of the newest sum and of the newest average. After a fault a chunk may come round
+        # again, and the errors of its earlier sum do not count then.
+        self._sum_errors: dict[int, Float32Array] = {}
+        self._average_errors: dict[int, Float32Array] = {}
+
+    def share_of(self, position: int) -> np.float32:
+        return np.float32(self._weights[position] / self._total)
+
+    def add(
+        self, chunk: int, own: Float32Array, before: Float32Array | None, num_members: int
+    ) -> Buffer:
+        """The encoded sum of this member's part and of `before`; `num_members` are in the sum."""
+        values = own * self.share_of(self._position)
+        if before is not None:
+            values += before
+        coder = self.coder.of_sum(num_members)
+        return _encode(coder, chunk, values, self._error_weight, self._sum_errors)
+
+    def decode(self, payload: Buffer, num_elements: int, mask: int) -> Float32Array:
+        """The values of a sum of these members. Raises MalformedError."""
+        return self.coder.of_sum(mask.bit_count()).decode(payload, num_elements)
+
+    def average(self, chunk: int, values: Float32Array, mask: int) -> Buffer:
+        """The encoded average of a sum of these members."""
+        # Exactly one when all members contribute: a division by almost one would round all values.
+        present = sum(weight for i, weight in enumerate(self._weights) if mask >> i & 1)
+        divisor = np.float32(present / self._total)
+        # An error of the average belongs to the whole ring. As part of this member's next delta it
+        # weighs w, so it has to be 1 / w times as large.
+        weight = self._error_weight / divisor
+        return _encode(self.coder, chunk, values / divisor, weight, self._average_errors)
+
+    def error_of(self, chunk: int) -> Float32Array | None:
+        """The rounding errors that this member made."""
+        found = [e[chunk] for e in (self._sum_errors, self._average_errors) if chunk in e]
+        return sum(found[1:], found[0]) if found else None
+
+
+class SumPart:
+    """A member's part of a dense ring (`_Sums`)."""
 
     def __init__(
         self,
@@ -86,77 +133,90 @@ class SumPart:
             tokens: of all members, by ring position.
             position: this member's.
         """
-        self._pending, self._plan, self._codec = pending, plan, coder
-        self._weights = capped_tokens(tokens)
-        self._weight = np.float32(self._weights[position] / sum(self._weights))
-        self._error_weight = max(self._weight, np.float32(_ERROR_SHARE / len(tokens)))
-        # Errors of the newest sum and of the newest average. After a fault a chunk may come round
-        # again, and the errors of its earlier sum do not count then.
-        self._sum_errors: dict[int, Float32Array] = {}
-        self._average_errors: dict[int, Float32Array] = {}
+        self._pending, self._plan = pending, plan
+        self._sums = _Sums(coder, tokens, position)
 
     def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
         """See `RingPart`: the encoded partial sum."""
-        part = self._plan.range_of(chunk)
-        values = _usable(self._pending[part]) * self._weight
-        num_members = mask.bit_count()
-        if payload is not None:
-            coder = self._codec.of_sum(num_members)
-            values += coder.decode(payload, part.stop - part.start)
-        coder = self._codec.of_sum(num_members + 1)
-        return _encode(coder, chunk, values, self._error_weight, self._sum_errors)
+        own = _usable(self._pending[self._plan.range_of(chunk)])
+        before = None if payload is None else self._sums.decode(payload, own.size, mask)
+        return self._sums.add(chunk, own, before, mask.bit_count() + 1)
 
     def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
         """See `RingPart`: the encoded average."""
-        # Exactly one when all members contribute: a division by almost one would round all values.
-        present = sum(weight for i, weight in enumerate(self._weights) if mask >> i & 1)
-        divisor = np.float32(present / sum(self._weights))
-        coder = self._codec.of_sum(mask.bit_count())
-        values = coder.decode(payload, self._plan.elements_of(chunk)) / divisor
-        # An error of the average belongs to the whole ring. As part of this member's next delta it
-        # weighs w, so it has to be 1 / w times as large.
-        weight = self._error_weight / divisor
-        return _encode(self._codec, chunk, values, weight, self._average_errors)
+        values = self._sums.decode(payload, self._plan.elements_of(chunk), mask)
+        return self._sums.average(chunk, values, mask)
 
     def error_of(self, chunk: int) -> Float32Array | None:
         """See `RingPart`: the rounding errors that this member made."""
-        found = [e[chunk] for e in (self._sum_errors, self._average_errors) if chunk in e]
-        return sum(found[1:], found[0]) if found else None
+        return self._sums.error_of(chunk)
 
 
 class SetPart:
     """A member's part of a sparse ring: a block that no other member changes (SparseLoCo, arXiv
-    2508.15706).
+    2508.15706), or in a sum of many members what that block holds.
 
     The part that was not sent is the error feedback, e = decay * (e - d): the decay is applied when
-    a round has taken d, and the next pseudo-gradient is added to it later.
+    a round has taken d, and the next pseudo-gradient is added to it later. Rounding errors of sums
+    are carried as of a dense ring, without decay: they belong to the work of all members.
     """
 
     def __init__(
         self,
         pending: Float32Array,
         plan: ChunkPlan,
-        coder: SparseCodec,
+        payloads: SetPayloads,
+        tokens: Sequence[int],
         position: int,
         error_decay: float,
     ) -> None:
-        """`pending`: (plan.num_elements,), this member's work. `position`: in the ring."""
-        self._pending, self._plan, self._codec = pending, plan, coder
+        """
+        Args:
+            pending: (plan.num_elements,), this member's work.
+            tokens: of all members, by ring position.
+            position: this member's.
+        """
+        self._pending, self._plan, self._payloads = pending, plan, payloads
         self._position = position
         self._error_decay = np.float32(error_decay)
         self._blocks: dict[int, bytes] = {}
+        self._sums = None if payloads.sums is None else _Sums(payloads.sums, tokens, position)
 
     def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
         """See `RingPart`."""
         block = self._blocks.get(chunk)
+        coder = self._payloads.coder
         if block is None:
-            block = self._codec.encode(_usable(self._pending[self._plan.range_of(chunk)]))
+            block = coder.encode(_usable(self._pending[self._plan.range_of(chunk)]))
             self._blocks[chunk] = block
-        return add_record(payload, self._position, block)
+        num_elements = self._plan.elements_of(chunk)
+        if not self._payloads.is_sum(num_elements, mask | 1 << self._position):
+            return add_record(payload, self._position, block)
+        assert self._sums is not None
+        own = coder.decode(block, num_elements).dense(num_elements)
+        before = None if payload is None else self._sum_of(payload, num_elements, mask)
+        return self._sums.add(chunk, own, before, mask.bit_count() + 1)
+
+    def _sum_of(self, payload: Buffer, num_elements: int, mask: int) -> Float32Array:
+        """The weighted sum of these members' parts, from a sum or a set."""
+        assert self._sums is not None
+        if self._payloads.is_sum(num_elements, mask):
+            return self._sums.decode(payload, num_elements, mask)
+        coder = self._payloads.coder
+        values = np.zeros(num_elements, np.float32)
+        for record in split(payload, mask, coder.encoded_bytes(num_elements)):
+            part = coder.decode(record.block, num_elements)
+            values[part.places] += part.values * self._sums.share_of(record.position)
+        return values
 
     def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
-        """See `RingPart`: every peer averages the list of parts for itself."""
-        return payload
+        """See `RingPart`: every peer averages a list of parts for itself."""
+        num_elements = self._plan.elements_of(chunk)
+        if not self._payloads.is_sum(num_elements, mask):
+            return payload
+        assert self._sums is not None
+        values = self._sums.decode(payload, num_elements, mask)
+        return self._sums.average(chunk, values, mask)
 
     def error_of(self, chunk: int) -> Float32Array | None:
         """See `RingPart`."""
@@ -165,9 +225,12 @@ class SetPart:
             return None
         part = self._plan.range_of(chunk)
         error = self._pending[part].copy()
-        sent = self._codec.decode(block, part.stop - part.start)
+        sent = self._payloads.coder.decode(block, part.stop - part.start)
         error[sent.places] -= sent.values
         error *= self._error_decay
+        rounded = None if self._sums is None else self._sums.error_of(chunk)
+        if rounded is not None:
+            error += rounded
         return error
 
 
@@ -192,7 +255,7 @@ def ring_average(
     if isinstance(payloads, RecordPayloads):
         return ring_of_records(pendings, tokens, plan, payloads, error_decay)
     parts: list[RingPart] = [
-        SetPart(pending, plan, payloads.coder, position, error_decay)
+        SetPart(pending, plan, payloads, tokens, position, error_decay)
         if isinstance(payloads, SetPayloads)
         else SumPart(pending, plan, payloads.coder, tokens, position)
         for position, pending in enumerate(pendings)
