@@ -14,6 +14,7 @@ same between peers, and survives their faults, is `protocol.rounds.ring`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -25,7 +26,12 @@ from gossamer.protocol.codecs.chunk_values import (
     is_usable,
     magnitude_of,
 )
-from gossamer.protocol.codecs.contributions import add_record, split
+from gossamer.protocol.codecs.contributions import (
+    SHARE_MIN,
+    add_record,
+    clip_factors,
+    split,
+)
 from gossamer.protocol.codecs.payloads import AveragedPayloads, SetPayloads
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec
@@ -39,6 +45,11 @@ error weighs as little in the next ring as its member, so a member with a small 
 magnified. If that member does more work in the next round, the magnified error is noise: a member
 that came for one step of twenty would add a coarse codec's error twentyfold. With this bound it
 forgets a part of its errors."""
+
+
+_PART_NORM_MAX = 2.0
+"""Most length of a sparse part in a sum, in lengths of one of its other parts as the sum shows
+them. Those of honest members differ by less."""
 
 
 class RingPart(Protocol):
@@ -85,6 +96,10 @@ class _Sums:
 
     def share_of(self, position: int) -> np.float32:
         return np.float32(self._weights[position] / self._total)
+
+    def mean_share_of(self, mask: int) -> float:
+        present = [weight for i, weight in enumerate(self._weights) if mask >> i & 1]
+        return sum(present) / len(present) / self._total
 
     def add(
         self, chunk: int, own: Float32Array, before: Float32Array | None, num_members: int
@@ -193,9 +208,25 @@ class SetPart:
         if not self._payloads.is_sum(num_elements, mask | 1 << self._position):
             return add_record(payload, self._position, block)
         assert self._sums is not None
-        own = coder.decode(block, num_elements).dense(num_elements)
-        before = None if payload is None else self._sum_of(payload, num_elements, mask)
+        part = coder.decode(block, num_elements)
+        own, before = part.dense(num_elements), None
+        if payload is not None:
+            before = self._sum_of(payload, num_elements, mask)
+            own *= np.float32(self._clip(part.squared_norm, before, mask))
         return self._sums.add(chunk, own, before, mask.bit_count() + 1)
+
+    def _clip(self, squared_norm: float, before: Float32Array, mask: int) -> float:
+        """Factor of this member's part in a sum.
+
+        A card that computes nonsense shall not outweigh all others. No member sees the parts of a
+        sum, but n of them that have nothing in common make it sqrt(n) times as long as one, and
+        others make it longer.
+        """
+        assert self._sums is not None
+        length = math.sqrt(float(np.square(before, dtype=np.float64).sum()))
+        one = length / math.sqrt(mask.bit_count()) / self._sums.mean_share_of(mask)
+        norm = math.sqrt(squared_norm)
+        return min(1.0, _PART_NORM_MAX * one / norm) if norm > 0 and one > 0 else 1.0
 
     def _sum_of(self, payload: Buffer, num_elements: int, mask: int) -> Float32Array:
         """The weighted sum of these members' parts, from a sum or a set."""
@@ -203,10 +234,14 @@ class SetPart:
         if self._payloads.is_sum(num_elements, mask):
             return self._sums.decode(payload, num_elements, mask)
         coder = self._payloads.coder
+        records = split(payload, mask, coder.encoded_bytes(num_elements))
+        parts = [coder.decode(record.block, num_elements) for record in records]
+        clips = clip_factors([part.squared_norm for part in parts])
         values = np.zeros(num_elements, np.float32)
-        for record in split(payload, mask, coder.encoded_bytes(num_elements)):
-            part = coder.decode(record.block, num_elements)
-            values[part.places] += part.values * self._sums.share_of(record.position)
+        for record, part, clip in zip(records, parts, clips, strict=True):
+            share = float(self._sums.share_of(record.position)) * clip
+            if share >= SHARE_MIN:
+                values[part.places] += part.values * np.float32(share)
         return values
 
     def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:

@@ -225,7 +225,10 @@ class Mode:
         average = self.payloads.average(encoded, ELEMENTS, final.mask, ())
         shares = np.array(weights, np.float64) / sum(weights)
         vectors = vectors.astype(np.float64)
-        error = np.sqrt(np.mean((shares @ vectors - average) ** 2))
+        low = high = shares @ vectors
+        if isinstance(kind, SetPayloads):  # each part of a sum may be clipped
+            low, high = shares @ np.minimum(vectors, 0), shares @ np.maximum(vectors, 0)
+        error = np.sqrt(np.mean((np.clip(average, low, high) - average) ** 2))
         # Each adds its own, independent of the others'. Of a sum that has a small part of the
         # ring's tokens they are as small as the sum.
         encodings = np.sqrt(len(pendings) + 1)
