@@ -121,7 +121,10 @@ class YamuxConnection(IMuxedConn):
             INBOUND_STREAMS_MAX
         )
         self._control: deque[bytes] = deque()
+        self._small: deque[YamuxStream] = deque()
         self._ready: deque[YamuxStream] = deque()
+        self._bulk_turn: trio.CancelScope | None = None
+        """The scope of the writer's wait for a turn with bulk data: small data ends it."""
         self._work = trio.Event()
         self._idle = trio.Event()
         self._granted = 0
@@ -177,6 +180,7 @@ class YamuxConnection(IMuxedConn):
             stream.on_reset()
         self.streams.clear()
         self._ready.clear()
+        self._small.clear()
         self._control.clear()
         self._idle.set()
 
@@ -253,31 +257,43 @@ class YamuxConnection(IMuxedConn):
             self._scope.cancel()
             return
         self._control.append(HEADER.pack(0, kind, flags, stream_id, length))
-        self._work.set()
+        self._hurry()
 
     def schedule(self, stream: YamuxStream) -> None:
         """Queue a stream that has something to send and window for it."""
-        if stream.outbox and stream.send_window > 0 and stream not in self._ready:
-            self._ready.append(stream)
+        line = self._small if stream.is_small else self._ready
+        if stream.outbox and stream.send_window > 0 and stream not in line:
+            line.append(stream)
+            if stream.is_small:
+                self._hurry()
             self._work.set()
+
+    def _hurry(self) -> None:
+        """Something small is to be sent: the writer does not wait for the turn of bulk data."""
+        self._work.set()
+        if self._bulk_turn is not None:
+            self._bulk_turn.cancel()
 
     async def _write_frames(self) -> None:
         session = self.secured_conn
         message = memoryview(bytearray(PLAINTEXT_BYTES_MAX))
         headers_max = PLAINTEXT_BYTES_MAX // HEADER.size
         while True:
-            while not self._control and not self._ready:
+            while not self._control and not self._small and not self._ready:
                 self._idle.set()
                 self._work = trio.Event()
                 await self._work.wait()
             asked_at = trio.current_time()
             await session.wait_writable()
             slow_line = trio.current_time() - asked_at > SLOW_LINE_SECONDS
+            if session.limit.is_limited:
+                await self._write_piece(message)
+                continue
             if self._control:
                 count = min(len(self._control), headers_max)
                 session.seal(b"".join(self._control.popleft() for _ in range(count)))
-            while self._ready and session.has_room:
-                stream = self._ready.popleft()
+            while (self._small or self._ready) and session.has_room:
+                stream = (self._small or self._ready).popleft()
                 length = stream.next_frame(message)
                 if length:
                     session.seal(message[:length])
@@ -285,6 +301,34 @@ class YamuxConnection(IMuxedConn):
                 if slow_line:
                     break
             await session.flush()
+
+    async def _write_piece(self, message: memoryview) -> None:
+        """Writes one piece when the owner's limit lets it go: small data if there is any by then.
+
+        What is sealed has to be sent in its order. So nothing is sealed before its turn has come.
+        """
+        limit = self.secured_conn.limit
+        while True:
+            is_small = bool(self._control or self._small)
+            with trio.CancelScope() as scope:
+                self._bulk_turn = None if is_small else scope
+                await limit.turn(is_small=is_small)
+            self._bulk_turn = None
+            if not scope.cancelled_caught:
+                break
+        left = limit.piece_bytes
+        if self._control:
+            count = min(len(self._control), left // HEADER.size)
+            self.secured_conn.seal(b"".join(self._control.popleft() for _ in range(count)))
+            left -= count * HEADER.size
+        line = self._small or self._ready
+        if line and (self._small or left == limit.piece_bytes):
+            stream = line.popleft()
+            length = stream.next_frame(message, left)
+            if length:
+                self.secured_conn.seal(message[:length])
+            self.schedule(stream)
+        await self.secured_conn.flush()
 
     # -- reading
 
