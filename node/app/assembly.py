@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
 import trio
 
 from gossamer.node.app.http import serve_http
+from gossamer.node.app.limit_parts import DiskLimit, LimitParts
+from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.app.pause_orders import PauseOrders
 from gossamer.node.app.pause_watch import PauseWatch, pause_rules
 from gossamer.node.app.reporting import Reporter, say_hello
@@ -33,6 +36,7 @@ from gossamer.node.base.settings import Settings
 from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import RollbackFiles, Rollbacks
 from gossamer.node.machine.hardware import Hardware
+from gossamer.node.machine.limit_uses import LimitUses
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.network.identity import Identity
@@ -109,9 +113,11 @@ class Node:
         transport: Transport,
         signed: SignedManifest,
         runtime: Runtime,
+        limits: OwnerLimits | None = None,
     ) -> None:
         """
         Args:
+            limits: the owner's limits, which the transport has, too. None: as the settings say.
             settings: `bootstrap` holds every address to try besides those of known peers.
             state_dir: locked by the caller.
             signed: the run's manifest, with a signature that is checked here again.
@@ -129,7 +135,10 @@ class Node:
         self.manifest: Manifest = open_signed_manifest(signed)
         self.run_id = self.manifest.run_id
         self._randomness = random.Random(identity.peer_id)
-        gpus = Gpus()
+        if limits is None:
+            limits = OwnerLimits(settings, state_dir, runtime.read_in_thread, {})
+        self._limits = limits
+        self._gpus = gpus = Gpus()
         self.metrics = Metrics(gpus)
         self.metrics.set_run(f"{printable(self.manifest.name)} {self.run_id.hex()[:8]}")
         self._speed = SpeedMeter(self.metrics)
@@ -153,6 +162,10 @@ class Node:
         self.entrance = Entrance(
             self.manifest, identity, transport, state_dir, self._offences, runtime.unix_seconds
         )
+        self._disk_limit = DiskLimit(settings, store)
+        self._limit_parts = LimitParts(limits, self.manifest, gpus, runtime.read_in_thread)
+        self._pause_watch.disk_problem = lambda: self._disk_limit.problem
+        self._join_limits()
         uploads = Uploads(rate_limit_of(settings.serve_limit))
         self._blocks = BlockService(transport, store, self._offences.note, uploads=uploads)
         serve_manifest(transport, signed)
@@ -172,11 +185,24 @@ class Node:
         """Ends the owner's pause, or goes on after a failure of the trainer."""
         self._pause_orders.resume()
 
+    async def set_limits(self, changes: Mapping[str, str]) -> None:
+        """Changes the owner's limits, also for later lives. ConfigError, DiskError: see
+        `OwnerLimits.change`."""
+        await self._limits.change(changes)
+
     def leave(self) -> None:
         """Makes `run` return after an orderly end, also before the participant exists."""
         self._leaving.set()
         if self.participant is not None:
             self.participant.leave()
+
+    def _join_limits(self) -> None:
+        limits, disk = self._limits, self._disk_limit
+        zone = self._runtime.zone
+        check = self._limit_parts.check(disk, lambda: self._hardware.capacity().tokens_per_second)
+        limits.join(disk.apply, check)
+        limits.join(lambda settings: self._pause_watch.change(pause_rules(settings, zone)))
+        limits.join(self._limit_parts.apply)
 
     # Life
 
@@ -302,7 +328,7 @@ class Node:
         swarm.start(participant.rounds, self._standing)
         self.reporter = reporter = Reporter(
             participant, self._store, self._blocks, self._hardware.capacity, self._state_dir,
-            self._runtime.zone,
+            self._runtime.zone, self._limits, self._disk_limit,
         )  # fmt: skip
         if self._runtime.serves_http:
             await self._start_http(nursery, reporter)
@@ -314,11 +340,19 @@ class Node:
             core.rollbacks.run, swarm.gossip, participant, self._runtime.run_in_thread
         )
         nursery.start_soon(reporter.run)
+        self._start_limits(nursery, trainer)
         nursery.start_soon(feed.run, trainer.queue)
         nursery.start_soon(core.run_blocks.fetch_heldout)
         me = self._identity.peer_id
         nursery.start_soon(keep_copies, index, self._store, self._blocks, swarm, me)
         await self._participate(participant, trainer)
+
+    def _start_limits(self, nursery: trio.Nursery, trainer: Trainer) -> None:
+        runtime = self._runtime
+        nursery.start_soon(self._limit_parts.run, trainer, self._store, runtime.run_in_thread)
+        if runtime.serves_http:  # a test in virtual time would look at this machine all the time
+            uses = LimitUses(self._gpus, self._disk_limit.used_bytes)
+            nursery.start_soon(self._limits.run, uses, self.metrics, runtime.read_in_thread)
 
     def _build_feed(self, core: _Core, index: ShardIndex) -> DataFeed:
         return DataFeed(
@@ -352,6 +386,7 @@ class Node:
             LossFile(self._state_dir.losses_path, self.run_id),
             heldout_paths=core.run_blocks.heldout_paths,
             pinned_head=self.pinned_head,
+            limits=self._limits.rates,
         )
         known = self._state_dir.known_peers().newest_first()
         return Participant(

@@ -1,6 +1,6 @@
 import json
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import httpx
@@ -12,6 +12,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from gossamer.node.app.http import ApiBindError, build_app, serve_http
+from gossamer.node.base.settings import ConfigError
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import Status, link_of
 
@@ -41,6 +42,11 @@ class Node:
 
     def leave(self) -> None:
         self.orders.append("leave")
+
+    async def set_limits(self, changes: Mapping[str, str]) -> None:
+        if "upload" not in changes:
+            raise ConfigError(["sleep: there is no such limit"])
+        self.orders.append(f"upload {changes['upload']}")
 
 
 def ask(

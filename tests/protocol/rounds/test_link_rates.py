@@ -591,7 +591,7 @@ def limited(round_seconds: float, *, is_in_steps: bool = False) -> Line:
     return line
 
 
-@pytest.mark.parametrize("share", [1.0, LIMIT_SHARE])
+@pytest.mark.parametrize("share", [1.0, 1.01 * LIMIT_SHARE])
 @pytest.mark.parametrize("is_in_steps", [False, True])
 def test_the_owners_limit_is_planned_for(share: float, is_in_steps: bool) -> None:
     """The ring lasts no longer than the work before it, so nobody is put out."""
