@@ -53,7 +53,7 @@ from gossamer.node.peers.replication import keep_copies
 from gossamer.node.peers.run_blocks import RunBlocks
 from gossamer.node.peers.run_exchange import open_signed_manifest, serve_manifest
 from gossamer.node.peers.swarm import Swarm
-from gossamer.node.peers.uploads import Uploads
+from gossamer.node.peers.uploads import STRANGERS_UPLOAD_SHARE, Uploads
 from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.rounds.ring_service import serve_ring
@@ -166,7 +166,12 @@ class Node:
         self._limit_parts = LimitParts(limits, self.manifest, gpus, runtime.read_in_thread)
         self._pause_watch.disk_problem = lambda: self._disk_limit.problem
         self._join_limits()
-        uploads = Uploads(rate_limit_of(settings.serve_limit))
+        up = limits.rates.up
+        uploads = Uploads(
+            rate_limit_of(
+                settings.serve_limit, lambda: STRANGERS_UPLOAD_SHARE * up.bytes_per_second
+            )
+        )
         self._blocks = BlockService(transport, store, self._offences.note, uploads=uploads)
         serve_manifest(transport, signed)
 

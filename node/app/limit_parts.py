@@ -130,5 +130,5 @@ class LimitParts:
         await run_in_thread(store.evict)
         problem = await self._read_in_thread(lambda: self._power.apply(settings.gpu_power_watts))
         if problem and problem != self._limits.notes.get("gpu_power"):
-            log.warning(f"the limit of the card's power does not hold: {problem}")
+            log.warning("the limit of the card's power does not hold", problem=problem)
         self._limits.notes["gpu_power"] = problem

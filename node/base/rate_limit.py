@@ -111,15 +111,20 @@ class RateLimit:
     """
 
     def __init__(
-        self, periods: Sequence[Period] = (), minute: Callable[[], int] = minute_of_day
+        self,
+        periods: Sequence[Period] = (),
+        minute: Callable[[], int] = minute_of_day,
+        most: Callable[[], float] = lambda: math.inf,
     ) -> None:
         """
         Args:
             periods: the first one that holds decides; none means no limit.
             minute: the present minute of the day.
+            most: the limit is no higher than this, in bytes per second.
         """
         self._periods = tuple(periods)
         self._minute = minute
+        self._most = most
         self._free_seconds = -math.inf
         """Local time at which everything that was let through has left the line."""
         self._first, self._rest = deque[_Waiting](), deque[_Waiting]()
@@ -130,11 +135,12 @@ class RateLimit:
     @property
     def bytes_per_second(self) -> float:
         """The present limit, headers included; inf for none."""
+        most = self._most()
         if not self._periods:
-            return math.inf
+            return most
         minute = self._minute()
         holding = (period.mbit for period in self._periods if period.holds(minute))
-        return next(holding, math.inf) * MBIT / BITS
+        return min(next(holding, math.inf) * MBIT / BITS, most)
 
     @property
     def is_limited(self) -> bool:
@@ -200,9 +206,15 @@ class RateLimit:
                 line[0].woken.set()
 
 
-def rate_limit_of(periods: Sequence[str]) -> RateLimit:
-    """Returns the limit that a setting such as `up_limit` describes. Raises ValueError."""
-    return RateLimit([parse_limit(period) for period in periods])
+def rate_limit_of(
+    periods: Sequence[str], most: Callable[[], float] = lambda: math.inf
+) -> RateLimit:
+    """Returns the limit that a setting such as `up_limit` describes. Raises ValueError.
+
+    Args:
+        most: see `RateLimit`.
+    """
+    return RateLimit([parse_limit(period) for period in periods], most=most)
 
 
 @dataclass(frozen=True)

@@ -14,26 +14,26 @@ from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.status import LimitStatus
 
 
-def limits(action: str = "show", *changes: str, options: State = None) -> int:
+def limits(*words: str, options: State = None) -> int:
     """Show the limits of this machine beside their use, or set them.
 
     Parameters
     ----------
-    action
-        show, or set. What is set holds at once on a running node, and over restarts.
-    changes
-        Limits to set, such as upload=10 memory=8GiB gpu_temperature=80. The limits are upload and
-        download (Mbit/s), threads, memory, disk, gpu_memory, gpu_power (W) and gpu_temperature.
-        NAME=off takes a limit away, and NAME=default goes back to the settings.
+    words
+        Nothing, which shows the limits; or set upload=10 memory=8GiB gpu_temperature=80, which
+        holds at once on a running node, and over restarts. The limits are upload and download
+        (Mbit/s), threads, memory, disk, gpu_memory (50% or 8GiB), gpu_power (W) and
+        gpu_temperature (degrees C). NAME=off takes a limit away, and NAME=default goes back to the
+        settings.
     """
     settings = settings_of(options)
     state_dir = StateDir(settings.state_dir)
-    if action == "show" and not changes:
+    if not words:
         return _show(state_dir, options)
-    if action != "set" or not changes:
+    if words[0] != "set" or not words[1:]:
         raise ConfigError(["write `gossamer limits`, or `gossamer limits set upload=10`"])
-    wanted = _pairs(changes)
-    kept = changed({}, wanted)
+    wanted = _pairs(words[1:])
+    changed({}, wanted)
     try:
         change_limits(state_dir, wanted)
     except StartingError:
