@@ -188,6 +188,15 @@ def test_orders(order: str) -> None:
     assert node.orders == [order]
 
 
+def test_limits_are_set_and_a_mistake_is_told() -> None:
+    node = Node()
+    assert ask(node, "POST", "/api/limits?upload=10", headers=ORDER).status_code == 202
+    answer = ask(node, "POST", "/api/limits?sleep=10", headers=ORDER)
+    assert (answer.status_code, answer.text) == (400, "sleep: there is no such limit\n")
+    assert ask(node, "POST", "/api/limits?upload=20").status_code == 403
+    assert node.orders == ["upload 10"]
+
+
 def test_a_pause_has_a_length_and_may_let_the_round_end() -> None:
     node = Node()
     for query in ("", "?seconds=7200", "?after_round=1", "?seconds=60&after_round=0"):
