@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -33,7 +32,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamErro
 from multiaddr import Multiaddr
 
 from gossamer.node.base.awake_clock import AwakeClock
-from gossamer.node.network.over_libp2p.noise import PLAINTEXT_BYTES_MAX, NoiseSession
+from gossamer.node.network.over_libp2p.noise import NoiseSession
 from gossamer.node.network.over_libp2p.yamux_stream import (
     ACK,
     FIN,
@@ -48,6 +47,7 @@ from gossamer.node.network.over_libp2p.yamux_stream import (
     PeerViolation,
     YamuxStream,
 )
+from gossamer.node.network.over_libp2p.yamux_writer import YamuxWriter
 from gossamer.node.network.pings import Ping, Pings
 from gossamer.node.network.transport import PING_SECONDS, Path
 from gossamer.protocol.policy.throttle import Rate, Throttle
@@ -66,9 +66,6 @@ LARGE_WINDOWS_MAX = 16
 OPEN_RATE = Rate(per_second=50, burst=256)
 # Replies that a peer makes us queue (pongs, resets) while it does not read.
 CONTROL_FRAMES_MAX = 4096
-# A socket that is full for longer is waiting for the line, not for a processor: then one message
-# at a time (5 ms at 100 Mbit/s), so that small ones wait for little.
-SLOW_LINE_SECONDS = 0.002
 # A connection in use is still asked this often, to know its round trip.
 RTT_SECONDS = 10.0
 # TCP_USER_TIMEOUT notices dead links in 10 s; this notices a stopped or hung process behind a live
@@ -120,13 +117,7 @@ class YamuxConnection(IMuxedConn):
         self._accepted_out, self._accepted_in = trio.open_memory_channel[YamuxStream](
             INBOUND_STREAMS_MAX
         )
-        self._control: deque[bytes] = deque()
-        self._small: deque[YamuxStream] = deque()
-        self._ready: deque[YamuxStream] = deque()
-        self._bulk_turn: trio.CancelScope | None = None
-        """The scope of the writer's wait for a turn with bulk data: small data ends it."""
-        self._work = trio.Event()
-        self._idle = trio.Event()
+        self.writer = YamuxWriter(secured_conn)
         self._granted = 0
         self._opened = Throttle(OPEN_RATE)
         self._scope = trio.CancelScope()
@@ -146,7 +137,7 @@ class YamuxConnection(IMuxedConn):
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    for task in (self._read_frames, self._write_frames, self._watch):
+                    for task in (self._read_frames, self.writer.run, self._watch):
                         nursery.start_soon(self._until_broken, task)
                     self.heard_seconds = trio.current_time()
                     self.event_started.set()
@@ -179,10 +170,7 @@ class YamuxConnection(IMuxedConn):
         for stream in list(self.streams.values()):
             stream.on_reset()
         self.streams.clear()
-        self._ready.clear()
-        self._small.clear()
-        self._control.clear()
-        self._idle.set()
+        self.writer.clear()
 
     async def close(self, error_code: int = 0) -> None:
         """Say goodbye if the peer still listens, then end the connection."""
@@ -190,9 +178,8 @@ class YamuxConnection(IMuxedConn):
             self.event_shutting_down.set()
             with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_SECONDS_MAX):
                 if self.event_started.is_set():
-                    self._idle = trio.Event()
                     self.control(GO_AWAY, 0, 0, error_code)
-                    await self._idle.wait()
+                    await self.writer.written()
             self._scope.cancel()
             self._end_streams()
         if not self.event_started.is_set():
@@ -252,83 +239,15 @@ class YamuxConnection(IMuxedConn):
         """Queue a frame without a body; it overtakes data."""
         if self._scope.cancel_called or self.event_closed.is_set():
             return
-        if len(self._control) >= CONTROL_FRAMES_MAX:
+        if len(self.writer.control_frames) >= CONTROL_FRAMES_MAX:
             logger.warning("peer %s makes us reply and does not read; dropped", self.peer_id)
             self._scope.cancel()
             return
-        self._control.append(HEADER.pack(0, kind, flags, stream_id, length))
-        self._hurry()
+        self.writer.add_control(HEADER.pack(0, kind, flags, stream_id, length))
 
     def schedule(self, stream: YamuxStream) -> None:
         """Queue a stream that has something to send and window for it."""
-        line = self._small if stream.is_small else self._ready
-        if stream.outbox and stream.send_window > 0 and stream not in line:
-            line.append(stream)
-            if stream.is_small:
-                self._hurry()
-            self._work.set()
-
-    def _hurry(self) -> None:
-        """Something small is to be sent: the writer does not wait for the turn of bulk data."""
-        self._work.set()
-        if self._bulk_turn is not None:
-            self._bulk_turn.cancel()
-
-    async def _write_frames(self) -> None:
-        session = self.secured_conn
-        message = memoryview(bytearray(PLAINTEXT_BYTES_MAX))
-        headers_max = PLAINTEXT_BYTES_MAX // HEADER.size
-        while True:
-            while not self._control and not self._small and not self._ready:
-                self._idle.set()
-                self._work = trio.Event()
-                await self._work.wait()
-            asked_at = trio.current_time()
-            await session.wait_writable()
-            slow_line = trio.current_time() - asked_at > SLOW_LINE_SECONDS
-            if session.limit.is_limited:
-                await self._write_piece(message)
-                continue
-            if self._control:
-                count = min(len(self._control), headers_max)
-                session.seal(b"".join(self._control.popleft() for _ in range(count)))
-            while (self._small or self._ready) and session.has_room:
-                stream = (self._small or self._ready).popleft()
-                length = stream.next_frame(message)
-                if length:
-                    session.seal(message[:length])
-                self.schedule(stream)
-                if slow_line:
-                    break
-            await session.flush()
-
-    async def _write_piece(self, message: memoryview) -> None:
-        """Writes one piece when the owner's limit lets it go: small data if there is any by then.
-
-        What is sealed has to be sent in its order. So nothing is sealed before its turn has come.
-        """
-        limit = self.secured_conn.limit
-        while True:
-            is_small = bool(self._control or self._small)
-            with trio.CancelScope() as scope:
-                self._bulk_turn = None if is_small else scope
-                await limit.turn(is_small=is_small)
-            self._bulk_turn = None
-            if not scope.cancelled_caught:
-                break
-        left = limit.piece_bytes
-        if self._control:
-            count = min(len(self._control), left // HEADER.size)
-            self.secured_conn.seal(b"".join(self._control.popleft() for _ in range(count)))
-            left -= count * HEADER.size
-        line = self._small or self._ready
-        if line and (self._small or left == limit.piece_bytes):
-            stream = line.popleft()
-            length = stream.next_frame(message, left)
-            if length:
-                self.secured_conn.seal(message[:length])
-            self.schedule(stream)
-        await self.secured_conn.flush()
+        self.writer.schedule(stream)
 
     # -- reading
 
