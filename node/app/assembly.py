@@ -22,7 +22,7 @@ import structlog
 import trio
 
 from gossamer.node.app.http import serve_http
-from gossamer.node.app.limit_parts import DiskLimit, LimitParts
+from gossamer.node.app.limit_parts import LimitParts
 from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.app.pause_orders import PauseOrders
 from gossamer.node.app.pause_watch import PauseWatch, pause_rules
@@ -36,7 +36,6 @@ from gossamer.node.base.settings import Settings
 from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import RollbackFiles, Rollbacks
 from gossamer.node.machine.hardware import Hardware
-from gossamer.node.machine.limit_uses import LimitUses
 from gossamer.node.machine.speed import SpeedMeter
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.network.identity import Identity
@@ -138,7 +137,7 @@ class Node:
         if limits is None:
             limits = OwnerLimits(settings, state_dir, runtime.read_in_thread, {})
         self._limits = limits
-        self._gpus = gpus = Gpus()
+        gpus = Gpus()
         self.metrics = Metrics(gpus)
         self.metrics.set_run(f"{printable(self.manifest.name)} {self.run_id.hex()[:8]}")
         self._speed = SpeedMeter(self.metrics)
@@ -162,10 +161,10 @@ class Node:
         self.entrance = Entrance(
             self.manifest, identity, transport, state_dir, self._offences, runtime.unix_seconds
         )
-        self._disk_limit = DiskLimit(settings, store)
-        self._limit_parts = LimitParts(limits, self.manifest, gpus, runtime.read_in_thread)
-        self._pause_watch.disk_problem = lambda: self._disk_limit.problem
-        self._join_limits()
+        self._limit_parts = LimitParts(limits, self.manifest, gpus, store, runtime)
+        self._limit_parts.join(
+            self._pause_watch, lambda: self._hardware.capacity().tokens_per_second
+        )
         up = limits.rates.up
         uploads = Uploads(
             rate_limit_of(
@@ -200,14 +199,6 @@ class Node:
         self._leaving.set()
         if self.participant is not None:
             self.participant.leave()
-
-    def _join_limits(self) -> None:
-        limits, disk = self._limits, self._disk_limit
-        zone = self._runtime.zone
-        check = self._limit_parts.check(disk, lambda: self._hardware.capacity().tokens_per_second)
-        limits.join(disk.apply, check)
-        limits.join(lambda settings: self._pause_watch.change(pause_rules(settings, zone)))
-        limits.join(self._limit_parts.apply)
 
     # Life
 
@@ -333,7 +324,7 @@ class Node:
         swarm.start(participant.rounds, self._standing)
         self.reporter = reporter = Reporter(
             participant, self._store, self._blocks, self._hardware.capacity, self._state_dir,
-            self._runtime.zone, self._limits, self._disk_limit,
+            self._runtime.zone, self._limits, self._limit_parts.disk,
         )  # fmt: skip
         if self._runtime.serves_http:
             await self._start_http(nursery, reporter)
@@ -345,19 +336,12 @@ class Node:
             core.rollbacks.run, swarm.gossip, participant, self._runtime.run_in_thread
         )
         nursery.start_soon(reporter.run)
-        self._start_limits(nursery, trainer)
+        self._limit_parts.start(nursery, trainer, self.metrics)
         nursery.start_soon(feed.run, trainer.queue)
         nursery.start_soon(core.run_blocks.fetch_heldout)
         me = self._identity.peer_id
         nursery.start_soon(keep_copies, index, self._store, self._blocks, swarm, me)
         await self._participate(participant, trainer)
-
-    def _start_limits(self, nursery: trio.Nursery, trainer: Trainer) -> None:
-        runtime = self._runtime
-        nursery.start_soon(self._limit_parts.run, trainer, self._store, runtime.run_in_thread)
-        if runtime.serves_http:  # a test in virtual time would look at this machine all the time
-            uses = LimitUses(self._gpus, self._disk_limit.used_bytes)
-            nursery.start_soon(self._limits.run, uses, self.metrics, runtime.read_in_thread)
 
     def _build_feed(self, core: _Core, index: ShardIndex) -> DataFeed:
         return DataFeed(

@@ -8,18 +8,21 @@ from collections.abc import Callable, Sequence
 import structlog
 import trio
 
-from gossamer.node.app.owner_limits import OwnerLimits
+from gossamer.node.app.owner_limits import Check, OwnerLimits
+from gossamer.node.app.pause_watch import PauseWatch, pause_rules
+from gossamer.node.app.runtime import Runtime
 from gossamer.node.base.setting_values import CACHE_BYTES_MIN
 from gossamer.node.base.settings import Settings
-from gossamer.node.base.threads import RunInThread
 from gossamer.node.base.units import format_bytes
 from gossamer.node.machine.capacity import device_memory, trains_on_host
+from gossamer.node.machine.limit_uses import LimitUses
 from gossamer.node.machine.power_limit import PowerLimit
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.machine.worker_limits import worker_limits
 from gossamer.node.runs.least_limits import least_problems
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.telemetry.gpus import Gpus
+from gossamer.node.telemetry.metrics import Metrics
 from gossamer.protocol.manifest import Manifest
 
 RESTORE_SECONDS_MAX = 5.0
@@ -77,20 +80,44 @@ class LimitParts:
     """The parts of one node that obey its owner's limits, and the tasks in which slow ones do."""
 
     def __init__(
-        self, limits: OwnerLimits, manifest: Manifest, gpus: Gpus, read_in_thread: RunInThread
+        self,
+        limits: OwnerLimits,
+        manifest: Manifest,
+        gpus: Gpus,
+        store: BlockStore,
+        runtime: Runtime,
     ) -> None:
-        """`read_in_thread`: leaves a thread to itself when it is cancelled."""
         self._limits = limits
         self._manifest = manifest
         self._gpus = gpus
-        self._read_in_thread = read_in_thread
+        self._store = store
+        self._runtime = runtime
+        self.disk = DiskLimit(limits.settings, store)
         self._power = PowerLimit(gpus, limits.settings.device)
         self._changed = trio.Event()
 
-    def check(
-        self, disk: DiskLimit, tokens_per_second: Callable[[], float]
-    ) -> Callable[[Settings], Sequence[str]]:
-        """Returns the check of new limits against what the run needs on this machine."""
+    def join(self, pause_watch: PauseWatch, tokens_per_second: Callable[[], float]) -> None:
+        """All parts obey changes from now on.
+
+        Args:
+            tokens_per_second: the speed of the trainer; 0 before it is known.
+        """
+        zone = self._runtime.zone
+        pause_watch.disk_problem = lambda: self.disk.problem
+        self._limits.join(self.disk.apply, lambda: self._check(tokens_per_second()))
+        self._limits.join(lambda settings: pause_watch.change(pause_rules(settings, zone)))
+        self._limits.join(lambda _: self._changed.set())
+
+    def start(self, nursery: trio.Nursery, trainer: Trainer, metrics: Metrics) -> None:
+        """Begins to obey where that takes longer, and to look at the use."""
+        runtime = self._runtime
+        nursery.start_soon(self._run, trainer)
+        if runtime.serves_http:  # a test in virtual time would look at this machine all the time
+            uses = LimitUses(self._gpus, self.disk.used_bytes)
+            nursery.start_soon(self._limits.run, uses, metrics, runtime.read_in_thread)
+
+    def _check(self, tokens_per_second: float) -> Check:
+        """Returns the check of new limits against what the run needs here. It runs in a thread."""
 
         def problems(settings: Settings) -> Sequence[str]:
             gpus = self._gpus.read()
@@ -98,9 +125,9 @@ class LimitParts:
                 self._manifest,
                 settings,
                 trains_on_host=trains_on_host(settings.device, gpus),
-                disk_bytes=disk.least_bytes() + CACHE_BYTES_MIN,
+                disk_bytes=self.disk.least_bytes() + CACHE_BYTES_MIN,
                 card=device_memory(settings.device, gpus),
-                tokens_per_second=tokens_per_second() or None,
+                tokens_per_second=tokens_per_second or None,
             )
             if power := self._power.problem(settings.gpu_power_watts):
                 found.append(f"gpu_power: {power}")
@@ -108,27 +135,23 @@ class LimitParts:
 
         return problems
 
-    def apply(self, _settings: Settings) -> None:
-        """Other limits hold from now on: `run` does what takes longer."""
-        self._changed.set()
-
-    async def run(self, trainer: Trainer, store: BlockStore, run_in_thread: RunInThread) -> None:
+    async def _run(self, trainer: Trainer) -> None:
         """Obeys until cancelled, and then puts the card's power back."""
         try:
             while True:
                 self._changed = trio.Event()
-                await self._obey(trainer, store, run_in_thread)
+                await self._obey(trainer)
                 await self._changed.wait()
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(RESTORE_SECONDS_MAX):
-                await self._read_in_thread(self._power.restore)
+                await self._runtime.read_in_thread(self._power.restore)
 
-    async def _obey(self, trainer: Trainer, store: BlockStore, run_in_thread: RunInThread) -> None:
-        settings, gpus = self._limits.settings, self._gpus
-        worker = await self._read_in_thread(lambda: worker_limits(settings, self._manifest, gpus))
+    async def _obey(self, trainer: Trainer) -> None:
+        settings, gpus, in_thread = self._limits.settings, self._gpus, self._runtime.read_in_thread
+        worker = await in_thread(lambda: worker_limits(settings, self._manifest, gpus))
         await trainer.limit(worker)
-        await run_in_thread(store.evict)
-        problem = await self._read_in_thread(lambda: self._power.apply(settings.gpu_power_watts))
+        await self._runtime.run_in_thread(self._store.evict)
+        problem = await in_thread(lambda: self._power.apply(settings.gpu_power_watts))
         if problem and problem != self._limits.notes.get("gpu_power"):
             log.warning("the limit of the card's power does not hold", problem=problem)
         self._limits.notes["gpu_power"] = problem

@@ -83,7 +83,7 @@ class OwnerLimits:
         self.rates = Limits(
             rate_limit_of(self.settings.up_limit), rate_limit_of(self.settings.down_limit)
         )
-        self._checks: list[Check] = []
+        self._checks: list[Callable[[], Check]] = []
         self._applies: list[Apply] = [self._apply_rates]
         self._changing = trio.Lock()
         self._uses: dict[str, float] = {}
@@ -96,10 +96,15 @@ class OwnerLimits:
         """Returns the limits that hold at a start. StateDirError: those on the disk are damaged."""
         return cls(given, state_dir, run_in_thread, read_limits(state_dir.limits_path))
 
-    def join(self, apply: Apply, check: Check = lambda _: ()) -> None:
-        """A part of the node obeys from now on, beginning with the next change."""
+    def join(self, apply: Apply, make_check: Callable[[], Check] | None = None) -> None:
+        """A part of the node obeys from now on, beginning with the next change.
+
+        Args:
+            make_check: makes the check of a change, which then runs in a thread.
+        """
         self._applies.append(apply)
-        self._checks.append(check)
+        if make_check is not None:
+            self._checks.append(make_check)
 
     async def change(self, changes: Mapping[str, str]) -> None:
         """Changes limits: on the disk first, and then at once.
@@ -115,7 +120,8 @@ class OwnerLimits:
             kept = changed(self._kept, changes)
             settings = with_limits(self._given, kept)
             new = {SETTING_OF[name] for name in changes}
-            found = await self._run_in_thread(lambda: [each(settings) for each in self._checks])
+            checks = [make() for make in self._checks]
+            found = await self._run_in_thread(lambda: [check(settings) for check in checks])
             problems = [
                 problem
                 for sentences in found

@@ -157,7 +157,7 @@ def test_a_refused_change_leaves_everything_as_it_was(tmp_path: Path) -> None:
     state_dir = StateDir(tmp_path)
     limits = OwnerLimits(settings(tmp_path), state_dir, run_abandonable, {})
     check: Callable[[Settings], list[str]] = lambda now: ["disk: 3 GB or more"]  # noqa: E731
-    limits.join(lambda now: pytest.fail("obeyed"), check)
+    limits.join(lambda now: pytest.fail("obeyed"), lambda: check)
     with pytest.raises(ConfigError, match="3 GB or more"):
         changing(limits, disk="1GiB", threads="3")
     assert limits.settings.threads == 0
@@ -167,7 +167,7 @@ def test_a_refused_change_leaves_everything_as_it_was(tmp_path: Path) -> None:
 def test_a_limit_that_stays_as_it_was_is_not_refused(tmp_path: Path) -> None:
     """A run may have grown since: that is no reason to refuse another limit."""
     limits = OwnerLimits(settings(tmp_path), StateDir(tmp_path), run_abandonable, {"disk": "1GiB"})
-    limits.join(lambda now: None, lambda now: ["disk: 3 GB or more"])
+    limits.join(lambda now: None, lambda: lambda now: ["disk: 3 GB or more"])
     changing(limits, threads="3")
     assert limits.settings.threads == 3
 
