@@ -9,6 +9,7 @@ from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.pausing import PauseReason
+from gossamer.node.base.rate_limit import NO_LIMITS, Limits
 from gossamer.node.base.threads import RunInThread
 from gossamer.node.heads.heads import AT_WORK
 from gossamer.node.heads.known_rounds import KnownRounds
@@ -60,6 +61,8 @@ class NodeContext:
     """Files of the held-out shards; empty until all of them are on this disk."""
     pinned_head: Digest | None = None
     """The head that this node's chain has to contain, from the link by which it joined."""
+    limits: Limits = NO_LIMITS
+    """The owner's limits of what all connections move."""
 
     @property
     def me(self) -> PeerId:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -111,6 +112,10 @@ class Alone:
 
     def removed(self, removed: Removed) -> None:
         """See `RoundHost`."""
+
+    def upload_limit(self) -> float:
+        """See `RoundHost`."""
+        return math.inf
 
     def transferred(self, num_bytes: int, seconds: float) -> None:
         """See `RoundHost`."""
