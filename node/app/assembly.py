@@ -248,6 +248,7 @@ class Node:
             manifest.stale_rounds,
             self.metrics,
             clock=trio.current_time,
+            life=lambda: incarnation.number,
         )
         membership = Membership(self._identity.peer_id)
         self._transport.keep_places_of(membership.is_known)
