@@ -241,6 +241,8 @@ _ROUTE_TEXTS = {
     "/api/pause": "Like `gossamer pause`; `?seconds=7200` is `--for 2h`, and `?after_round=1` is "
     "`--after-round`.",
     "/api/resume": "Like `gossamer resume`.",
+    "/api/limits": "Like `gossamer limits set`: `?upload=10&memory=8GiB`. 400 with a sentence for "
+    "each limit that cannot be set; then none is.",
     "/api/leave": "Like `gossamer leave`.",
 }
 

@@ -30,6 +30,7 @@ COMMANDS = (
     ("report", "report:report", "Write a static page of the run: curve, members, samples."),
     ("pause", "orders:pause", "Stop training and free the device; the node serves what it has."),
     ("resume", "orders:resume", "Go on after a pause, or after the trainer failed."),
+    ("limits", "limits:limits", "Show the limits of this machine beside their use, or set them."),
     ("leave", "orders:leave", "Stop the node in order: commit its work, save its state, exit."),
     (
         "invite",

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from gossamer.trainer.memory_estimate import GPU_FEW_TOKENS, GPU_TOKENS_MAX
+from gossamer.trainer.owner_limits import OwnerLimits
 
 # Tokens of one pass at most. On a CPU larger ones only fall out of the caches.
 _CPU_TOKENS_MAX = 4 * 1024
@@ -48,6 +49,10 @@ _OUT_OF_MEMORY_WORDS = (
     "cublas_status_not_initialized when calling `cublascreate",
     "hipblas_status_not_initialized when calling `hipblascreate",
 )
+
+
+OWNER_LIMITS = OwnerLimits()
+"""The limits of this process, whatever device it chooses."""
 
 
 class DeviceError(ValueError):
@@ -100,6 +105,9 @@ class Device:
 
     def free_bytes(self) -> int | None:
         """Memory that this process may still take on the device; None if that is not known."""
+        return OWNER_LIMITS.free_bytes(self.torch_device, self._free_bytes())
+
+    def _free_bytes(self) -> int | None:
         device = self.torch_device
         if device.type == "cuda":
             cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

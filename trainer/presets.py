@@ -236,6 +236,7 @@ def _outer(
         overlap=True,
         top_k=sparse.top_k,
         error_decay=sparse.error_decay,
+        widening=True,
     )
 
 

@@ -23,9 +23,14 @@ from functools import partial
 from typing import BinaryIO
 
 import msgspec
-import torch
 
-from gossamer.trainer.device import Device, DeviceError, choose_device, is_out_of_memory
+from gossamer.trainer.device import (
+    OWNER_LIMITS,
+    Device,
+    DeviceError,
+    choose_device,
+    is_out_of_memory,
+)
 from gossamer.trainer.distro.shared_trainer import SharedTrainer
 from gossamer.trainer.gradients import TrainerError
 from gossamer.trainer.ipc import framing, memory, messages
@@ -220,6 +225,8 @@ class Worker:
                 if not isinstance(trainer, SharedTrainer):
                     raise TrainerError("KeepMomentum without shared steps")
                 trainer.keep_momentum(keep=message.keep)
+            case messages.Limits():
+                OWNER_LIMITS.apply(message, trainer.device.torch_device)
             case messages.Genesis():
                 trainer.genesis()
                 self._send(messages.GenesisDone())
@@ -227,10 +234,9 @@ class Worker:
     def _configure(self, message: messages.Configure) -> None:
         if self._trainer is not None:
             raise TrainerError("Configure came twice")
-        if message.threads:
-            torch.set_num_threads(message.threads)
         num_parameters = message.model.num_parameters
         self._device = choose_device(message.device)
+        OWNER_LIMITS.apply(message.limits or messages.Limits(), self._device.torch_device)
         make: Callable[..., LocalTrainer] = LocalTrainer
         if message.shared_steps is not None:
             make = partial(SharedTrainer, steps=message.shared_steps)

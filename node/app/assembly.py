@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -22,7 +23,9 @@ import trio
 
 from gossamer.node.app.credit_view import CreditView
 from gossamer.node.app.http import serve_http
+from gossamer.node.app.limit_parts import LimitParts
 from gossamer.node.app.notices import Notices
+from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.app.pause_orders import PauseOrders
 from gossamer.node.app.pause_watch import PauseWatch, pause_rules
 from gossamer.node.app.reporting import Reporter, say_hello
@@ -51,7 +54,7 @@ from gossamer.node.peers.replication import keep_copies
 from gossamer.node.peers.run_blocks import RunBlocks
 from gossamer.node.peers.run_exchange import open_signed_manifest, serve_manifest
 from gossamer.node.peers.swarm import Swarm
-from gossamer.node.peers.uploads import Uploads
+from gossamer.node.peers.uploads import STRANGERS_UPLOAD_SHARE, Uploads
 from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.rounds.ring_service import serve_ring
@@ -112,9 +115,11 @@ class Node:
         transport: Transport,
         signed: SignedManifest,
         runtime: Runtime,
+        limits: OwnerLimits | None = None,
     ) -> None:
         """
         Args:
+            limits: the owner's limits, which the transport has, too. None: as the settings say.
             settings: `bootstrap` holds every address to try besides those of known peers.
             state_dir: locked by the caller.
             signed: the run's manifest, with a signature that is checked here again.
@@ -132,6 +137,9 @@ class Node:
         self.manifest: Manifest = open_signed_manifest(signed)
         self.run_id = self.manifest.run_id
         self._randomness = random.Random(identity.peer_id)
+        if limits is None:
+            limits = OwnerLimits(settings, state_dir, runtime.read_in_thread, {})
+        self._limits = limits
         gpus = Gpus()
         self.metrics = Metrics(gpus)
         self.metrics.set_run(f"{printable(self.manifest.name)} {self.run_id.hex()[:8]}")
@@ -156,7 +164,16 @@ class Node:
         self.entrance = Entrance(
             self.manifest, identity, transport, state_dir, self._offences, runtime.unix_seconds
         )
-        uploads = Uploads(rate_limit_of(settings.serve_limit))
+        self._limit_parts = LimitParts(limits, self.manifest, gpus, store, runtime)
+        self._limit_parts.join(
+            self._pause_watch, lambda: self._hardware.capacity().tokens_per_second
+        )
+        up = limits.rates.up
+        uploads = Uploads(
+            rate_limit_of(
+                settings.serve_limit, lambda: STRANGERS_UPLOAD_SHARE * up.bytes_per_second
+            )
+        )
         self._blocks = BlockService(transport, store, self._offences.note, uploads=uploads)
         serve_manifest(transport, signed)
 
@@ -174,6 +191,11 @@ class Node:
     def resume(self) -> None:
         """Ends the owner's pause, or goes on after a failure of the trainer."""
         self._pause_orders.resume()
+
+    async def set_limits(self, changes: Mapping[str, str]) -> None:
+        """Changes the owner's limits, also for later lives. ConfigError, DiskError: see
+        `OwnerLimits.change`."""
+        await self._limits.change(changes)
 
     def leave(self) -> None:
         """Makes `run` return after an orderly end, also before the participant exists."""
@@ -228,6 +250,7 @@ class Node:
             manifest.stale_rounds,
             self.metrics,
             clock=trio.current_time,
+            life=lambda: incarnation.number,
         )
         membership = Membership(self._identity.peer_id)
         self._transport.keep_places_of(membership.is_known)
@@ -305,7 +328,7 @@ class Node:
         swarm.start(participant.rounds, self._standing)
         self.reporter = reporter = Reporter(
             participant, self._store, self._blocks, self._hardware.capacity, self._state_dir,
-            self._runtime.zone,
+            self._runtime.zone, self._limits, self._limit_parts.disk,
         )  # fmt: skip
         if self._runtime.serves_http:
             await self._start_http(nursery, reporter)
@@ -319,6 +342,7 @@ class Node:
         nursery.start_soon(reporter.run)
         notices = Notices(self._settings.notices, participant, self._state_dir)
         nursery.start_soon(notices.run)
+        self._limit_parts.start(nursery, trainer, self.metrics)
         nursery.start_soon(feed.run, trainer.queue)
         nursery.start_soon(core.run_blocks.fetch_heldout)
         me = self._identity.peer_id
@@ -357,6 +381,7 @@ class Node:
             LossFile(self._state_dir.losses_path, self.run_id),
             heldout_paths=core.run_blocks.heldout_paths,
             pinned_head=self.pinned_head,
+            limits=self._limits.rates,
         )
         known = self._state_dir.known_peers().newest_first()
         return Participant(

@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from gossamer.node.base.address_text import HostPort, parse_host_port
+from gossamer.node.base.settings import ConfigError
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.telemetry.status import Status, decode_status
 
@@ -23,12 +24,24 @@ TIMEOUT_SECONDS = 10.0
 _ANSWER_BYTES_MAX = 8 * 1024 * 1024
 
 
+# A sentence for each of the limits.
+_REASON_BYTES_MAX = 4096
+
+
 class ClientError(Exception):
     """The daemon did not answer as it should; the message says why and what to do."""
 
 
 class NotRunningError(ClientError):
     """No daemon runs on the state directory."""
+
+
+class RefusedError(ClientError):
+    """The daemon does not do what it was asked, and says why."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
 
 
 class StartingError(ClientError):
@@ -64,15 +77,32 @@ def give_order(
     Raises:
         NotRunningError, ClientError: as `fetch_status`.
     """
+    query = f"?{urlencode(options)}" if options else ""
+    _ask(state_dir, "POST", f"/api/{order}{query}", _token_of(state_dir))
+
+
+def change_limits(state_dir: StateDir, changes: Mapping[str, str]) -> None:
+    """Asks the running daemon to change the owner's limits. Returns when they hold.
+
+    Raises:
+        ConfigError: the daemon refuses a change; its sentences say why.
+        NotRunningError, ClientError: as `fetch_status`.
+    """
+    path = f"/api/limits?{urlencode(changes)}"
     try:
-        token = state_dir.read_token()
+        _ask(state_dir, "POST", path, _token_of(state_dir))
+    except RefusedError as refused:
+        raise ConfigError(refused.lines) from None
+
+
+def _token_of(state_dir: StateDir) -> str:
+    try:
+        return state_dir.read_token()
     except StateDirError as error:
         # Of a node that is not there at all, that is the better word.
         if state_dir.read_api() is not None:
             raise ClientError(str(error)) from error
-        token = ""
-    query = f"?{urlencode(options)}" if options else ""
-    _ask(state_dir, "POST", f"/api/{order}{query}", token)
+        return ""
 
 
 def page_link(state_dir: StateDir) -> str:
@@ -137,6 +167,9 @@ def _ask(state_dir: StateDir, method: str, path: str, token: str = "") -> bytes:
         ) from error
     finally:
         connection.close()
+    if answer.status == 400 and path.startswith("/api/limits"):
+        text = data[:_REASON_BYTES_MAX].decode("utf-8", errors="replace").strip()
+        raise RefusedError(text.splitlines() or ["the daemon refuses it"])
     if answer.status >= 300:
         reason = data[:300].decode("utf-8", errors="replace").strip()
         raise ClientError(f"the program at {where} refused {path}: {answer.status} {reason}")

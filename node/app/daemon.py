@@ -23,20 +23,36 @@ from gossamer.node.app.assembly import Node
 from gossamer.node.app.http import require_free
 from gossamer.node.app.joining import join_run
 from gossamer.node.app.listening import listen_addresses
+from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.app.reached import reached
 from gossamer.node.app.runtime import Runtime
 from gossamer.node.app.service_notify import ServiceManager
-from gossamer.node.base.rate_limit import Limits, rate_limit_of
+from gossamer.node.base.setting_values import CACHE_BYTES_MIN
 from gossamer.node.base.settings import Found, Join, Role, Settings
 from gossamer.node.base.threads import run_abandonable
-from gossamer.node.machine.capacity import device_memory, free_memory_bytes, trains_on_host
+from gossamer.node.machine.capacity import (
+    device_memory,
+    free_memory_bytes,
+    training_gpu,
+    trains_on_host,
+)
+from gossamer.node.machine.machine_use import MachineUse
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.lan import LanNeighbours
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.port_mapping import PortMapper, UpnpGateway
 from gossamer.node.peers.run_exchange import JoinError, open_signed_manifest
 from gossamer.node.runs.device_fit import device_fit, require_fit
-from gossamer.node.runs.needs import Needs, ask_owner, describe, needs_of, require_memory
+from gossamer.node.runs.least_limits import least_problems
+from gossamer.node.runs.needs import (
+    Needs,
+    TooLargeError,
+    ask_owner,
+    describe,
+    describe_limits,
+    needs_of,
+    require_memory,
+)
 from gossamer.node.runs.starting import found_here
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir, StateDirError
@@ -123,7 +139,7 @@ class _Daemon:
     async def main(self) -> int:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._watch_signals, nursery.cancel_scope)
-            runtime = Runtime()
+            runtime = Runtime(use=machine_use(self._settings.device))
             await nursery.start(runtime.awake.run)
             nursery.start_soon(self._manager.run, self._doing)
             await self._run(runtime)
@@ -166,7 +182,9 @@ class _Daemon:
         self._state_dir.write_starting(does)
 
     async def _run(self, runtime: Runtime) -> None:
-        settings, state_dir = self._settings, self._state_dir
+        state_dir = self._state_dir
+        limits = OwnerLimits.of(self._settings, state_dir, runtime.read_in_thread)
+        self._settings = settings = limits.settings
         require_free(settings.api)
         self._starts("it opens its ports")
         identity = Identity.load_or_create(state_dir.identity_path)
@@ -183,7 +201,7 @@ class _Daemon:
             typed=state_dir.read_seeds(),
             networks=[ipaddress.ip_network(each) for each in settings.own_networks],
             port=port,
-            limits=Limits(rate_limit_of(settings.up_limit), rate_limit_of(settings.down_limit)),
+            limits=limits.rates,
             awake=runtime.awake,
         ) as transport:
             state_dir.write_port(transport.port)
@@ -215,7 +233,7 @@ class _Daemon:
                 state_dir.blocks_path, settings.cache_bytes, check_place=state_dir.require_ours
             )
             settings = msgspec.structs.replace(settings, bootstrap=addresses)
-            node = Node(settings, state_dir, identity, store, transport, signed, runtime)
+            node = Node(settings, state_dir, identity, store, transport, signed, runtime, limits)
             self._leave, self._node = node.leave, node
             self._starts("it measures this machine and fetches what the run needs")
             async with trio.open_nursery() as nursery:
@@ -246,6 +264,17 @@ class _Daemon:
             cache_bytes=settings.cache_bytes,
         )
         require_memory(manifest, needs, free_memory_bytes())
+        gpus = Gpus().read()
+        problems = least_problems(
+            manifest,
+            settings,
+            trains_on_host=trains_on_host(settings.device, gpus),
+            disk_bytes=CACHE_BYTES_MIN,
+            card=device_memory(settings.device, gpus),
+            tokens_per_second=None,
+        )
+        if problems:
+            raise TooLargeError("; ".join(problems))
         return needs
 
     async def _require_consent(self, manifest: Manifest) -> None:
@@ -262,10 +291,24 @@ class _Daemon:
             require_fit(manifest, fit)
             device = fit.text
         lines = describe(manifest, needs, free_memory_bytes(), device)
+        lines.append(f"limits    {describe_limits(self._settings)}")
         if isinstance(self._role, Join) and self._role.asks_owner:
             await run_abandonable(lambda: ask_owner(lines, print, input))
         else:
             log.info("joining a run", uses="; ".join(" ".join(each.split()) for each in lines))
+
+
+def machine_use(device: str) -> MachineUse:
+    """Returns the readers of this machine. `device`: the setting of the trainer's device."""
+    gpus: list[Gpus] = []
+
+    def read_gpu_celsius() -> float | None:
+        if not gpus:
+            gpus.append(Gpus())  # here, in a thread: a driver may hang
+        gpu = training_gpu(device, gpus[0].read())
+        return None if gpu is None else gpu.temperature_celsius
+
+    return MachineUse(read_gpu_celsius=read_gpu_celsius)
 
 
 def _manifest_here(state_dir: StateDir) -> SignedManifest | None:

@@ -1,4 +1,4 @@
-"""The local HTTP endpoint: the page and what it shows, metrics, probes, and three orders.
+"""The local HTTP endpoint: the page and what it shows, metrics, probes, and orders.
 
 The endpoint listens on loopback by default. Even there, a web page that is open in a browser on
 this machine can attack it in two ways:
@@ -20,7 +20,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 import structlog
@@ -39,6 +39,8 @@ from gossamer.node.app.credit_view import CreditView
 from gossamer.node.app.order_rules import LOOPBACK_NAMES, host_of, parse_pause, refuse_order
 from gossamer.node.app.page import load_page, qr_code
 from gossamer.node.base.address_text import HostPort, parse_host_port
+from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.settings import ConfigError
 from gossamer.node.telemetry.logs import newest_lines
 from gossamer.node.telemetry.status import Status, encode_status, is_ready, link_of
 
@@ -85,13 +87,16 @@ class ApiBindError(OSError):
 
 
 class Controls(Protocol):
-    """The node, as the three orders see it. They return at once; the status shows their effect."""
+    """The node, as the orders see it. They return at once; the status shows their effect."""
 
     def pause(self, seconds: float | None = None, *, after_round: bool = False) -> None: ...
 
     def resume(self) -> None: ...
 
     def leave(self) -> None: ...
+
+    async def set_limits(self, changes: Mapping[str, str]) -> None:
+        """Raises ConfigError for a change that cannot be made, and DiskError."""
 
 
 async def serve_http(
@@ -250,6 +255,18 @@ def build_app(
         seconds, after_round = parse_pause(request.query_params)
         controls.pause(seconds, after_round=after_round)
 
+    async def set_limits(request: Request) -> Response:
+        refusal = refuse_order(request, token)
+        if refusal is not None:
+            return refusal
+        try:
+            await controls.set_limits(dict(request.query_params))
+        except ConfigError as error:
+            return PlainTextResponse(f"{error}\n", status_code=400)
+        except DiskError as error:
+            return PlainTextResponse(f"{error}\n", status_code=507)
+        return JSONResponse({"accepted": True}, status_code=202)
+
     app = Starlette(
         routes=[
             Route("/", show_page),
@@ -262,6 +279,7 @@ def build_app(
             Route("/readyz", show_ready),
             Route("/api/pause", _order(pause, token), methods=["POST"]),
             Route("/api/resume", _order(lambda _: controls.resume(), token), methods=["POST"]),
+            Route("/api/limits", set_limits, methods=["POST"]),
             Route("/api/leave", _order(lambda _: controls.leave(), token), methods=["POST"]),
         ]
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import tzinfo
 from typing import Protocol, TypeVar
 
@@ -42,6 +43,7 @@ def pause_rules(settings: Settings, zone: tzinfo | None = None) -> PauseRules:
         runs_on_battery=settings.on_battery == "on",
         pause_for=settings.pause_for,
         idle_seconds=settings.only_when_idle,
+        gpu_celsius_max=settings.gpu_temperature_max,
     )
 
 
@@ -71,21 +73,36 @@ class PauseWatch:
         self._failed: set[str] = set()
         """Settings whose reader has failed, and that were told of."""
         self._told: tuple[tuple[str, str], ...] = ()
+        self._is_hot = False
+        """Whether the card was too hot at the newest look."""
+        self._changed = trio.Event()
+        self.disk_problem: Callable[[], str] = str
+        """Returns why the owner's limit of the disk is too low for the run; empty if it is not."""
+
+    def change(self, rules: PauseRules) -> None:
+        """Other rules hold from now on; `run` looks at once."""
+        self._rules = rules
+        self._changed.set()
 
     async def look(self) -> tuple[Hold, ...]:
         """Returns what keeps the node from training now, and logs it if it is new."""
         if self._rules.zone is None:
             time.tzset()  # the zone of a machine that travels changes
         now = self._unix_seconds()
-        holds = self._rules.holds(await self._read_in_time(now))
+        reading = await self._read_in_time(now)
+        reading = replace(reading, was_hot=self._is_hot, disk_problem=self.disk_problem())
+        holds = self._rules.holds(reading)
+        self._is_hot = any(hold.reason == "temperature" for hold in holds)
         self._tell(holds)
         return holds
 
     async def run(self, participant: Holdable) -> None:
         """Keeps the participant up to date until cancelled."""
         while True:
+            self._changed = trio.Event()
             participant.hold_off(await self.look())
-            await trio.sleep(LOOK_SECONDS)
+            with trio.move_on_after(LOOK_SECONDS):
+                await self._changed.wait()
 
     async def _read_in_time(self, now: float) -> Reading:
         """Reads what the rules ask for. A driver that hangs costs one thread and no more: it is not
@@ -124,7 +141,16 @@ class PauseWatch:
             is_on_battery=on_battery,
             idle_seconds=None if idle is None else idle.seconds,
             programs=programs or (),
+            gpu_celsius=self._read_temperature(),
         )
+
+    def _read_temperature(self) -> float | None:
+        if not self._rules.gpu_celsius_max:
+            return None
+        celsius = self._ask("gpu_temperature_max", self._use.read_gpu_celsius)
+        if celsius is None:
+            self._tell_failure("gpu_temperature_max", "no driver says how hot the card is")
+        return celsius
 
     def _ask(self, setting: str, read: Callable[[], _T]) -> _T | None:
         try:

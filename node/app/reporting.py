@@ -10,6 +10,8 @@ from datetime import tzinfo
 import structlog
 import trio
 
+from gossamer.node.app.limit_parts import DiskLimit
+from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.base.pausing import resumes_at
 from gossamer.node.network.transport import Path
 from gossamer.node.peers.block_exchange import BlockService
@@ -58,12 +60,16 @@ class Reporter:
         capacity: Callable[[], Capacity],
         state_dir: StateDir,
         zone: tzinfo | None = None,
+        limits: OwnerLimits | None = None,
+        disk_limit: DiskLimit | None = None,
     ) -> None:
         """`zone`: of the times in the status; None means that of this machine."""
         self._participant = participant
         self._state_dir = state_dir
         self._zone = zone
         self._health = state_dir.health
+        self._limits = limits
+        self._disk_limit = disk_limit
         self._other_bytes = 0
         """Bytes of the state directory besides the blocks."""
         self._transport = participant.context.transport
@@ -125,6 +131,7 @@ class Reporter:
             num_parameters=node.manifest.model.num_parameters,
             capacity=CapacityStatus.of(capacity),
             confinement=progress.confinement,
+            limits=() if self._limits is None else self._limits.status(),
             uptime_seconds=trio.current_time() - self._started_seconds,
             bytes_sent_total=sum(sent for sent, _ in traffic),
             bytes_received_total=sum(received for _, received in traffic),
@@ -189,11 +196,12 @@ class Reporter:
             lambda: bytes_beside(root, blocks)
         )
         self._metrics.disk_used_bytes.set("other", self._other_bytes)
+        if self._disk_limit is not None:
+            self._disk_limit.measured(self._other_bytes)
 
     async def run(self) -> None:
         """Updates the gauges every `GAUGE_SECONDS` until cancelled."""
         metrics, store = self._metrics, self._store
-        metrics.disk_quota_bytes.set(store.quota_bytes)
         measured_seconds = -math.inf
         while True:
             metrics.set_paused(self._participant.progress.paused_reason)
@@ -212,6 +220,7 @@ class Reporter:
             metrics.peers_banned.set(self._participant.context.swarm.num_banned)
             metrics.blocks.set("stored", store.num_blocks())
             metrics.blocks.set("pinned", store.num_pinned())
+            metrics.disk_quota_bytes.set(store.quota_bytes)
             metrics.disk_used_bytes.set("blocks", store.used_bytes())
             metrics.disk_used_bytes.set("pinned", store.pinned_bytes())
             if trio.current_time() >= measured_seconds + DISK_SECONDS:

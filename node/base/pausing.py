@@ -29,6 +29,10 @@ IDLE_SECONDS_MIN = 10
 IDLE_SECONDS_MAX = 24 * 3600
 """A machine that is used every day is never idle for longer."""
 
+COOLER_CELSIUS = 5
+"""Degrees by which a card has to be cooler than the owner's limit before the node goes on: a card
+that is as hot again in the next minute would end and begin the trainer all the time."""
+
 PROGRAMS_MAX = 32
 """Programs beside which a node does not train."""
 
@@ -71,6 +75,12 @@ class Reading:
     """Time since somebody used keyboard or mouse."""
     programs: tuple[str, ...] = ()
     """Those programs of the setting `pause_for` that run."""
+    gpu_celsius: float | None = None
+    """Temperature of the card that trains."""
+    was_hot: bool = False
+    """Whether the node did not train at the look before because of that temperature."""
+    disk_problem: str = ""
+    """Why the owner's limit of the disk leaves no room for the run; empty if it does."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,8 @@ class PauseRules:
     runs_on_battery: bool = False
     pause_for: tuple[str, ...] = ()
     """Names of programs beside which the node does not train."""
+    gpu_celsius_max: int = 0
+    """Temperature of the card above which the node does not train; 0: it does not count."""
     idle_seconds: int = 0
     """The node trains when nobody has used the machine for so long; 0: always."""
 
@@ -100,7 +112,19 @@ class PauseRules:
             found.append(Hold("process", f"{', '.join(reading.programs)} {verb}"))
         if reading.idle_seconds is not None and reading.idle_seconds < self.idle_seconds:
             found.append(Hold("idle", "somebody uses the machine"))
+        if self._is_hot(reading):
+            until = self.gpu_celsius_max - COOLER_CELSIUS
+            text = f"the card has {reading.gpu_celsius:.0f} degrees C, and goes on at {until}"
+            found.append(Hold("temperature", text))
+        if reading.disk_problem:
+            found.append(Hold("disk", reading.disk_problem))
         return tuple(found)
+
+    def _is_hot(self, reading: Reading) -> bool:
+        celsius, most = reading.gpu_celsius, self.gpu_celsius_max
+        if celsius is None or not most:
+            return False
+        return celsius > most - COOLER_CELSIUS if reading.was_hot else celsius > most
 
 
 def parse_idle(text: str) -> int:

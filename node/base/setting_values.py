@@ -28,6 +28,12 @@ CACHE_BYTES_MIN = 16 * limits.BLOCK_BYTES_MAX
 THREADS_MAX = 1024
 # More sequences than a card of today takes of the shortest context that a manifest may have.
 MICRO_BATCH_MAX = 65_536
+# Less than any node with its trainer takes: such a value is a slip of the pen.
+LIMIT_BYTES_MIN = 64 * limits.MIB
+# No card draws less at work, and none of today draws more.
+GPU_WATTS_MIN, GPU_WATTS_MAX = 10, 2000
+# A card that does nothing is nearly as warm, and at the upper end cards slow themselves down.
+GPU_CELSIUS_MIN, GPU_CELSIUS_MAX = 40, 110
 LOG_STEPS_MAX = 1_000_000
 # Peers dial at most eight addresses of one peer; half of them are for what the node finds.
 ANNOUNCED_MAX = 4
@@ -53,6 +59,7 @@ GivenValue: TypeAlias = (
 """A value as a flag, a variable or TOML gives it, before any check."""
 
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 _UNITS = {
     "": 1,
@@ -77,6 +84,52 @@ def parse_size(value: GivenValue) -> int:
 
 
 Parser: TypeAlias = Callable[[GivenValue], SettingValue]
+
+
+def _size_max(value: GivenValue) -> int:
+    """A limit of bytes; 0 is none."""
+    size = parse_size(value)
+    if size != 0 and size < LIMIT_BYTES_MIN:
+        raise ValueError(f"{size} bytes are too few: at least {LIMIT_BYTES_MIN}, or 0 for no limit")
+    return size
+
+
+def _gpu_memory(value: GivenValue) -> str:
+    text = str(value).strip()
+    gpu_memory_bytes(text, 1)
+    return text
+
+
+def gpu_memory_bytes(text: str, total_bytes: int) -> int:
+    """Returns the limit that a text such as `50%` or `8GiB` means for a card of some size.
+
+    Raises:
+        ValueError: the text is neither; the message is for people.
+    """
+    if not text:
+        return total_bytes
+    share = _SHARE.fullmatch(text)
+    if share is not None:
+        if not 0 < float(share[1]) <= 100:
+            raise ValueError(f"{text!r} is not a share: more than 0% and up to 100%")
+        return int(total_bytes * float(share[1]) / 100)
+    size = parse_size(text)
+    if size < LIMIT_BYTES_MIN:
+        raise ValueError(f"{text!r} is too little; write a share such as 50%, or a size as 8GiB")
+    return size
+
+
+def _or_none(low: int, high: int, unit: str) -> Parser:
+    """A whole number in a range, or 0 for no limit."""
+
+    def parse(value: GivenValue) -> int:
+        number = _integer(0, high)(value)
+        assert isinstance(number, int)
+        if 0 < number < low:
+            raise ValueError(f"{number} {unit} are too few: {low} to {high}, or 0 for no limit")
+        return number
+
+    return parse
 
 
 def _texts(value: GivenValue) -> tuple[str, ...]:
@@ -244,6 +297,11 @@ PARSERS: dict[str, Parser] = {
     "api_hosts": _api_hosts,
     "device": _device,
     "threads": _integer(0, THREADS_MAX),
+    "memory_max": _size_max,
+    "disk_max": _size_max,
+    "gpu_memory": _gpu_memory,
+    "gpu_power_watts": _or_none(GPU_WATTS_MIN, GPU_WATTS_MAX, "watts"),
+    "gpu_temperature_max": _or_none(GPU_CELSIUS_MIN, GPU_CELSIUS_MAX, "degrees"),
     "micro_batch": _integer(0, MICRO_BATCH_MAX),
     "work_hours": _work_hours,
     "on_battery": _on_battery,

@@ -94,6 +94,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """`auto`, `cpu`, `cuda`, `cuda:N` (ROCm too) or `mps`."""
     threads: int = 0
     """CPU threads of the trainer; 0 lets it choose."""
+    memory_max: int = 0
+    """Host memory of this node and its trainer together, such as `8GiB`; 0 means no limit."""
+    disk_max: int = 0
+    """Size of the whole state directory, such as `20GiB`; 0 means no limit but that of the blocks,
+    `cache_bytes`."""
+    gpu_memory: str = ""
+    """Memory of the graphics card that the trainer may take, as a share (`50%`) or a size (`8GiB`);
+    empty means no limit."""
+    gpu_power_watts: int = 0
+    """Limit of the power that the graphics card draws; 0 leaves it as it is. It needs root."""
+    gpu_temperature_max: int = 0
+    """Temperature of the graphics card in degrees Celsius above which this node pauses until the
+    card is 5 degrees cooler; 0 means no limit."""
     micro_batch: int = 0
     """Sequences that go through the model at once, to begin with; 0 begins with what fits into the
     device's memory by an estimate. Fewer are taken where memory runs out."""

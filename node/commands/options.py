@@ -71,6 +71,16 @@ class NodeOptions(StateOptions):
     """Device to train on: auto, cpu, cuda, cuda:N or mps."""
     threads: Annotated[int | None, _default(f"{_DEFAULTS.threads}, which lets torch choose")] = None
     """CPU threads for training."""
+    memory_max: Annotated[str | None, _default("none")] = None
+    """Limit of the memory of node and trainer together, such as 8GiB."""
+    disk_max: Annotated[str | None, _default("none")] = None
+    """Limit of the whole state directory, such as 20GiB."""
+    gpu_memory: Annotated[str | None, _default("none")] = None
+    """Limit of the card's memory, such as 50% or 8GiB."""
+    gpu_power_watts: Annotated[int | None, _default("none")] = None
+    """Limit of the card's power in watts. It needs root."""
+    gpu_temperature_max: Annotated[int | None, _default("none")] = None
+    """Temperature of the card in degrees C above which to pause until it is 5 degrees less."""
     micro_batch: Annotated[int | None, _default("what fits into the device's memory")] = None
     """Number of sequences that go through the model at once, to begin with."""
     work_hours: Annotated[str | None, _default("always")] = None

@@ -18,7 +18,7 @@ from gossamer.node.peers.chain_sync import BehindError, ChainSync, UnknownHeadEr
 from gossamer.node.peers.swarm import Swarm
 from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.errors import ImplausibleError, RemoteProtocolError, UnprovenError
-from gossamer.protocol.ids import Digest, PeerId, short
+from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.wire.statements import Announce
 
 LOOK_SECONDS = 1.0
@@ -26,6 +26,10 @@ LOOK_SECONDS = 1.0
 
 ASKED_MAX = 8
 """Peers that are asked at a time: enough that a few silent ones do not delay an honest one."""
+
+NEXT_SECONDS = 0.5
+"""Wait for a head that follows this node's own one. Members of one ring commit it within some round
+trips of each other, and the first ones announce it to the others."""
 
 HEDGE_SECONDS = 3.0
 """A second holder of a head is asked if the first one takes longer than this."""
@@ -61,6 +65,8 @@ class HeadProver:
         self._swarm = swarm
         self._orders = orders
         self._holders: dict[PeerId, _Holder] = {}
+        self._wanted_seconds: dict[Digest, float] = {}
+        """Local time since which each wanted head has been announced."""
         self._news = trio.Event()
 
     def wake(self) -> None:
@@ -73,7 +79,7 @@ class HeadProver:
             while True:
                 self._news = trio.Event()
                 self._look(nursery)
-                with trio.move_on_after(LOOK_SECONDS):
+                with trio.move_on_after(self._look_seconds()):
                     await self._news.wait()
 
     @property
@@ -104,20 +110,34 @@ class HeadProver:
         for peer in [p for p, holder in self._holders.items() if not holder.is_asked]:
             if peer not in wanted and now > self._holders[peer].retry_seconds:
                 del self._holders[peer]
+        heads = {Digest(announce.head) for announce in wanted.values()}
+        self._wanted_seconds = {head: self._wanted_seconds.get(head, now) for head in sorted(heads)}
         num_asked = sum(holder.is_asked for holder in self._holders.values())
         for peer in sorted(wanted, key=self._failures_of):
             if num_asked >= ASKED_MAX:
                 return
             head = Digest(wanted[peer].head)
+            is_next = wanted[peer].round == self._committed.entry.round + 1
+            if is_next and now < self._wanted_seconds[head] + NEXT_SECONDS:
+                continue
             if self._may_ask(now, peer, head):
                 num_asked += 1
                 failures = self._failures_of(peer)[0]
                 holder = self._holders[peer] = _Holder(head, now, failures=failures)
                 nursery.start_soon(self._ask, peer, holder, wanted[peer].tokens_total)
 
-    def _failures_of(self, peer: PeerId) -> tuple[int, PeerId]:
+    def _look_seconds(self) -> float:
+        """Returns the time until the next look without news."""
+        now = trio.current_time()
+        dues = [since + NEXT_SECONDS - now for since in self._wanted_seconds.values()]
+        return min([LOOK_SECONDS, *(due for due in dues if due > 0.0)])
+
+    def _failures_of(self, peer: PeerId) -> tuple[int, Digest]:
+        """Returns the order in which peers are asked: another one for each that asks, so that not
+        all ask the same peer for a head that all of them lack."""
         holder = self._holders.get(peer)
-        return (0 if holder is None else holder.failures, peer)
+        order = digest_of(self._swarm.me.encode(), peer.encode())
+        return (0 if holder is None else holder.failures, order)
 
     def _may_ask(self, now: float, peer: PeerId, head: Digest) -> bool:
         holder = self._holders.get(peer)

@@ -93,6 +93,19 @@ def device_memory(device: str, gpus: list[Gpu]) -> DeviceMemory | None:
     return DeviceMemory("the AMD GPU", total, max(0, total - used_of[ordinal]))
 
 
+def training_gpu(device: str, gpus: list[Gpu]) -> Gpu | None:
+    """Returns the NVIDIA card that will most likely train; None for a CPU and other makers' cards.
+
+    Args:
+        device: the setting, or the trainer's own word.
+    """
+    visible = _visible(gpus)
+    if not visible or not (device == "auto" or device.startswith("cuda")):
+        return None
+    ordinal = int(device.partition(":")[2] or 0)
+    return visible[ordinal] if ordinal < len(visible) else visible[0]
+
+
 def _capacity(
     device: str, kind: DeviceKind, device_memory: int, host_memory: int, cores: int
 ) -> Capacity:

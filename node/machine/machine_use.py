@@ -172,3 +172,5 @@ class MachineUse:
     running_programs: Callable[[Sequence[str]], tuple[str, ...]] = running_programs
     read_idle: Callable[[], Idle | None] = read_idle
     sees_programs: Callable[[], bool] = sees_programs
+    read_gpu_celsius: Callable[[], float | None] = lambda: None
+    """Temperature of the card that trains."""

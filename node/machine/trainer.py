@@ -111,6 +111,9 @@ class Trainer(Protocol):
         """Loss of `base` on held-out shards, of as much as takes so long; None if the trainer died
         over it."""
 
+    async def limit(self, limits: messages.Limits) -> None:
+        """The owner's limits of the worker hold from its present step on, and for later workers."""
+
     async def suspend(self) -> None:
         """Ends the worker process, which frees the device, until `resume`."""
 

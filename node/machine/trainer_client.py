@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import structlog
 import trio
@@ -65,7 +66,7 @@ class TrainerClient:
             model=manifest.model,
             inner=manifest.inner,
             device=settings.device,
-            threads=settings.threads,
+            limits=messages.Limits(threads=settings.threads),
             seed=manifest.seed,
             base_fd=self._process.base_fd,
             pseudo_gradient_fd=self._process.pseudo_gradient_fd,
@@ -314,6 +315,11 @@ class TrainerClient:
         job = messages.Evaluate(paths=tuple(paths), tokens_max=tokens_max, seconds_max=seconds_max)
         answer = await self._ask(job, patient=False)
         return answer if isinstance(answer, messages.Evaluated) else None
+
+    async def limit(self, limits: messages.Limits) -> None:
+        self._configure = msgspec.structs.replace(self._configure, limits=limits)
+        if self.is_up:
+            await self._tell(limits)
 
     async def suspend(self) -> None:
         if self._resumed.is_set():  # else `run` may wait for this very event

@@ -374,7 +374,7 @@ class RingSteps:
         # A partial sum that came meanwhile may have got a part already: there may not be two.
         self._given.setdefault(chunk, part)
 
-    def add(self, chunk: int, payload: Payload | None) -> Payload:
+    def add(self, chunk: int, payload: Payload | None, mask: int) -> Payload:
         """See `Contribution`."""
         return add_record(payload, self._position, self._given[chunk])
 

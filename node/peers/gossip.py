@@ -2,11 +2,12 @@
 
 Gossipsub carries statements quickly and may lose them. The `StatementStore` keeps those that still
 matter. Every `RECONCILE_SECONDS` this node compares its store with that of one random peer and
-takes what it lacks. So nothing depends on a single gossip message.
+takes what it lacks. So nothing depends on a single gossip message. What is no news goes this way
+alone (`Gossip.keep`): a comparison brings each statement once, and gossip may repeat it.
 
 Topics:   gossamer/<run id>/members   Signed(Announce)
           gossamer/<run id>/rounds    Signed(Ready | Roster | Accusation | Vote), and commit records
-Stream:   /gossamer/board/1           request: digests of the statements held, 32 bytes each
+Stream:   /gossamer/board/2           request: tags of the statements held, 8 bytes each
                                       reply:   the statements that the requester lacks
 
 A gossip message is one byte for its kind, then msgpack.
@@ -27,8 +28,12 @@ from gossamer.node.network.identity import Identity, verify
 from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
-from gossamer.protocol.ids import DIGEST_BYTES, Digest, PeerId
-from gossamer.protocol.policy.statement_store import STATEMENTS_MAX, StatementStore
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.policy.statement_store import (
+    STATEMENTS_MAX,
+    TAG_BYTES,
+    StatementStore,
+)
 from gossamer.protocol.state.chain import Commit, decode_commit, encode_commit
 from gossamer.protocol.wire.statements import (
     Announce,
@@ -44,10 +49,24 @@ from gossamer.protocol.wire.statements import (
     version_of,
 )
 
-STATEMENTS_PROTOCOL = "/gossamer/board/1"
+STATEMENTS_PROTOCOL = "/gossamer/board/2"
 
 RECONCILE_SECONDS = 1.0
-"""A statement that gossip lost arrives after about this time. One exchange costs a few KiB."""
+"""A statement that gossip lost arrives after about this time. One exchange costs some 300 bytes and
+8 for each statement held."""
+
+DROPPED_SECONDS = 5.0
+"""Time for which this node does not take again what it dropped at a new head. Others drop it when
+they get there; meanwhile they would send back a whole round's statements, the roster among them."""
+
+APART_SECONDS = 0.5
+"""The same while a living member is not connected to this node: its statements come through others,
+and in a large swarm by comparisons alone."""
+
+PUBLISHING_RING_MAX = 4
+"""Members of the largest ring that publish its commit record. A record has the roster and the votes
+in it, so its size grows with the ring, and nearly all peers are members and have it. Of a larger
+ring none publishes it: a peer that lacks it asks for the head that the members announce."""
 
 RECONCILE_TIMEOUT_SECONDS = 10.0
 """A peer that takes longer for a few hundred KiB is as good as gone for this purpose."""
@@ -94,6 +113,9 @@ class GossipListener(Protocol):
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
         """A peer broke the protocol."""
 
+    def is_apart(self) -> bool:
+        """Returns whether a living member is not connected to this node."""
+
 
 def decode_statement_store(message: bytes | bytearray) -> list[Signed]:
     """Decodes a reply into statements that are not checked, at most `STATEMENTS_MAX`.
@@ -128,6 +150,9 @@ class Gossip:
         self._listener = listener
         self._random = randomness
         self._newest_own: Announce | None = None
+        self._dropped: dict[bytes, float] = {}
+        """Tags of statements that were dropped lately, and the local time until which they count.
+        The oldest first."""
         self.statement_store = StatementStore(near=lambda: {*transport.peers(), identity.peer_id})
         self._members_topic = f"gossamer/{run_id.hex()}/members"
         self._rounds_topic = f"gossamer/{run_id.hex()}/rounds"
@@ -149,11 +174,20 @@ class Gossip:
 
     def say(self, statement: Statement) -> Signed:
         """Signs a statement, stores it and publishes it."""
-        if isinstance(statement, Announce):
-            self._newest_own = statement
-        signed = seal(statement, self._identity.peer_id, self._run_id, self._identity.sign)
+        signed = self._seal(statement)
         self.publish(signed, statement)
         return signed
+
+    def keep(self, statement: Statement) -> Signed:
+        """Signs a statement and stores it. Others take it when they compare stores."""
+        signed = self._seal(statement)
+        self.statement_store.post(signed, statement)
+        return signed
+
+    def _seal(self, statement: Statement) -> Signed:
+        if isinstance(statement, Announce):
+            self._newest_own = statement
+        return seal(statement, self._identity.peer_id, self._run_id, self._identity.sign)
 
     def publish(self, signed: Signed, statement: Statement) -> None:
         """Stores and publishes a statement that is signed already."""
@@ -161,8 +195,14 @@ class Gossip:
         topic = self._members_topic if isinstance(statement, Announce) else self._rounds_topic
         self._enqueue(topic, _STATEMENT + encode_signed(signed))
 
-    def publish_commit(self, commit: Commit) -> None:
-        self._enqueue(self._rounds_topic, _COMMIT + encode_commit(commit))
+    def publish_commit(self, commit: Commit, num_members: int) -> None:
+        """Publishes the record of a round that this node has just committed, if its ring is small.
+
+        Args:
+            num_members: of the round's ring.
+        """
+        if num_members <= PUBLISHING_RING_MAX:
+            self._enqueue(self._rounds_topic, _COMMIT + encode_commit(commit))
 
     def _enqueue(self, topic: str, data: bytes) -> None:
         try:
@@ -251,12 +291,16 @@ class Gossip:
     # Anti-entropy
 
     async def _reconcile_forever(self) -> None:
+        compared: set[PeerId] = set()  # since they were connected
         while True:
-            await trio.sleep(RECONCILE_SECONDS * self._random.uniform(0.8, 1.2))
+            seconds = APART_SECONDS if self._listener.is_apart() else RECONCILE_SECONDS
+            await trio.sleep(seconds * self._random.uniform(0.8, 1.2))
             peers = self._transport.peers()
+            compared &= {*peers}
             if not peers:
                 continue
-            peer = self._random.choice(peers)
+            peer = self._random.choice([p for p in peers if p not in compared] or peers)
+            compared.add(peer)
             with trio.move_on_after(RECONCILE_TIMEOUT_SECONDS):
                 try:
                     await self.reconcile(peer)
@@ -273,8 +317,7 @@ class Gossip:
         stream = await self._transport.open_stream(peer, STATEMENTS_PROTOCOL)
         try:
             try:
-                held = self.statement_store.digests()
-                await send_frame(stream, b"", b"".join(held))
+                await send_frame(stream, b"", b"".join(self._tags_held()))
                 message, _ = await receive_frame(stream, payload_bytes_max=0)
             finally:
                 with trio.CancelScope(shield=True):
@@ -283,6 +326,15 @@ class Gossip:
         except RemoteProtocolError as error:
             self._listener.offence(peer, error)
             raise
+
+    def _tags_held(self) -> list[bytes]:
+        """Returns the tags of what this node holds, and of what it dropped lately."""
+        now = trio.current_time()
+        for tag in self.statement_store.take_dropped():
+            self._dropped.pop(tag, None)
+            self._dropped[tag] = now + DROPPED_SECONDS
+        self._dropped = {tag: until for tag, until in self._dropped.items() if until > now}
+        return [*self.statement_store.tags(), *self._dropped][:STATEMENTS_MAX]
 
     async def _take_all(self, peer: PeerId, statements: Sequence[Signed]) -> None:
         """Takes one statement after the other and lets other tasks run in between: signatures take
@@ -300,15 +352,15 @@ class Gossip:
         with trio.move_on_after(RECONCILE_TIMEOUT_SECONDS):
             try:
                 _, held = await receive_frame(
-                    stream, message_bytes_max=0, payload_bytes_max=STATEMENTS_MAX * DIGEST_BYTES
+                    stream, message_bytes_max=0, payload_bytes_max=STATEMENTS_MAX * TAG_BYTES
                 )
-                if len(held) % DIGEST_BYTES:
+                if len(held) % TAG_BYTES:
                     raise MalformedError(f"request for statements of {len(held)} bytes")
-                digests = {
-                    bytes(held[start : start + DIGEST_BYTES])
-                    for start in range(0, len(held), DIGEST_BYTES)
+                tags = {
+                    bytes(held[start : start + TAG_BYTES])
+                    for start in range(0, len(held), TAG_BYTES)
                 }
-                reply = _reply_encoder.encode(self.statement_store.missing_from(digests))
+                reply = _reply_encoder.encode(self.statement_store.missing_from(tags))
                 assert len(reply) <= limits.FRAME_MESSAGE_BYTES_MAX
                 await send_frame(stream, reply)
                 await stream.close()

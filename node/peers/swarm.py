@@ -1,8 +1,8 @@
 """The other peers of the run: what this node knows of them and tells them of itself.
 
 `Swarm` joins gossip, membership and connections. Statements of peers come in here, announcements go
-out, and a broken connection is noticed. A peer counts as living while it announces itself *and* is
-connected to this node, because a round can only be done with peers that can be reached.
+out, and a broken connection is noticed. A peer counts as living while it gives signs of life *and*
+is connected to this node, because a round can only be done with peers that can be reached.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ from gossamer.protocol.wire.statements import Announce, Ready, Signed, Statement
 
 WATCH_SECONDS = 0.1
 """Interval of the looks for broken connections."""
+
+SIGNS_SECONDS = 1.0
+"""Interval of the looks for signs of life: half of the time in which a living peer gives one."""
 
 GREET_SECONDS = 0.5
 """New connections are greeted with an announcement at most this often. All peers receive it, and a
@@ -61,7 +64,7 @@ class SwarmListener(Protocol):
 class Swarm:
     """The other peers of the run.
 
-    More than 15 public methods: six of them are the `GossipListener`'s and are called by gossip
+    More than 15 public methods: seven of them are the `GossipListener`'s and are called by gossip
     alone.
     """
 
@@ -91,6 +94,12 @@ class Swarm:
         self._ready_since: dict[Digest, float] = {}
         """By head; the oldest first."""
         self._greeted_seconds = float("-inf")
+        self._greets = False
+        """Whether a peer was connected since the last greeting."""
+        self._signs_seconds = float("-inf")
+        """Local time of the last look for signs of life."""
+        self._heard: dict[PeerId, float] = {}
+        """Local time of the newest sign of life of each connected peer, at that look."""
         self.gossip = Gossip(transport, identity, admission.run_id, self, randomness)
         self._announcer = Announcer(transport, self.gossip, incarnation)
 
@@ -109,9 +118,10 @@ class Swarm:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.gossip.run)
             nursery.start_soon(self._watch_connections)
+            self.announce()
             while True:
-                self.announce()
                 await trio.sleep(ANNOUNCE_SECONDS)
+                self._announcer.renew()
 
     @property
     def _told(self) -> SwarmListener:
@@ -234,6 +244,9 @@ class Swarm:
         """Counts and logs that a peer broke the protocol. Repeated offences lead to a ban."""
         self.admission.offences.note(peer, error)
 
+    def is_apart(self) -> bool:
+        return not self.living_anywhere().keys() <= {*self._transport.peers()}
+
     def heard_own(self, announce: Announce) -> None:
         self._announcer.heard_own(announce)
 
@@ -276,9 +289,24 @@ class Swarm:
                 self.membership.disconnected(peer)
                 self.admission.conduct.disconnected(peer)
                 self._told.disconnected(peer)
-            if connected - self._connected and now >= self._greeted_seconds + GREET_SECONDS:
-                self._greeted_seconds = now
+            self._greets = self._greets or bool(connected - self._connected)
+            if self._greets and now >= self._greeted_seconds + GREET_SECONDS:
+                self._greeted_seconds, self._greets = now, False
                 self.announce()  # so that the new peer knows this node at once
             self._connected = connected
+            if now >= self._signs_seconds + SIGNS_SECONDS:
+                self._signs_seconds = now
+                self._note_signs_of_life(connected)
             self._announcer.announce_news()
             await trio.sleep(WATCH_SECONDS)
+
+    def _note_signs_of_life(self, connected: Collection[PeerId]) -> None:
+        awake_seconds = self._awake.awake_seconds()
+        before, self._heard = self._heard, {}
+        for peer in sorted(connected):
+            heard_seconds = self._transport.heard_seconds(peer)
+            if heard_seconds is None:
+                continue
+            self._heard[peer] = heard_seconds
+            if heard_seconds > before.get(peer, float("-inf")):
+                self.membership.heard(awake_seconds, peer)

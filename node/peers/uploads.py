@@ -20,6 +20,10 @@ MEMBERS_FIRST_SECONDS = 0.5
 """Longest wait of a stranger's piece for members that are being served. A member that does not read
 must not keep newcomers out."""
 
+STRANGERS_UPLOAD_SHARE = 0.5
+"""Part of the owner's limit of the upload that strangers get at most. The rest is for rings: with a
+quarter of the limit a link of a ring is still as fast as its owner lets it be."""
+
 STRANGERS_SHARE = 4
 """Strangers leave one in so many streams to members."""
 

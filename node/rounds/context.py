@@ -9,7 +9,9 @@ from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.base.disk_health import DiskHealth
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.pausing import PauseReason
+from gossamer.node.base.rate_limit import NO_LIMITS, Limits
 from gossamer.node.base.threads import RunInThread
+from gossamer.node.heads.heads import AT_WORK
 from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import Rollbacks
 from gossamer.node.machine.speed import SpeedMeter
@@ -59,6 +61,8 @@ class NodeContext:
     """Files of the held-out shards; empty until all of them are on this disk."""
     pinned_head: Digest | None = None
     """The head that this node's chain has to contain, from the link by which it joined."""
+    limits: Limits = NO_LIMITS
+    """The owner's limits of what all connections move."""
 
     @property
     def me(self) -> PeerId:
@@ -81,11 +85,13 @@ class Phases:
         if phase != "paused":
             progress.paused_reason = None
         if phase != progress.phase:
-            progress.phase = phase
+            before, progress.phase = progress.phase, phase
             self._metrics.set_phase(phase)
             # A phase that stays needs no announcement besides the regular ones. A loop that sets it
             # at every wake would answer each announcement heard with one of its own.
-            self._swarm.announce()
+            if not (before in AT_WORK and phase in AT_WORK):
+                # Those two say the same to a peer that waits for this node, or looks at its head.
+                self._swarm.announce()
         self._orders.notify()
 
     def pause(self, reason: PauseReason) -> None:

@@ -17,6 +17,7 @@ Every event takes the local time in seconds, from a clock that never goes back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
@@ -212,10 +213,11 @@ class RoundDispatcher:
         acked_bytes: int,
         busy_seconds: float,
         waiting_bytes: int,
+        limit_bytes_per_second: float = math.inf,
     ) -> None:
         """See `Round.link_measured`."""
         if self.is_running:
-            measured = acked_bytes, busy_seconds, waiting_bytes
+            measured = acked_bytes, busy_seconds, waiting_bytes, limit_bytes_per_second
             self.apply(now, self.machine.link_measured(now, ring_id, peer, *measured))
 
     # Events: chunks that arrive

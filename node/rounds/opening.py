@@ -107,6 +107,10 @@ class NodeHost:
         self.transferred = context.speed.transfer
         self.changed = on_changed
 
+    def upload_limit(self) -> float:
+        """See `RoundHost`."""
+        return self._context.limits.up.bytes_per_second
+
     def awaited(self) -> Awaited:
         """See `RoundHost`."""
         return self._context.swarm.awaited(

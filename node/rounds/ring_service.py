@@ -109,10 +109,12 @@ class RingReceiver:
         dispatcher, ring_id = self._dispatcher, self._ring_id
         if not self._is_of_use():
             return
-        self._check_length(chunk, mask, payload)
+        self._check_length(chunk, mask, payload, is_average=finisher is not None)
         digest = None
         if dispatcher.has_to_check(mask, finisher):
-            digest = await self._run_in_thread(lambda: self._checked(chunk, mask, payload))
+            digest = await self._run_in_thread(
+                lambda: self._checked(chunk, mask, payload, is_average=finisher is not None)
+            )
         if not self._is_of_use():  # much may have happened meanwhile
             return
         now = trio.current_time()
@@ -129,15 +131,17 @@ class RingReceiver:
             raise StreamClosed("another ring is followed here")
         return use == "wanted"
 
-    def _check_length(self, chunk: int, mask: int, payload: Payload) -> None:
+    def _check_length(self, chunk: int, mask: int, payload: Payload, *, is_average: bool) -> None:
         if not 0 <= chunk < self._plan.num_chunks:
             raise MalformedError(f"chunk {chunk} of {self._plan.num_chunks}")
-        if not self._payloads.is_length(len(payload), self._plan.elements_of(chunk), mask):
+        elements = self._plan.elements_of(chunk)
+        if not self._payloads.is_length(len(payload), elements, mask, is_average=is_average):
             raise MalformedError(f"{len(payload)} bytes are no chunk of such members")
 
-    def _checked(self, chunk: int, mask: int, payload: Payload) -> Digest:
+    def _checked(self, chunk: int, mask: int, payload: Payload, *, is_average: bool) -> Digest:
         """The digest of a payload that can be averaged; RemoteProtocolError for another."""
-        self._payloads.check(payload, self._plan.elements_of(chunk), mask, chunk, self._roots)
+        elements = self._plan.elements_of(chunk)
+        self._payloads.check(payload, elements, mask, chunk, self._roots, is_average=is_average)
         return digest_of(payload)
 
 

@@ -81,6 +81,10 @@ class RoundHost(Protocol):
     def transferred(self, num_bytes: int, seconds: float) -> None:
         """A link was busy for that time and transferred so many bytes."""
 
+    def upload_limit(self) -> float:
+        """The owner's present limit of all that this node sends, in bytes per second; inf for
+        none."""
+
     def changed(self) -> None:
         """The machine of the round may have changed."""
 
@@ -271,7 +275,8 @@ class RoundDriver:
         """A slow path through a relay says nothing about the member at its end."""
         path = self._transport.path(peer)
         if path is not None and path.kind != "relayed":
-            self.dispatcher.link_measured(trio.current_time(), ring_id, peer, *measure)
+            limit = self._node.upload_limit()
+            self.dispatcher.link_measured(trio.current_time(), ring_id, peer, *measure, limit)
 
     def contribute(self, ring_id: Digest, action: Contribute) -> None:
         """See `Effects`."""
@@ -349,7 +354,9 @@ class RoundDriver:
             return
         self._num_adding += 1
         try:
-            payload = await self._run_in_thread(lambda: add(action.chunk, action.payload))
+            payload = await self._run_in_thread(
+                lambda: add(action.chunk, action.payload, action.mask)
+            )
         except MalformedError as error:  # the received payload cannot be decoded
             assert action.sender is not None
             self.dispatcher.rejected(

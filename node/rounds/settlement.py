@@ -14,7 +14,8 @@ from gossamer.node.storage.committed import CommittedState, chunks_with
 from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.node.storage.work import Work
 from gossamer.node.training.local_training import LocalTrainings
-from gossamer.protocol.accounting.work_records import ROLLED_BACK, mask_of
+from gossamer.protocol.accounting.work_records import ROLLED_BACK, Offered, mask_of, offered_by
+from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.rounds.attempt import Committed
 from gossamer.protocol.state.chain import ChunkAverage, Header, spans_taken
@@ -64,7 +65,8 @@ class Settlement:
         """Settles with a round that was just installed, and publishes its commit."""
         self.note(outcome.proposal.header, outcome.proposal.update.averages)
         await self.settle()
-        self._swarm.gossip.publish_commit(outcome.commit)
+        num_members = len(outcome.proposal.header.members)
+        self._swarm.gossip.publish_commit(outcome.commit, num_members)
 
     def note(self, header: Header, averages: tuple[ChunkAverage, ...]) -> None:
         """Keeps a new round's contributors until `settle`: the disk may lack them."""
@@ -183,7 +185,15 @@ class Settlement:
             None if taken is None else mask_of(taken) << sync_set.first_chunk,
             counts_spans=taken is not None and spans_taken(sum(taken), len(taken)),
             exchanged=sync_set.mask,
+            offered=self._offered(head) if tokens else None,
         )
+
+    def _offered(self, head: Digest) -> Offered | None:
+        try:
+            return offered_by(self._swarm.me, self._committed.chain.commit(head))
+        except (KeyError, OSError, RemoteProtocolError) as error:
+            log.warning("which of its offers an old round took is not known", problem=str(error))
+            return None
 
     async def drop_if_stale(self) -> None:
         """Drops work that missed too many rounds. If that was all work, its data is returned."""

@@ -118,6 +118,9 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "mixing": "With overlap or fragments: weight of a peer's own parameters against a new "
         "state (alpha of Streaming DiLoCo). 0 is best; for states in one piece that come a whole "
         "round late, 0.25 is.",
+        "widening": 'With codec = "int4": whether sums of more than 8 members have 5 to 7 bits a '
+        "value, so that an average stays as exact in a large ring as in a small one. With "
+        'sync = "sparse": whether the work of many members travels as such a sum.',
     },
     "rounds": {
         "round_seconds": "Time after which a peer ends its inner steps, however few it did.",
@@ -136,7 +139,9 @@ def _hints() -> dict[str, dict[str, Any]]:
     del hints["model"]["vocabulary"]  # tokenizer.vocabulary sets it
     # These come from the folder of `gossamer start --init-from`.
     del hints["model"]["imported"]
-    hints["inner"]["ends"] = bool  # the runs that have no such field were founded before it
+    # The runs that have no such fields were founded before them.
+    hints["inner"]["ends"] = bool
+    hints["outer"]["widening"] = bool
     hints["tokenizer"]["kind"] = Literal["bytes", "bpe"]
     top = {key: hint for key, hint in get_type_hints(Draft).items() if key not in SECTIONS}
     del top["init_from"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
 from gossamer.node.peers.run_exchange import JoinError
 from gossamer.node.runs.draft import Draft
@@ -126,6 +127,23 @@ def describe(
         f"network   some {format_bytes(plan.sent_bytes)} up and down in each round",
         "shared    this node serves the run's state and parts of its corpus to other members",
     ]
+
+
+def describe_limits(settings: Settings) -> str:
+    """Returns the owner's limits on one line for people, with the command that sets others."""
+    given = [
+        (" and ".join(settings.up_limit), "{} Mbit/s up"),
+        (" and ".join(settings.down_limit), "{} Mbit/s down"),
+        (settings.threads or "", "{} threads"),
+        (format_bytes(settings.memory_max) if settings.memory_max else "", "{} of memory"),
+        (format_bytes(settings.disk_max) if settings.disk_max else "", "{} of disk"),
+        (settings.gpu_memory, "{} of the card's memory"),
+        (settings.gpu_power_watts or "", "{} W"),
+        (settings.gpu_temperature_max or "", "{} degrees C"),
+    ]
+    texts = [text.format(value) for value, text in given if value]
+    other = "gossamer limits set upload=10 (and others) changes them at any time"
+    return f"{', '.join(texts) or 'none: line, processor and card are used in full'}; {other}"
 
 
 class NotWantedError(JoinError):

@@ -4,12 +4,12 @@ Bytes are exact except for framing. Times follow from the bytes, the lines, and 
 
     bytes sent      2 (N - 1) / N of the size of all chunks on their way. Every chunk crosses N - 1
                     links as a partial sum, and N - 1 links as an average; as many bytes are
-                    received. A sum is as large as one member's part, and a set (sync = "sparse")
-                    holds up to N parts
+                    received. A sum is as large as one member's part, or larger with `int4` and more
+                    than 8 members, and a set (sync = "sparse") holds up to N parts
     averaging       these bytes over the slower direction of the line, at the fraction of its rate
                     that is reached (`LINE_SHARE`), plus a constant (`AGREE_SECONDS`), plus the
                     latency of 2 (N - 1) links: a chunk goes round the ring twice, and the next
-                    member waits for it
+                    member waits for it. The agreement waits for `AGREE_LINKS` links more
     round           training + averaging; with overlap the longer of the two. Shared steps
                     (sync = "distro") wait for each other, one by one (`HOP_SECONDS` and the latency
                     for each link), and each is transformed once before it is sent and once when it
@@ -44,6 +44,11 @@ separately here.)"""
 
 AGREE_SECONDS = 0.4
 """Time from the last `Ready` to the roster, plus that from the last chunk to the commit."""
+
+AGREE_LINKS = 5
+"""Messages that wait for each other in the agreement: the last `Ready`, the roster, the greeting of
+a ring's stream and its answer, and the last vote. Whole nodes in virtual time take 11 latencies
+with 4 peers, and 19 with 8 (tests/node/whole_nodes/test_ring_latency.py)."""
 
 HOP_SECONDS = 0.01
 """Time that a shared step takes for each link, estimated for one machine. A step waits until its
@@ -191,14 +196,14 @@ def plan_round(
     payloads: Payloads
     num_links = 2 * (peers - 1)
     offers_seconds = shared_steps_seconds = 0.0
-    ring_latency_seconds = num_links * line.latency_seconds
+    ring_latency_seconds = (num_links + AGREE_LINKS) * line.latency_seconds
     if draft.sync == "distro":
         payloads = sign_payloads(model, outer)
         offers_seconds = outer.inner_steps * model.num_parameters * OFFER_SECONDS
         step_seconds = num_links * (HOP_SECONDS + line.latency_seconds)
         step_seconds += model.num_parameters * TAKE_SECONDS
         shared_steps_seconds = outer.inner_steps * step_seconds
-        ring_latency_seconds = 0.0  # it is in each step
+        ring_latency_seconds = AGREE_LINKS * line.latency_seconds  # the rest is in each step
     else:
         payloads = payloads_of(draft.sync, outer, draft.trust)
     slower = min(line.up, line.down) * MEGA / BITS_PER_BYTE * LINE_SHARE

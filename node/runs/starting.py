@@ -143,7 +143,7 @@ async def initial_parameters(draft: Draft, settings: Settings) -> FloatVector:
                     model=draft.model,
                     inner=draft.inner,
                     device="cpu",
-                    threads=settings.threads,
+                    limits=messages.Limits(threads=settings.threads),
                     seed=draft.seed,
                     base_fd=process.base_fd,
                     pseudo_gradient_fd=process.pseudo_gradient_fd,

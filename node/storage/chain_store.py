@@ -78,6 +78,14 @@ class ChainStore:
         self.problem: DiskError | None = None
         self.genesis = genesis
         self._entries = {genesis: Entry(genesis, 0, genesis, 0, genesis_state)}
+        # These follow the entries, so that no question takes longer the older the run is.
+        self._children: dict[Digest, list[Digest]] = {}
+        self._tips: dict[Digest, None] = {genesis: None}
+        """Heads without a known child, in the order in which they became that."""
+        self._path_bytes: dict[Digest, int] = {genesis: 0}
+        """Bytes of the records on the way to a head, of those that have all of them."""
+        self._num_bytes = 0
+        """Bytes of all records."""
         self._unwritten: dict[Digest, bytes] = {}
         """Records that are not on disk: it did not take them, or they are just coming."""
         self._adding = threading.Lock()
@@ -114,6 +122,31 @@ class ChainStore:
             Digest(header.state_digest),
             num_bytes,
         )
+        parent = Digest(header.parent)
+        self._children.setdefault(parent, []).append(head)
+        self._tips.pop(parent, None)
+        if head not in self._children:
+            self._tips[head] = None
+        self._num_bytes += num_bytes
+        new = [head] if parent in self._path_bytes else []
+        while new:
+            entry = self._entries[new.pop()]
+            self._path_bytes[entry.head] = self._path_bytes[entry.parent] + entry.num_bytes
+            new += self._children.get(entry.head, ())
+
+    def _forget(self, head: Digest) -> None:
+        entry = self._entries.pop(head)
+        self._tips.pop(head, None)
+        self._path_bytes.pop(head, None)
+        self._num_bytes -= entry.num_bytes
+        siblings = self._children[entry.parent]
+        siblings.remove(head)
+        if not siblings:
+            del self._children[entry.parent]
+            if entry.parent in self._entries:
+                self._tips[entry.parent] = None
+        self._unwritten.pop(head, None)
+        remove_quietly(self._file(entry))
 
     def _file(self, entry: Entry) -> Path:
         return self._directory / f"{entry.round:010d}-{entry.head.hex()}"
@@ -173,26 +206,28 @@ class ChainStore:
     def path_between(self, ancestor: Digest, head: Digest) -> list[Digest] | None:
         """Heads after `ancestor` up to `head`, oldest first; None if it is no known ancestor."""
         path: list[Digest] = []
+        first = self._entries.get(ancestor)
         entry = self._entries.get(head)
-        while entry is not None and entry.head != ancestor:
+        while first is not None and entry is not None and entry.round > first.round:
             path.append(entry.head)
-            if entry.round == 0:
-                return None
             entry = self._entries.get(entry.parent)
-        return None if entry is None else path[::-1]
+        return path[::-1] if entry is not None and entry is first else None
 
     def is_whole(self, head: Digest) -> bool:
         """Returns whether every round on the way to a head is known."""
-        return self.path_between(self.genesis, head) is not None
+        return head in self._path_bytes
 
     def only_in(self, head: Digest, other: Digest) -> list[Digest]:
         """Heads on the way to a known `head` that are not on the way to a known `other`."""
-        path = self.path_between(self.genesis, other) or []
-        theirs = {self.genesis, *path}
+        mine = self._entries.get(head)
+        theirs = self._entries[other if self.is_whole(other) else self.genesis]
         found: list[Digest] = []
-        while head in self._entries and head not in theirs:
-            found.append(head)
-            head = self._entries[head].parent
+        while mine is not None and mine.head != theirs.head:
+            if theirs.round >= mine.round:
+                theirs = self._entries[theirs.parent]
+            else:
+                found.append(mine.head)
+                mine = self._entries.get(mine.parent)
         return found
 
     def ancestors(self, head: Digest, num_rounds: int) -> list[Digest]:
@@ -207,9 +242,7 @@ class ChainStore:
 
     def tips(self) -> list[Digest]:
         """Known heads without a known child."""
-        entries = self._entries.copy()  # at once, while another thread adds
-        parents = {entry.parent for entry in entries.values() if entry.round}
-        return [head for head in entries if head not in parents]
+        return list(self._tips)  # at once, while another thread adds
 
     def forget_all_but(self, heads: Iterable[Digest]) -> None:
         """Forgets every round that is on the way to none of these heads, on disk too.
@@ -224,29 +257,18 @@ class ChainStore:
                     kept.add(head)
                     head = self._entries[head].parent
             for head in [head for head in self._entries if head not in kept]:
-                self._unwritten.pop(head, None)
-                remove_quietly(self._file(self._entries.pop(head)))
+                self._forget(head)
 
     def bytes_beside(self, head: Digest) -> int:
         """Bytes of the records that are not on the way to a known head."""
-        entries = self._entries.copy()  # at once, while another thread adds
-        path = self.path_between(self.genesis, head) or []
-        if len(path) + 1 == len(entries):
-            return 0
-        for each in path:
-            entries.pop(each, None)
-        return sum(entry.num_bytes for entry in entries.values())
+        return self._num_bytes - self._path_bytes.get(head, 0)
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def heads_by_weight(self) -> list[Digest]:
         """Known heads whose chain is complete, the one with the most tokens first."""
-        leaves = [
-            self._entries[head]
-            for head in self.tips()
-            if self.path_between(self.genesis, head) is not None
-        ]
+        leaves = [self._entries[head] for head in self.tips() if self.is_whole(head)]
         leaves.sort(key=lambda entry: (-entry.tokens_total, entry.head))
         return [entry.head for entry in leaves] or [self.genesis]
 

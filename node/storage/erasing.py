@@ -13,6 +13,12 @@ from gossamer.node.storage.state_dir import StateDir
 IDENTITY_NAMES = ("identity.key", "incarnation")
 """The key, and the number of its lives: other peers believe the highest number."""
 
+OWNER_NAMES = ("limits",)
+"""The owner's word on this machine, which holds for its next run too."""
+
+KEPT_NAMES = (*IDENTITY_NAMES, *OWNER_NAMES)
+"""What stays with the identity."""
+
 HELD_NAME = "lock"
 """It stays while this process holds it: a file that a waiting process has open is the lock."""
 
@@ -70,12 +76,12 @@ def erase(state_dir: StateDir, *, keep_identity: bool) -> Erased:
         else:
             path.unlink(missing_ok=True)
         num_bytes += size
-    kept = {HELD_NAME, *(IDENTITY_NAMES if keep_identity else ())}
+    kept = {HELD_NAME, *(KEPT_NAMES if keep_identity else ())}
     return Erased(num_bytes, tuple(sorted(p.name for p in root.iterdir() if p.name not in kept)))
 
 
 def _ours(root: Path, keep_identity: bool) -> list[Path]:
-    names = {*RUN_NAMES, *(() if keep_identity else IDENTITY_NAMES)}
+    names = {*RUN_NAMES, *(() if keep_identity else KEPT_NAMES)}
     if not root.is_dir():
         return []
     return [

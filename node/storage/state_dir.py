@@ -9,6 +9,7 @@
     starting           what the daemon does that has no endpoint yet, for people
     paused             the owner's order to pause            (`pause_file`)
     noticed            the run of which the owner was told that it is finished (`notices`)
+    limits             the limits that the owner set on the running node (`limits_file`)
     losses             the curve of losses that the owner sees (`loss_file`)
     manifest.msgpack   the `SignedManifest` of the run
     peers.msgpack      addresses of peers seen, newest first
@@ -105,6 +106,7 @@ class StateDir:
         self.paused_path = root / "paused"
         self.losses_path = root / "losses"
         self.noticed_path = root / "noticed"
+        self.limits_path = root / "limits"
         self.manifest_path = root / "manifest.msgpack"
         self.known_peers_path = root / "peers.msgpack"
         self.head_path = root / "head"

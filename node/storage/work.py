@@ -28,7 +28,7 @@ from gossamer.node.storage.work_journal import VERSION, FileHeader, Journal, cop
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import WorkStatus
 from gossamer.protocol.accounting.work_account import WorkAccount
-from gossamer.protocol.accounting.work_records import LATE, STALE, Offer, Settlement
+from gossamer.protocol.accounting.work_records import LATE, STALE, Offer, Offered, Settlement
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector
@@ -80,6 +80,7 @@ class Work:
         metrics: Metrics,
         *,
         clock: Callable[[], float] = time.monotonic,
+        life: Callable[[], int] = lambda: 0,
     ) -> None:
         """
         Args:
@@ -87,7 +88,9 @@ class Work:
                 `close_offer` and `trained` only.
             plan: the chunks of `pending`.
             clock: local seconds.
+            life: number of the node's present life, as its `Ready` says it.
         """
+        self._life = life
         self._files = WorkFiles(directory, pending.size)
         self._journal = Journal(self._files.journal_path, clock)
         self._pending = pending
@@ -143,7 +146,7 @@ class Work:
 
     def offer(self, head: Digest, round_number: int, spans: Sequence[Span] | None = None) -> Offer:
         """Returns all carried work as an offer, for a `Ready`. There has to be some."""
-        offer = self.account.offer(head, round_number, spans)
+        offer = self.account.offer(head, round_number, spans, self._life())
         assert offer is not None
         self._open, self._open_ring = offer, None
         self._note()
@@ -184,6 +187,7 @@ class Work:
         *,
         counts_spans: bool,
         exchanged: int | None = None,
+        offered: Offered | None = None,
     ) -> None:
         """Applies a header, now the newest of the chain, that took `tokens` of this node's work.
 
@@ -194,7 +198,13 @@ class Work:
         See `WorkAccount.committed_by` for the others.
         """
         settled = self.account.committed_by(
-            head, parent, tokens, chunks, counts_spans=counts_spans, exchanged=exchanged
+            head,
+            parent,
+            tokens,
+            chunks,
+            counts_spans=counts_spans,
+            exchanged=exchanged,
+            offered=offered,
         )
         self._metrics.tokens_committed.add("on_time", settled.on_time)
         self._metrics.tokens_committed.add("late", settled.late)

@@ -30,6 +30,10 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     utilization_ratio: float | None = None
     temperature_celsius: float | None = None
     power_watts: float | None = None
+    power_limit_watts: float | None = None
+    power_limit_min_watts: float | None = None
+    power_limit_max_watts: float | None = None
+    power_limit_default_watts: float | None = None
 
 
 class Gpus:
@@ -59,6 +63,21 @@ class Gpus:
                 continue
         return gpus
 
+    def set_power_limit(self, index: int, watts: float) -> str:
+        """Sets the limit of a card's power. Returns why it was not set, for people; else empty."""
+        nvml = self._nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            nvml.nvmlDeviceSetPowerManagementLimit(handle, round(watts * 1000))
+        except nvml.NVMLError as error:
+            if getattr(error, "value", None) == nvml.NVML_ERROR_NO_PERMISSION:
+                return (
+                    "the driver lets only root set the power: run "
+                    f"`sudo nvidia-smi -i {index} -pl {watts:g}` yourself"
+                )
+            return f"the driver does not set it: {error}"
+        return ""
+
     def _read_one(self, index: int) -> Gpu:
         nvml = self._nvml
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -71,6 +90,10 @@ class Gpus:
                 return None
             return float(getattr(answer, "gpu", answer))
 
+        try:
+            lowest, highest = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
+        except nvml.NVMLError:
+            lowest = highest = None
         utilization = value("nvmlDeviceGetUtilizationRates")
         power = value("nvmlDeviceGetPowerUsage")
         return Gpu(
@@ -81,7 +104,11 @@ class Gpus:
             memory_used_bytes=int(memory.used),
             utilization_ratio=None if utilization is None else utilization / 100,
             temperature_celsius=value("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-            power_watts=None if power is None else power / 1000,
+            power_watts=_watts(power),
+            power_limit_watts=_watts(value("nvmlDeviceGetPowerManagementLimit")),
+            power_limit_min_watts=_watts(lowest),
+            power_limit_max_watts=_watts(highest),
+            power_limit_default_watts=_watts(value("nvmlDeviceGetPowerManagementDefaultLimit")),
         )
 
 
@@ -117,6 +144,10 @@ def _gpu_families() -> dict[str, GaugeMetricFamily]:
         field: GaugeMetricFamily(f"gossamer_gpu_{field}", text, labels=["gpu", "uuid"])
         for field, text in helps.items()
     }
+
+
+def _watts(milliwatts: float | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
 
 
 def _text(value: str | bytes) -> str:

@@ -63,6 +63,17 @@ OFFENCE_REASONS = (
 )
 """Values of `reason` of `RemoteProtocolError` and its subclasses."""
 
+LINE_DIRECTIONS = ("sent", "received")
+_LIMIT_OF = {
+    "threads": "threads",
+    "memory_bytes": "memory",
+    "disk_bytes": "disk",
+    "gpu_memory_bytes": "gpu_memory",
+    "gpu_power_watts": "gpu_power",
+    "gpu_temperature_celsius": "gpu_temperature",
+}
+"""The owner's limit behind each gauge `limit_...`."""
+
 _STEP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _ROUND_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
 _RTT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 5)
@@ -140,6 +151,7 @@ class Metrics:
         self._add_rounds(add, registry)
         self._add_data(add)
         self._add_storage(add)
+        self._add_limits(add, registry)
         self._add_offences(add)
         prometheus_client.ProcessCollector(namespace="gossamer", registry=registry)
         if gpus is not None:
@@ -314,6 +326,62 @@ class Metrics:
             "checkpoint_last_success_timestamp_seconds",
             "When the state last reached the disk; 0 before the first time.",
         )
+
+    def _add_limits(self, add: _Registrar, registry: CollectorRegistry) -> None:
+        self._line_bytes = Counter(
+            "line_bytes_total",
+            "Bytes on the wire with all peers, packet headers included: what the limits count.",
+            ["direction"],
+            namespace="gossamer",
+            registry=registry,
+        )
+        self._line_seen = dict.fromkeys(LINE_DIRECTIONS, 0)
+        for direction in LINE_DIRECTIONS:
+            self._line_bytes.labels(direction)
+        self._line_limit = add.gauges(
+            "line_limit_bytes_per_second",
+            "The owner's limit of the line; +Inf for none.",
+            "direction",
+            LINE_DIRECTIONS,
+        )
+        self._limits = {
+            name: add.gauge(f"limit_{name}", f"{text}; +Inf for none.")
+            for name, text in (
+                ("threads", "The owner's limit of the trainer's threads"),
+                ("memory_bytes", "The owner's limit of the memory of daemon and trainer"),
+                ("disk_bytes", "The owner's limit of the state directory"),
+                ("gpu_memory_bytes", "The owner's limit of the card's memory"),
+                ("gpu_power_watts", "The owner's limit of the card's power"),
+                ("gpu_temperature_celsius", "Temperature above which the node pauses"),
+            )
+        }
+        self._memory_used = add.gauge(
+            "memory_used_bytes", "Resident memory of the daemon and its trainer."
+        )
+        self._cores_used = add.gauge("trainer_cores_used", "Cores that the trainer keeps busy.")
+
+    def set_limits(
+        self,
+        limits: Mapping[str, float | None],
+        uses: Mapping[str, float],
+        moved_bytes: Mapping[str, int],
+    ) -> None:
+        """Sets the owner's limits beside the use, by the names of `base.owner_limits`.
+
+        Args:
+            limits: None for no limit. Those of the line are in Mbit/s.
+            moved_bytes: all bytes of the line so far.
+        """
+        for direction, name in (("sent", "upload"), ("received", "download")):
+            mbit = limits.get(name)
+            self._line_limit.set(direction, math.inf if mbit is None else mbit * 1e6 / 8)
+            self._line_bytes.labels(direction).inc(moved_bytes[name] - self._line_seen[direction])
+            self._line_seen[direction] = moved_bytes[name]
+        for metric, gauge in self._limits.items():
+            value = limits.get(_LIMIT_OF[metric])
+            gauge.set(math.inf if value is None else value)
+        self._memory_used.set(uses.get("memory", math.nan))
+        self._cores_used.set(uses.get("threads", math.nan))
 
     def _add_offences(self, add: _Registrar) -> None:
         self.offences = add.counters(

@@ -159,6 +159,25 @@ class PauseStatus(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class LimitStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit of the owner, beside what the node uses of it."""
+
+    name: str
+    setting: str
+    unit: str
+    """`Mbit/s`, `threads`, `bytes`, `W` or `degrees C`."""
+    limit: float | None = None
+    """None: no limit holds now, or the card does not say how large it is."""
+    text: str = ""
+    """The limit as it was written; empty for none."""
+    used: float | None = None
+    """None: not known."""
+    source: str = "settings"
+    """`limits set` for a limit that the owner set on the running node, else `settings`."""
+    note: str = ""
+    """What keeps the limit from holding here, for people."""
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one node, and its view of the swarm, at one moment."""
 
@@ -214,6 +233,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """Loss of the newest evaluated state on held-out text."""
     num_parameters: int | None = None
     capacity: CapacityStatus | None = None
+    limits: tuple[LimitStatus, ...] = ()
+    """The owner's limits beside the use."""
     confinement: str | None = None
     """What the trainer's process can and cannot do on this machine, for people; None before it has
     started."""

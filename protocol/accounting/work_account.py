@@ -12,6 +12,8 @@ Rules
   is about the offer that it made on the header's parent; work that was trained since is no part of
   it. So a ring that commits unheard of takes no more than it was given, however late this becomes
   known.
+- Two lives of a peer may offer as much on the same head. The peer's `Ready` in the roster of a
+  header's ring says which of these offers the header took.
 - A header takes tokens of all lots of its offer alike. They are *on time* if they were trained on
   the header's parent, else *late* (they were residual). Chunks of which it did not take this peer's
   part stay in `pending`, and the rest of the tokens stays carried.
@@ -46,6 +48,7 @@ from gossamer.protocol.accounting.work_records import (
     STALE,
     AccountState,
     Offer,
+    Offered,
     Reclaim,
     Restart,
     Settlement,
@@ -137,12 +140,13 @@ class WorkAccount:
     # Rounds
 
     def offer(
-        self, head: bytes, round_number: int, spans: Sequence[Span] | None = None
+        self, head: bytes, round_number: int, spans: Sequence[Span] | None = None, life: int = 0
     ) -> Offer | None:
         """Offers all carried work to the round after `head`. None if nothing is carried.
 
         Args:
             spans: the data that the `Ready` named; None: all that is not in the ledger.
+            life: the present life; 0: not known.
         """
         state = self.state
         lots = {number: lot.carried for number, lot in state.lots.items() if lot.carried}
@@ -154,6 +158,7 @@ class WorkAccount:
             round=round_number,
             lots=lots,
             spans=tuple(state.spans if spans is None else spans),
+            life=life,
         )
         state.offers.append(offer)
         del state.offers[:-OFFERS_MAX]
@@ -173,6 +178,7 @@ class WorkAccount:
         *,
         counts_spans: bool,
         exchanged: int | None = None,
+        offered: Offered | None = None,
     ) -> Settlement:
         """A header that is now the newest in my chain took `tokens` of mine (0: nothing).
 
@@ -184,6 +190,7 @@ class WorkAccount:
                 twice.
             counts_spans: whether the ledger counted my spans.
             exchanged: mask of the header's chunks; None: all.
+            offered: the offer by my `Ready` in the roster of the header's ring; None: not known.
         """
         state = self.state
         state.head = head
@@ -191,7 +198,7 @@ class WorkAccount:
             return Settlement(None, 0, 0, 0, 0)
         if exchanged is None:
             exchanged = self._all_chunks
-        offer = self._offer_on(parent, tokens, chunks, exchanged.bit_count())
+        offer = self._offer_on(parent, tokens, chunks, exchanged.bit_count(), offered)
         if offer is None:
             state.trained += tokens
             state.committed_late += tokens
@@ -232,10 +239,19 @@ class WorkAccount:
         )
 
     def _offer_on(
-        self, parent: bytes, tokens: int, chunks: int | None, num_synced: int
+        self,
+        parent: bytes,
+        tokens: int,
+        chunks: int | None,
+        num_synced: int,
+        offered: Offered | None,
     ) -> Offer | None:
-        """The offer that a header on `parent` took: of several the newest that fits its tokens."""
+        """The offer that a header on `parent` took: of several the newest that fits what my `Ready`
+        said, or else the header's tokens."""
         found = [o for o in self.state.offers if o.head == parent and o.taking is None]
+        for offer in reversed(found):
+            if offered is not None and (offer.life, offer.tokens) == offered:
+                return offer
         if chunks is not None:
             num_in = chunks.bit_count()
             for offer in reversed(found):

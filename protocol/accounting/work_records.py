@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
 from gossamer.protocol.errors import LocalProtocolError
-from gossamer.protocol.wire.statements import Span
+from gossamer.protocol.state.chain import Commit
+from gossamer.protocol.wire.statements import Ready, Roster, Span, decode_statement
 
 STALE = "stale"
 LATE = "late"
@@ -87,6 +89,25 @@ class Taking(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return sum(share.tokens for share in self.shares if share.on_time)
 
 
+class Offered(NamedTuple):
+    """The part of a peer's `Ready` that tells its offers on one head from each other."""
+
+    life: int
+    tokens: int
+
+
+def offered_by(peer_id: str, commit: Commit) -> Offered | None:
+    """The offer of a peer that went into the ring of a checked commit record; None without one."""
+    roster = decode_statement(commit.roster.payload)
+    assert isinstance(roster, Roster), "the record was checked"
+    for signed in roster.members:
+        if signed.author == peer_id:
+            ready = decode_statement(signed.payload)
+            assert isinstance(ready, Ready), "the record was checked"
+            return Offered(ready.incarnation, ready.tokens)
+    return None
+
+
 class Offer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The work that one `Ready` offered."""
 
@@ -96,6 +117,8 @@ class Offer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     lots: dict[int, int]
     """Tokens of each lot, by the lot's number."""
     spans: tuple[Span, ...]
+    life: int = 0
+    """Number of the life that made it (`Ready.incarnation`); 0: not known."""
     taking: Taking | None = None
     """The part that a header in this peer's chain took; None if no header took any."""
     void: bytes = b""

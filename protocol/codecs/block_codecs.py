@@ -42,12 +42,12 @@ BLOCK_ELEMENTS = 128
 than fp32 at every step when H is 500. With 64 values its error on real pseudo-gradients falls by
 4 %, and 4.25 bits are too many for 3,800."""
 
-_LEVEL_MAX = 127
+LEVEL_MAX = 127
 _SCALE_BYTES = 2
 _SCALE_MIN = np.float32(2.0**-100)
 # The largest scale is that of a block with MAGNITUDE_MAX.
 _SCALE_MIN_BITS, _SCALE_MAX_BITS = to_bfloat16(
-    np.array([_SCALE_MIN, MAGNITUDE_MAX / _LEVEL_MAX], np.float32)
+    np.array([_SCALE_MIN, MAGNITUDE_MAX / LEVEL_MAX], np.float32)
 ).tolist()
 
 # Blocks that are worked on at a time: 256 KiB of fp32 stay in the processor's cache.
@@ -55,8 +55,8 @@ _PIECE_BLOCKS = 512
 _PIECE_ELEMENTS = _PIECE_BLOCKS * BLOCK_ELEMENTS
 
 
-class _BlockCodec(ABC):
-    """The common part of `int8` and `int4`; a subclass defines the codes. See `TensorCodec`."""
+class BlockCodec(ABC):
+    """The common part of all codecs of blocks; a subclass defines the codes. See `TensorCodec`."""
 
     name: ClassVar[str]
     _scale_bits_checked: ClassVar[int]
@@ -74,8 +74,11 @@ class _BlockCodec(ABC):
         """
 
     @abstractmethod
-    def _codes_of(self, levels: Int8Array) -> Uint8Array:
-        """Codes of the nearest levels that have one. levels: (elements,), an even number."""
+    def _codes_of(self, scaled: Float32Array) -> Uint8Array:
+        """Codes of the levels that are nearest to these values, which may be overwritten.
+
+        scaled: (blocks, BLOCK_ELEMENTS), in units of their block's scale, so at most 127.5.
+        """
 
     @abstractmethod
     def _levels_of(self, codes: Uint8Array, num_elements: int, out: Float32Array) -> None:
@@ -84,6 +87,10 @@ class _BlockCodec(ABC):
         out: (whole blocks,), so there is room behind the last level. Raises MalformedError for a
         code that there is not.
         """
+
+    def of_sum(self, num_members: int) -> BlockCodec:
+        """See `TensorCodec`."""
+        return self
 
     def encoded_bytes(self, num_elements: int) -> int:
         return _SCALE_BYTES * _num_blocks(num_elements) + self._code_bytes(num_elements)
@@ -97,7 +104,6 @@ class _BlockCodec(ABC):
         scales = np.frombuffer(data, dtype="<u2", count=num_blocks)
         codes = np.frombuffer(data, dtype=np.uint8, offset=_SCALE_BYTES * num_blocks)
         scaled = np.empty((min(num_blocks, _PIECE_BLOCKS), BLOCK_ELEMENTS), np.float32)
-        levels = np.empty(scaled.shape, np.int8)
         for start in range(0, num_elements, _PIECE_ELEMENTS):
             blocks = _blocks_of(values[start : start + _PIECE_ELEMENTS])
             extremes = self._extremes(blocks)
@@ -105,13 +111,11 @@ class _BlockCodec(ABC):
             scale_bits = _scale_bits(extremes)
             first = start // BLOCK_ELEMENTS
             scales[first : first + len(blocks)] = scale_bits
-            part, part_levels = scaled[: len(blocks)], levels[: len(blocks)]
+            part = scaled[: len(blocks)]
             np.multiply(blocks, _inverses(scale_bits)[:, np.newaxis], out=part)
-            np.rint(part, out=part)
-            np.copyto(part_levels, part, casting="unsafe")
             stop = min(num_elements, start + _PIECE_ELEMENTS)
             written = slice(self._code_bytes(start), self._code_bytes(stop))
-            codes[written] = self._codes_of(part_levels.reshape(-1))[: written.stop - written.start]
+            codes[written] = self._codes_of(part)[: written.stop - written.start]
         return data
 
     def decode(
@@ -148,7 +152,7 @@ class _BlockCodec(ABC):
             raise MalformedError(f"a scale of an {self.name} chunk is {bad}")
 
 
-class Int8Codec(_BlockCodec):
+class Int8Codec(BlockCodec):
     """8.125 bits a value. A code is its level, in two's complement; -128 is none.
 
     With m the largest magnitude in a block the error of its values is at most
@@ -165,17 +169,17 @@ class Int8Codec(_BlockCodec):
         magnitudes: Float32Array = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
         return magnitudes
 
-    def _codes_of(self, levels: Int8Array) -> Uint8Array:
-        return levels.view(np.uint8)
+    def _codes_of(self, scaled: Float32Array) -> Uint8Array:
+        return _rounded(scaled).view(np.uint8)
 
     def _levels_of(self, codes: Uint8Array, num_elements: int, out: Float32Array) -> None:
         levels = codes.view(np.int8)
-        if levels.min() < -_LEVEL_MAX:
+        if levels.min() < -LEVEL_MAX:
             raise MalformedError("an int8 chunk with the code -128")
         out[:num_elements] = levels
 
 
-class Int4Codec(_BlockCodec):
+class Int4Codec(BlockCodec):
     """4.125 bits a value. A code is one of sixteen levels, which lie closer together around 0.
 
     The levels are those with the least squared error (Lloyd and Max) for blocks of 128 values that
@@ -195,13 +199,10 @@ class Int4Codec(_BlockCodec):
         return (num_elements + 1) // 2
 
     def _extremes(self, blocks: Float32Array) -> Float32Array:
-        high, low = blocks.max(axis=1), blocks.min(axis=1)
-        # Where there is a NaN both are NaN, and so is the result.
-        extremes: Float32Array = np.where(high >= -low, high, low)
-        return extremes
+        return signed_extremes(blocks)
 
-    def _codes_of(self, levels: Int8Array) -> Uint8Array:
-        return np.take(_PAIR_OF_LEVELS, levels.view("<u2"))
+    def _codes_of(self, scaled: Float32Array) -> Uint8Array:
+        return np.take(_PAIR_OF_LEVELS, _rounded(scaled).view("<u2"))
 
     def _levels_of(self, codes: Uint8Array, num_elements: int, out: Float32Array) -> None:
         if num_elements % 2 and codes[-1] >> 4:
@@ -234,6 +235,21 @@ _PAIR_OF_LEVELS = _pair_of_levels()
 _LEVELS_OF_PAIR = _levels_of_pair()
 
 
+def _rounded(scaled: Float32Array) -> Int8Array:
+    """The nearest whole levels, (elements,); `scaled` is overwritten."""
+    np.rint(scaled, out=scaled)
+    return scaled.astype(np.int8).reshape(-1)
+
+
+def signed_extremes(blocks: Float32Array) -> Float32Array:
+    """Returns the value of largest magnitude of each block, with its sign; NaN if the block has
+    one. blocks: (blocks, BLOCK_ELEMENTS); returns (blocks,)"""
+    high, low = blocks.max(axis=1), blocks.min(axis=1)
+    # Where there is a NaN both are NaN, and so is the result.
+    extremes: Float32Array = np.where(high >= -low, high, low)
+    return extremes
+
+
 def _num_blocks(num_elements: int) -> int:
     return -(-num_elements // BLOCK_ELEMENTS)
 
@@ -245,7 +261,7 @@ def _blocks_of(values: Float32Array) -> Float32Array:
 
 def _scale_bits(extremes: Float32Array) -> Uint16Array:
     """The bfloat16 scales of blocks with these extremes: nearest to a 127th, ties to even."""
-    wanted = extremes / np.float32(_LEVEL_MAX)
+    wanted = extremes / np.float32(LEVEL_MAX)
     magnitudes = np.maximum(np.abs(wanted), _SCALE_MIN)
     return to_bfloat16(np.where(extremes == 0, np.float32(0), np.copysign(magnitudes, wanted)))
 

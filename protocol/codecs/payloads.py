@@ -47,8 +47,8 @@ class Payloads(Protocol):
     def part_bytes(self, num_elements: int) -> int:
         """Size of one member's part of a chunk."""
 
-    def is_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
-        """Returns whether a partial sum or an average of these members may have this length."""
+    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
+        """Returns whether an average or a partial sum of these members may have this length."""
 
     def mean_bytes(self, num_elements: int, num_members: int) -> int:
         """Mean size of a chunk in transit, over all links of a ring."""
@@ -63,8 +63,10 @@ class Payloads(Protocol):
         mask: int,
         chunk: int = 0,
         roots: Sequence[bytes] = (),
+        *,
+        is_average: bool = True,
     ) -> None:
-        """Checks a payload.
+        """Checks an average, or a partial sum.
 
         Args:
             chunk: its number.
@@ -95,11 +97,17 @@ class SumPayloads:
     def part_bytes(self, num_elements: int) -> int:
         return self.coder.encoded_bytes(num_elements)
 
-    def is_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
-        return num_bytes == self.coder.encoded_bytes(num_elements)
+    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
+        coder = self.coder if is_average else self.coder.of_sum(mask.bit_count())
+        return num_bytes == coder.encoded_bytes(num_elements)
 
     def mean_bytes(self, num_elements: int, num_members: int) -> int:
-        return self.coder.encoded_bytes(num_elements)
+        average_bytes = self.coder.encoded_bytes(num_elements)
+        if num_members < 2:  # there is no link
+            return average_bytes
+        # A sum has one member on the first link of its chunk, and all but one on the last.
+        sums = (self.coder.of_sum(n).encoded_bytes(num_elements) for n in range(1, num_members))
+        return (sum(sums) // (num_members - 1) + average_bytes) // 2
 
     def members_max(self, num_elements: int) -> int:
         return limits.RING_MEMBERS_MAX
@@ -111,8 +119,11 @@ class SumPayloads:
         mask: int,
         chunk: int = 0,
         roots: Sequence[bytes] = (),
+        *,
+        is_average: bool = True,
     ) -> None:
-        self.coder.decode(payload, num_elements)
+        coder = self.coder if is_average else self.coder.of_sum(mask.bit_count())
+        coder.decode(payload, num_elements)
 
     def contributors(self, payload: Buffer, mask: int) -> int:
         return mask
@@ -132,25 +143,51 @@ class SumPayloads:
 
 
 class SetPayloads:
-    """Lists of sparse contributions."""
+    """Lists of sparse contributions; with `sums` those of many members are sums of them."""
 
     name = SPARSE
     are_steps = False
     are_signed = False
 
-    def __init__(self, coder: SparseCodec) -> None:
-        self.coder = coder
+    def __init__(self, coder: SparseCodec, sums: TensorCodec | None = None) -> None:
+        """`sums`: the codec of sums; None in a run that has only lists."""
+        self.coder, self.sums = coder, sums
+
+    def set_members_max(self, num_elements: int) -> int:
+        """Most members whose payload is a list: it is no longer than an average of dense work."""
+        if self.sums is None:
+            return limits.RING_MEMBERS_MAX
+        return self.sums.encoded_bytes(num_elements) // self.part_bytes(num_elements)
+
+    def is_sum(self, num_elements: int, mask: int) -> bool:
+        """Returns whether a payload of these members is a sum, or the average of one."""
+        return mask.bit_count() > self.set_members_max(num_elements)
 
     def part_bytes(self, num_elements: int) -> int:
         return RECORD_PREFIX_BYTES + self.coder.encoded_bytes(num_elements)
 
-    def is_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
+    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
+        if self.sums is not None and self.is_sum(num_elements, mask):
+            coder = self.sums if is_average else self.sums.of_sum(mask.bit_count())
+            return num_bytes == coder.encoded_bytes(num_elements)
         return num_bytes == mask.bit_count() * self.part_bytes(num_elements)
 
     def mean_bytes(self, num_elements: int, num_members: int) -> int:
-        return _mean_of_set(num_members, self.part_bytes(num_elements))
+        of_set, part_bytes = self.set_members_max(num_elements), self.part_bytes(num_elements)
+        if self.sums is None or num_members <= of_set:
+            return _mean_of_set(num_members, part_bytes)
+        average_bytes = self.sums.encoded_bytes(num_elements)
+        if num_members < 2:  # there is no link
+            return average_bytes
+        links = (
+            n * part_bytes if n <= of_set else self.sums.of_sum(n).encoded_bytes(num_elements)
+            for n in range(1, num_members)
+        )
+        return (sum(links) // (num_members - 1) + average_bytes) // 2
 
     def members_max(self, num_elements: int) -> int:
+        if self.sums is not None:
+            return limits.RING_MEMBERS_MAX  # no payload is longer than a sum
         return _members_of_set(self.part_bytes(num_elements))
 
     def check(
@@ -160,7 +197,13 @@ class SetPayloads:
         mask: int,
         chunk: int = 0,
         roots: Sequence[bytes] = (),
+        *,
+        is_average: bool = True,
     ) -> None:
+        if self.sums is not None and self.is_sum(num_elements, mask):
+            coder = self.sums if is_average else self.sums.of_sum(mask.bit_count())
+            coder.decode(payload, num_elements)
+            return
         for record in split(payload, mask, self.coder.encoded_bytes(num_elements)):
             self.coder.decode(record.block, num_elements)
 
@@ -171,6 +214,8 @@ class SetPayloads:
         self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
     ) -> Float32Array:
         """See `SumPayloads`."""
+        if self.sums is not None and self.is_sum(num_elements, mask):
+            return self.sums.decode(payload, num_elements)
         records = split(payload, mask, self.coder.encoded_bytes(num_elements))
         if records and records[-1].position >= len(tokens):
             raise MalformedError("a contribution of a peer that is not in the ring")
@@ -193,7 +238,7 @@ class SignPayloads:
     def part_bytes(self, num_elements: int) -> int:
         return RECORD_PREFIX_BYTES + self.coder.encoded_bytes
 
-    def is_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
+    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
         num_members = mask.bit_count()
         blocks = num_bytes - num_members * RECORD_PREFIX_BYTES
         return blocks in range(
@@ -213,6 +258,8 @@ class SignPayloads:
         mask: int,
         chunk: int = 0,
         roots: Sequence[bytes] = (),
+        *,
+        is_average: bool = True,
     ) -> None:
         self.updates(payload, mask)
 
@@ -244,14 +291,33 @@ AveragedPayloads: TypeAlias = SumPayloads | SetPayloads | RecordPayloads
 """The kinds whose averages are vectors."""
 
 
-def payloads_named(name: str, top_k: int = DEFAULT_K, trust: Trust = "members") -> AveragedPayloads:
-    """The kind of that name. VersionError if this version does not know it."""
+def payloads_named(
+    name: str,
+    top_k: int = DEFAULT_K,
+    trust: Trust = "members",
+    *,
+    is_widening: bool = False,
+) -> AveragedPayloads:
+    """The kind of that name. VersionError if this version does not know it.
+
+    Args:
+        is_widening: whether sums of many members have wider codes, where the codec has such, and
+            sets of many members are sums.
+    """
     if trust == "open":
         return RecordPayloads(name, SparseCodec(top_k) if name == SPARSE else codec(name))
-    return SetPayloads(SparseCodec(top_k)) if name == SPARSE else SumPayloads(codec(name))
+    if name == SPARSE:
+        sparse = SparseCodec(top_k)
+        return SetPayloads(sparse, codec("int4", is_widening=True) if is_widening else None)
+    return SumPayloads(codec(name, is_widening=is_widening))
 
 
 def payloads_of(sync: SyncMode, outer: OuterConfig, trust: Trust) -> AveragedPayloads:
     """The kind that a run of averages uses. VersionError for a codec that this version does not
     know."""
-    return payloads_named(SPARSE if sync == "sparse" else outer.codec, outer.top_k, trust)
+    return payloads_named(
+        SPARSE if sync == "sparse" else outer.codec,
+        outer.top_k,
+        trust,
+        is_widening=bool(outer.widening),
+    )

@@ -45,7 +45,7 @@ class RecordPayloads:
     def _block_bytes(self, num_elements: int) -> int:
         return self.coder.encoded_bytes(num_elements) + PATH_BYTES
 
-    def is_length(self, num_bytes: int, num_elements: int, mask: int) -> bool:
+    def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
         return num_bytes == mask.bit_count() * self.part_bytes(num_elements)
 
     def mean_bytes(self, num_elements: int, num_members: int) -> int:
@@ -80,6 +80,8 @@ class RecordPayloads:
         mask: int,
         chunk: int = 0,
         roots: Sequence[bytes] = (),
+        *,
+        is_average: bool = True,
     ) -> None:
         """See `Payloads`: every record is one that its member has signed for this chunk.
 

@@ -8,7 +8,8 @@ on the values alone. Every codec keeps these rules:
 - Values are finite and at most `MAGNITUDE_MAX` on both sides. `encode` raises `ValueError` for
   others (our own values, or a sum that grew too large), `decode` raises `MalformedError`.
 
-`int8` and `int4` are in `block_codecs.py`. To add a codec: a class, and its place in `_ALL`.
+`int8` and `int4` are in `block_codecs.py`, and the wider codes of large rings in `wide_codecs.py`.
+To add a codec: a class, and its place in `_ALL`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from gossamer.protocol.codecs.chunk_values import (
     check_vector,
     magnitude_of,
 )
+from gossamer.protocol.codecs.wide_codecs import WideningInt4Codec
 from gossamer.protocol.errors import MalformedError, VersionError
 
 
@@ -34,6 +36,10 @@ class TensorCodec(Protocol):
     """One way to write a chunk."""
 
     name: ClassVar[str]
+
+    def of_sum(self, num_members: int) -> TensorCodec:
+        """The codec of a partial sum of so many members, 1 or more. This codec itself is that of
+        averages and of one member's part."""
 
     def encoded_bytes(self, num_elements: int) -> int:
         """Length of an encoded chunk of `num_elements` values."""
@@ -64,6 +70,10 @@ class Fp32Codec:
     """Little-endian fp32, exact. Four bytes an element; neither side copies."""
 
     name: ClassVar[str] = "fp32"
+
+    def of_sum(self, num_members: int) -> Fp32Codec:
+        """See `TensorCodec`."""
+        return self
 
     def encoded_bytes(self, num_elements: int) -> int:
         return 4 * num_elements
@@ -102,6 +112,10 @@ class Fp16Codec:
     """
 
     name: ClassVar[str] = "fp16"
+
+    def of_sum(self, num_members: int) -> Fp16Codec:
+        """See `TensorCodec`."""
+        return self
 
     def encoded_bytes(self, num_elements: int) -> int:
         return _SCALE_BYTES + 2 * num_elements
@@ -146,15 +160,20 @@ _PIECE_ELEMENTS = 16 * 1024
 
 _ALL: tuple[TensorCodec, ...] = (Fp32Codec(), Fp16Codec(), Int8Codec(), Int4Codec())
 _CODECS = {each.name: each for each in _ALL}
+_WIDENING: dict[str, TensorCodec] = {each.name: each for each in (WideningInt4Codec(),)}
 
 
-def codec(name: str) -> TensorCodec:
+def codec(name: str, *, is_widening: bool = False) -> TensorCodec:
     """The codec of that name.
+
+    Args:
+        is_widening: whether sums of many members have wider codes, where the codec has such.
 
     Raises:
         VersionError: this version does not know it.
     """
-    found = _CODECS.get(name)
+    found = _WIDENING.get(name) if is_widening else None
+    found = found or _CODECS.get(name)
     if found is None:
         raise VersionError(f"unknown codec {name!r}; this version knows {', '.join(_CODECS)}")
     return found

@@ -3,9 +3,12 @@
 Rules
 -----
 - A peer exists from its first `Announce`. A higher (incarnation, sequence) replaces a lower one.
-- A peer is *living* while an announcement came within `MEMBER_SECONDS` of the local clock, its
-  connection was not seen to break since, and it does not say that it leaves. Clocks of different
-  peers are never compared.
+- A peer is *living* while something came from it within `MEMBER_SECONDS` of the local clock, its
+  connection was not seen to break since, and it does not say that it leaves. An announcement
+  counts, and any sign of life on its connection. So a peer announces itself when it has news, and
+  otherwise seldom. Clocks of different peers are never compared.
+- A peer without a connection to this node gives no signs of life. Its announcements come through
+  others, and count for `FAR_SECONDS`.
 - While this process was stopped (SIGSTOP, a laptop's sleep) no peer was silent: the caller's clock
   stands still then. Otherwise this process would take all peers for dead when it goes on, and begin
   a round alone.
@@ -27,12 +30,17 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.wire.statements import Announce
 
-ANNOUNCE_SECONDS = 2.0
-"""Time between two announcements of a peer: some 1 KiB each, so 0.5 KiB/s for each peer."""
+ANNOUNCE_SECONDS = 10.0
+"""Time between two announcements of a peer without news: some 0.6 KiB each. They are for peers that
+are not connected to it, and for what is no news, such as its speed."""
 
 MEMBER_SECONDS = 12.0
-"""Silence after which a peer counts as gone: six announcements, and longer than the 10 s in which
-the transport notices a dead link."""
+"""Silence on a connection after which a peer counts as gone: six signs of life, and longer than the
+10 s in which the transport notices a dead link."""
+
+FAR_SECONDS = 3 * ANNOUNCE_SECONDS + 5.0
+"""Silence after which a peer without a connection counts as gone: three announcements, and some
+comparisons of statements until the last of them is here."""
 
 NEAR_ROUNDS = 2
 """Rounds that a peer may be behind the head and still be waited for. Without it a newcomer would
@@ -90,16 +98,21 @@ def awaited(
 
 @dataclass(frozen=True)
 class Seen:
-    """A peer's newest announcement and the time at which it came, on the clock that stops too."""
+    """A peer's newest announcement and the time at which it was heard, on the clock that stops
+    too."""
 
     announce: Announce
     seen_seconds: float
     connected: bool
+    """Whether its connection was not seen to break since it announced itself."""
+    far: bool = True
+    """Whether its words come through others: it has given no sign of life on a connection."""
 
     def is_living(self, awake_seconds: float) -> bool:
+        silent_seconds = awake_seconds - self.seen_seconds
         return (
             self.connected
-            and awake_seconds - self.seen_seconds <= MEMBER_SECONDS
+            and silent_seconds <= (FAR_SECONDS if self.far else MEMBER_SECONDS)
             and self.announce.phase != "leaving"
         )
 
@@ -133,10 +146,17 @@ class Membership:
                 return False
         elif not self._has_room(awake_seconds, author, connected):
             return False
-        self._peers[author] = Seen(announce, awake_seconds, True)
+        self._peers[author] = Seen(announce, awake_seconds, True, far=author not in connected)
         if known is None:
             self._peers = dict(sorted(self._peers.items()))
         return True
+
+    def heard(self, awake_seconds: float, peer: PeerId) -> None:
+        """A peer gave a sign of life on its connection. It does not begin a life that ended when
+        a connection broke: the peer may be another one since, and says so itself."""
+        seen = self._peers.get(peer)
+        if seen is not None and seen.connected:
+            self._peers[peer] = Seen(seen.announce, awake_seconds, True, far=False)
 
     def disconnected(self, peer: PeerId) -> None:
         """The connection to a peer broke: it is not living until it announces itself again."""

@@ -31,9 +31,9 @@ RECENT_SECONDS = 600.0
 BACK_OFF_SECONDS_MAX = 60.0
 """Longest wait between two attempts: a peer that is away for an hour is asked some 160 times, each
 a few packets."""
-SILENCE_SECONDS = 12.0
-"""Silence after which a peer counts as newly heard: six announcements. Such a peer was cut off, or
-its process was stopped."""
+SILENCE_SECONDS = 30.0
+"""Silence after which a peer counts as newly heard: three announcements. Such a peer was cut off,
+or its process was stopped."""
 
 _JITTER = (0.8, 1.2)
 

@@ -12,7 +12,7 @@ current head.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
@@ -52,6 +52,11 @@ STRANGERS_BYTES_MAX = 16 * limits.MIB
 """Bytes of all authors without standing. A thousand newcomers need some 4 MiB for what they say of
 one round."""
 
+TAG_BYTES = 8
+"""First bytes of a digest, by which two peers compare their stores. Two of a thousand honest
+statements have the same ones with a chance of 10^-13. Making one statement with the tag of another
+author's takes 2^64 attempts."""
+
 _OVERHEAD_BYTES = 200
 """Author, signature and the reply's msgpack, for every statement."""
 
@@ -84,6 +89,8 @@ class StatementStore:
         self._count_of: Counter[str] = Counter()
         self._bytes_of: Counter[str] = Counter()
         self._num_bytes = 0
+        self._dropped: deque[bytes] = deque(maxlen=STATEMENTS_MAX)
+        """Tags of statements that were not wanted any more, the newest last."""
 
     def post(self, signed: Signed, statement: Statement) -> bool:
         """Takes a checked statement. Returns whether it was new."""
@@ -135,16 +142,25 @@ class StatementStore:
             }
         )
 
-    def digests(self) -> list[Digest]:
-        return [entry.signed.digest for entry in self._entries.values()]
+    def take_dropped(self) -> list[bytes]:
+        """Returns the tags of what `age` and `keep` have dropped since the last call, the newest
+        `STATEMENTS_MAX`. Another peer may hold it still, and would send it again."""
+        tags = list(self._dropped)
+        self._dropped.clear()
+        return tags
+
+    def tags(self) -> list[bytes]:
+        """Returns the first `TAG_BYTES` bytes of each statement's digest."""
+        return [entry.signed.digest[:TAG_BYTES] for entry in self._entries.values()]
 
     def missing_from(self, held: Collection[bytes]) -> list[Signed]:
-        """Statements whose digest is not among `held`, up to `REPLY_BYTES_MAX`."""
+        """Statements whose tag is not among `held`, up to `REPLY_BYTES_MAX`."""
         known = set(held)
         missing: list[Signed] = []
         num_bytes = 0
         for entry in self._entries.values():
-            if entry.signed.digest in known or num_bytes + entry.num_bytes > REPLY_BYTES_MAX:
+            is_held = entry.signed.digest[:TAG_BYTES] in known
+            if is_held or num_bytes + entry.num_bytes > REPLY_BYTES_MAX:
                 continue
             num_bytes += entry.num_bytes
             missing.append(entry.signed)
@@ -221,6 +237,11 @@ class StatementStore:
         self._num_bytes -= entry.num_bytes
 
     def _replace(self, entries: dict[tuple[str, ...], _Entry]) -> None:
+        self._dropped += [
+            entry.signed.digest[:TAG_BYTES]
+            for key, entry in self._entries.items()
+            if key not in entries
+        ]
         self._entries = entries
         self._digests = set()
         self._count_of, self._bytes_of, self._num_bytes = Counter(), Counter(), 0

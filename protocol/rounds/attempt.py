@@ -239,10 +239,17 @@ class Attempt:
         return [self._accuse(accused, reason), *found]
 
     def link_measured(
-        self, now: float, peer: PeerId, acked_bytes: int, busy_seconds: float, waiting_bytes: int
+        self,
+        now: float,
+        peer: PeerId,
+        acked_bytes: int,
+        busy_seconds: float,
+        waiting_bytes: int,
+        limit_bytes_per_second: float,
     ) -> list[Action]:
         """The totals of the link to a member, see `RingLinkRates.measured`."""
-        self.link_rate.measured(now, peer, acked_bytes, busy_seconds, waiting_bytes)
+        measured = acked_bytes, busy_seconds, waiting_bytes, limit_bytes_per_second
+        self.link_rate.measured(now, peer, *measured)
         # The rest of the ring may wait for this peer although it has all averages.
         if peer != self.successor or self.state == "committed":
             return []

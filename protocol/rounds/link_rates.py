@@ -36,6 +36,9 @@ Rules
 - A link may carry its first chunk to the end, within that patience. If a slow member were removed
   at once, all its work would become stale.
 - In a ring of two there is no third member to compare with.
+- A member whose owner limits its upload knows why its link is slow, and blames no neighbour: at
+  `LIMIT_SHARE` of the limit or more the link is as fast as it may be. The ring waits for it as long
+  as it lasts no longer than the round so far (`LIMIT_PATIENCE_FRACTION`); else this peer leaves.
 
 The slow member is removed from this ring. Its finished parts count; the rest is its residual. Times
 are seconds of the local clock.
@@ -43,6 +46,7 @@ are seconds of the local clock.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -88,6 +92,15 @@ when that was `VERDICT_SECONDS`. Both links of a slow line are, one after the ot
 SLOW_FACTOR = 8.0
 """Factor below the others' rates at which a link is slow. Home lines differ by a factor of five (10
 to 50 Mbit/s up) and may well be in one ring."""
+
+LIMIT_SHARE = 0.25
+"""Part of its owner's limit that a link uses at least when the limit is what makes it slow. The
+rest is for other members that fetch the state, and for announcements."""
+
+LIMIT_PATIENCE_FRACTION = 1.0
+"""Part of the time that the round took until its ring began for which the ring may wait for a
+member with a limit. The owner chose it, so it does not pass by itself: with less patience the
+member would never be in a round, and with this one a round is at most twice as long."""
 
 BUSY_SECONDS_MIN = 0.25
 """Busy time that a rate needs unless a whole chunk was received. A shorter time says more about
@@ -142,6 +155,11 @@ class RingLinkRates:
         self._round_seconds = round_seconds
         self._is_in_steps = is_in_steps
         self._patience_seconds = max(PATIENCE_SECONDS_MIN, PATIENCE_FRACTION * round_seconds)
+        self._limit_patience_seconds = max(
+            self._patience_seconds, LIMIT_PATIENCE_FRACTION * round_seconds
+        )
+        self._limit_bytes_per_second = math.inf
+        """The owner's present limit of all that this peer sends."""
         self._words: dict[PeerId, _Word] = {}
         self._links: dict[PeerId, MeasuredLink] = {}
         self._arrivals: deque[float] = deque(maxlen=2 * num_chunks)
@@ -187,7 +205,13 @@ class RingLinkRates:
         self._arrived_bytes_per_second = max(self._arrived_bytes_per_second, rate)
 
     def measured(
-        self, now: float, peer: PeerId, acked_bytes: int, busy_seconds: float, waiting_bytes: int
+        self,
+        now: float,
+        peer: PeerId,
+        acked_bytes: int,
+        busy_seconds: float,
+        waiting_bytes: int,
+        limit_bytes_per_second: float = math.inf,
     ) -> None:
         """The totals of the link to a member.
 
@@ -195,7 +219,9 @@ class RingLinkRates:
             acked_bytes: bytes that the member has acknowledged.
             busy_seconds: time in which the link had bytes to send.
             waiting_bytes: bytes to send now that are not acknowledged.
+            limit_bytes_per_second: the owner's limit of all that this peer sends; inf for none.
         """
+        self._limit_bytes_per_second = limit_bytes_per_second
         if peer not in self._links:
             marks = deque([Mark(now - busy_seconds, 0.0, 0)])
             self._links[peer] = MeasuredLink(now, marks, self._is_in_steps)
@@ -244,6 +270,10 @@ class RingLinkRates:
         if not self._is_slow(link, threshold):
             link.slow_since_seconds = None
             return Verdict(None, "the link is not slow")
+        if link.bytes_per_second >= LIMIT_SHARE * self._limit_bytes_per_second:
+            if self._is_done_within(link, self._limit_patience_seconds):
+                return Verdict(None, "the owner's limit makes the link slow, and the ring waits")
+            return Verdict(self._me, "the owner's limit of the upload is too low for this ring")
         if link.slow_since_seconds is None:
             link.slow_since_seconds = now
         link_rate_to_me = self._link_rate_to_me(living)
@@ -331,7 +361,7 @@ class RingLinkRates:
             return False
         if link.bytes_per_second >= threshold or not link.lags:
             return False
-        return not self._is_soon_done(link)
+        return not self._is_done_within(link, self._patience_seconds)
 
     def _link_rate_to_me(self, living: Sequence[PeerId]) -> float | None:
         """The rate that the living predecessor said of its link to this peer; None: unknown."""
@@ -339,7 +369,7 @@ class RingLinkRates:
         word = self._words.get(predecessor) if predecessor in living else None
         return None if word is None else word.bytes_per_second
 
-    def _is_soon_done(self, link: MeasuredLink) -> bool:
+    def _is_done_within(self, link: MeasuredLink, seconds: float) -> bool:
         sent_bytes = sum(each.acked_bytes for each in self._links.values())
         left_bytes = max(link.waiting_bytes, self._bytes_to_send - sent_bytes)
-        return left_bytes <= link.bytes_per_second * self._patience_seconds
+        return left_bytes <= link.bytes_per_second * seconds

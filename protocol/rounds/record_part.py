@@ -61,7 +61,7 @@ class RecordPart:
         self._error_decay = np.float32(error_decay if is_sparse else 1.0)
         self._sent: set[int] = set()
 
-    def add(self, chunk: int, payload: Buffer | None) -> Buffer:
+    def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
         """See `RingPart`. The records in the payload were checked when they came.
 
         Raises:
@@ -104,8 +104,8 @@ def ring_of_records(
     for chunk in range(plan.num_chunks):
         where = plan.range_of(chunk)
         payload: Buffer | None = None
-        for part in parts:
-            payload = part.add(chunk, payload)
+        for position, part in enumerate(parts):
+            payload = part.add(chunk, payload, (1 << position) - 1)
         assert payload is not None
         average[where] = payloads.average(payload, where.stop - where.start, everybody, tokens)
         for part, pending in zip(parts, pendings, strict=True):

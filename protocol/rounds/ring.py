@@ -67,6 +67,8 @@ class Contribute:
     payload: Payload | None
     sender: PeerId | None = None
     """The member that sent the payload; None: this member starts the chunk."""
+    mask: int = 0
+    """The members that are in the payload; 0 without one."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +338,7 @@ class RingReduce:
     ) -> Contribute:
         state = self._chunks[chunk]
         state.add(mask)
-        return Contribute(chunk, payload, sender)
+        return Contribute(chunk, payload, sender, mask)
 
     def _advance(self, chunk: int) -> list[Action]:
         """Finishes or passes on the kept copy of a chunk, where the rules say so."""

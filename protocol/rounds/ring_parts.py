@@ -14,8 +14,9 @@ same between peers, and survives their faults, is `protocol.rounds.ring`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,10 +26,14 @@ from gossamer.protocol.codecs.chunk_values import (
     is_usable,
     magnitude_of,
 )
-from gossamer.protocol.codecs.contributions import add_record
+from gossamer.protocol.codecs.contributions import (
+    SHARE_MIN,
+    add_record,
+    clip_factors,
+    split,
+)
 from gossamer.protocol.codecs.payloads import AveragedPayloads, SetPayloads
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
-from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec
 from gossamer.protocol.rounds.record_part import ring_of_records
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -42,11 +47,19 @@ that came for one step of twenty would add a coarse codec's error twentyfold. Wi
 forgets a part of its errors."""
 
 
+_PART_NORM_MAX = 2.0
+"""Most length of a sparse part in a sum, in lengths of one of its other parts as the sum shows
+them. Those of honest members differ by less."""
+
+
 class RingPart(Protocol):
     """The arithmetic of one member. Methods may run in threads, one chunk each."""
 
-    def add(self, chunk: int, payload: Buffer | None) -> Buffer:
+    def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
         """The payload on its way (None: this member begins) with this member's part in it.
+
+        Args:
+            mask: the members that are in `payload`, by ring position; this member is not.
 
         Raises:
             MalformedError: the payload is none of this chunk.
@@ -61,13 +74,103 @@ class RingPart(Protocol):
         None means no error."""
 
 
-class SumPart:
-    """A member's part of a dense ring.
+Values = Callable[[], Float32Array]
+"""Gives the same values, in a new vector, each time that it is called."""
+
+
+class _Rounded(NamedTuple):
+    """Values that a codec rounded."""
+
+    values: Values
+    coder: TensorCodec
+    encoded: Buffer
+    weight: np.float32
+    """Divisor of the error: with this weight it comes into the next ring."""
+
+    def error(self) -> Float32Array:
+        error = self.values()
+        error -= self.coder.decode(self.encoded, error.size)
+        error /= self.weight
+        return error
+
+
+class _Sums:
+    """A member's arithmetic of sums, and the rounding errors that it made in them.
 
     A chunk on its way is the sum of w_i * delta_i over its contributors, with w_i the share of a
     member in the ring's capped tokens (`token_caps`). The average is that sum divided by the sum of
     their w_i.
     """
+
+    def __init__(self, coder: TensorCodec, tokens: Sequence[int], position: int) -> None:
+        """`tokens` of all members, by ring position; `position`: this member's."""
+        self.coder = coder
+        self._weights = capped_tokens(tokens)
+        self._total = sum(self._weights)
+        self._position = position
+        self._error_weight = max(self.share_of(position), np.float32(_ERROR_SHARE / len(tokens)))
+        # The newest sum and the newest average. After a fault a chunk may come round again, and the
+        # error of its earlier sum does not count then.
+        self._newest_sums: dict[int, _Rounded] = {}
+        self._newest_averages: dict[int, _Rounded] = {}
+
+    def share_of(self, position: int) -> np.float32:
+        return np.float32(self._weights[position] / self._total)
+
+    def mean_share_of(self, mask: int) -> float:
+        present = [weight for i, weight in enumerate(self._weights) if mask >> i & 1]
+        return sum(present) / len(present) / self._total
+
+    def add(self, chunk: int, values: Values, num_members: int) -> Buffer:
+        """The encoded sum of so many members' parts, this one's among them (`with_own`)."""
+        coder = self.coder.of_sum(num_members)
+        rounded = _Rounded(values, coder, coder.encode(values()), self._error_weight)
+        return self._noted(self._newest_sums, chunk, rounded)
+
+    def with_own(self, own: Float32Array, before: Float32Array | None) -> Float32Array:
+        """The sum of this member's part and of `before`."""
+        values = own * self.share_of(self._position)
+        if before is not None:
+            values += before
+        return values
+
+    def decode(self, payload: Buffer, num_elements: int, mask: int) -> Float32Array:
+        """The values of a sum of these members. Raises MalformedError."""
+        return self.coder.of_sum(mask.bit_count()).decode(payload, num_elements)
+
+    def average(self, chunk: int, values: Values, mask: int) -> Buffer:
+        """The encoded average of a sum of these members."""
+        # Exactly one when all members contribute: a division by almost one would round all values.
+        present = sum(weight for i, weight in enumerate(self._weights) if mask >> i & 1)
+        divisor = np.float32(present / self._total)
+
+        def average() -> Float32Array:
+            return values() / divisor
+
+        # An error of the average belongs to the whole ring. As part of this member's next delta it
+        # weighs w, so it has to be 1 / w times as large.
+        weight = self._error_weight / divisor
+        rounded = _Rounded(average, self.coder, self.coder.encode(average()), weight)
+        return self._noted(self._newest_averages, chunk, rounded)
+
+    def _noted(self, newest: dict[int, _Rounded], chunk: int, rounded: _Rounded) -> Buffer:
+        if self.coder.name != "fp32":
+            newest[chunk] = rounded
+        return rounded.encoded
+
+    def error_of(self, chunk: int) -> Float32Array | None:
+        """The rounding errors that this member made.
+
+        They are worked out here, from what came in and what went out. Kept as they are made they
+        would take 4 bytes a parameter and more.
+        """
+        both = (self._newest_sums, self._newest_averages)
+        found = [newest[chunk].error() for newest in both if chunk in newest]
+        return sum(found[1:], found[0]) if found else None
+
+
+class SumPart:
+    """A member's part of a dense ring (`_Sums`)."""
 
     def __init__(
         self,
@@ -83,82 +186,121 @@ class SumPart:
             tokens: of all members, by ring position.
             position: this member's.
         """
-        self._pending, self._plan, self._codec = pending, plan, coder
-        self._weights = capped_tokens(tokens)
-        self._weight = np.float32(self._weights[position] / sum(self._weights))
-        self._error_weight = max(self._weight, np.float32(_ERROR_SHARE / len(tokens)))
-        # Errors of the newest sum and of the newest average. After a fault a chunk may come round
-        # again, and the errors of its earlier sum do not count then.
-        self._sum_errors: dict[int, Float32Array] = {}
-        self._average_errors: dict[int, Float32Array] = {}
+        self._pending, self._plan = pending, plan
+        self._sums = _Sums(coder, tokens, position)
 
-    def add(self, chunk: int, payload: Buffer | None) -> Buffer:
+    def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
         """See `RingPart`: the encoded partial sum."""
-        part = self._plan.range_of(chunk)
-        values = _usable(self._pending[part]) * self._weight
-        if payload is not None:
-            values += self._codec.decode(payload, part.stop - part.start)
-        return self._encode(chunk, values, self._error_weight, self._sum_errors)
+
+        def total() -> Float32Array:
+            own = _usable(self._pending[self._plan.range_of(chunk)])
+            before = None if payload is None else self._sums.decode(payload, own.size, mask)
+            return self._sums.with_own(own, before)
+
+        return self._sums.add(chunk, total, mask.bit_count() + 1)
 
     def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
         """See `RingPart`: the encoded average."""
-        # Exactly one when all members contribute: a division by almost one would round all values.
-        present = sum(weight for i, weight in enumerate(self._weights) if mask >> i & 1)
-        divisor = np.float32(present / sum(self._weights))
-        values = self._codec.decode(payload, self._plan.elements_of(chunk)) / divisor
-        # An error of the average belongs to the whole ring. As part of this member's next delta it
-        # weighs w, so it has to be 1 / w times as large.
-        return self._encode(chunk, values, self._error_weight / divisor, self._average_errors)
-
-    def _encode(
-        self, chunk: int, values: Float32Array, weight: np.float32, errors: dict[int, Float32Array]
-    ) -> Buffer:
-        encoded = self._codec.encode(values)
-        if self._codec.name != "fp32":
-            error = values - self._codec.decode(encoded, values.size)
-            error /= weight
-            errors[chunk] = error
-        return encoded
+        num_elements = self._plan.elements_of(chunk)
+        return self._sums.average(
+            chunk, lambda: self._sums.decode(payload, num_elements, mask), mask
+        )
 
     def error_of(self, chunk: int) -> Float32Array | None:
         """See `RingPart`: the rounding errors that this member made."""
-        found = [e[chunk] for e in (self._sum_errors, self._average_errors) if chunk in e]
-        return sum(found[1:], found[0]) if found else None
+        return self._sums.error_of(chunk)
 
 
 class SetPart:
     """A member's part of a sparse ring: a block that no other member changes (SparseLoCo, arXiv
-    2508.15706).
+    2508.15706), or in a sum of many members what that block holds.
 
     The part that was not sent is the error feedback, e = decay * (e - d): the decay is applied when
-    a round has taken d, and the next pseudo-gradient is added to it later.
+    a round has taken d, and the next pseudo-gradient is added to it later. Rounding errors of sums
+    are carried as of a dense ring, without decay: they belong to the work of all members.
     """
 
     def __init__(
         self,
         pending: Float32Array,
         plan: ChunkPlan,
-        coder: SparseCodec,
+        payloads: SetPayloads,
+        tokens: Sequence[int],
         position: int,
         error_decay: float,
     ) -> None:
-        """`pending`: (plan.num_elements,), this member's work. `position`: in the ring."""
-        self._pending, self._plan, self._codec = pending, plan, coder
+        """
+        Args:
+            pending: (plan.num_elements,), this member's work.
+            tokens: of all members, by ring position.
+            position: this member's.
+        """
+        self._pending, self._plan, self._payloads = pending, plan, payloads
         self._position = position
         self._error_decay = np.float32(error_decay)
         self._blocks: dict[int, bytes] = {}
+        self._sums = None if payloads.sums is None else _Sums(payloads.sums, tokens, position)
 
-    def add(self, chunk: int, payload: Buffer | None) -> Buffer:
+    def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
         """See `RingPart`."""
         block = self._blocks.get(chunk)
+        coder = self._payloads.coder
         if block is None:
-            block = self._codec.encode(_usable(self._pending[self._plan.range_of(chunk)]))
+            block = coder.encode(_usable(self._pending[self._plan.range_of(chunk)]))
             self._blocks[chunk] = block
-        return add_record(payload, self._position, block)
+        num_elements = self._plan.elements_of(chunk)
+        if not self._payloads.is_sum(num_elements, mask | 1 << self._position):
+            return add_record(payload, self._position, block)
+        sums = self._sums
+        assert sums is not None
+
+        def total() -> Float32Array:
+            part = coder.decode(block, num_elements)
+            own, before = part.dense(num_elements), None
+            if payload is not None:
+                before = self._sum_of(payload, num_elements, mask)
+                own *= np.float32(self._clip(part.squared_norm, before, mask))
+            return sums.with_own(own, before)
+
+        return sums.add(chunk, total, mask.bit_count() + 1)
+
+    def _clip(self, squared_norm: float, before: Float32Array, mask: int) -> float:
+        """Factor of this member's part in a sum.
+
+        A card that computes nonsense shall not outweigh all others. No member sees the parts of a
+        sum, but n of them that have nothing in common make it sqrt(n) times as long as one, and
+        others make it longer.
+        """
+        assert self._sums is not None
+        length = math.sqrt(float(np.square(before, dtype=np.float64).sum()))
+        one = length / math.sqrt(mask.bit_count()) / self._sums.mean_share_of(mask)
+        norm = math.sqrt(squared_norm)
+        return min(1.0, _PART_NORM_MAX * one / norm) if norm > 0 and one > 0 else 1.0
+
+    def _sum_of(self, payload: Buffer, num_elements: int, mask: int) -> Float32Array:
+        """The weighted sum of these members' parts, from a sum or a set."""
+        assert self._sums is not None
+        if self._payloads.is_sum(num_elements, mask):
+            return self._sums.decode(payload, num_elements, mask)
+        coder = self._payloads.coder
+        records = split(payload, mask, coder.encoded_bytes(num_elements))
+        parts = [coder.decode(record.block, num_elements) for record in records]
+        clips = clip_factors([part.squared_norm for part in parts])
+        values = np.zeros(num_elements, np.float32)
+        for record, part, clip in zip(records, parts, clips, strict=True):
+            share = float(self._sums.share_of(record.position)) * clip
+            if share >= SHARE_MIN:
+                values[part.places] += part.values * np.float32(share)
+        return values
 
     def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
-        """See `RingPart`: every peer averages the list of parts for itself."""
-        return payload
+        """See `RingPart`: every peer averages a list of parts for itself."""
+        num_elements = self._plan.elements_of(chunk)
+        if not self._payloads.is_sum(num_elements, mask):
+            return payload
+        sums = self._sums
+        assert sums is not None
+        return sums.average(chunk, lambda: sums.decode(payload, num_elements, mask), mask)
 
     def error_of(self, chunk: int) -> Float32Array | None:
         """See `RingPart`."""
@@ -167,9 +309,12 @@ class SetPart:
             return None
         part = self._plan.range_of(chunk)
         error = self._pending[part].copy()
-        sent = self._codec.decode(block, part.stop - part.start)
+        sent = self._payloads.coder.decode(block, part.stop - part.start)
         error[sent.places] -= sent.values
         error *= self._error_decay
+        rounded = None if self._sums is None else self._sums.error_of(chunk)
+        if rounded is not None:
+            error += rounded
         return error
 
 
@@ -194,18 +339,21 @@ def ring_average(
     if isinstance(payloads, RecordPayloads):
         return ring_of_records(pendings, tokens, plan, payloads, error_decay)
     parts: list[RingPart] = [
-        SetPart(pending, plan, payloads.coder, position, error_decay)
+        SetPart(pending, plan, payloads, tokens, position, error_decay)
         if isinstance(payloads, SetPayloads)
         else SumPart(pending, plan, payloads.coder, tokens, position)
         for position, pending in enumerate(pendings)
     ]
-    everybody = (1 << len(parts)) - 1
+    num_members = len(parts)
+    everybody = (1 << num_members) - 1
     average = np.empty(plan.num_elements, np.float32)
     for chunk in range(plan.num_chunks):
-        where, first = plan.range_of(chunk), chunk % len(parts)
+        where, first = plan.range_of(chunk), chunk % num_members
         payload: Buffer | None = None
-        for part in (*parts[first:], *parts[:first]):
-            payload = part.add(chunk, payload)
+        mask = 0
+        for position in (*range(first, num_members), *range(first)):
+            payload = parts[position].add(chunk, payload, mask)
+            mask |= 1 << position
         assert payload is not None
         payload = parts[first - 1].finish_average(chunk, payload, everybody)
         average[where] = payloads.average(payload, where.stop - where.start, everybody, tokens)

@@ -29,6 +29,7 @@ a ring that was replaced is dropped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 from gossamer.protocol.errors import LocalProtocolError
@@ -166,13 +167,13 @@ class Round(RoundView):
         acked_bytes: int,
         busy_seconds: float,
         waiting_bytes: int,
+        limit_bytes_per_second: float = math.inf,
     ) -> list[Action]:
         """The totals of the link to a member, see `RingLinkRates.measured`."""
         if (attempt := self._working(ring_id)) is None:
             return []
-        return self._after(
-            now, attempt.link_measured(now, peer, acked_bytes, busy_seconds, waiting_bytes)
-        )
+        measured = acked_bytes, busy_seconds, waiting_bytes, limit_bytes_per_second
+        return self._after(now, attempt.link_measured(now, peer, *measured))
 
     def computed(
         self, now: float, ring_id: Digest, generation: int, state_digest: Digest

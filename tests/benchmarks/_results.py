@@ -32,6 +32,11 @@ def without_end(inner: InnerConfig) -> InnerConfig:
     return msgspec.structs.replace(inner, ends=msgspec.UNSET)
 
 
+def without_widening(outer: OuterConfig) -> OuterConfig:
+    """The settings of outer steps without the word on wider sums: no arm has a ring so large."""
+    return msgspec.structs.replace(outer, widening=msgspec.UNSET)
+
+
 class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One arm with one seed."""
 

@@ -7,6 +7,7 @@ history and the disk are left out: the vector is the work, and every repeat is a
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -291,6 +292,10 @@ class Peer(OpenListener):
     def removed(self, removed: Removed) -> None:
         """See `RoundHost`."""
         self._removed[self._ranks[removed.peer]] = removed.reason
+
+    def upload_limit(self) -> float:
+        """See `RoundHost`."""
+        return math.inf
 
     def transferred(self, num_bytes: int, seconds: float) -> None:
         """See `RoundHost`."""

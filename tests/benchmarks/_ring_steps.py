@@ -46,7 +46,7 @@ class Signs:
     async def due(self, chunk: int, *, is_first: bool) -> None:
         """See `Contribution`."""
 
-    def add(self, chunk: int, payload: Payload | None) -> Payload:
+    def add(self, chunk: int, payload: Payload | None, mask: int) -> Payload:
         """See `Contribution`."""
         return add_record(payload, self._position, self._block)
 

@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.codecs
     python -m tests.benchmarks.codecs --rounds 50 --distribution laplace
+    python -m tests.benchmarks.codecs --only-large
 
 Speed, on one core: megabytes (1e6) of fp32 a second, encoded and decoded chunk by chunk (1 MiB
 each) over a vector that no cache holds; median of the turns. What sparse rings send is decoded to
@@ -15,6 +16,9 @@ member's vector drawn independently. Relative errors (norm of the error / norm o
     all       the sum of the averages of all rounds against the sum of the exact means: what
               training has got in the end. "dropped": every member forgets its rounding errors;
               "carried": it adds them to its next vector, as nodes do (error feedback)
+
+Large rings: `int4` with and without wider sums, the same errors with error feedback, and the bits
+that a member sends for each value in a round, of `int4` and of `sparse`.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.protocol.codecs.payloads import payloads_named
+from gossamer.protocol.codecs.payloads import SPARSE, AveragedPayloads, payloads_named
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec, codec, codec_names
 from gossamer.protocol.rounds.ring_parts import ring_average
@@ -37,6 +41,7 @@ from gossamer.protocol.state.digest import FloatVector
 
 CHUNK_ELEMENTS = 256 * 1024
 NUM_MEMBERS = (2, 4, 8)
+LARGE_RINGS = (2, 4, 8, 16, 32, 64, 128, 256)
 DRAWS: dict[str, Callable[[np.random.Generator, int], FloatVector]] = {
     "normal": lambda rng, size: rng.standard_normal(size).astype(np.float32),
     "laplace": lambda rng, size: rng.laplace(size=size).astype(np.float32),
@@ -69,7 +74,7 @@ def speeds(coder: TensorCodec | SparseCodec, num_chunks: int, turns: int) -> tup
 
 
 def errors_of_ring(
-    name: str, num_members: int, options: argparse.Namespace, *, carries: bool
+    payloads: AveragedPayloads, num_members: int, options: argparse.Namespace, *, carries: bool
 ) -> tuple[float, float]:
     """(error of the first average, error of the sum of all)."""
     rng = np.random.default_rng(0)
@@ -80,7 +85,7 @@ def errors_of_ring(
     for number in range(options.rounds):
         vectors = [DRAWS[options.distribution](rng, options.elements) for _ in range(num_members)]
         pendings = [v + residual for v, residual in zip(vectors, residuals, strict=True)]
-        average = ring_average(pendings, [1] * num_members, plan, payloads_named(name))
+        average = ring_average(pendings, [1] * num_members, plan, payloads)
         if carries:
             residuals = pendings
         exact = np.stack(vectors).mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -97,7 +102,9 @@ def print_speeds(console: Console, options: argparse.Namespace) -> None:
         table.add_column(column, justify="right")
     num_chunks = max(1, options.megabytes * 1_000_000 // (4 * CHUNK_ELEMENTS))
     coders: dict[str, TensorCodec | SparseCodec] = {name: codec(name) for name in codec_names()}
-    for name, coder in {**coders, "sparse": SparseCodec()}.items():
+    widening = codec("int4", is_widening=True)
+    wide = {coder.name: coder for coder in map(widening.of_sum, (9, 33, 129))}
+    for name, coder in {**coders, **wide, "sparse": SparseCodec()}.items():
         bits = 8 * coder.encoded_bytes(CHUNK_ELEMENTS) / CHUNK_ELEMENTS
         encode, decode = speeds(coder, num_chunks, options.turns)
         table.add_row(name, f"{bits:.3f}", f"{encode:,.0f}", f"{decode:,.0f}")
@@ -115,11 +122,43 @@ def print_errors(console: Console, options: argparse.Namespace) -> None:
     for name in codec_names():
         hop = relative_error(codec(name).decode(codec(name).encode(values), len(values)), values)
         for num_members in NUM_MEMBERS:
-            average, dropped = errors_of_ring(name, num_members, options, carries=False)
-            _, carried = errors_of_ring(name, num_members, options, carries=True)
+            kind = payloads_named(name)
+            average, dropped = errors_of_ring(kind, num_members, options, carries=False)
+            _, carried = errors_of_ring(kind, num_members, options, carries=True)
             errors = (f"{error:.1e}" for error in (hop, average, dropped, carried))
             table.add_row(name, str(num_members), *errors)
     console.print(table)
+
+
+def print_large_rings(console: Console, options: argparse.Namespace) -> None:
+    table = Table(
+        title=f"large rings, {options.large_elements:,} values, {options.distribution}, "
+        f"{options.rounds} rounds"
+    )
+    kinds = {
+        "int4": payloads_named("int4"),
+        "widening": payloads_named("int4", is_widening=True),
+    }
+    columns = [f"{kind}: {what}" for kind in kinds for what in ("average", "all, carried", "bits")]
+    for column in ("N", *columns, "sparse: bits", "widening"):
+        table.add_column(column, justify="right")
+    large = argparse.Namespace(**{**vars(options), "elements": options.large_elements})
+    for num_members in LARGE_RINGS:
+        row = [str(num_members)]
+        for payloads in kinds.values():
+            average, carried = errors_of_ring(payloads, num_members, large, carries=True)
+            row += [f"{average:.3f}", f"{carried:.3f}", f"{bits_sent(payloads, num_members):.2f}"]
+        for is_widening in (False, True):
+            sparse = payloads_named(SPARSE, is_widening=is_widening)
+            row.append(f"{bits_sent(sparse, num_members):.2f}")
+        table.add_row(*row)
+    console.print(table)
+
+
+def bits_sent(payloads: AveragedPayloads, num_members: int) -> float:
+    """Bits that each member sends in a round, for each value of the vector."""
+    on_way = payloads.mean_bytes(CHUNK_ELEMENTS, num_members)
+    return 2 * (num_members - 1) / num_members * 8 * on_way / CHUNK_ELEMENTS
 
 
 def main() -> None:
@@ -131,10 +170,14 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=512 * 1024, help="of those for accuracy")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--distribution", choices=DRAWS, default="normal")
+    parser.add_argument("--large-elements", type=int, default=32 * 1024)
+    parser.add_argument("--only-large", action="store_true", help="only the table of large rings")
     options = parser.parse_args()
-    console = Console(width=100)
-    print_speeds(console, options)
-    print_errors(console, options)
+    console = Console(width=120)
+    if not options.only_large:
+        print_speeds(console, options)
+        print_errors(console, options)
+    print_large_rings(console, options)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,14 @@ from tests.benchmarks._losses_report import draw, table_of
 from tests.benchmarks._losses_sparse import train_sparse
 from tests.benchmarks._losses_text import Dealt, by_topic, mixed
 from tests.benchmarks._parity_training import Curve, synchronous
-from tests.benchmarks._results import Result, Results, Settings, load_results, without_end
+from tests.benchmarks._results import (
+    Result,
+    Results,
+    Settings,
+    load_results,
+    without_end,
+    without_widening,
+)
 
 DEFAULT_ARMS = ("codecs", "overlap", "sparse", "distro")
 DEFAULT_OUTPUT = Path(__file__).parent / "results" / "losses.json"
@@ -182,7 +189,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     return Settings(
         model=draft.model,
         inner=without_end(draft.inner),
-        outer=draft.outer,
+        outer=without_widening(draft.outer),
         options={
             "sync_rate": SYNC_RATE,
             "alone_rate": ALONE_RATE,

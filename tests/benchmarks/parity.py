@@ -62,7 +62,14 @@ from tests.benchmarks._parity_training import (
     rounds_of,
     synchronous,
 )
-from tests.benchmarks._results import Result, Results, Settings, load_results, without_end
+from tests.benchmarks._results import (
+    Result,
+    Results,
+    Settings,
+    load_results,
+    without_end,
+    without_widening,
+)
 
 ARMS = (
     "swarm-4-h20",
@@ -297,7 +304,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     return Settings(
         model=draft.model,
         inner=without_end(draft.inner),
-        outer=draft.outer,
+        outer=without_widening(draft.outer),
         options={
             "swarm_rate": options.swarm_rate,
             "sync_rate": options.sync_rate,

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import (
     CapacityStatus,
     LastRound,
+    LimitStatus,
     LossPoint,
     PauseStatus,
     PeerStatus,
@@ -76,6 +77,16 @@ BUSY = Status(
         round=40, members=(ME, PEER, FAR), contributors=(ME, PEER), duration_seconds=12.0,
         bytes_sent=1_200_000, bytes_received=1_200_000, outcome="committed",
     ),
+    limits=(
+        LimitStatus(
+            name="upload", setting="up_limit", unit="Mbit/s", limit=10.0, text="10", used=8.25
+        ),
+        LimitStatus(name="memory", setting="memory_max", unit="bytes", used=2e9),
+        LimitStatus(
+            name="temperature", setting="gpu_temperature_max", unit="degrees C", limit=80.0,
+            text="80", used=61.0, note="the card does not tell",
+        ),
+    ),
     loss_history=tuple(
         LossPoint(
             round=i,
@@ -114,6 +125,9 @@ class Node:
 
     def leave(self) -> None:
         self.orders.append("leave")
+
+    async def set_limits(self, changes: Mapping[str, str]) -> None:
+        self.orders.append(f"limits {changes}")
 
 
 class CountedCredit(CreditView):

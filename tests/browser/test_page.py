@@ -176,17 +176,14 @@ def test_link_log_peers_and_curve(window: Any, address: str) -> None:
     assert complaints(window) == []
 
 
-def test_limits_are_shown_by_a_node_that_has_them(window: Any, address: str) -> None:
+def test_limits_beside_their_use(window: Any, address: str, node: Node) -> None:
     opened(window, address)
-    assert is_hidden(window, "limits-section")
-    upload = {"name": "max_upload", "unit": "Mbit/s", "limit": 10.0, "text": "10", "used": 8.25}
-    memory = {"name": "memory", "unit": "bytes", "limit": None, "text": "", "used": 2e9}
-    status = {"limits": [{**each, "note": ""} for each in (upload, memory)]}
-    window.execute_script("showLimits(arguments[0])", status)
-    assert not is_hidden(window, "limits-section")
     shown = text_of(window, "limits")
-    assert "max upload8.3 Mbit/s of 10 Mbit/s" in shown
+    assert "upload8.3 Mbit/s of 10 Mbit/s" in shown
     assert "memory2.0 GB, no limit" in shown
+    assert "temperature61 °C of 80 °C (the card does not tell)" in shown
+    node.now = msgspec.structs.replace(BUSY, limits=())
+    until(lambda: is_hidden(window, "limits-section"), "no limits")
 
 
 def test_a_run_without_end_and_an_old_node_s_status(window: Any, address: str, node: Node) -> None:

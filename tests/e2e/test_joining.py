@@ -116,6 +116,15 @@ def test_on_a_terminal_the_owner_is_asked_first(
         process.wait()
         os.close(ours)
     text = shown.decode()
-    for word in ("end-to-end", "founder", "parameters", "memory", "disk", "each round", "corpus"):
+    for word in (
+        "end-to-end",
+        "founder",
+        "parameters",
+        "memory",
+        "disk",
+        "each round",
+        "corpus",
+        "limits",
+    ):
         assert word in text, text
     assert not (folder / "manifest.msgpack").exists()

@@ -255,6 +255,12 @@ def vectors() -> dict[str, Any]:
             }
             for name in codec_names()
         },
+        "sums": {
+            str(num_members): bytes(
+                codec("int4", is_widening=True).of_sum(num_members).encode(values)
+            ).hex()
+            for num_members in (8, 9, 33, 129)
+        },
         "sparse": {
             "k": 1024,
             "values": [struct.pack("<f", value).hex() for value in spread],

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from gossamer.protocol import limits
+from gossamer.protocol.codecs.payloads import payloads_of
 from gossamer.protocol.errors import MalformedError, ManifestError, OversizedError, VersionError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import (
@@ -198,6 +199,20 @@ def test_a_manifest_without_the_end_keeps_its_bytes() -> None:
         assert decode_manifest(encode_manifest(new)) == new
         assert new.run_id != endless.run_id
         assert (new.last_round is None) == (not ends)
+
+
+def test_a_manifest_without_wider_sums_keeps_its_bytes_and_its_codec() -> None:
+    old = changed("outer.codec", "int4")
+    assert b"widening" not in encode_manifest(old)
+    for widening, bits in ((msgspec.UNSET, 4), (False, 4), (True, 5)):
+        outer = msgspec.structs.replace(old.outer, widening=widening)
+        run = msgspec.structs.replace(old, outer=outer)
+        assert decode_manifest(encode_manifest(run)) == run
+        assert (run.run_id == old.run_id) == (widening is msgspec.UNSET)
+        payloads = payloads_of(run.sync, run.outer, run.trust)
+        sum_bytes = 2 + 128 * bits // 8
+        assert payloads.is_length(sum_bytes, 128, (1 << 9) - 1, is_average=False)
+        assert payloads.is_length(2 + 128 * 4 // 8, 128, (1 << 9) - 1, is_average=True)
 
 
 def test_a_turn_of_a_fragment_has_its_share_of_the_inner_steps() -> None:

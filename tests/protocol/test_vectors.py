@@ -61,6 +61,12 @@ def test_the_committed_bytes_are_accepted(committed: dict[str, Any]) -> None:
         decoded = codec(name).decode(bytes.fromhex(vector["bytes"]), len(values))
         bound = {"fp32": 0.0, "fp16": 2**-11, "int8": 1 / 252, "int4": 0.16}[name]
         assert np.abs(decoded - values).max() <= bound * np.abs(values).max()
+    values = np.frombuffer(bytes.fromhex("".join(committed["codecs"]["int4"]["values"])), "<f4")
+    assert committed["sums"]["8"] == committed["codecs"]["int4"]["bytes"]
+    for num_members, bound in (("9", 0.115), ("33", 0.06), ("129", 0.036)):
+        coder = codec("int4", is_widening=True).of_sum(int(num_members))
+        decoded = coder.decode(bytes.fromhex(committed["sums"][num_members]), len(values))
+        assert np.abs(decoded - values).max() <= bound * np.abs(values).max()
     invitation = committed["invitation"]
     roll = Roll(run_id, [PeerId(committed["keys"][0]["peer_id"])], verify)
     roll.add(decode_page(bytes.fromhex(invitation["page"])))

@@ -80,8 +80,7 @@ async def broken_muxing(rogue: Rogue, victims: list[PeerId]) -> None:
                 await rogue.transport.connect(_address(rogue, victim))
                 connection = _connection(rogue, victim)
                 if garbage:
-                    connection._control.append(garbage)
-                    connection._work.set()
+                    connection.writer.add_control(garbage)
                 else:
                     stream = await connection.open_stream()
                     stream.send_window = 2**30

@@ -138,10 +138,10 @@ def test_the_bytes_of_a_final_are_those_of_the_members_in_its_mask(name: str) ->
     ]
 
     def average(*positions: int) -> Average:
-        encoded = None
+        encoded, mask = None, 0
         for position in positions:
-            encoded = parts[position].add(0, encoded)
-        mask = sum({1 << position for position in positions})
+            encoded = parts[position].add(0, encoded, mask)
+            mask |= 1 << position
         assert encoded is not None
         encoded = bytes(parts[0].finish_average(0, encoded, mask))
         return Average(mask, digest_of(encoded), 0, Sum((), encoded))  # type: ignore[arg-type]

@@ -29,3 +29,6 @@ class OpenListener:
 
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
         raise AssertionError(f"{peer} broke the protocol: {error}")
+
+    def is_apart(self) -> bool:
+        return False

@@ -13,6 +13,7 @@ import trio
 
 from gossamer.node.base.rate_limit import NO_LIMIT, RateLimit
 from gossamer.node.network.racing import RaceLost, race
+from gossamer.node.network.spreading import num_passed_on
 from gossamer.node.network.stream_slots import StreamSlots
 from gossamer.node.network.transport import (
     ADDRESSES_TRIED_MAX,
@@ -380,12 +381,21 @@ class MemoryPeer:
         self, topic: str, author: PeerId, data: bytes, number: int, sender: PeerId
     ) -> None:
         faults, dice = self.network.gossip_faults, self.network.random
-        for peer_id, connection in sorted(self.connections.items()):
-            other = connection.ends[peer_id]
-            if peer_id in (sender, author) or not other.has_topic(topic):
-                continue
-            if not self.admits(peer_id) or not other.admits(self._peer_id):
-                continue
+        ends = {
+            peer_id: connection.ends[peer_id]
+            for peer_id, connection in sorted(self.connections.items())
+        }
+        subscribers = [
+            peer_id
+            for peer_id, other in ends.items()
+            if other.has_topic(topic) and self.admits(peer_id) and other.admits(self._peer_id)
+        ]
+        wanting = [peer_id for peer_id in subscribers if peer_id not in (sender, author)]
+        if author != self._peer_id:
+            num_copies = min(num_passed_on(len(subscribers)), len(wanting))
+            wanting = sorted(dice.sample(wanting, num_copies))
+        for peer_id in wanting:
+            other = ends[peer_id]
             self.count("gossip", sent=len(data))
             if dice.random() < faults.loss:
                 continue

@@ -247,6 +247,9 @@ class NumbersTrainer:
         loss = float(np.square(self.base, dtype=np.float64).mean())
         return messages.Evaluated(loss=loss, tokens=1)
 
+    async def limit(self, limits: messages.Limits) -> None:
+        pass
+
     async def suspend(self) -> None:
         self._queue.clear()
 
@@ -356,6 +359,7 @@ def found(
             overlap=overlap,
             fragments=fragments,
             displacement=displacement,
+            widening=True,
         ),
         rounds=replace(
             example.rounds,

@@ -286,7 +286,7 @@ def test_a_confined_trainer_trains_and_saves(
                     model=model_config,
                     inner=inner_config,
                     device="cpu",
-                    threads=2,
+                    limits=m.Limits(threads=2),
                     seed=0,
                     base_fd=fds[0],
                     pseudo_gradient_fd=fds[1],

@@ -28,7 +28,7 @@ def configure(model_config: ModelConfig, inner_config: InnerConfig) -> Iterator[
         model=model_config,
         inner=inner_config,
         device="cpu",
-        threads=1,
+        limits=m.Limits(threads=1),
         seed=0,
         base_fd=fds[0],
         pseudo_gradient_fd=fds[1],

@@ -9,12 +9,12 @@ travel: both sides map the same two files of fp32 values, `base` and `pseudo_gra
 
 Order of a life: Configure -> Configured, then any number of `Genesis -> GenesisDone`, `Evaluate ->
 Evaluated`, and rounds `Begin -> Step, Step, ... NeedData ... -> Finished`. The worker reads `base`
-when it gets Begin, Evaluate or Rebase, and has read it when it answers (for Begin: with the
-first thing that it says of the round); at any other time the daemon may write it. `pseudo_gradient`
-is the worker's from Begin to Finished and from Rebase to Rebased, and means nothing until then: a
-worker that dies in between leaves nothing behind that counts. `Data`, `Forget`, `Save`, `Stop` and
-`Rebase -> Rebased` are allowed at any time; a Stop that arrives after its round has ended is
-ignored. The end of stdin ends the worker at once.
+when it gets Begin, Evaluate or Rebase, and has read it when it answers (for Begin: with the first
+thing that it says of the round); at any other time the daemon may write it. `pseudo_gradient` is
+the worker's from Begin to Finished and from Rebase to Rebased, and means nothing until then: a
+worker that dies in between leaves nothing behind that counts. `Data`, `Forget`, `Save`, `Stop`,
+`Limits` and `Rebase -> Rebased` are allowed at any time; a Stop that arrives after its round has
+ended is ignored. The end of stdin ends the worker at once.
 
 In a round of shared steps (`sync = "distro"`) a Step is followed by Shared, what this peer has for
 the others, and the next one waits for Share, with which the daemon says what became of it. `base`
@@ -67,8 +67,8 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     inner: InnerConfig
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `cuda:0`, `mps`."""
-    threads: int = 0
-    """Threads of torch on the CPU; 0 leaves torch's own choice."""
+    limits: Limits | None = None
+    """None leaves everything to torch and to the system."""
     seed: int
     base_fd: int
     pseudo_gradient_fd: int
@@ -84,6 +84,17 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     """The manifest's `outer.mixing`; see `overlap`."""
     shared_steps: SharedSteps | None = None
     """None: inner steps are AdamW's, and the peer's own."""
+
+
+class Limits(_ToWorker, frozen=True, kw_only=True):
+    """The owner's limits of the worker. They hold from Configure on, and may come at any time."""
+
+    threads: int = 0
+    """Threads of torch on the CPU; 0 leaves torch's own choice."""
+    memory_bytes: int = 0
+    """Host memory, without what is shared with the daemon; 0 is no limit."""
+    gpu_memory_bytes: int = 0
+    """Memory of the device, if that is a card; 0 is no limit."""
 
 
 class SharedSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -312,6 +323,7 @@ ToWorker = (
     | Forget
     | Save
     | KeepMomentum
+    | Limits
     | Exit
 )
 FromWorker = (

@@ -13,9 +13,11 @@ buffer for all connections, so nothing may be awaited between the first `seal` a
 
 from __future__ import annotations
 
-import math
+import fcntl
 import os
 import socket
+import sys
+import termios
 from typing import TypeVar
 
 import trio
@@ -29,7 +31,7 @@ from libp2p.security.noise.io import NoiseTransportReadWriter
 from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.security.secure_session import SecureSession
 
-from gossamer.node.base.rate_limit import NO_LIMITS, Limits
+from gossamer.node.base.rate_limit import NO_LIMITS, SMALL_BYTES_MAX, Limits, RateLimit
 from gossamer.node.network.over_libp2p.simultaneous import FirstAnswer, Replayed, SimultaneousOpen
 
 _TAG_BYTES = 16
@@ -43,8 +45,6 @@ PLAINTEXT_BYTES_MAX = MESSAGE_BYTES_MAX - _TAG_BYTES
 _READ_BYTES_MAX = 8 * (MESSAGE_BYTES_MAX + _LENGTH_BYTES)
 # One write: what a newly queued small message waits for at most, 20 ms on a 100 Mbit/s line.
 BATCH_MESSAGES_MAX = 4
-# A line with a limit gets its bytes in pieces of some milliseconds each.
-_LIMITED_BYTES = 16 * 1024
 _BATCH_BYTES_MAX = BATCH_MESSAGES_MAX * (MESSAGE_BYTES_MAX + _LENGTH_BYTES)
 
 
@@ -142,9 +142,7 @@ class NoiseSession(SecureSession):
             return opened
         while True:
             end = await self._read_ready()
-            received = end - len(self._partial)
-            self._opened = self._open_all(end)  # kept here: the wait may be cancelled
-            await self._limits.down.take(received)
+            self._opened = self._open_all(end)
             if self._opened:
                 opened, self._opened = self._opened, []
                 return opened
@@ -155,11 +153,14 @@ class NoiseSession(SecureSession):
         No await follows the read, so that no other task touches the buffer before it is opened.
         """
         await trio.lowlevel.checkpoint()
-        buffer = self._buffers.read
+        buffer, limit = self._buffers.read, self._limits.down
         while True:
+            if limit.is_limited:
+                await self._wait(trio.lowlevel.wait_readable)
+                await limit.turn(is_small=self._bytes_ready() <= SMALL_BYTES_MAX)
             kept = len(self._partial)
             try:
-                target = buffer[kept : kept + _READ_BYTES_MAX]
+                target = buffer[kept : kept + self._read_bytes_max]
                 received = os.readv(self._descriptor(), [target])
             except BlockingIOError:
                 await self._wait(trio.lowlevel.wait_readable)
@@ -168,8 +169,20 @@ class NoiseSession(SecureSession):
                 raise ConnectionClosedError(f"connection lost: {error.strerror}") from error
             if received == 0:
                 raise ConnectionClosedError("connection closed by the peer")
+            limit.charge(received)
             buffer[:kept] = self._partial
             return kept + received
+
+    @property
+    def _read_bytes_max(self) -> int:
+        limit = self._limits.down
+        return limit.piece_bytes if limit.is_limited else _READ_BYTES_MAX
+
+    def _bytes_ready(self) -> int:
+        """Bytes that the kernel holds for this connection."""
+        answer = bytearray(4)
+        fcntl.ioctl(self._descriptor(), termios.FIONREAD, answer)
+        return int.from_bytes(answer, sys.byteorder)
 
     def _open_all(self, end: int) -> list[bytes]:
         """Open every whole message in the shared buffer and keep the rest."""
@@ -198,9 +211,13 @@ class NoiseSession(SecureSession):
     @property
     def has_room(self) -> bool:
         """Returns whether another full message fits into this batch."""
-        if self._limits.up.bytes_per_second != math.inf:
-            return not self._sealed  # what is small and queued later waits for one message at most
         return self._sealed + MESSAGE_BYTES_MAX + _LENGTH_BYTES <= _BATCH_BYTES_MAX
+
+    @property
+    def limit(self) -> RateLimit:
+        """The limit of what this node sends. Under a limit a batch is sealed and flushed right
+        after a turn, and has `RateLimit.piece_bytes` of payload at most."""
+        return self._limits.up
 
     def seal(self, plaintext: bytes | bytearray | memoryview) -> None:
         """Add one message (at most `PLAINTEXT_BYTES_MAX`) to the batch."""
@@ -224,9 +241,7 @@ class NoiseSession(SecureSession):
         Cancellation: the connection is unusable afterwards, since half a message may be out.
         """
         end, self._sealed = self._sealed, 0
-        if self._limits.up.bytes_per_second != math.inf:
-            await self._flush_limited(bytes(self._buffers.write[:end]))
-            return
+        self._limits.up.charge(end)
         try:
             sent = os.write(self._descriptor(), self._buffers.write[:end])
         except BlockingIOError:
@@ -237,13 +252,6 @@ class NoiseSession(SecureSession):
             return
         # The shared buffer is free from here.
         await self._write_rest(memoryview(bytes(self._buffers.write[sent:end])))
-
-    async def _flush_limited(self, batch: bytes) -> None:
-        """Writes a batch in small pieces, each when the limit lets it through."""
-        for start in range(0, len(batch), _LIMITED_BYTES):
-            piece = memoryview(batch)[start : start + _LIMITED_BYTES]
-            await self._limits.up.take(len(piece))
-            await self._write_rest(piece)
 
     async def _write_rest(self, rest: memoryview) -> None:
         while rest:
@@ -279,6 +287,7 @@ class NoiseSession(SecureSession):
         with trio.CancelScope(shield=True):
             view = memoryview(data)
             while view:
+                await self.limit.turn(is_small=True)
                 self.seal(view[:PLAINTEXT_BYTES_MAX])
                 await self.flush()
                 view = view[PLAINTEXT_BYTES_MAX:]

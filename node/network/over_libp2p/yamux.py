@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -33,7 +32,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamErro
 from multiaddr import Multiaddr
 
 from gossamer.node.base.awake_clock import AwakeClock
-from gossamer.node.network.over_libp2p.noise import PLAINTEXT_BYTES_MAX, NoiseSession
+from gossamer.node.network.over_libp2p.noise import NoiseSession
 from gossamer.node.network.over_libp2p.yamux_stream import (
     ACK,
     FIN,
@@ -48,6 +47,7 @@ from gossamer.node.network.over_libp2p.yamux_stream import (
     PeerViolation,
     YamuxStream,
 )
+from gossamer.node.network.over_libp2p.yamux_writer import YamuxWriter
 from gossamer.node.network.pings import Ping, Pings
 from gossamer.node.network.transport import PING_SECONDS, Path
 from gossamer.protocol.policy.throttle import Rate, Throttle
@@ -66,9 +66,6 @@ LARGE_WINDOWS_MAX = 16
 OPEN_RATE = Rate(per_second=50, burst=256)
 # Replies that a peer makes us queue (pongs, resets) while it does not read.
 CONTROL_FRAMES_MAX = 4096
-# A socket that is full for longer is waiting for the line, not for a processor: then one message
-# at a time (5 ms at 100 Mbit/s), so that small ones wait for little.
-SLOW_LINE_SECONDS = 0.002
 # A connection in use is still asked this often, to know its round trip.
 RTT_SECONDS = 10.0
 # TCP_USER_TIMEOUT notices dead links in 10 s; this notices a stopped or hung process behind a live
@@ -120,10 +117,7 @@ class YamuxConnection(IMuxedConn):
         self._accepted_out, self._accepted_in = trio.open_memory_channel[YamuxStream](
             INBOUND_STREAMS_MAX
         )
-        self._control: deque[bytes] = deque()
-        self._ready: deque[YamuxStream] = deque()
-        self._work = trio.Event()
-        self._idle = trio.Event()
+        self.writer = YamuxWriter(secured_conn)
         self._granted = 0
         self._opened = Throttle(OPEN_RATE)
         self._scope = trio.CancelScope()
@@ -143,7 +137,7 @@ class YamuxConnection(IMuxedConn):
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
-                    for task in (self._read_frames, self._write_frames, self._watch):
+                    for task in (self._read_frames, self.writer.run, self._watch):
                         nursery.start_soon(self._until_broken, task)
                     self.heard_seconds = trio.current_time()
                     self.event_started.set()
@@ -176,9 +170,7 @@ class YamuxConnection(IMuxedConn):
         for stream in list(self.streams.values()):
             stream.on_reset()
         self.streams.clear()
-        self._ready.clear()
-        self._control.clear()
-        self._idle.set()
+        self.writer.clear()
 
     async def close(self, error_code: int = 0) -> None:
         """Say goodbye if the peer still listens, then end the connection."""
@@ -186,9 +178,8 @@ class YamuxConnection(IMuxedConn):
             self.event_shutting_down.set()
             with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_SECONDS_MAX):
                 if self.event_started.is_set():
-                    self._idle = trio.Event()
                     self.control(GO_AWAY, 0, 0, error_code)
-                    await self._idle.wait()
+                    await self.writer.written()
             self._scope.cancel()
             self._end_streams()
         if not self.event_started.is_set():
@@ -248,43 +239,15 @@ class YamuxConnection(IMuxedConn):
         """Queue a frame without a body; it overtakes data."""
         if self._scope.cancel_called or self.event_closed.is_set():
             return
-        if len(self._control) >= CONTROL_FRAMES_MAX:
+        if len(self.writer.control_frames) >= CONTROL_FRAMES_MAX:
             logger.warning("peer %s makes us reply and does not read; dropped", self.peer_id)
             self._scope.cancel()
             return
-        self._control.append(HEADER.pack(0, kind, flags, stream_id, length))
-        self._work.set()
+        self.writer.add_control(HEADER.pack(0, kind, flags, stream_id, length))
 
     def schedule(self, stream: YamuxStream) -> None:
         """Queue a stream that has something to send and window for it."""
-        if stream.outbox and stream.send_window > 0 and stream not in self._ready:
-            self._ready.append(stream)
-            self._work.set()
-
-    async def _write_frames(self) -> None:
-        session = self.secured_conn
-        message = memoryview(bytearray(PLAINTEXT_BYTES_MAX))
-        headers_max = PLAINTEXT_BYTES_MAX // HEADER.size
-        while True:
-            while not self._control and not self._ready:
-                self._idle.set()
-                self._work = trio.Event()
-                await self._work.wait()
-            asked_at = trio.current_time()
-            await session.wait_writable()
-            slow_line = trio.current_time() - asked_at > SLOW_LINE_SECONDS
-            if self._control:
-                count = min(len(self._control), headers_max)
-                session.seal(b"".join(self._control.popleft() for _ in range(count)))
-            while self._ready and session.has_room:
-                stream = self._ready.popleft()
-                length = stream.next_frame(message)
-                if length:
-                    session.seal(message[:length])
-                self.schedule(stream)
-                if slow_line:
-                    break
-            await session.flush()
+        self.writer.schedule(stream)
 
     # -- reading
 

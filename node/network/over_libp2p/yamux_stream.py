@@ -16,6 +16,7 @@ from libp2p.abc import IMuxedStream
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.stream_muxer.exceptions import MuxedStreamEOF, MuxedStreamError, MuxedStreamReset
 
+from gossamer.node.base.rate_limit import SMALL_BYTES_MAX
 from gossamer.node.network.over_libp2p.noise import PLAINTEXT_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class YamuxStream(IMuxedStream):
         self.traffic = [0, 0]  # payload bytes sent and received; see `count_in`
         self.send_window = SPEC_WINDOW_BYTES
         self.outbox: deque[memoryview] = deque()
+        self.is_small = False
+        """Whether what is being sent is so small that it goes before other streams' data."""
         self._first_window = window
         self._window = window  # how much the peer may have under way to us
         self._credit = window  # of it, what the peer has not used
@@ -94,6 +97,7 @@ class YamuxStream(IMuxedStream):
                     self.outbox.append(memoryview(part).cast("B"))
             if not self.outbox:
                 return
+            self.is_small = sum(map(len, self.outbox)) <= SMALL_BYTES_MAX
             self._sent = trio.Event()
             self.conn.schedule(self)
             try:
@@ -114,9 +118,9 @@ class YamuxStream(IMuxedStream):
         if self.send_closed:
             raise MuxedStreamError("the stream is closed for sending")
 
-    def next_frame(self, message: memoryview) -> int:
+    def next_frame(self, message: memoryview, body_bytes_max: int = FRAME_BYTES_MAX) -> int:
         """Write this stream's next data frame into `message`; returns its length, 0 for none."""
-        room = min(FRAME_BYTES_MAX, self.send_window)
+        room = min(FRAME_BYTES_MAX, body_bytes_max, self.send_window)
         end = HEADER.size
         limit = end + room
         while self.outbox and end < limit:

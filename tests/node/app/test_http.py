@@ -1,7 +1,7 @@
 import io
 import json
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import httpx
@@ -14,6 +14,7 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from gossamer.node.app.http import ApiBindError, build_app, serve_http
+from gossamer.node.base.settings import ConfigError
 from gossamer.node.telemetry.logs import configure_logs
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import Status, link_of
@@ -44,6 +45,11 @@ class Node:
 
     def leave(self) -> None:
         self.orders.append("leave")
+
+    async def set_limits(self, changes: Mapping[str, str]) -> None:
+        if "upload" not in changes:
+            raise ConfigError(["sleep: there is no such limit"])
+        self.orders.append(f"upload {changes['upload']}")
 
 
 def ask(
@@ -183,6 +189,15 @@ def test_orders(order: str) -> None:
     node = Node()
     assert ask(node, "POST", f"/api/{order}", headers=ORDER).status_code == 202
     assert node.orders == [order]
+
+
+def test_limits_are_set_and_a_mistake_is_told() -> None:
+    node = Node()
+    assert ask(node, "POST", "/api/limits?upload=10", headers=ORDER).status_code == 202
+    answer = ask(node, "POST", "/api/limits?sleep=10", headers=ORDER)
+    assert (answer.status_code, answer.text) == (400, "sleep: there is no such limit\n")
+    assert ask(node, "POST", "/api/limits?upload=20").status_code == 403
+    assert node.orders == ["upload 10"]
 
 
 def test_a_pause_has_a_length_and_may_let_the_round_end() -> None:

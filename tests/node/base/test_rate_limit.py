@@ -88,3 +88,63 @@ def test_without_a_limit_nothing_waits() -> None:
             await RateLimit().take(10**12)
 
     trio.run(main)
+
+
+def test_what_is_small_goes_first_and_counts() -> None:
+    order: list[str] = []
+
+    async def main() -> float:
+        limit = RateLimit([Period(8.0)])
+        limit.charge(1_000_000)  # a second of debt
+
+        async def caller(name: str, is_small: bool) -> None:
+            await limit.turn(is_small=is_small)
+            limit.charge(100_000)
+            order.append(name)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(2):
+                nursery.start_soon(caller, f"bulk {number}", False)
+            await trio.sleep(0.5)
+            nursery.start_soon(caller, "small", True)
+        return trio.current_time()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert order[0] == "small"
+    assert sorted(order[1:]) == ["bulk 0", "bulk 1"]
+
+
+def test_a_caller_that_gives_up_holds_up_no_other_one() -> None:
+    async def main() -> None:
+        limit = RateLimit([Period(8.0)])
+        limit.charge(1_000_000)
+        with trio.move_on_after(0.1):
+            await limit.turn()
+        with trio.fail_after(1.2):
+            await limit.turn()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_higher_limit_ends_the_wait_for_a_lower_one() -> None:
+    async def main() -> None:
+        limit = RateLimit([Period(0.5)])
+        limit.charge(10_000_000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(limit.turn)
+            await trio.sleep(0.1)
+            limit.change([Period(100.0)])
+            with trio.fail_after(0.1):
+                await limit.turn()
+        limit.change([])
+        with trio.fail_after(0):
+            await limit.take(10**12)
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def test_a_limit_is_no_higher_than_the_one_that_it_is_part_of() -> None:
+    whole = RateLimit([Period(8.0)])
+    part = RateLimit([Period(100.0)], most=lambda: whole.bytes_per_second / 2)
+    assert part.bytes_per_second == 500_000
+    assert RateLimit(most=lambda: whole.bytes_per_second).is_limited

@@ -13,7 +13,7 @@ from gossamer.node.cli import run_command
 from gossamer.node.commands import reset
 from gossamer.node.network.identity import Identity
 from gossamer.node.service.managers import ServiceError
-from gossamer.node.storage.erasing import HELD_NAME, IDENTITY_NAMES, RUN_NAMES, erase
+from gossamer.node.storage.erasing import HELD_NAME, IDENTITY_NAMES, KEPT_NAMES, RUN_NAMES, erase
 from gossamer.node.storage.state_dir import StateDir
 from tests.support.node_world import World, simulate
 
@@ -49,6 +49,14 @@ def test_reset_keeps_the_identity_and_counts_the_bytes(
     assert names(state.root) == {*IDENTITY_NAMES, HELD_NAME}
     assert state.identity_path.read_bytes() == key
     assert not state.has_run()
+
+
+def test_reset_keeps_the_limits_that_the_owner_set(state: StateDir) -> None:
+    state.limits_path.write_bytes(b"upload")
+    assert run_command(["reset", "--yes", "--state-dir", str(state.root)]) == 0
+    assert state.limits_path.read_bytes() == b"upload"
+    assert run_command(["uninstall", "--yes", "--state-dir", str(state.root)]) == 0
+    assert not state.limits_path.exists()
 
 
 def test_reset_refuses_while_a_node_runs(
@@ -133,7 +141,7 @@ def test_every_file_of_a_node_is_known(tmp_path: Path) -> None:
 
     simulate(world, story)
     (root,) = {path.parent for path in tmp_path.rglob("chain")}
-    known = {*RUN_NAMES, *IDENTITY_NAMES, HELD_NAME}
+    known = {*RUN_NAMES, *KEPT_NAMES, HELD_NAME}
     assert names(root) >= {"chain", "blocks", "work", "paused"}
     assert names(root) <= known
     # And those that the code names, whether or not a node has written them here.

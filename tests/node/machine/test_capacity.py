@@ -87,6 +87,15 @@ class FakeNvml(ModuleType):
     def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
         return self._sensor(handle, 250_500)
 
+    def nvmlDeviceGetPowerManagementLimit(self, handle: int) -> int:
+        return self._sensor(handle, 300_000)
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: int) -> int:
+        return self._sensor(handle, 350_000)
+
+    def nvmlDeviceGetPowerManagementLimitConstraints(self, handle: int) -> tuple[int, int]:
+        return self._sensor(handle, 100_000), self._sensor(handle, 400_000)
+
     def _sensor(self, handle: int, value: int) -> int:
         if handle:
             raise self.NVMLError
@@ -98,6 +107,8 @@ def test_cards_are_read_and_a_dead_one_is_left_out() -> None:
     assert (healthy.uuid, healthy.name, healthy.memory_total_bytes) == ("GPU-0", "Card", 1000)
     assert healthy.utilization_ratio == 0.75
     assert (healthy.temperature_celsius, healthy.power_watts) == (61, 250.5)
+    assert (healthy.power_limit_watts, healthy.power_limit_min_watts) == (300, 100)
+    assert plain.power_limit_watts is None
     assert (plain.memory_used_bytes, plain.utilization_ratio, plain.power_watts) == (10, None, None)
 
 

@@ -71,7 +71,7 @@ def configure(trainer: TrainerProcess, **options: object) -> m.Configure:
         model=MODEL,
         inner=INNER,
         device="cpu",
-        threads=1,
+        limits=m.Limits(threads=1),
         seed=3,
         base_fd=trainer.base_fd,
         pseudo_gradient_fd=trainer.pseudo_gradient_fd,

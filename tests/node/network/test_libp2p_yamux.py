@@ -12,6 +12,7 @@ import trio.testing
 from libp2p.peer.id import ID
 
 from gossamer.node.base.awake_clock import TICK_SECONDS, AwakeClock
+from gossamer.node.base.rate_limit import NO_LIMIT
 from gossamer.node.network.over_libp2p.noise import NoiseSession
 from gossamer.node.network.over_libp2p.yamux import SILENCE_SECONDS_MAX, YamuxConnection
 from gossamer.node.network.over_libp2p.yamux_stream import ACK, HEADER, PING, SYN
@@ -24,6 +25,7 @@ class Channel:
 
     is_initiator = True
     has_room = True
+    limit = NO_LIMIT
 
     def __init__(self) -> None:
         self.sealed: list[bytes] = []

@@ -5,54 +5,164 @@ from __future__ import annotations
 import pytest
 import trio
 
-from gossamer.node.base.rate_limit import Limits, Period, RateLimit
+from gossamer.node.base.rate_limit import HEADER_BYTES, PACKET_BYTES, Limits, Period, RateLimit
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.transport import Stream
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 PROTOCOL = "/test/bulk/1"
+ECHO = "/test/echo/1"
 MBIT = 16.0
 NUM_BYTES = 4_000_000
 """Two seconds at the limit."""
 
-SHARE_MIN = 0.8
-"""Part of the limit that is used: the rest are headers (5 %), handshakes and a busy machine."""
+WIRE_BYTES_PER_BYTE = (PACKET_BYTES + HEADER_BYTES) / PACKET_BYTES
+
+ANSWER_SECONDS_MAX = 0.15
+"""Longest time for a small message and its answer beside bulk data: a message of 64 KiB alone takes
+0.26 s at the limit of that test, and one waits on each of its connections."""
+
+
+def both(direction: str, mbit: float) -> tuple[Limits, RateLimit]:
+    """The limits of a node with one limited direction, and that limit."""
+    limited, other = RateLimit([Period(mbit)]), RateLimit()
+    return Limits(limited, other) if direction == "up" else Limits(other, limited), limited
+
+
+def no_limits() -> Limits:
+    return Limits(RateLimit(), RateLimit())
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_two_streams_together_keep_to_the_limit(direction: str) -> None:
+@pytest.mark.parametrize("num_peers", [1, 3])
+def test_all_streams_together_keep_to_the_limit_within_a_twentieth(
+    direction: str, num_peers: int
+) -> None:
     received = 0
 
     async def main() -> float:
-        limited = RateLimit([Period(MBIT)])
-        limits = Limits(limited if direction == "up" else RateLimit(), limited)
-        limits = Limits(limited, RateLimit()) if direction == "up" else Limits(RateLimit(), limited)
+        limits, _ = both(direction, MBIT)
         done = trio.Event()
 
-        async def take(stream: Stream) -> None:
+        async def move(stream: Stream) -> None:
             nonlocal received
             while received < NUM_BYTES:
-                piece = await stream.receive_exactly(50_000)
+                piece = await stream.receive_exactly(10_000)
                 received += len(piece)
             done.set()
 
-        sender_limits = limits if direction == "up" else Limits(RateLimit(), RateLimit())
-        taker_limits = limits if direction == "down" else Limits(RateLimit(), RateLimit())
-        async with (
-            open_libp2p_transport(Identity.generate(), LOOPBACK, limits=sender_limits) as sender,
-            open_libp2p_transport(Identity.generate(), LOOPBACK, limits=taker_limits) as taker,
-        ):
-            taker.handle(PROTOCOL, take)
-            await sender.connect(taker.addresses()[0])
-            async with trio.open_nursery() as nursery:
-                streams = [await sender.open_stream(taker.peer_id, PROTOCOL) for _ in range(2)]
-                started = trio.current_time()
-                for stream in streams:
-                    nursery.start_soon(stream.send, bytes(NUM_BYTES))
-                await done.wait()
-                nursery.cancel_scope.cancel()
-                return trio.current_time() - started
+        async def serve(stream: Stream) -> None:
+            if direction == "up":
+                await move(stream)
+            else:
+                await stream.receive_exactly(2)
+                await stream.send(bytes(NUM_BYTES))
 
-    with_limit = NUM_BYTES * 8 / 1e6 / trio.run(main)
-    assert SHARE_MIN * MBIT < with_limit <= 1.05 * MBIT
+        async with (
+            open_libp2p_transport(Identity.generate(), LOOPBACK, limits=limits) as mine,
+            trio.open_nursery() as nursery,
+        ):
+            streams = []
+            for _ in range(num_peers):
+                peer = await nursery.start(_run_peer, serve)
+                await mine.connect(peer.addresses()[0])
+                streams += [await mine.open_stream(peer.peer_id, PROTOCOL) for _ in range(2)]
+            started = trio.current_time()
+            for stream in streams:
+                if direction == "up":
+                    nursery.start_soon(stream.send, bytes(NUM_BYTES))
+                else:
+                    await stream.send(b"go")
+                    nursery.start_soon(move, stream)
+            await done.wait()
+            nursery.cancel_scope.cancel()
+            return trio.current_time() - started
+
+    seconds = trio.run(main)
+    on_the_wire = WIRE_BYTES_PER_BYTE * received * 8 / 1e6 / seconds
+    assert 0.95 * MBIT < on_the_wire < 1.05 * MBIT
+
+
+async def _run_peer(serve, task_status) -> None:  # type: ignore[no-untyped-def]
+    """Another node, until it is cancelled."""
+
+    async def echo(stream: Stream) -> None:
+        while True:
+            await stream.send(bytes(await stream.receive_exactly(100)))
+
+    async with open_libp2p_transport(Identity.generate(), LOOPBACK, limits=no_limits()) as peer:
+        peer.handle(PROTOCOL, serve)
+        peer.handle(ECHO, echo)
+        task_status.started(peer)
+        await trio.sleep_forever()
+
+
+async def _swallow(stream: Stream) -> None:
+    while True:
+        await stream.receive_exactly(10_000)
+
+
+def test_a_small_message_does_not_wait_for_bulk_data() -> None:
+    answers: list[float] = []
+
+    async def main() -> None:
+        limits, _ = both("up", 2.0)
+        async with (
+            open_libp2p_transport(Identity.generate(), LOOPBACK, limits=limits) as mine,
+            trio.open_nursery() as nursery,
+        ):
+            echoes = []
+            for _ in range(3):
+                peer = await nursery.start(_run_peer, _swallow)
+                await mine.connect(peer.addresses()[0])
+                echoes.append(await mine.open_stream(peer.peer_id, ECHO))
+                bulk = await mine.open_stream(peer.peer_id, PROTOCOL)
+                nursery.start_soon(bulk.send, bytes(NUM_BYTES))
+            for number in range(12):
+                await trio.sleep(0.07)
+                asked = trio.current_time()
+                await echoes[number % 3].send(bytes(100))
+                await echoes[number % 3].receive_exactly(100)
+                answers.append(trio.current_time() - asked)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert sorted(answers)[len(answers) // 2] < ANSWER_SECONDS_MAX / 3, answers
+    assert sorted(answers)[-2] < ANSWER_SECONDS_MAX, answers  # the machine may hesitate once
+
+
+def test_a_limit_that_is_set_holds_at_once_for_a_connection_in_use() -> None:
+    moved: list[int] = []
+
+    async def main() -> None:
+        limits = no_limits()
+        received = 0
+
+        async def take(stream: Stream) -> None:
+            nonlocal received
+            while True:
+                piece = await stream.receive_exactly(10_000)
+                received += len(piece)
+
+        async with (
+            open_libp2p_transport(Identity.generate(), LOOPBACK, limits=limits) as mine,
+            trio.open_nursery() as nursery,
+        ):
+            peer = await nursery.start(_run_peer, take)
+            await mine.connect(peer.addresses()[0])
+            stream = await mine.open_stream(peer.peer_id, PROTOCOL)
+            nursery.start_soon(stream.send, bytes(2_000_000_000))
+            await trio.sleep(0.3)
+            for mbit in (8.0, 40.0):
+                limits.up.change([Period(mbit)])
+                await trio.sleep(0.3)  # what the kernel and the windows hold goes out
+                before = received
+                await trio.sleep(1.0)
+                moved.append(received - before)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    slow, fast = (number * WIRE_BYTES_PER_BYTE * 8 / 1e6 for number in moved)
+    assert slow == pytest.approx(8.0, rel=0.1)
+    assert fast == pytest.approx(40.0, rel=0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -112,6 +113,10 @@ class Alone:
     def removed(self, removed: Removed) -> None:
         """See `RoundHost`."""
 
+    def upload_limit(self) -> float:
+        """See `RoundHost`."""
+        return math.inf
+
     def transferred(self, num_bytes: int, seconds: float) -> None:
         """See `RoundHost`."""
 
@@ -124,9 +129,9 @@ class Alone:
         assert isinstance(contribution, SumPart)
         add = contribution.add
 
-        def slow_add(chunk: int, payload: Payload | None) -> Payload:
+        def slow_add(chunk: int, payload: Payload | None, mask: int) -> Payload:
             self.in_add()
-            return add(chunk, payload)
+            return add(chunk, payload, mask)
 
         contribution.add = slow_add  # type: ignore[method-assign]
         return contribution

@@ -6,6 +6,7 @@ faults with real processes are in tests/chaos.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +65,7 @@ class Member(OpenListener):
     committed_seconds: float | None = None
     others: Callable[[], list[PeerId]] = list
     removals: list[tuple[PeerId, str]] = field(default_factory=list)
+    limit: float = math.inf
 
     def begin(self, others: Callable[[], list[PeerId]], nursery: trio.Nursery) -> None:
         me = self.identity.peer_id
@@ -145,6 +147,10 @@ class Member(OpenListener):
     def removed(self, removed: Removed) -> None:
         """See `RoundHost`."""
         self.removals.append((removed.peer, removed.reason))
+
+    def upload_limit(self) -> float:
+        """See `RoundHost`."""
+        return self.limit
 
     def transferred(self, num_bytes: int, seconds: float) -> None:
         """See `RoundHost`."""
@@ -418,5 +424,26 @@ def test_the_line_of_one_falls_in_one_direction(seconds: float) -> None:
         assert lab.reasons() == {(slow, "slow"), (lab.order[3], "slow")}
         assert member.driver is not None
         assert member.driver.machine.hints.found_slow == {slow}
+
+    run_ring(story)
+
+
+@pytest.mark.parametrize("share", [1 / 4, 1 / 20])
+def test_a_member_with_a_limit_of_its_upload_blames_no_neighbour(share: float) -> None:
+    async def story(lab: Lab) -> None:
+        limited = lab.order[2]
+        lab.set_line(limited, share * LINE, down=False)
+        member = lab.members[limited]
+        member.limit = share * LINE
+        if share < 1 / 8:
+            del lab.members[limited]
+        seconds = await lab.all_committed()
+        if share < 1 / 8:
+            # The work before this ring took no time, so the ring does not wait that long for it.
+            assert lab.reasons() == {(limited, "slow")}
+            assert seconds < 1.5 * UNDISTURBED_SECONDS
+        else:
+            assert not lab.removed
+            assert all(members == set(lab.order) for members in lab.contributors())
 
     run_ring(story)

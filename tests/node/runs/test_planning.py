@@ -11,6 +11,7 @@ import pytest
 from gossamer.node.cli import run_command
 from gossamer.node.runs.draft import Draft, draft_of_preset, open_chunk_elements_max
 from gossamer.node.runs.planning import (
+    AGREE_LINKS,
     AGREE_SECONDS,
     HOP_SECONDS,
     OFFER_SECONDS,
@@ -61,8 +62,8 @@ def test_shared_steps_send_a_thousandth_of_a_bf16_gradient_and_wait_for_each_oth
     assert alone.round_seconds == pytest.approx(tokens / 1_000_000.0 + transforms_seconds)
 
 
-@pytest.mark.parametrize(("peers", "added"), [(1, 0.0), (2, 0.08), (256, 20.4)])
-def test_every_chunk_goes_round_a_ring_twice_and_takes_the_latency_of_its_links(
+@pytest.mark.parametrize(("peers", "added"), [(1, 0.0), (2, 0.28), (256, 20.6)])
+def test_a_chunk_goes_round_twice_after_five_messages_of_agreement(
     peers: int, added: float
 ) -> None:
     near, far = (plan_round(draft(), peers, Line(1e6, 1e6, ms / 1000)) for ms in (0, 40))
@@ -72,7 +73,9 @@ def test_every_chunk_goes_round_a_ring_twice_and_takes_the_latency_of_its_links(
 def test_shared_steps_take_the_latency_of_the_ring_each() -> None:
     shared = draft(sync="distro", inner_steps=50, top_k=4, overlap=False, warmup_rounds=0)
     near, far = (plan_round(shared, 8, Line(1e6, 1e6, ms / 1000)) for ms in (0, 40))
-    assert far.averaging_seconds - near.averaging_seconds == pytest.approx(50 * 2 * 7 * 0.04)
+    assert far.averaging_seconds - near.averaging_seconds == pytest.approx(
+        (50 * 2 * 7 + AGREE_LINKS) * 0.04
+    )
 
 
 def test_the_command_takes_a_latency_and_no_more_peers_than_a_ring(
@@ -102,6 +105,18 @@ def test_a_ring_sends_nearly_twice_what_one_has() -> None:
     assert alone.sent_bytes == alone.averaging_seconds == 0
     assert two.sent_bytes == two.payload_bytes
     assert eight.sent_bytes == round(1.75 * eight.payload_bytes)
+
+
+@pytest.mark.parametrize(
+    ("peers", "more"),
+    [(2, 0.0), (8, 0.0), (16, 0.057), (32, 0.09), (64, 0.166), (128, 0.204), (256, 0.284)],
+)
+def test_int4_sends_wider_sums_in_large_rings_and_old_runs_do_not(peers: int, more: float) -> None:
+    """The figures of decision 78."""
+    new = draft(codec="int4")
+    old = replace(new, outer=replace(new.outer, widening=msgspec.UNSET))
+    wide, narrow = (plan_round(run, peers, Line(20, 100)).sent_bytes for run in (new, old))
+    assert wide / narrow - 1 == pytest.approx(more, abs=0.001)
 
 
 @pytest.mark.parametrize(

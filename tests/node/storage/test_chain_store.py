@@ -1,10 +1,13 @@
 import errno
+import itertools
 import os
+import random
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gossamer.node.base.disk_health import DiskError, DiskHealth
@@ -125,3 +128,65 @@ def test_records_are_served_while_their_branch_is_forgotten(
     records = store.records_after(head, 0)
     assert len(records) <= len(chain)
     assert head not in store
+
+
+def rounds_of_a_tree(draw: random.Random, num_heads: int) -> list[tuple[Commit, Header]]:
+    """Rounds that each follow another one or the genesis, in any order."""
+    rounds: list[tuple[Commit, Header]] = []
+    parents = [(0, bytes(RUN_ID))]
+    for number in range(num_heads):
+        before, parent = draw.choice(parents[-4:])
+        _, header = chain_of(PEER, 1)[0]
+        header = msgspec.structs.replace(
+            header, round=before + 1, parent=parent, tokens_total=10 * (before + 1) + number
+        )
+        rounds.append((Commit(encode_header(header), ROSTER, ()), header))
+        parents.append((header.round, header.digest))
+    draw.shuffle(rounds)
+    return rounds
+
+
+def way_to(known: Mapping[bytes, Header], head: bytes) -> list[bytes]:
+    """A head and those before it, as far as they are known; the newest first."""
+    found = []
+    while head in known:
+        found.append(head)
+        head = known[head].parent
+    return [*found, head] if head == RUN_ID else found
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_kept_beside_the_rounds_is_what_they_say(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    store = ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32)))
+    known: dict[bytes, Header] = {}
+    rounds = rounds_of_a_tree(draw, 24)
+    for number, (commit, header) in enumerate(rounds):
+        known[store.add(commit, header)] = header
+        if number % 7 == 6:
+            kept = [Digest(head) for head in draw.sample(sorted(known), 3)]
+            store.forget_all_but(kept)
+            on_the_way = {each for head in kept for each in way_to(known, head)}
+            known = {head: header for head, header in known.items() if head in on_the_way}
+        check_answers(store, known)
+    check_answers(ChainStore(tmp_path / "chain", RUN_ID, Digest(bytes(32))), known)
+
+
+def check_answers(store: ChainStore, known: Mapping[bytes, Header]) -> None:
+    parents = {header.parent for header in known.values()}
+    heads = [RUN_ID, *(Digest(head) for head in known)]
+    assert sorted(store.tips()) == sorted(head for head in heads if head not in parents)
+    for head in heads:
+        way = way_to(known, head)
+        is_whole = way[-1] == RUN_ID
+        assert store.is_whole(head) == is_whole
+        beside = [each for each in known if not is_whole or each not in way]
+        assert store.bytes_beside(head) == sum(store.entry(Digest(h)).num_bytes for h in beside)
+        for other in heads:
+            of_other = way_to(known, other)
+            shared = of_other if of_other[-1] == RUN_ID else [RUN_ID]
+            expected = list(itertools.takewhile(lambda each: each not in shared, way))  # noqa: B023
+            assert store.only_in(head, other) == expected
+            is_on_it = other in way
+            path = store.path_between(other, head)
+            assert path == (way[: way.index(other)][::-1] if is_on_it else None)

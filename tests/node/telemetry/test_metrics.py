@@ -171,3 +171,17 @@ def test_two_nodes_in_one_process_do_not_share_metrics() -> None:
     first, second = Metrics(), Metrics()
     first.inner_steps.inc()
     assert sample(second, "inner_steps_total") == 0
+
+
+def test_limits_are_shown_beside_their_use() -> None:
+    metrics = Metrics()
+    moved = {"upload": 3000, "download": 5000}
+    metrics.set_limits({"upload": 8.0, "memory": 4e9}, {"memory": 1e9, "threads": 1.5}, moved)
+    metrics.set_limits({"upload": 8.0, "memory": None}, {"memory": 1e9}, {**moved, "upload": 4000})
+    value = metrics.registry.get_sample_value
+    assert value("gossamer_line_bytes_total", {"direction": "sent"}) == 4000
+    assert value("gossamer_line_bytes_total", {"direction": "received"}) == 5000
+    assert value("gossamer_line_limit_bytes_per_second", {"direction": "sent"}) == 1e6
+    assert value("gossamer_line_limit_bytes_per_second", {"direction": "received"}) == math.inf
+    assert value("gossamer_limit_memory_bytes") == math.inf
+    assert value("gossamer_memory_used_bytes") == 1e9

@@ -24,15 +24,20 @@ STARTED_SECONDS = 10.0
 def announced(monkeypatch: pytest.MonkeyPatch) -> dict[PeerId, list[float]]:
     """Times at which each peer announced itself, in seconds of virtual time."""
     times: dict[PeerId, list[float]] = defaultdict(list)
-    say = Gossip.say
 
-    def watched(gossip: Gossip, statement: Statement) -> Signed:
-        signed = say(gossip, statement)
-        if isinstance(statement, Announce):
-            times[PeerId(signed.author)].append(trio.current_time())
-        return signed
+    def watch(name: str) -> None:
+        tell = getattr(Gossip, name)
 
-    monkeypatch.setattr(Gossip, "say", watched)
+        def watched(gossip: Gossip, statement: Statement) -> Signed:
+            signed: Signed = tell(gossip, statement)
+            if isinstance(statement, Announce):
+                times[PeerId(signed.author)].append(trio.current_time())
+            return signed
+
+        monkeypatch.setattr(Gossip, name, watched)
+
+    watch("say")
+    watch("keep")
     return times
 
 

@@ -13,6 +13,7 @@ from gossamer.protocol.accounting.work_records import (
     LATE,
     AccountState,
     Offer,
+    Offered,
     apportioned,
     mask_of,
 )
@@ -35,8 +36,8 @@ def span(start: int, stop: int) -> Span:
     return Span(7, start, stop)
 
 
-def offered(one: WorkAccount, head: bytes, number: int) -> Offer:
-    offer = one.offer(head, number)
+def offered(one: WorkAccount, head: bytes, number: int, life: int = 0) -> Offer:
+    offer = one.offer(head, number, life=life)
     assert offer is not None
     return offer
 
@@ -103,6 +104,25 @@ def test_a_ring_that_commits_unheard_of_takes_only_what_it_was_given() -> None:
     assert fates(one) == (100, 0, 0, 0, 50)
     assert one.state.spans == [span(100, 150)]
     assert one.state.since == [1] * NUM_CHUNKS, "what is there now was trained in round 1"
+
+
+@pytest.mark.parametrize("further", [0, 1])
+def test_of_the_offers_of_two_lives_the_ready_in_the_ring_tells_which_was_taken(
+    further: int,
+) -> None:
+    """A half of 101 tokens is 51, as a half of 102 is."""
+    for life in (1, 2):
+        one = account()
+        one.trained(H0, 1, 101, [])
+        numbers = {1: offered(one, H0, 1, life=1).number}
+        one.saved()
+        one = restarted(one)
+        if further:
+            one.trained(H0, 1, further, [])
+        numbers[2] = offered(one, H0, 1, life=2).number
+        told = Offered(life, 101 if life == 1 else 101 + further)
+        settled = one.committed_by(H1, H0, 51, 0b0011, counts_spans=True, offered=told)
+        assert settled.offer == numbers[life]
 
 
 def test_of_several_offers_on_a_head_the_header_tells_which_it_took() -> None:

@@ -8,7 +8,13 @@ import pytest
 
 from gossamer.protocol import limits
 from gossamer.protocol.codecs.contributions import add_record
-from gossamer.protocol.codecs.payloads import SPARSE, SetPayloads, SignPayloads, payloads_named
+from gossamer.protocol.codecs.payloads import (
+    SPARSE,
+    SetPayloads,
+    SignPayloads,
+    SumPayloads,
+    payloads_named,
+)
 from gossamer.protocol.codecs.sign_codec import SignCodec, SignUpdate
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError, VersionError
@@ -41,8 +47,9 @@ def test_lengths_are_what_is_sent(name: str) -> None:
     part = payloads.part_bytes(NUM_ELEMENTS)
     is_set = isinstance(payloads, SetPayloads)
     length = 2 * part if is_set else part
-    assert payloads.is_length(length, NUM_ELEMENTS, 0b101)
-    assert not payloads.is_length(length - 1, NUM_ELEMENTS, 0b101)
+    for is_average in (False, True):
+        assert payloads.is_length(length, NUM_ELEMENTS, 0b101, is_average=is_average)
+        assert not payloads.is_length(length - 1, NUM_ELEMENTS, 0b101, is_average=is_average)
     if is_set:
         assert part == len(set_of([0]))
 
@@ -57,6 +64,66 @@ def test_the_mean_of_a_ring_is_what_its_links_carry(num_members: int) -> None:
     hops = [*range(1, num_members), *[num_members] * (num_members - 1)]
     exact = sum(hops) * PAYLOADS.part_bytes(NUM_ELEMENTS) / len(hops)
     assert PAYLOADS.mean_bytes(NUM_ELEMENTS, num_members) == int(exact)
+
+
+@pytest.mark.parametrize("num_members", [1, 2, 8, 9, 32, 33, 128, 129, 256])
+def test_a_widening_sum_is_as_long_as_its_members_are_many(num_members: int) -> None:
+    payloads = payloads_named("int4", is_widening=True)
+    assert isinstance(payloads, SumPayloads)
+    bits = next(bits for bits, most in ((4, 8), (5, 32), (6, 128), (7, 512)) if num_members <= most)
+    mask = (1 << num_members) - 1
+    expected = 2 * 40 + NUM_ELEMENTS * bits // 8
+    sizes = range(4 * NUM_ELEMENTS)
+    for is_average, size in ((False, expected), (True, 2 * 40 + NUM_ELEMENTS // 2)):
+        lengths = [
+            n for n in sizes if payloads.is_length(n, NUM_ELEMENTS, mask, is_average=is_average)
+        ]
+        assert lengths == [size]
+        coder = payloads.coder if is_average else payloads.coder.of_sum(num_members)
+        payload = coder.encode(VECTORS[0])
+        payloads.check(payload, NUM_ELEMENTS, mask, is_average=is_average)
+        if num_members > 8:
+            with pytest.raises(MalformedError):
+                payloads.check(payload, NUM_ELEMENTS, mask, is_average=not is_average)
+
+
+@pytest.mark.parametrize("num_members", [1, 2, 8, 9, 16, 64, 256])
+def test_the_mean_of_a_widening_ring_is_what_its_links_carry(num_members: int) -> None:
+    payloads = payloads_named("int4", is_widening=True)
+    assert isinstance(payloads, SumPayloads)
+    links = [payloads.part_bytes(NUM_ELEMENTS)] * max(1, num_members - 1)
+    links += [payloads.coder.of_sum(n).encoded_bytes(NUM_ELEMENTS) for n in range(1, num_members)]
+    assert abs(payloads.mean_bytes(NUM_ELEMENTS, num_members) - sum(links) / len(links)) < 1
+
+
+@pytest.mark.parametrize("top_k", [1, 64, 200, 4096])
+@pytest.mark.parametrize("num_members", [2, 8, 18, 19, 24, 64, 256])
+def test_sparse_sends_no_more_than_int4_in_any_ring(num_members: int, top_k: int) -> None:
+    size = 65_536
+    sparse = payloads_named(SPARSE, top_k, is_widening=True)
+    dense = payloads_named("int4", is_widening=True)
+    assert sparse.mean_bytes(size, num_members) <= dense.mean_bytes(size, num_members)
+    before = payloads_named(SPARSE, top_k).mean_bytes(size, num_members)
+    if num_members <= 18 and top_k <= 64:
+        assert sparse.mean_bytes(size, num_members) == before
+    assert sparse.members_max(size) == limits.RING_MEMBERS_MAX
+
+
+@pytest.mark.parametrize("num_members", [1, 17, 18, 19, 256])
+def test_sparse_payloads_have_one_length_for_each_number_of_members(num_members: int) -> None:
+    payloads = payloads_named(SPARSE, is_widening=True)
+    assert isinstance(payloads, SetPayloads)
+    assert payloads.sums is not None
+    size, mask = 65_536, (1 << num_members) - 1
+    for is_average in (False, True):
+        if payloads.is_sum(size, mask):
+            coder = payloads.sums if is_average else payloads.sums.of_sum(num_members)
+            expected = coder.encoded_bytes(size)
+        else:
+            expected = num_members * payloads.part_bytes(size)
+        for length in (expected - 1, expected, expected + 1):
+            found = payloads.is_length(length, size, mask, is_average=is_average)
+            assert found == (length == expected)
 
 
 @pytest.mark.parametrize("positions", [[0], [1, 2], [0, 1, 2]])
@@ -115,8 +182,8 @@ def step_of(parts: dict[int, SignUpdate | None]) -> bytes:
 def test_a_step_is_what_its_members_have() -> None:
     payload = step_of({0: UPDATES[0], 3: None, 2: UPDATES[2]})
     SIGNS.check(payload, 1, 0b1101)
-    assert SIGNS.is_length(len(payload), 1, 0b1101)
-    assert not SIGNS.is_length(len(payload) + 1, 1, 0b1101)
+    assert SIGNS.is_length(len(payload), 1, 0b1101, is_average=True)
+    assert not SIGNS.is_length(len(payload) + 1, 1, 0b1101, is_average=True)
     assert SIGNS.contributors(payload, 0b1101) == 0b0101
     found = SIGNS.updates(payload)
     assert [update.places.tolist() for update in found] == [
@@ -128,7 +195,7 @@ def test_a_step_is_what_its_members_have() -> None:
 def test_a_step_in_which_no_member_has_a_part() -> None:
     payload = step_of({0: None, 1: None})
     SIGNS.check(payload, 1, 0b11)
-    assert SIGNS.is_length(len(payload), 1, 0b11)
+    assert SIGNS.is_length(len(payload), 1, 0b11, is_average=True)
     assert SIGNS.contributors(payload, 0b11) == 0
     assert SIGNS.updates(payload) == []
 

@@ -58,8 +58,10 @@ class Ring:
 
     def set_of(self, chunk: int, positions: list[int]) -> bytes:
         payload: bytes | None = None
+        mask = 0
         for position in positions:
-            payload = bytes(self.parts[position].add(chunk, payload))
+            payload = bytes(self.parts[position].add(chunk, payload, mask))
+            mask |= 1 << position
         assert payload is not None
         return payload
 
@@ -78,7 +80,7 @@ def test_records_are_what_their_members_signed(name: str) -> None:
     for chunk in range(PLAN.num_chunks):
         payload = ring.set_of(chunk, [2, 0])
         elements = PLAN.elements_of(chunk)
-        assert ring.payloads.is_length(len(payload), elements, 0b101)
+        assert ring.payloads.is_length(len(payload), elements, 0b101, is_average=True)
         assert len(payload) == 2 * ring.payloads.part_bytes(elements)
         ring.check(payload, 0b101, chunk)
         assert ring.payloads.contributors(payload, 0b101) == 0b101
@@ -163,7 +165,7 @@ def test_values_that_cannot_be_are_refused_although_they_are_signed() -> None:
     ring = Ring("fp32")
     ring.work[0][5] = np.nan
     with pytest.raises(ValueError, match="own work"):
-        ring.parts[0].add(0, None)
+        ring.parts[0].add(0, None, 0)
     with pytest.raises(ValueError, match="own work"):
         tree_of(ring.work[0], PLAN, ring.payloads)
 
@@ -173,7 +175,7 @@ def test_values_that_cannot_be_are_refused_although_they_are_signed() -> None:
 
     careless = Careless("fp32", ring.payloads.coder)
     tree = tree_of(ring.work[1], PLAN, careless)
-    payload = bytes(RecordPart(ring.work[1], PLAN, careless, tree, 1, 1.0).add(0, None))
+    payload = bytes(RecordPart(ring.work[1], PLAN, careless, tree, 1, 1.0).add(0, None, 0))
     with pytest.raises(MalformedError, match="not finite"):
         ring.payloads.check(payload, PLAN.elements_of(0), 0b010, 0, [b"", tree.root, b""])
 
@@ -195,9 +197,9 @@ def test_the_average_is_the_robust_one_of_what_was_decoded(name: str) -> None:
 def test_work_that_changed_after_it_was_signed_is_not_sent() -> None:
     ring = Ring("int8")
     ring.work[0][PLAN.range_of(1)] *= np.float32(2)
-    ring.parts[0].add(0, None)
+    ring.parts[0].add(0, None, 0)
     with pytest.raises(ValueError, match="changed since it was signed"):
-        ring.parts[0].add(1, None)
+        ring.parts[0].add(1, None, 0)
 
 
 @pytest.mark.parametrize("name", CODECS)

@@ -7,6 +7,8 @@ import pytest
 from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.policy.membership import (
+    ANNOUNCE_SECONDS,
+    FAR_SECONDS,
     MEMBER_SECONDS,
     NEAR_ROUNDS,
     TRAILING_ROUNDS,
@@ -27,11 +29,42 @@ def never(_announce: Announce) -> bool:
 def test_a_peer_lives_while_it_announces_itself() -> None:
     membership = Membership(ME)
     assert not membership.is_living(0.0, OTHER)
-    assert membership.announced(0.0, OTHER, announce())
+    assert membership.announced(0.0, OTHER, announce(), [OTHER])
     assert membership.is_living(MEMBER_SECONDS, OTHER)
     assert not membership.is_living(MEMBER_SECONDS + 0.1, OTHER)
-    assert membership.announced(MEMBER_SECONDS + 1, OTHER, announce(sequence=8))
+    assert membership.announced(MEMBER_SECONDS + 1, OTHER, announce(sequence=8), [OTHER])
     assert membership.is_living(MEMBER_SECONDS + 1, OTHER)
+
+
+def test_a_sign_of_life_on_the_connection_does_for_an_announcement() -> None:
+    membership = Membership(ME)
+    membership.heard(0.0, OTHER)  # it has not said who it is
+    assert not membership.is_living(0.0, OTHER)
+    membership.announced(0.0, OTHER, announce(), [OTHER])
+    membership.heard(100.0, OTHER)
+    assert membership.is_living(100.0 + MEMBER_SECONDS, OTHER)
+    assert not membership.is_living(100.1 + MEMBER_SECONDS, OTHER)
+
+
+def test_a_sign_of_life_does_not_begin_a_life_anew() -> None:
+    membership = Membership(ME)
+    membership.announced(0.0, OTHER, announce(), [OTHER])
+    membership.disconnected(OTHER)
+    membership.heard(1.0, OTHER)
+    assert not membership.is_living(1.0, OTHER)
+    membership.announced(2.0, OTHER, announce(phase="leaving", sequence=8), [OTHER])
+    membership.heard(3.0, OTHER)
+    assert not membership.is_living(3.0, OTHER)
+
+
+def test_a_peer_without_a_connection_may_be_silent_for_three_announcements() -> None:
+    membership = Membership(ME)
+    membership.announced(0.0, OTHER, announce())
+    assert membership.is_living(3 * ANNOUNCE_SECONDS, OTHER)
+    assert not membership.is_living(FAR_SECONDS + 0.1, OTHER)
+    # Once it has given a sign of life on a connection it is held to giving more of them.
+    membership.heard(1.0, OTHER)
+    assert not membership.is_living(1.1 + MEMBER_SECONDS, OTHER)
 
 
 def test_an_old_announcement_does_not_bring_back_the_dead() -> None:

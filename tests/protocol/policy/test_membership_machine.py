@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.policy.membership import (
+    FAR_SECONDS,
     MEMBER_SECONDS,
     Membership,
     awaited,
@@ -32,10 +33,13 @@ class Known:
     head: bytes
     silent_seconds: float = 0.0
     connected: bool = True
+    far: bool = False
 
     @property
     def is_living(self) -> bool:
-        return self.connected and self.phase != "leaving" and self.silent_seconds <= MEMBER_SECONDS
+        patience_seconds = FAR_SECONDS if self.far else MEMBER_SECONDS
+        is_silent = self.silent_seconds > patience_seconds
+        return self.connected and self.phase != "leaving" and not is_silent
 
 
 class MembershipMachine(RuleBasedStateMachine):
@@ -57,9 +61,16 @@ class MembershipMachine(RuleBasedStateMachine):
         sequence=st.integers(1, 5),
         phase=st.sampled_from(PHASES),
         head=st.sampled_from(HEADS),
+        far=st.booleans(),
     )
     def announced(
-        self, author: PeerId, incarnation: int, sequence: int, phase: Phase, head: bytes
+        self,
+        author: PeerId,
+        incarnation: int,
+        sequence: int,
+        phase: Phase,
+        head: bytes,
+        far: bool,
     ) -> None:
         """A peer's announcement arrives, which may be new, repeated or old; or an earlier one of
         this peer itself."""
@@ -67,9 +78,18 @@ class MembershipMachine(RuleBasedStateMachine):
         known = self.model.get(author)
         is_news = author != ME and (known is None or version > known.version)
         statement = announce(incarnation=incarnation, sequence=sequence, phase=phase, head=head)
-        assert self.membership.announced(self.now, author, statement) == is_news
+        connected = () if far else (author,)
+        assert self.membership.announced(self.now, author, statement, connected) == is_news
         if is_news:
-            self.model[author] = Known(version, phase, head)
+            self.model[author] = Known(version, phase, head, far=far)
+
+    @rule(peer=st.sampled_from([ME, *OTHERS]))
+    def heard(self, peer: PeerId) -> None:
+        """A sign of life comes on a peer's connection."""
+        self.membership.heard(self.now, peer)
+        if peer in self.model and self.model[peer].connected:
+            self.model[peer].silent_seconds = 0.0
+            self.model[peer].far = False
 
     @rule(peer=st.sampled_from([ME, *OTHERS]))
     def disconnected(self, peer: PeerId) -> None:
@@ -77,7 +97,7 @@ class MembershipMachine(RuleBasedStateMachine):
         if peer in self.model:
             self.model[peer].connected = False
 
-    @rule(eighths=st.integers(0, int(8 * 1.5 * MEMBER_SECONDS)))
+    @rule(eighths=st.integers(0, int(8 * 1.5 * FAR_SECONDS)))
     def time_passes(self, eighths: int) -> None:
         self.now += eighths / 8
         for known in self.model.values():

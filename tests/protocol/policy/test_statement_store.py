@@ -51,8 +51,8 @@ def statement_store_of(statements: list[tuple[Signed, Statement]]) -> StatementS
 def test_order_and_repetition_do_not_matter(
     order: list[tuple[Signed, Statement]], again: list[tuple[Signed, Statement]]
 ) -> None:
-    assert set(statement_store_of(order + again).digests()) == set(
-        statement_store_of(STATEMENTS).digests()
+    assert set(statement_store_of(order + again).tags()) == set(
+        statement_store_of(STATEMENTS).tags()
     )
 
 
@@ -62,10 +62,10 @@ def test_two_statement_stores_are_equal_after_reconciliation(
 ) -> None:
     one, other = statement_store_of(left), statement_store_of(right)
     for giver, taker in ((one, other), (other, one)):
-        for signed in giver.missing_from(taker.digests()):
+        for signed in giver.missing_from(taker.tags()):
             taker.post(signed, open_signed(signed, RUN_ID, verify))
-    assert set(one.digests()) == set(other.digests())
-    assert one.missing_from(other.digests()) == []
+    assert set(one.tags()) == set(other.tags())
+    assert one.missing_from(other.tags()) == []
 
 
 def test_news_is_news_once() -> None:
@@ -83,12 +83,12 @@ def test_a_reply_is_bounded_and_the_next_brings_the_rest(monkeypatch: pytest.Mon
     full = statement_store_of(STATEMENTS)
     taker = StatementStore()
     sync_sets = 0
-    while missing := full.missing_from(taker.digests()):
+    while missing := full.missing_from(taker.tags()):
         assert sum(len(signed.payload) for signed in missing) <= 1000
         for signed in missing:
             taker.post(signed, open_signed(signed, RUN_ID, verify))
         sync_sets += 1
-    assert set(taker.digests()) == set(full.digests())
+    assert set(taker.tags()) == set(full.tags())
     assert sync_sets > 1
 
 
@@ -135,7 +135,7 @@ def test_many_authors_cannot_keep_others_from_a_full_statement_store(
         assert statement_store.post(sealed(peer(1), accusation), accusation)
     authors = [signed.author for signed, _ in statement_store.statements()]
     assert sorted(map(authors.count, near)) == [20, 20]
-    assert len(statement_store.digests()) == len(statement_store) == 40
+    assert len(statement_store.tags()) == len(statement_store) == 40
     assert not statement_store.post(sealed(peer(300), announce()), announce())
 
 

@@ -3,6 +3,7 @@ MB."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import pytest
@@ -11,6 +12,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.link_rates import (
     CHANGE_FACTOR,
+    LIMIT_SHARE,
     PATIENCE_SECONDS_MIN,
     PREDECESSOR_SECONDS,
     SAMPLE_SECONDS,
@@ -81,6 +83,7 @@ class Line:
         self.said: list[tuple[int, float]] = []
         self.verdict: PeerId | None = None
         self._mine, self._is_fed = mine, is_fed
+        self.limit = math.inf
         self._acked_bytes = self._busy_seconds = 0.0
 
     def hear(self, rates: dict[PeerId, float]) -> None:
@@ -114,7 +117,9 @@ class Line:
         mine = self._mine
         self.now += seconds
         self._busy_seconds += seconds
-        mine.measured(self.now, SUCCESSOR, int(self._acked_bytes), self._busy_seconds, waiting)
+        mine.measured(
+            self.now, SUCCESSOR, int(self._acked_bytes), self._busy_seconds, waiting, self.limit
+        )
         if self._is_fed:
             much_arrives(mine, self.now)
         word = mine.to_say(self.now, SUCCESSOR)
@@ -568,3 +573,48 @@ def test_words_that_come_late_do_not_replace_newer_ones() -> None:
     assert mine.too_slow(NOW, RING, SUCCESSOR).member is None
     said(mine, ALL_FAST, sequence=3)
     assert mine.too_slow(NOW, RING, SUCCESSOR).member == SUCCESSOR
+
+
+# The owner's limit of the upload
+
+
+LIMIT = SLOW
+"""The owner's limit, a twentieth of the others' lines."""
+
+
+def limited(round_seconds: float, *, is_in_steps: bool = False) -> Line:
+    """My link with 100 MB to send, under my owner's limit."""
+    mine = link_rate(round_seconds=round_seconds, is_in_steps=is_in_steps)
+    said(mine, ALL_FAST)
+    line = Line(mine)
+    line.limit = LIMIT
+    return line
+
+
+@pytest.mark.parametrize("share", [1.0, 1.01 * LIMIT_SHARE])
+@pytest.mark.parametrize("is_in_steps", [False, True])
+def test_the_owners_limit_is_planned_for(share: float, is_in_steps: bool) -> None:
+    """The ring lasts no longer than the work before it, so nobody is put out."""
+    line = limited(1.1 * MUCH / (share * LIMIT), is_in_steps=is_in_steps)
+    assert line.run(60.0, share * LIMIT) == pytest.approx(60.0, abs=LOOK_SECONDS)
+    assert line.verdict is None
+
+
+def test_without_the_limit_the_same_link_is_slow() -> None:
+    line = limited(1.1 * MUCH / LIMIT)
+    line.limit = math.inf
+    line.run(60.0, LIMIT)
+    assert line.verdict == SUCCESSOR
+
+
+def test_a_limit_that_would_hold_up_the_round_costs_its_owner_and_no_neighbour() -> None:
+    line = limited(0.5 * MUCH / LIMIT)
+    line.run(60.0, LIMIT)
+    assert line.verdict == ME
+
+
+def test_a_link_far_slower_than_the_limit_is_judged_as_without_it() -> None:
+    line = limited(1.1 * MUCH / LIMIT)
+    line.limit = FAST
+    line.run(60.0, SLOW)
+    assert line.verdict == SUCCESSOR

@@ -30,7 +30,7 @@ def take_partial_sum(
 ) -> list[Action]:
     """The partial sum arrives and my part is added to it."""
     assert ring.partial_sum_received(RING[sender], chunk, mask, payload) == [
-        Contribute(chunk, payload, RING[sender])
+        Contribute(chunk, payload, RING[sender], mask)
     ]
     return ring.contributed(chunk, payload + b"+")
 
@@ -270,10 +270,10 @@ def test_two_that_hold_different_members_out_do_not_turn_down_each_others_sums()
     assert last.partial_sum_received(names[4], 3, 0b011000, b"de")
     assert last.contributed(3, b"def") == [Send(names[2], 3, 0b111000, None, b"def")]
     assert third.partial_sum_received(names[5], 3, 0b111000, b"def") == [
-        Contribute(3, b"def", names[5])
+        Contribute(3, b"def", names[5], 0b111000)
     ]
     assert last.partial_sum_received(names[2], 3, 0b000111, b"abc") == [
-        Contribute(3, b"abc", names[2])
+        Contribute(3, b"abc", names[2], 0b000111)
     ]
 
 
@@ -294,7 +294,7 @@ def test_what_comes_while_i_add_is_weighed_afterwards() -> None:
     assert ring.partial_sum_received(A, 0, 0b1101, b"acd") == []
     assert ring.contributed(0, b"ab") == [
         Send(C, 0, 0b0011, None, b"ab"),
-        Contribute(0, b"acd", A),
+        Contribute(0, b"acd", A, 0b1101),
     ]
     assert ring.member_removed(C) == [Contribute(1, None)]  # the copy waits for the better sum
     assert ring.contributed(0, b"abcd") == [FinishAverage(0, b"abcd", 0b1111)]
@@ -313,7 +313,7 @@ def test_a_bad_partial_sum_leaves_room_for_a_good_one() -> None:
     ring = member(2)
     ring.partial_sum_received(B, 0, 0b0011, b"bad")
     assert ring.rejected(0) == []
-    assert ring.partial_sum_received(A, 0, 0b0001, b"good") == [Contribute(0, b"good", A)]
+    assert ring.partial_sum_received(A, 0, 0b0001, b"good") == [Contribute(0, b"good", A, 0b0001)]
     with pytest.raises(LocalProtocolError):
         ring.rejected(1)
 
@@ -322,7 +322,7 @@ def test_what_came_while_a_bad_partial_sum_was_added_is_taken_instead() -> None:
     ring = member(2)
     ring.partial_sum_received(B, 0, 0b0011, b"bad")
     assert ring.partial_sum_received(A, 0, 0b0001, b"good") == []
-    assert ring.rejected(0) == [Contribute(0, b"good", A)]
+    assert ring.rejected(0) == [Contribute(0, b"good", A, 0b0001)]
 
 
 def test_a_sum_that_claims_my_part_while_i_add_it_for_the_first_time_is_malformed() -> None:

@@ -5,27 +5,40 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from gossamer.protocol.codecs.block_codecs import BlockCodec
 from gossamer.protocol.codecs.chunk_values import (
     MAGNITUDE_MAX,
     WORK_MAGNITUDE_MAX,
     Buffer,
     Float32Array,
 )
+from gossamer.protocol.codecs.contributions import clip_factors
 from gossamer.protocol.codecs.payloads import SPARSE, SetPayloads, payloads_named
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import codec, codec_names
+from gossamer.protocol.codecs.wide_codecs import MEMBERS_OF_FOUR_BITS, WideningInt4Codec
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.rounds.ring_parts import SetPart, SumPart, ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 
 PLAN = ChunkPlan(3000, 2048)
 LOSSY = ("fp16", "int8", "int4")
+WIDENING = "int4, widening"
+"""Sums of two members have five bits a value, and those of three and four have six."""
 TOKENS = (300, 400, 600, 200)
 """Tokens of each member: every share is at least half of the mean share, and none is capped."""
 MEMBERS = range(4)
 """Ring positions of the members."""
 ALL = 0b1111
+
+
+class _Widening(WideningInt4Codec):
+    def of_sum(self, num_members: int) -> BlockCodec:
+        """See `TensorCodec`."""
+        return super().of_sum((1, 9, 33, 33)[num_members - 1])
 
 
 class Ring:
@@ -34,7 +47,7 @@ class Ring:
     def __init__(
         self, codec_name: str, vectors: list[Float32Array], shares: tuple[int, ...] = TOKENS
     ) -> None:
-        self.codec = codec(codec_name)
+        self.codec = _Widening() if codec_name == WIDENING else codec(codec_name)
         self.vectors = vectors
         self.sides = [
             SumPart(vector, PLAN, self.codec, shares, position)
@@ -44,10 +57,11 @@ class Ring:
     def average(self, chunk: int, order: list[int]) -> Float32Array:
         """Those in `order` add themselves, the last one finishes."""
         payload: Buffer | None = None
+        mask = 0
         for position in order:
-            payload = self.sides[position].add(chunk, payload)
+            payload = self.sides[position].add(chunk, payload, mask)
+            mask |= 1 << position
         assert payload is not None
-        mask = sum(1 << position for position in order)
         average = self.sides[order[-1]].finish_average(chunk, payload, mask)
         return self.codec.decode(average, PLAN.elements_of(chunk))
 
@@ -61,7 +75,7 @@ def vectors_of(seed: int) -> list[Float32Array]:
     return [rng.laplace(size=PLAN.num_elements).astype(np.float32) for _ in MEMBERS]
 
 
-@pytest.mark.parametrize("codec_name", LOSSY)
+@pytest.mark.parametrize("codec_name", [*LOSSY, WIDENING])
 @pytest.mark.parametrize("chunk", [0, 1])
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 3, 0, 1], [1, 2], [3], [3, 0]])
 def test_what_was_sent_and_what_stays_are_what_was_meant(
@@ -82,7 +96,7 @@ def test_what_was_sent_and_what_stays_are_what_was_meant(
     assert np.abs(average - meant).max() > 1e-4, "nothing was rounded"
 
 
-@pytest.mark.parametrize("codec_name", LOSSY)
+@pytest.mark.parametrize("codec_name", [*LOSSY, WIDENING])
 def test_the_errors_of_many_rounds_do_not_add_up(codec_name: str) -> None:
     """Error feedback keeps the sum of all averages within one round's residuals of the sum of all
     work."""
@@ -106,8 +120,8 @@ def test_the_errors_of_many_rounds_do_not_add_up(codec_name: str) -> None:
 def test_finishing_a_whole_ring_rounds_nothing_again(codec_name: str) -> None:
     ring = Ring(codec_name, vectors_of(0))
     payload: Buffer | None = None
-    for side in ring.sides:
-        payload = side.add(0, payload)
+    for position, side in enumerate(ring.sides):
+        payload = side.add(0, payload, (1 << position) - 1)
     assert payload is not None
     before = ring.residual(0, 3).copy()
     assert bytes(ring.sides[3].finish_average(0, payload, ALL)) == bytes(payload)
@@ -137,7 +151,7 @@ def test_nothing_stays_behind_of_an_exact_codec() -> None:
 def test_a_sum_that_was_replaced_leaves_no_error(codec_name: str) -> None:
     """A fault brings a chunk round again: the member adds itself to another sum."""
     ring, undisturbed = Ring(codec_name, vectors_of(9)), Ring(codec_name, vectors_of(9))
-    ring.sides[1].add(0, ring.sides[0].add(0, None))
+    ring.sides[1].add(0, ring.sides[0].add(0, None, 0), 0b1)
     for one in (ring, undisturbed):
         one.average(0, [1, 2, 3])
     assert (ring.residual(0, 1) == undisturbed.residual(0, 1)).all()
@@ -146,10 +160,10 @@ def test_a_sum_that_was_replaced_leaves_no_error(codec_name: str) -> None:
 def test_what_a_sparse_part_leaves_out_decays_and_stays() -> None:
     payloads = SetPayloads(SparseCodec(64))
     (vector, *_) = vectors_of(3)
-    mine = SetPart(vector, PLAN, payloads.coder, position=2, error_decay=0.5)
+    mine = SetPart(vector, PLAN, payloads, [1, 1, 1], position=2, error_decay=0.5)
     assert mine.error_of(0) is None, "nothing was sent"
-    token = mine.add(0, None)
-    assert mine.add(0, None) == token, "whatever comes round again, it is the same part"
+    token = mine.add(0, None, 0)
+    assert mine.add(0, None, 0) == token, "whatever comes round again, it is the same part"
     assert mine.finish_average(0, token, 0b100) == token
     size = PLAN.elements_of(0)
     payloads.check(token, size, 0b100)
@@ -170,14 +184,16 @@ def test_a_ring_in_one_process_is_its_members_one_after_the_other(name: str) -> 
     for chunk, order in enumerate([(0, 1, 2), (1, 2, 0)]):
         where = PLAN.range_of(chunk)
         parts = [
-            SetPart(vector, PLAN, payloads.coder, position, 0.5)
+            SetPart(vector, PLAN, payloads, tokens, position, 0.5)
             if isinstance(payloads, SetPayloads)
             else SumPart(vector, PLAN, codec(name), tokens, position)
             for position, vector in enumerate(carried)
         ]
         payload: Buffer | None = None
+        mask = 0
         for position in order:
-            payload = parts[position].add(chunk, payload)
+            payload = parts[position].add(chunk, payload, mask)
+            mask |= 1 << position
         assert payload is not None
         finished = parts[order[-1]].finish_average(chunk, payload, 0b111)
         decoded = payloads.average(finished, PLAN.elements_of(chunk), 0b111, tokens)
@@ -232,7 +248,7 @@ def test_the_largest_work_takes_no_sum_out_of_range(codec_name: str, sign: int) 
     work[::2] *= -1
     side = SumPart(work, PLAN, codec(codec_name), (999, 1), 0)
     received = np.full(PLAN.elements_of(0), sign * MAGNITUDE_MAX, np.float32)
-    payload = side.add(0, codec(codec_name).encode(received))
+    payload = side.add(0, codec(codec_name).encode(received), 0b10)
     assert np.isfinite(codec(codec_name).decode(payload, received.size)).all()
 
 
@@ -243,15 +259,179 @@ def test_own_work_that_cannot_be_used_is_told_from_a_payload_that_cannot(
 ) -> None:
     def side_of(work: Float32Array) -> SumPart | SetPart:
         if name == "sparse":
-            return SetPart(work, PLAN, SparseCodec(64), 0, 1.0)
+            return SetPart(work, PLAN, SetPayloads(SparseCodec(64)), [1] * len(MEMBERS), 0, 1.0)
         return SumPart(work, PLAN, codec(name), [1] * len(MEMBERS), 0)
 
     work = np.ones(PLAN.num_elements, np.float32)
-    good = side_of(work.copy()).add(0, None)
+    good = side_of(work.copy()).add(0, None, 0)
     work[7] = value
     for payload in (None, good):
         with pytest.raises(ValueError, match="own work"):
-            side_of(work.copy()).add(0, payload)
-    side_of(work.copy()).add(1, None)  # the other chunk is as it was
+            side_of(work.copy()).add(0, payload, 0b10)
+    side_of(work.copy()).add(1, None, 0)  # the other chunk is as it was
     with pytest.raises(MalformedError):
-        side_of(np.ones_like(work)).add(0, bytes(good)[:-1])
+        side_of(np.ones_like(work)).add(0, bytes(good)[:-1], 0b10)
+
+
+def sent_by_ring(num_members: int, rounds: int, *, is_widening: bool) -> tuple[float, float]:
+    """Relative errors of the first average, and of the sum of the averages of all rounds."""
+    plan, payloads = ChunkPlan(8192, 8192), payloads_named("int4", is_widening=is_widening)
+    residuals = np.zeros((num_members, plan.num_elements), np.float32)
+    total, meant = np.zeros((2, plan.num_elements))
+    first = 0.0
+    for number in range(rounds):
+        fresh = np.random.default_rng(number).standard_normal(residuals.shape).astype(np.float32)
+        pendings = list(fresh + residuals)
+        total += ring_average(pendings, [1] * num_members, plan, payloads)
+        meant += fresh.mean(axis=0, dtype=np.float64)
+        residuals = np.stack(pendings)
+        if number == 0:
+            first = float(np.linalg.norm(total - meant) / np.linalg.norm(meant))
+    return first, float(np.linalg.norm(total - meant) / np.linalg.norm(meant))
+
+
+@pytest.mark.parametrize("num_members", [2, 8, 16, 32, 64, 128, 256])
+def test_an_average_is_as_exact_in_a_large_ring_as_in_a_small_one(num_members: int) -> None:
+    first, all_of_20 = sent_by_ring(num_members, 20, is_widening=True)
+    assert first < 0.24
+    assert all_of_20 < 0.055
+
+
+def test_codes_of_one_width_lose_a_large_ring() -> None:
+    """The reason for wider codes: errors of all sums, and more than that after some rounds."""
+    first, _ = sent_by_ring(256, 1, is_widening=False)
+    assert first > 2
+
+
+@given(num_members=st.integers(1, MEMBERS_OF_FOUR_BITS), seed=st.integers(0, 2**32 - 1))
+def test_a_small_ring_sends_the_same_bytes_with_and_without_wider_codes(
+    num_members: int, seed: int
+) -> None:
+    vectors = np.random.default_rng(seed).laplace(size=(num_members, 300)).astype(np.float32)
+    plan, tokens, sent = ChunkPlan(300, 300), [1] * num_members, []
+    for is_widening in (False, True):
+        coder = codec("int4", is_widening=is_widening)
+        payload: Buffer | None = None
+        for position, vector in enumerate(vectors):
+            part = SumPart(vector, plan, coder, tokens, position)
+            payload = part.add(0, payload, (1 << position) - 1)
+            sent.append((is_widening, bytes(payload)))
+        assert payload is not None
+        average = part.finish_average(0, payload, (1 << num_members) - 1)
+        sent.append((is_widening, bytes(average)))
+    assert [b for wide, b in sent if wide] == [b for wide, b in sent if not wide]
+
+
+@settings(deadline=None)
+@given(
+    order=st.permutations(range(40)),
+    num_missing=st.integers(0, 30),
+    seed=st.integers(0, 2**32 - 1),
+    tokens=st.lists(st.integers(60, 100), min_size=40, max_size=40),
+)
+def test_nothing_is_lost_in_a_large_ring_whoever_is_missing(
+    order: list[int], num_missing: int, seed: int, tokens: list[int]
+) -> None:
+    """A member that vanishes before it added leaves no hole: sums go by the members in them."""
+    living = order[num_missing:]
+    plan, coder = ChunkPlan(130, 130), codec("int4", is_widening=True)
+    vectors = np.random.default_rng(seed).standard_normal((40, 130)).astype(np.float32)
+    parts = [SumPart(vector, plan, coder, tokens, at) for at, vector in enumerate(vectors)]
+    payloads = payloads_named("int4", is_widening=True)
+    payload: Buffer | None = None
+    mask = 0
+    for position in living:
+        payload = parts[position].add(0, payload, mask)
+        mask |= 1 << position
+        assert payloads.is_length(len(payload), 130, mask, is_average=False)
+        payloads.check(payload, 130, mask, is_average=False)
+    assert payload is not None
+    finished = parts[living[-1]].finish_average(0, payload, mask)
+    assert payloads.is_length(len(finished), 130, mask, is_average=True)
+    average = payloads.average(finished, 130, mask, tokens)
+    present = sum(tokens[position] for position in living)
+    shares = np.array([tokens[position] / present for position in living])
+    errors = [parts[position].error_of(0) for position in living]
+    stayed = np.stack([error for error in errors if error is not None]).astype(np.float64)
+    meant = shares @ vectors[living].astype(np.float64)
+    assert np.abs(average + shares @ stayed - meant).max() < 1e-5
+
+
+@pytest.mark.parametrize("num_members", [17, 18, 24, 64])
+def test_sparse_sets_of_many_members_become_sums_that_are_nearly_as_exact(num_members: int) -> None:
+    plan = ChunkPlan(16384, 8192)
+    fresh = np.random.default_rng(1).standard_normal((num_members, plan.num_elements))
+    vectors = list(fresh.astype(np.float32))
+    averages, residuals = [], []
+    for is_widening in (False, True):
+        pendings = [vector.copy() for vector in vectors]
+        payloads = payloads_named(SPARSE, is_widening=is_widening)
+        averages.append(ring_average(pendings, [1] * num_members, plan, payloads))
+        residuals.append(np.mean(pendings, axis=0))
+    sets, sums = averages
+    error = np.linalg.norm(sums - sets) / np.linalg.norm(sets)
+    if num_members == 17:
+        assert error == 0
+        return
+    assert 0.05 < error < 0.15
+    sent = np.mean(vectors, axis=0) - residuals[1]
+    assert np.linalg.norm(sums - sent) < 0.02 * np.linalg.norm(sent), "all but clips is carried on"
+
+
+@pytest.mark.parametrize("spoilt", [3, 20])
+def test_a_sparse_part_of_nonsense_does_not_outweigh_a_large_ring(spoilt: int) -> None:
+    """One member before the set becomes a sum, and one behind it."""
+    plan = ChunkPlan(8192, 8192)
+    fresh = np.random.default_rng(1).standard_normal((24, plan.num_elements)).astype(np.float32)
+    payloads = payloads_named(SPARSE, is_widening=True)
+    norms = []
+    for factor in (1.0, 2.0**50):
+        vectors = list(fresh.copy())
+        vectors[spoilt] *= np.float32(factor)
+        norms.append(float(np.linalg.norm(ring_average(vectors, [1] * 24, plan, payloads))))
+    assert norms[1] < 1.25 * norms[0]
+
+
+@settings(deadline=None)
+@given(
+    order=st.permutations(range(24)),
+    num_missing=st.integers(0, 23),
+    seed=st.integers(0, 2**32 - 1),
+    tokens=st.lists(st.integers(60, 100), min_size=24, max_size=24),
+)
+def test_nothing_is_lost_where_a_sparse_set_becomes_a_sum(
+    order: list[int], num_missing: int, seed: int, tokens: list[int]
+) -> None:
+    """A list may reach its most members at any member, and a sum need not hold all members."""
+    living, size = order[num_missing:], 4200
+    plan, payloads = ChunkPlan(size, size), payloads_named(SPARSE, is_widening=True)
+    assert isinstance(payloads, SetPayloads)
+    assert payloads.set_members_max(size) == 16
+    vectors = np.random.default_rng(seed).standard_normal((24, size)).astype(np.float32)
+    parts = [SetPart(vector, plan, payloads, tokens, at, 1.0) for at, vector in enumerate(vectors)]
+    payload: Buffer | None = None
+    mask = 0
+    for position in living:
+        payload = parts[position].add(0, payload, mask)
+        mask |= 1 << position
+        assert payloads.is_length(len(payload), size, mask, is_average=False)
+        payloads.check(payload, size, mask, is_average=False)
+    assert payload is not None
+    finished = parts[living[-1]].finish_average(0, payload, mask)
+    assert payloads.is_length(len(finished), size, mask, is_average=True)
+    payloads.check(finished, size, mask)
+    average = payloads.average(finished, size, mask, tokens)
+    if not payloads.is_sum(size, mask):
+        assert bytes(finished) == bytes(payload)
+        return
+    present = sum(tokens[position] for position in living)
+    shares = np.array([tokens[position] / present for position in living])
+    errors = [parts[position].error_of(0) for position in living]
+    stayed = np.stack([error for error in errors if error is not None]).astype(np.float64)
+    meant = shares @ vectors[living].astype(np.float64)
+    sent = [payloads.coder.decode(payloads.coder.encode(vectors[at]), size) for at in living]
+    # The list that became a sum is clipped as every list. Nothing else is lost.
+    clips = np.ones(len(living))
+    clips[:16] = clip_factors([part.squared_norm for part in sent[:16]])
+    meant -= (shares * (1 - clips)) @ np.stack([part.dense(size) for part in sent])
+    assert np.abs(average + shares @ stayed - meant).max() < 1e-5

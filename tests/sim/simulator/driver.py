@@ -139,7 +139,8 @@ class Driver:
         chunk, mask, payload = frame.chunk, frame.mask, frame.payload
         assert isinstance(payload, Sum)
         if dispatcher.has_to_check(mask, frame.finisher):
-            self._world.mode.check(payload, mask, chunk, link.ring)
+            is_average = frame.finisher is not None
+            self._world.mode.check(payload, mask, chunk, link.ring, is_average=is_average)
         if frame.finisher is None:
             dispatcher.partial_sum_received(now, ring_id, source, chunk, mask, payload)
         else:
@@ -204,7 +205,9 @@ class Driver:
         assert self.contribution is not None
         assert ring is not None
         work = self.peer.work.offered(self.machine.number, chunk)
-        encoded = self.contribution.add(chunk, None if payload is None else payload.encoded)
+        encoded = self.contribution.add(
+            chunk, None if payload is None else payload.encoded, action.mask
+        )
         position = ring.members.index(self.peer.peer_id)
         total = arithmetic.add(payload, position, work, bytes(encoded))
         self._answer(

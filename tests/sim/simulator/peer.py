@@ -11,7 +11,7 @@ from gossamer.node.rounds.decisions import goes_straight_on
 from gossamer.node.rounds.dispatcher import HELLO_SECONDS
 from gossamer.node.rounds.following import FIRST_CONTACT_SECONDS
 from gossamer.protocol.ids import Digest, PeerId
-from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS, Awaited, Membership, awaited
+from gossamer.protocol.policy.membership import Awaited, Membership, awaited
 from gossamer.protocol.policy.statement_store import StatementStore
 from gossamer.protocol.rounds.round_rules import RoundHints
 from gossamer.protocol.state.chain import Commit
@@ -35,6 +35,9 @@ from tests.sim.simulator.work import Feed, Work
 
 if TYPE_CHECKING:
     from tests.sim.simulator.world import World
+
+BEAT_SECONDS = 2.0
+"""Time between two announcements here. They stand for the signs of life of a connection."""
 
 _CAPACITY = Capacity("", "cpu", 0, 0, 1, 0.0, 0.0)
 
@@ -267,7 +270,7 @@ class Peer:
     def _beat(self) -> None:
         self.announce()
         self.members_changed()
-        self.later(ANNOUNCE_SECONDS, self._beat)
+        self.later(BEAT_SECONDS, self._beat)
 
     def announce(self) -> None:
         """Tells the others where this peer stands."""
@@ -336,7 +339,9 @@ class Peer:
             return
         if isinstance(statement, Announce):
             author = PeerId(signed.author)
-            if self.membership.announced(self.awake_since(0.0), author, statement):
+            if self.membership.announced(
+                self.awake_since(0.0), author, statement, self.connections
+            ):
                 said = (statement.head, statement.phase)
                 if self._said.get(author) != said:
                     self._said[author] = said
@@ -369,7 +374,7 @@ class Peer:
         if not self.connections:
             return
         other = self.world.peers[self.world.random.choice(list(self.connections))]
-        held = self.statement_store.digests()
+        held = self.statement_store.tags()
 
         def answer() -> None:
             missing = {signed.digest for signed in other.statement_store.missing_from(held)}

@@ -12,7 +12,7 @@ import numpy as np
 from gossamer.node.modes.contribution import Contribution
 from gossamer.protocol.accounting.ledger import choose_partitions, lost_claims
 from gossamer.protocol.accounting.work_account import WorkAccount
-from gossamer.protocol.accounting.work_records import AccountState, Offer
+from gossamer.protocol.accounting.work_records import AccountState, Offer, offered_by
 from gossamer.protocol.ids import Digest
 from gossamer.protocol.state.chain import spans_taken
 from gossamer.protocol.state.digest import FloatVector
@@ -140,7 +140,7 @@ class Work:
     def offer(self, head: Digest, round_number: int) -> Offer | None:
         """All that is carried, for the round under way."""
         self._end_turn()
-        offer = self.account.offer(head, round_number)
+        offer = self.account.offer(head, round_number, life=self._peer.life)
         if offer is not None:
             self._newest = (offer.number, list(self._pending))
         self._write()
@@ -238,6 +238,7 @@ class Work:
             chunks << first,
             counts_spans=spans_taken(chunks.bit_count(), len(averages)),
             exchanged=((1 << len(averages)) - 1) << first,
+            offered=offered_by(me, checks.commits[head]),
         )
         vector = None if settled.offer is None else self.disk.offers.get(settled.offer)
         if vector is None:

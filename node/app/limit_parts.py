@@ -1,0 +1,157 @@
+"""The parts of a node that obey the owner's limits of trainer, disk and the card's power, and the
+check of new limits against what the run needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import structlog
+import trio
+
+from gossamer.node.app.owner_limits import Check, OwnerLimits
+from gossamer.node.app.pause_watch import PauseWatch, pause_rules
+from gossamer.node.app.runtime import Runtime
+from gossamer.node.base.setting_values import CACHE_BYTES_MIN
+from gossamer.node.base.settings import Settings
+from gossamer.node.base.units import format_bytes
+from gossamer.node.machine.capacity import device_memory, trains_on_host
+from gossamer.node.machine.limit_uses import LimitUses
+from gossamer.node.machine.power_limit import PowerLimit
+from gossamer.node.machine.trainer import Trainer
+from gossamer.node.machine.worker_limits import worker_limits
+from gossamer.node.runs.least_limits import least_problems
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.telemetry.gpus import Gpus
+from gossamer.node.telemetry.metrics import Metrics
+from gossamer.protocol.manifest import Manifest
+
+RESTORE_SECONDS_MAX = 5.0
+"""Limit of the wait, at the end of the node, for a driver that is asked to put the power back."""
+
+log = structlog.get_logger("node")
+
+
+class DiskLimit:
+    """The owner's limit of the whole state directory: blocks get what other files leave."""
+
+    def __init__(self, settings: Settings, store: BlockStore) -> None:
+        self._settings = settings
+        self._store = store
+        self._other_bytes = 0
+
+    def measured(self, other_bytes: int) -> None:
+        """Notes the size of all files besides the blocks."""
+        self._other_bytes = other_bytes
+        self._obey()
+
+    def apply(self, settings: Settings) -> None:
+        """Other limits hold from now on."""
+        self._settings = settings
+        self._obey()
+
+    def used_bytes(self) -> int:
+        """Size of the whole state directory."""
+        return self._store.used_bytes() + self._other_bytes
+
+    def least_bytes(self) -> int:
+        """What cannot be removed: other files, and the blocks that stay beyond the quota."""
+        return self._store.pinned_bytes() + self._other_bytes
+
+    @property
+    def problem(self) -> str:
+        """Why there is no room for the run; empty if there is."""
+        most, least = self._settings.disk_max, self.least_bytes()
+        if not most or least <= most:
+            return ""
+        return (
+            f"the run needs {format_bytes(least)} of the disk, and its owner's limit is "
+            f"{format_bytes(most)}"
+        )
+
+    def _obey(self) -> None:
+        settings = self._settings
+        quota = settings.cache_bytes
+        if settings.disk_max:
+            quota = min(quota, max(0, settings.disk_max - self._other_bytes))
+        self._store.quota_bytes = quota
+
+
+class LimitParts:
+    """The parts of one node that obey its owner's limits, and the tasks in which slow ones do."""
+
+    def __init__(
+        self,
+        limits: OwnerLimits,
+        manifest: Manifest,
+        gpus: Gpus,
+        store: BlockStore,
+        runtime: Runtime,
+    ) -> None:
+        self._limits = limits
+        self._manifest = manifest
+        self._gpus = gpus
+        self._store = store
+        self._runtime = runtime
+        self.disk = DiskLimit(limits.settings, store)
+        self._power = PowerLimit(gpus, limits.settings.device)
+        self._changed = trio.Event()
+
+    def join(self, pause_watch: PauseWatch, tokens_per_second: Callable[[], float]) -> None:
+        """All parts obey changes from now on.
+
+        Args:
+            tokens_per_second: the speed of the trainer; 0 before it is known.
+        """
+        zone = self._runtime.zone
+        pause_watch.disk_problem = lambda: self.disk.problem
+        self._limits.join(self.disk.apply, lambda: self._check(tokens_per_second()))
+        self._limits.join(lambda settings: pause_watch.change(pause_rules(settings, zone)))
+        self._limits.join(lambda _: self._changed.set())
+
+    def start(self, nursery: trio.Nursery, trainer: Trainer, metrics: Metrics) -> None:
+        """Begins to obey where that takes longer, and to look at the use."""
+        runtime = self._runtime
+        nursery.start_soon(self._run, trainer)
+        if runtime.serves_http:  # a test in virtual time would look at this machine all the time
+            uses = LimitUses(self._gpus, self.disk.used_bytes)
+            nursery.start_soon(self._limits.run, uses, metrics, runtime.read_in_thread)
+
+    def _check(self, tokens_per_second: float) -> Check:
+        """Returns the check of new limits against what the run needs here. It runs in a thread."""
+
+        def problems(settings: Settings) -> Sequence[str]:
+            gpus = self._gpus.read()
+            found = least_problems(
+                self._manifest,
+                settings,
+                trains_on_host=trains_on_host(settings.device, gpus),
+                disk_bytes=self.disk.least_bytes() + CACHE_BYTES_MIN,
+                card=device_memory(settings.device, gpus),
+                tokens_per_second=tokens_per_second or None,
+            )
+            if power := self._power.problem(settings.gpu_power_watts):
+                found.append(f"gpu_power: {power}")
+            return found
+
+        return problems
+
+    async def _run(self, trainer: Trainer) -> None:
+        """Obeys until cancelled, and then puts the card's power back."""
+        try:
+            while True:
+                self._changed = trio.Event()
+                await self._obey(trainer)
+                await self._changed.wait()
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(RESTORE_SECONDS_MAX):
+                await self._runtime.read_in_thread(self._power.restore)
+
+    async def _obey(self, trainer: Trainer) -> None:
+        settings, gpus, in_thread = self._limits.settings, self._gpus, self._runtime.read_in_thread
+        worker = await in_thread(lambda: worker_limits(settings, self._manifest, gpus))
+        await trainer.limit(worker)
+        await self._runtime.run_in_thread(self._store.evict)
+        problem = await in_thread(lambda: self._power.apply(settings.gpu_power_watts))
+        if problem and problem != self._limits.notes.get("gpu_power"):
+            log.warning("the limit of the card's power does not hold", problem=problem)
+        self._limits.notes["gpu_power"] = problem

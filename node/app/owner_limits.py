@@ -1,0 +1,206 @@
+"""The owner's limits of one node: checked, kept on the disk, applied at once, and shown beside the
+use.
+
+A change is checked against what the run needs here. It is refused as a whole, with the least that
+would do, before anything is kept or applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import structlog
+import trio
+
+from gossamer.node.base.owner_limits import SETTING_OF, changed, with_limits
+from gossamer.node.base.rate_limit import BITS, MBIT, Limits, RateLimit, parse_limit, rate_limit_of
+from gossamer.node.base.settings import ConfigError, Settings
+from gossamer.node.base.threads import RunInThread
+from gossamer.node.storage.limits_file import read_limits, write_limits
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.metrics import Metrics
+from gossamer.node.telemetry.status import LimitStatus
+
+LOOK_SECONDS = 2.0
+"""Time between two looks at the use: a person who has set a limit waits for the next one."""
+
+READ_SECONDS_MAX = 10.0
+"""Limit of the wait for what the machine says; a driver may hang."""
+
+log = structlog.get_logger("node")
+
+Uses = Mapping[str, float]
+"""The use of some limits by name: Mbit/s, threads, bytes, watts or degrees Celsius."""
+
+Check = Callable[[Settings], Sequence[str]]
+"""Returns a sentence for each limit that is too low for the run, with the least that would do."""
+
+Apply = Callable[[Settings], None]
+"""Makes the parts of the node obey. It returns at once."""
+
+UNITS: Mapping[str, str] = {
+    "upload": "Mbit/s",
+    "download": "Mbit/s",
+    "threads": "threads",
+    "memory": "bytes",
+    "disk": "bytes",
+    "gpu_memory": "bytes",
+    "gpu_power": "W",
+    "gpu_temperature": "degrees C",
+}
+
+
+class Reads(Protocol):
+    """The reader of what a node uses now, apart from its line. It blocks for milliseconds."""
+
+    def __call__(self, settings: Settings) -> tuple[Uses, Mapping[str, float]]:
+        """Returns the uses, and the present limits of those in bytes that are shares."""
+
+
+class OwnerLimits:
+    """The owner's limits of one node in one life.
+
+    It has more than 12 attributes: what is kept, what is read, and what obeys.
+    """
+
+    def __init__(
+        self, given: Settings, state_dir: StateDir, run_in_thread: RunInThread, kept: dict[str, str]
+    ) -> None:
+        """
+        Args:
+            given: settings from flags, variables and the file.
+            run_in_thread: leaves a thread to itself when it is cancelled: the driver of a card that
+                is asked may hang.
+            kept: what the owner has set on a running node, as `read_limits` returns it.
+        """
+        self._given = given
+        self._path = state_dir.limits_path
+        self._run_in_thread = run_in_thread
+        self._kept = kept
+        self.settings = with_limits(given, kept)
+        """The settings that hold now."""
+        self.rates = Limits(
+            rate_limit_of(self.settings.up_limit), rate_limit_of(self.settings.down_limit)
+        )
+        self._checks: list[Callable[[], Check]] = []
+        self._applies: list[Apply] = [self._apply_rates]
+        self._changing = trio.Lock()
+        self._uses: dict[str, float] = {}
+        self._sizes: Mapping[str, float] = {}
+        self.notes: dict[str, str] = {}
+        """What keeps a limit from holding here, by its name, for people."""
+
+    @classmethod
+    def of(cls, given: Settings, state_dir: StateDir, run_in_thread: RunInThread) -> OwnerLimits:
+        """Returns the limits that hold at a start. StateDirError: those on the disk are damaged."""
+        return cls(given, state_dir, run_in_thread, read_limits(state_dir.limits_path))
+
+    def join(self, apply: Apply, make_check: Callable[[], Check] | None = None) -> None:
+        """A part of the node obeys from now on, beginning with the next change.
+
+        Args:
+            make_check: makes the check of a change, which then runs in a thread.
+        """
+        self._applies.append(apply)
+        if make_check is not None:
+            self._checks.append(make_check)
+
+    async def change(self, changes: Mapping[str, str]) -> None:
+        """Changes limits: on the disk first, and then at once.
+
+        Args:
+            changes: a text such as `10`, `off` or `default` by the name of each limit.
+
+        Raises:
+            ConfigError: a change is none, or the run needs more; nothing was changed.
+            DiskError: they cannot be kept; nothing was changed.
+        """
+        async with self._changing:
+            kept = changed(self._kept, changes)
+            settings = with_limits(self._given, kept)
+            new = {SETTING_OF[name] for name in changes}
+            checks = [make() for make in self._checks]
+            found = await self._run_in_thread(lambda: [check(settings) for check in checks])
+            problems = [
+                problem
+                for sentences in found
+                for problem in sentences
+                if SETTING_OF[problem.partition(":")[0]] in new
+            ]
+            if problems:
+                raise ConfigError(problems)
+            await self._run_in_thread(lambda: write_limits(self._path, kept))
+            self._kept, self.settings = kept, settings
+            for apply in self._applies:
+                apply(settings)
+        words = ", ".join(f"{name} {text}" for name, text in changes.items())
+        log.info(
+            f"the owner sets limits: {words}",
+            fields={"event": "the owner sets limits", "limits": dict(changes)},
+        )
+
+    def _apply_rates(self, settings: Settings) -> None:
+        self.rates.up.change([parse_limit(text) for text in settings.up_limit])
+        self.rates.down.change([parse_limit(text) for text in settings.down_limit])
+
+    # What is used
+
+    async def run(self, reads: Reads, metrics: Metrics, read_in_thread: RunInThread) -> None:
+        """Looks at the use every `LOOK_SECONDS` until cancelled.
+
+        Args:
+            read_in_thread: leaves a thread to itself when it is cancelled.
+        """
+        moved = self._moved()
+        at_seconds = trio.current_time()
+        while True:
+            with trio.move_on_after(READ_SECONDS_MAX):
+                settings = self.settings
+                uses, sizes = await read_in_thread(lambda: reads(settings))  # noqa: B023
+                self._uses.update(uses)
+                self._sizes = sizes
+            metrics.set_limits(
+                {name: self._limit_of(name) for name in SETTING_OF}, self._uses, self._moved()
+            )
+            await trio.sleep(LOOK_SECONDS)
+            before, since = moved, at_seconds
+            moved, at_seconds = self._moved(), trio.current_time()
+            for name, num_bytes in moved.items():
+                rate = (num_bytes - before[name]) / (at_seconds - since)
+                self._uses[name] = rate * BITS / MBIT
+
+    def _moved(self) -> dict[str, int]:
+        return {"upload": self.rates.up.moved_bytes, "download": self.rates.down.moved_bytes}
+
+    def status(self) -> tuple[LimitStatus, ...]:
+        """Returns each limit beside its use."""
+        return tuple(
+            LimitStatus(
+                name=name,
+                setting=setting,
+                unit=UNITS[name],
+                limit=self._limit_of(name),
+                text=_text_of(getattr(self.settings, setting)),
+                used=self._uses.get(name),
+                source="limits set" if name in self._kept else "settings",
+                note=self.notes.get(name, ""),
+            )
+            for name, setting in SETTING_OF.items()
+        )
+
+    def _limit_of(self, name: str) -> float | None:
+        """The present number of a limit; None for no limit, or where nothing can tell."""
+        if name in ("upload", "download"):
+            rate: RateLimit = self.rates.up if name == "upload" else self.rates.down
+            return rate.bytes_per_second * BITS / MBIT if rate.is_limited else None
+        value = getattr(self.settings, SETTING_OF[name])
+        if isinstance(value, str):
+            return self._sizes.get(name) if value else None
+        return float(value) if value else None
+
+
+def _text_of(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(value)
+    return str(value) if value else ""

@@ -1,0 +1,129 @@
+"""The sending half of a yamux connection: what goes next, and when.
+
+Frames without a body go first, then small data, then the rest. Streams of each kind take turns, a
+noise message each. Under the owner's limit the same order holds over all connections of the node.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import trio
+
+from gossamer.node.network.over_libp2p.noise import PLAINTEXT_BYTES_MAX, NoiseSession
+from gossamer.node.network.over_libp2p.yamux_stream import HEADER, YamuxStream
+
+# A socket that is full for longer is waiting for the line, not for a processor: then one message
+# at a time (5 ms at 100 Mbit/s), so that small ones wait for little.
+SLOW_LINE_SECONDS = 0.002
+
+_HEADERS_MAX = PLAINTEXT_BYTES_MAX // HEADER.size
+
+
+class YamuxWriter:
+    """The one task that writes to a connection's socket, and what waits for it."""
+
+    def __init__(self, session: NoiseSession) -> None:
+        self.control_frames: deque[bytes] = deque()
+        """Frames without a body. The connection bounds them."""
+        self._session = session
+        self._small: deque[YamuxStream] = deque()
+        self._bulk: deque[YamuxStream] = deque()
+        self._bulk_turn: trio.CancelScope | None = None
+        """The scope of the wait for a turn with bulk data: what is small ends it."""
+        self._work = trio.Event()
+        self._idle = trio.Event()
+
+    def add_control(self, frame: bytes) -> None:
+        """Queues a frame without a body; it overtakes data."""
+        self.control_frames.append(frame)
+        self._hurry()
+
+    def schedule(self, stream: YamuxStream) -> None:
+        """Queues a stream that has something to send and window for it."""
+        line = self._small if stream.is_small else self._bulk
+        if stream.outbox and stream.send_window > 0 and stream not in line:
+            line.append(stream)
+            if stream.is_small:
+                self._hurry()
+            self._work.set()
+
+    def _hurry(self) -> None:
+        self._work.set()
+        if self._bulk_turn is not None:
+            self._bulk_turn.cancel()
+
+    def clear(self) -> None:
+        """Forgets what waits: the connection has ended."""
+        self.control_frames.clear()
+        self._small.clear()
+        self._bulk.clear()
+        self._idle.set()
+
+    async def written(self) -> None:
+        """Returns when everything that waits has been written, or when the connection has ended."""
+        self._idle = trio.Event()
+        self._work.set()
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Writes until cancelled. ConnectionClosedError: the connection is gone."""
+        session = self._session
+        message = memoryview(bytearray(PLAINTEXT_BYTES_MAX))
+        while True:
+            while not self.control_frames and not self._small and not self._bulk:
+                self._idle.set()
+                self._work = trio.Event()
+                await self._work.wait()
+            asked_at = trio.current_time()
+            await session.wait_writable()
+            slow_line = trio.current_time() - asked_at > SLOW_LINE_SECONDS
+            if session.limit.is_limited:
+                await self._write_piece(message)
+                continue
+            self._seal_control(_HEADERS_MAX)
+            while (self._small or self._bulk) and session.has_room:
+                self._seal_data(self._small or self._bulk, message, PLAINTEXT_BYTES_MAX)
+                if slow_line:
+                    break
+            await session.flush()
+
+    async def _write_piece(self, message: memoryview) -> None:
+        """Writes one piece when the owner's limit lets it go: what is small if there is any then.
+
+        What is sealed has to be sent in its order. So nothing is sealed before its turn has come.
+        """
+        limit = self._session.limit
+        while True:
+            is_small = bool(self.control_frames or self._small)
+            with trio.CancelScope() as scope:
+                self._bulk_turn = None if is_small else scope
+                await limit.turn(is_small=is_small)
+            self._bulk_turn = None
+            if not scope.cancelled_caught:
+                break
+        left = limit.piece_bytes
+        left -= self._seal_control(left // HEADER.size)
+        if self._small:
+            self._seal_data(self._small, message, left)
+        elif self._bulk and left == limit.piece_bytes:
+            self._seal_data(self._bulk, message, left)
+        await self._session.flush()
+
+    def _seal_control(self, frames_max: int) -> int:
+        """Seals frames without a body; returns their bytes."""
+        frames = [
+            self.control_frames.popleft()
+            for _ in range(min(len(self.control_frames), frames_max, _HEADERS_MAX))
+        ]
+        if frames:
+            self._session.seal(b"".join(frames))
+        return len(frames) * HEADER.size
+
+    def _seal_data(self, line: deque[YamuxStream], message: memoryview, bytes_max: int) -> None:
+        """Seals the next frame of the stream whose turn it is."""
+        stream = line.popleft()
+        length = stream.next_frame(message, bytes_max)
+        if length:
+            self._session.seal(message[:length])
+        self.schedule(stream)

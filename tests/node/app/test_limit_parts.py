@@ -1,0 +1,179 @@
+"""The owner's limits of disk, temperature and power: what obeys, and what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+
+from gossamer.node.app.limit_parts import DiskLimit
+from gossamer.node.app.owner_limits import OwnerLimits
+from gossamer.node.app.pause_watch import PauseWatch, pause_rules
+from gossamer.node.base.pausing import Hold
+from gossamer.node.base.settings import ConfigError, Settings
+from gossamer.node.base.threads import run_abandonable
+from gossamer.node.machine.machine_use import MachineUse
+from gossamer.node.machine.power_limit import PowerLimit
+from gossamer.node.storage.blocks import BlockStore
+from gossamer.node.storage.state_dir import StateDir, StateDirError
+from gossamer.node.telemetry.gpus import Gpus
+from tests.support.simulated_nvml import Card, SimulatedNvml
+
+MB = 1_000_000
+
+
+def settings(tmp_path: Path, **values: object) -> Settings:
+    return Settings(state_dir=tmp_path, **values)  # type: ignore[arg-type]
+
+
+def looks(watch: PauseWatch, number: int) -> list[tuple[Hold, ...]]:
+    async def main() -> list[tuple[Hold, ...]]:
+        return [await watch.look() for _ in range(number)]
+
+    return trio.run(main)
+
+
+def test_a_hot_card_pauses_the_node_until_it_is_five_degrees_cooler(tmp_path: Path) -> None:
+    temperatures = iter([79.0, 81.0, 79.0, 76.0, 75.0, 79.0])
+    use = MachineUse(is_on_battery=lambda: None, read_gpu_celsius=lambda: next(temperatures))
+    rules = pause_rules(settings(tmp_path, gpu_temperature_max=80))
+    watch = PauseWatch(rules, use, lambda: 1_700_000_000.0, run_abandonable)
+    found = looks(watch, 6)
+    assert [bool(holds) for holds in found] == [False, True, True, True, False, False]
+    assert found[1][0].reason == "temperature"
+    assert "81 degrees C" in found[1][0].text
+    assert "at 75" in found[1][0].text
+
+
+def test_rules_that_change_hold_at_the_next_look(tmp_path: Path) -> None:
+    use = MachineUse(is_on_battery=lambda: None, read_gpu_celsius=lambda: 70.0)
+    watch = PauseWatch(pause_rules(settings(tmp_path)), use, lambda: 0.0, run_abandonable)
+    assert looks(watch, 1) == [()]
+    watch.change(pause_rules(settings(tmp_path, gpu_temperature_max=60)))
+    assert looks(watch, 1)[0][0].reason == "temperature"
+
+
+def test_without_a_sensor_the_node_trains(tmp_path: Path) -> None:
+    use = MachineUse(is_on_battery=lambda: None, read_gpu_celsius=lambda: None)
+    rules = pause_rules(settings(tmp_path, gpu_temperature_max=60))
+    assert looks(PauseWatch(rules, use, lambda: 0.0, run_abandonable), 1) == [()]
+
+
+# Power
+
+
+def power_of(card: Card) -> PowerLimit:
+    return PowerLimit(Gpus(SimulatedNvml([card])), "auto")
+
+
+def test_the_cards_power_is_limited_and_put_back() -> None:
+    card = Card(power_limit_watts=450.0)
+    power = power_of(card)
+    assert power.apply(300) == ""
+    assert card.power_limit_watts == 300.0
+    assert power.apply(250) == ""
+    assert power.apply(0) == ""
+    assert card.power_limit_watts == 450.0
+
+
+def test_without_root_the_power_limit_says_so_and_what_to_do() -> None:
+    card = Card(is_root=False)
+    assert "only root" in power_of(card).apply(300)
+    assert "nvidia-smi -i 0 -pl 300" in power_of(card).apply(300)
+    assert card.power_limit_watts == 450.0
+
+
+def test_a_card_that_takes_less_already_stays_as_it_is() -> None:
+    card = Card(is_root=False, power_limit_watts=280.0)
+    assert power_of(card).apply(300) == ""
+
+
+def test_a_power_below_what_the_card_can_is_refused_with_the_least() -> None:
+    problem = power_of(Card(power_limit_min_watts=100.0)).problem(60)
+    assert problem == "60 W are too few: Simulated RTX takes 100 W or more"
+
+
+def test_without_a_card_the_power_limit_says_so() -> None:
+    assert "no NVIDIA card" in PowerLimit(Gpus(SimulatedNvml([])), "auto").apply(300)
+
+
+# Disk
+
+
+def put(store: BlockStore, number: int) -> None:
+    store.put(bytes([number]) * MB)
+
+
+def test_blocks_get_what_other_files_leave_of_the_disk_limit(tmp_path: Path) -> None:
+    store = BlockStore(tmp_path, 100 * MB)
+    disk = DiskLimit(settings(tmp_path, cache_bytes=100 * MB), store)
+    for number in range(10):
+        put(store, number)
+    disk.measured(2 * MB)
+    assert store.quota_bytes == 100 * MB
+    disk.apply(settings(tmp_path, cache_bytes=100 * MB, disk_max=6 * MB))
+    store.evict()
+    assert disk.used_bytes() <= 6 * MB
+    disk.measured(3 * MB)
+    assert store.quota_bytes == 3 * MB
+
+
+def test_a_disk_limit_below_what_has_to_stay_says_so(tmp_path: Path) -> None:
+    store = BlockStore(tmp_path, 100 * MB)
+    disk = DiskLimit(settings(tmp_path, disk_max=6 * MB), store)
+    disk.measured(5 * MB)
+    assert disk.problem == ""
+    disk.measured(7 * MB)
+    assert disk.problem == "the run needs 7.0 MB of the disk, and its owner's limit is 6.0 MB"
+    use = MachineUse(is_on_battery=lambda: None)
+    watch = PauseWatch(pause_rules(settings(tmp_path)), use, lambda: 0.0, run_abandonable)
+    watch.disk_problem = lambda: disk.problem
+    assert looks(watch, 1)[0][0].reason == "disk"
+
+
+# Changes
+
+
+def changing(limits: OwnerLimits, **changes: str) -> None:
+    trio.run(lambda: limits.change(changes))
+
+
+def test_a_change_is_kept_first_and_then_obeyed(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    limits = OwnerLimits(settings(tmp_path), state_dir, run_abandonable, {})
+    seen: list[int] = []
+    limits.join(lambda now: seen.append(now.threads))
+    changing(limits, threads="3", upload="10")
+    assert seen == [3]
+    assert limits.rates.up.bytes_per_second == 1_250_000
+    again = OwnerLimits.of(settings(tmp_path), state_dir, run_abandonable)
+    assert again.settings.threads == 3
+    assert again.rates.up.bytes_per_second == 1_250_000
+
+
+def test_a_refused_change_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    limits = OwnerLimits(settings(tmp_path), state_dir, run_abandonable, {})
+    check: Callable[[Settings], list[str]] = lambda now: ["disk: 3 GB or more"]  # noqa: E731
+    limits.join(lambda now: pytest.fail("obeyed"), lambda: check)
+    with pytest.raises(ConfigError, match="3 GB or more"):
+        changing(limits, disk="1GiB", threads="3")
+    assert limits.settings.threads == 0
+    assert not state_dir.limits_path.exists()
+
+
+def test_a_limit_that_stays_as_it_was_is_not_refused(tmp_path: Path) -> None:
+    """A run may have grown since: that is no reason to refuse another limit."""
+    limits = OwnerLimits(settings(tmp_path), StateDir(tmp_path), run_abandonable, {"disk": "1GiB"})
+    limits.join(lambda now: None, lambda: lambda now: ["disk: 3 GB or more"])
+    changing(limits, threads="3")
+    assert limits.settings.threads == 3
+
+
+def test_a_damaged_file_of_limits_is_not_passed_over(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    state_dir.limits_path.write_text("{upload")
+    with pytest.raises(StateDirError, match="remove it"):
+        OwnerLimits.of(settings(tmp_path), state_dir, run_abandonable)

@@ -1,0 +1,63 @@
+"""The limits that an owner sets, as people write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gossamer.node.base.owner_limits import SETTING_OF, changed, check_change, with_limits
+from gossamer.node.base.setting_values import gpu_memory_bytes
+from gossamer.node.base.settings import ConfigError, Settings
+
+SETTINGS = Settings(state_dir=Path("/nowhere"), up_limit=("20",), threads=4)
+
+
+def test_a_limit_goes_before_the_setting_and_default_goes_back() -> None:
+    kept = changed({}, {"upload": "10", "memory": "8GiB"})
+    settings = with_limits(SETTINGS, kept)
+    assert settings.up_limit == ("10",)
+    assert settings.memory_max == 8 * 1024**3
+    assert settings.threads == 4
+    assert with_limits(SETTINGS, changed(kept, {"upload": "default"})).up_limit == ("20",)
+
+
+@pytest.mark.parametrize("name", SETTING_OF)
+def test_every_limit_can_be_taken_away(name: str) -> None:
+    settings = with_limits(SETTINGS, {name: "off"})
+    assert not getattr(settings, SETTING_OF[name])
+
+
+def test_a_limit_may_depend_on_the_time_of_the_day() -> None:
+    assert with_limits(SETTINGS, {"upload": "5@18:00-23:00,20"}).up_limit == ("5@18:00-23:00", "20")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("uplaod", "10", "did you mean upload"),
+        ("sleep", "10", "the limits are upload, download"),
+        ("upload", "fast", "upload: 'fast' is not a limit"),
+        ("memory", "3", "at least"),
+        ("gpu_memory", "120%", "not a share"),
+        ("gpu_power", "3", "watts are too few"),
+        ("gpu_temperature", "20", "degrees are too few"),
+        ("threads", "-1", "not allowed"),
+        ("upload", "1" * 300, "characters"),
+    ],
+)
+def test_what_is_no_limit_is_said(name: str, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_change(name, text)
+
+
+def test_all_mistakes_are_said_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        changed({}, {"uplaod": "1", "disk": "much"})
+    assert len(caught.value.problems) == 2
+
+
+def test_memory_of_a_card_is_a_share_or_a_size() -> None:
+    assert gpu_memory_bytes("50%", 80) == 40
+    assert gpu_memory_bytes("8GiB", 80) == 8 * 1024**3
+    assert gpu_memory_bytes("", 80) == 80

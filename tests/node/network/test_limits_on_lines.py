@@ -1,0 +1,125 @@
+"""A limit on lines of their own: what the kernel counts on the interface, every header included."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from gossamer.node.base.rate_limit import Limits, Period, RateLimit
+from gossamer.node.network.identity import Identity
+from gossamer.node.network.over_libp2p.host import open_libp2p_transport
+from gossamer.node.network.transport import Stream
+from tests.support.netns import LINE, NamespacesUnavailable, Network, run_tool
+
+LINE_MBIT = 100.0
+PROTOCOL = "/test/bulk/1"
+WARM_UP_SECONDS = 1.5
+"""Time in which windows fill and the first burst is over."""
+
+MEASURE_SECONDS = 4.0
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    lines = Network([LINE_MBIT, LINE_MBIT])
+    try:
+        lines.__enter__()
+    except NamespacesUnavailable as why:
+        pytest.skip(str(why))
+    try:
+        for number in range(lines.num_machines):
+            # Packets as a real line has them: else one header counts for 64 KiB.
+            command = ("ip", "link", "set", "dev", LINE, "gso_max_segs", "1")
+            run_tool(*lines.prefix(number), *command)
+        yield lines
+    finally:
+        lines.__exit__(None, None, None)
+
+
+class Machine(threading.Thread):
+    """A node on a machine of its own: it sends to the other one, or takes what that sends."""
+
+    def __init__(self, network: Network, number: int, limits: Limits) -> None:
+        super().__init__(daemon=True)
+        self.network, self.number, self.limits = network, number, limits
+        self.address = ""
+        self.is_up, self.ends = threading.Event(), threading.Event()
+        self.sends_to: str | None = None
+        self.counted: list[tuple[float, int, int]] = []
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with self.network.inside(self.number):
+                trio.run(self._main)
+        except BaseException as error:
+            self.error = error
+            self.is_up.set()
+
+    async def _main(self) -> None:
+        async def take(stream: Stream) -> None:
+            while True:
+                await stream.receive_exactly(10_000)
+
+        listen = (f"/ip4/{self.network.host(self.number)}/tcp/4610",)
+        async with (
+            open_libp2p_transport(Identity.generate(), listen, limits=self.limits) as transport,
+            trio.open_nursery() as nursery,
+        ):
+            transport.handle(PROTOCOL, take)
+            self.address = transport.addresses()[0]
+            self.is_up.set()
+            if self.sends_to is not None:
+                peer = await transport.connect(self.sends_to)
+                for _ in range(2):
+                    stream = await transport.open_stream(peer, PROTOCOL)
+                    nursery.start_soon(stream.send, bytes(200_000_000))
+            while not self.ends.is_set():
+                self.counted.append((time.monotonic(), *_interface_bytes()))
+                await trio.sleep(0.05)
+            nursery.cancel_scope.cancel()
+
+    def mbit(self) -> tuple[float, float]:
+        """Received and sent, in the newest `MEASURE_SECONDS`."""
+        last = self.counted[-1]
+        first = next(each for each in self.counted if each[0] > last[0] - MEASURE_SECONDS)
+        seconds = last[0] - first[0]
+        return tuple((last[i] - first[i]) * 8 / 1e6 / seconds for i in (1, 2))  # type: ignore[return-value]
+
+
+def _interface_bytes() -> tuple[int, int]:
+    """Bytes received and sent by the interface of this thread's machine."""
+    for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
+        name, _, values = line.partition(":")
+        if values and name.strip() != "lo":
+            numbers = values.split()
+            return int(numbers[0]), int(numbers[8])
+    raise AssertionError("no interface")
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+@pytest.mark.parametrize("mbit", [2.0, 20.0])
+def test_the_interface_moves_no_more_and_hardly_less_than_the_limit(
+    network: Network, direction: str, mbit: float
+) -> None:
+    limited, free = RateLimit([Period(mbit)]), RateLimit()
+    none = Limits(RateLimit(), RateLimit())
+    taker = Machine(network, 0, Limits(free, limited) if direction == "down" else none)
+    taker.start()
+    assert taker.is_up.wait(20)
+    assert taker.error is None, taker.error
+    sender = Machine(network, 1, Limits(limited, free) if direction == "up" else none)
+    sender.sends_to = taker.address
+    sender.start()
+    time.sleep(WARM_UP_SECONDS + MEASURE_SECONDS)
+    for machine in (sender, taker):
+        machine.ends.set()
+        machine.join(20)
+        assert machine.error is None, machine.error
+    moved = sender.mbit()[1] if direction == "up" else taker.mbit()[0]
+    assert moved == pytest.approx(mbit, rel=0.05)

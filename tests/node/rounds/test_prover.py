@@ -1,0 +1,62 @@
+"""When the proof of an announced head is asked for, and of whom."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from gossamer.node.base.orders import Orders
+from gossamer.node.heads.prover import NEXT_SECONDS, HeadProver
+from gossamer.protocol.ids import Digest, PeerId, digest_of
+from tests.support.builders import announce, peer, peers
+from tests.support.memory_transport import run_simulated
+
+HEAD = digest_of(b"announced")
+ROUND = 5
+"""Of the committed head."""
+
+
+def first_asked(me: PeerId, round_number: int) -> tuple[float, PeerId]:
+    """Returns when a node asks for a head that all others announce, and whom it asks first."""
+    asked: list[tuple[float, PeerId]] = []
+
+    async def learn(head: Digest, holder: PeerId) -> None:
+        assert head == HEAD
+        asked.append((trio.current_time(), holder))
+        await trio.sleep(1.0)
+
+    said = announce(round=round_number, head=HEAD)
+    chain = SimpleNamespace(
+        is_whole=lambda _head: False,
+        entry=lambda _head: SimpleNamespace(tokens_total=said.tokens_total),
+    )
+    committed: Any = SimpleNamespace(chain=chain, entry=SimpleNamespace(round=ROUND))
+    swarm: Any = SimpleNamespace(me=me, living=lambda: dict.fromkeys(peers(9)[1:], said))
+    sync: Any = SimpleNamespace(learn=learn)
+
+    async def main() -> None:
+        prover = HeadProver(committed, sync, swarm, Orders())
+        began = trio.current_time()
+        with trio.move_on_after(NEXT_SECONDS + 0.3):
+            await prover.run()
+        assert len(asked) == 1, "one peer is asked for a head that many announce"
+        asked[0] = (asked[0][0] - began, asked[0][1])
+
+    run_simulated(main)
+    return asked[0]
+
+
+@pytest.mark.parametrize(
+    ("round_number", "seconds"), [(ROUND + 1, NEXT_SECONDS), (ROUND + 2, 0.0), (ROUND, 0.0)]
+)
+def test_the_head_after_the_own_one_is_asked_for_a_little_later(
+    round_number: int, seconds: float
+) -> None:
+    assert first_asked(peer(0), round_number)[0] == pytest.approx(seconds, abs=0.01)
+
+
+def test_not_all_ask_the_same_peer() -> None:
+    assert len({first_asked(peer(number), ROUND + 2)[1] for number in range(20, 30)}) > 1

@@ -1,0 +1,81 @@
+"""The owner's limits of the trainer's process: threads, host memory, and memory of the card.
+
+They may change while the process trains. A step that does not fit any more fails as if the machine
+had no more memory, and the next one is taken in smaller passes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from gossamer.trainer.ipc.messages import Limits
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+_STATUS = Path("/proc/self/status")
+
+
+class OwnerLimits:
+    """The limits of this process."""
+
+    def __init__(self) -> None:
+        self._threads = torch.get_num_threads()
+        """Torch's own choice."""
+        self._gpu_bytes = 0
+        self._is_host_limited = False
+
+    def apply(self, limits: Limits, device: torch.device) -> None:
+        """Makes limits hold from now on.
+
+        Args:
+            device: the one that trains.
+        """
+        torch.set_num_threads(limits.threads or self._threads)
+        if device.type == "cuda":
+            total = torch.cuda.get_device_properties(device).total_memory
+            self._gpu_bytes = min(total, limits.gpu_memory_bytes or total)
+            torch.cuda.set_per_process_memory_fraction(self._gpu_bytes / total, device)
+        self._limit_host(limits.memory_bytes)
+
+    def free_bytes(self, device: torch.device, free: int | None) -> int | None:
+        """Returns the memory that this process may still take on the device.
+
+        Args:
+            free: the memory that the device has left; None if that is not known.
+        """
+        left = None
+        if device.type == "cuda" and self._gpu_bytes:
+            left = self._gpu_bytes - int(torch.cuda.memory_allocated(device))
+        elif device.type == "cpu" and self._is_host_limited and resource is not None:
+            soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+            left = soft - _kilobytes("VmData:") * 1024
+        if left is None:
+            return free
+        return max(0, left if free is None else min(left, free))
+
+    def _limit_host(self, memory_bytes: int) -> None:
+        """Lets the kernel refuse memory beyond a limit. Pages that are shared with the daemon, and
+        those of program files, do not count."""
+        if resource is None or not _STATUS.exists():
+            return
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        self._is_host_limited = bool(memory_bytes)
+        if not memory_bytes:
+            resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+            return
+        # What is reserved and not used, such as the stacks of threads, takes no memory.
+        reserved = max(0, _kilobytes("VmData:") - _kilobytes("RssAnon:")) * 1024
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes + reserved, hard))
+
+
+def _kilobytes(name: str) -> int:
+    for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
+        key, *values = line.split()[:2] or [""]
+        if key == name and values and values[0].isdigit():
+            return int(values[0])
+    return 0
