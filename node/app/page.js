@@ -128,6 +128,11 @@ function showSwarm(s) {
 function showLimits(s) {
   const limits = s.limits || [];
   $("limits-section").hidden = !limits.length;
+  showParts($("limit-name"), limits.map((each) => each.name), (name) => {
+    const option = make("option", name.replaceAll("_", " "));
+    option.value = name;
+    return option;
+  });
   const amount = (x, unit) => unit === "bytes" ? bytes(x) : known(x) ? Number(x.toFixed(1)).toLocaleString("en") + " " + unit.replace("degrees C", "°C") : "–";
   facts($("limits"), limits.map((each) => [
     each.name.replaceAll("_", " "),

@@ -21,6 +21,7 @@ function ask(method, path) {
 function showSteering(result) {
   const steers = sessionStorage.getItem(TOKEN_KEY) !== null;
   $("controls").hidden = !steers;
+  $("limit-controls").hidden = !steers;
   $("log-section").hidden = !steers;
   $("read-only").hidden = steers;
   setText($("order-result"), result);
@@ -31,15 +32,15 @@ function refuseToken() {
   showSteering("The node does not take this page's token, as after a restart of the node.");
 }
 
-async function order(path, taken) {
-  setText($("order-result"), "Asking the node.");
+async function order(path, taken, result = $("order-result")) {
+  setText(result, "Asking the node.");
   try {
     const answer = await ask("POST", path);
     if (answer.status === 401) { refuseToken(); return; }
     const text = answer.ok ? taken : "The node refuses: " + (await answer.text()).trim();
-    setText($("order-result"), text);
+    setText(result, text);
   } catch (error) {
-    setText($("order-result"), "The node did not answer (" + error.message + "). Look at its state before you try again.");
+    setText(result, "The node did not answer (" + error.message + "). Look at its state before you try again.");
     return;
   }
   update();
@@ -52,6 +53,12 @@ function orderPause() {
   if (afterRound) options.set("after_round", "1");
   const time = length.value ? " It goes on after " + length.selectedOptions[0].textContent + "." : "";
   order("/api/pause?" + options, (afterRound ? "The node pauses when its present round ends." : "The node ends its step, hands over its round and pauses. Then the device is free.") + time);
+}
+
+function orderLimit() {
+  const name = $("limit-name").value, value = $("limit-value").value.trim();
+  if (!value) { setText($("limit-result"), "Write a new value first."); $("limit-value").focus(); return; }
+  order("/api/limits?" + new URLSearchParams({[name]: value}), "The limit holds from now on, and after a restart.", $("limit-result"));
 }
 
 async function showLog() {
@@ -83,6 +90,8 @@ async function copyLink() {
 
 $("pause").addEventListener("click", orderPause);
 $("resume").addEventListener("click", () => order("/api/resume", "The node goes on, unless something else in its settings holds it."));
+$("set-limit").addEventListener("click", orderLimit);
+$("limit-value").addEventListener("keydown", (event) => { if (event.key === "Enter") orderLimit(); });
 $("copy").addEventListener("click", copyLink);
 $("log-box").addEventListener("toggle", showLog);
 setInterval(showLog, LOG_MS);

@@ -16,6 +16,7 @@ import trio
 
 from gossamer.node.app.credit_view import CreditView
 from gossamer.node.app.http import serve_http
+from gossamer.node.base.settings import ConfigError
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.status import (
     CapacityStatus,
@@ -127,7 +128,9 @@ class Node:
         self.orders.append("leave")
 
     async def set_limits(self, changes: Mapping[str, str]) -> None:
-        self.orders.append(f"limits {changes}")
+        if "upload" not in changes:
+            raise ConfigError(["memory: the run needs 3 GB at least"])
+        self.orders.append(f"limits {dict(changes)}")
 
 
 class CountedCredit(CreditView):

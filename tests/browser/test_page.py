@@ -182,8 +182,23 @@ def test_limits_beside_their_use(window: Any, address: str, node: Node) -> None:
     assert "upload8.3 Mbit/s of 10 Mbit/s" in shown
     assert "memory2.0 GB, no limit" in shown
     assert "temperature61 °C of 80 °C (the card does not tell)" in shown
+    assert is_hidden(window, "limit-controls")
     node.now = msgspec.structs.replace(BUSY, limits=())
     until(lambda: is_hidden(window, "limits-section"), "no limits")
+
+
+def test_a_limit_is_set_and_a_refusal_says_why(window: Any, address: str, node: Node) -> None:
+    opened(window, address, TOKEN)
+    until(lambda: not is_hidden(window, "limit-controls"), "the limits")
+    press(window, "set-limit", "\ue007")
+    assert text_of(window, "limit-result") == "Write a new value first."
+    press(window, "limit-value", "10@18:00-23:00 20\ue007")
+    until(lambda: "holds from now on" in text_of(window, "limit-result"), "an answer")
+    assert node.orders == ["limits {'upload': '10@18:00-23:00 20'}"]
+    press(window, "limit-name", "memory")
+    press(window, "set-limit", "\ue007")
+    until(lambda: "needs 3 GB" in text_of(window, "limit-result"), "the reason")
+    assert len(node.orders) == 1
 
 
 def test_a_run_without_end_and_an_old_node_s_status(window: Any, address: str, node: Node) -> None:
