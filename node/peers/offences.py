@@ -58,7 +58,7 @@ class Offences:
         self._transport.ban(peer, ban.seconds)
         below = self.branches.below(peer) if self.branches is not None else frozenset[PeerId]()
         for each in sorted(below - {self._transport.peer_id}):
-            self._transport.ban(each, ban.seconds)
+            self._transport.ban(each, ban.seconds, is_offender=False)
         self._metrics.bans.add(error.reason)
         log.warning(
             "a peer is banned for a while",

@@ -100,7 +100,7 @@ class ScriptedTransport:
     def let_in(self, peer_id: PeerId) -> None:
         """Nobody is a stranger here."""
 
-    def keep_places_of(self, is_member: PeerTest) -> None:
+    def keep_places_of(self, is_member: PeerTest, has_standing: PeerTest) -> None:
         pass
 
     def handle(
@@ -125,7 +125,7 @@ class ScriptedTransport:
     async def disconnect(self, peer_id: PeerId) -> None:
         pass
 
-    def ban(self, peer_id: PeerId, seconds: float) -> None:
+    def ban(self, peer_id: PeerId, seconds: float, *, is_offender: bool = True) -> None:
         self.banned.append(peer_id)
 
     def on_offence(self, handler: OffenceHandler) -> None:

@@ -69,7 +69,9 @@ def test_idle_strangers_keep_nobody_out() -> None:
             trio.open_nursery() as nursery,
         ):
             members = [Identity.generate() for _ in range(3)]
-            server.keep_places_of(lambda peer: peer in {each.peer_id for each in members})
+            server.keep_places_of(
+                lambda peer: peer in {each.peer_id for each in members}, lambda _: False
+            )
             address = server.addresses()[0]
 
             async def stay(
