@@ -8,8 +8,8 @@ One real daemon founds a small run. A second process opens sockets to it. Each s
 noise, sends the first message of the handshake, and reads the answer, for which the daemon
 has computed a key exchange and a signature. Then it begins again, or it says nothing more.
 The table has the daemon's share of one core without its trainer, the answers that the strangers
-got, and how many of ten honest peers of another network, and of the strangers' own, connect
-in ten seconds.
+got, and how many of ten honest peers connect at their first attempt: from an address of their own
+in the strangers' first network, and from another network.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ ANSWER_BYTES_MIN = 128
 """The agreement alone takes 28 bytes; the second message of the handshake more than 150."""
 
 NUM_HONEST = 10
-CONNECT_SECONDS = 10.0
 
 
 @dataclass
@@ -68,7 +67,7 @@ async def one_socket(
         try:
             with trio.move_on_after(15.0):
                 await raw.bind((host, 0))
-                await raw.connect(("127.0.0.1", port))
+                await raw.connect(("127.0.0.2", port))
                 await raw.send(BEGINNING + os.urandom(32))
                 while received < ANSWER_BYTES_MIN and (data := await raw.recv(4096)):
                     received += len(data)
@@ -118,12 +117,11 @@ def honest(address: str, source: str) -> int:
             async with open_libp2p_transport(
                 Identity.generate(), [f"/ip4/{source}/tcp/0"]
             ) as transport:
-                with trio.move_on_after(CONNECT_SECONDS / NUM_HONEST):
-                    try:
-                        await transport.connect(address)
-                    except TransportError:
-                        continue
-                    connected += 1
+                try:
+                    await transport.connect(address)
+                except TransportError:
+                    continue
+                connected += 1
         return connected
 
     return trio.run(run)
@@ -142,7 +140,8 @@ def main() -> None:
     ):
         manifest = Path(folder) / "run.toml"
         manifest.write_text(MANIFEST)
-        node = swarm.found("--manifest", str(manifest))
+        node = swarm.add(listen="/ip4/127.0.0.2/tcp/0")  # so that peers dial from where they listen
+        node.start("start", "--manifest", str(manifest))
         wait_for_round(node, 2)
         address = node.address()
         assert node.process is not None
@@ -179,7 +178,7 @@ def main() -> None:
             rows.append(measure("attacked, first seconds"))
             rows.append(measure("attacked, later"))
             rows[-1].near = honest(address, "127.1.0.251")
-            rows[-1].far = honest(address, "127.0.0.1")
+            rows[-1].far = honest(address, "127.200.0.1")
         finally:
             attack.kill()
             attack.join()

@@ -61,7 +61,7 @@ class Newcomers:
         done for it."""
         if self._doorstep.may_come(trio.current_time(), host):
             return True
-        self._turned_away(network_of(host))
+        self._turned_away(host)
         return False
 
     def begin(self, host: str) -> tuple[Arrival, trio.CancelScope] | None:
@@ -71,7 +71,7 @@ class Newcomers:
         try:
             arrival, ended = self._doorstep.arrive(now, host)
         except TurnedAwayError:
-            self._turned_away(network_of(host))
+            self._turned_away(host)
             return None
         if ended is not None:
             self._scopes[ended].cancel()
@@ -91,9 +91,10 @@ class Newcomers:
         """A peer with standing has come from a network, or answered there."""
         self._doorstep.know(network)
 
-    def _turned_away(self, network: str) -> None:
+    def _turned_away(self, host: str) -> None:
         self.num_turned_away += 1
-        now = trio.current_time()
+        network, now = network_of(host), trio.current_time()
+        self._doorstep.turned_away(now, host)
         if now < self._said.get(network, 0.0):
             return
         if len(self._said) >= SAID_MAX:

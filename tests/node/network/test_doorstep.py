@@ -15,6 +15,7 @@ from gossamer.node.network.doorstep import (
     KNOWN_MAX,
     NEAR,
     NETWORK,
+    NETWORK_UNDER_WAY_MAX,
     TOTAL,
     UNDER_WAY_MAX,
     YIELD_SECONDS,
@@ -67,19 +68,61 @@ def test_unfinished_handshakes_of_one_host_are_few() -> None:
 def test_unfinished_handshakes_of_one_network_are_few() -> None:
     door = Doorstep()
     begun = [each for host in range(250) for each in begin_many(door, 0.0, f"203.0.114.{host}")]
-    assert len(begun) == NETWORK.burst
+    assert len(begun) == NETWORK.burst == NETWORK_UNDER_WAY_MAX
     assert len(begin_many(door, 0.0, ELSEWHERE)) == HOST.burst
 
 
-def test_unfinished_handshakes_of_all_networks_are_few_and_members_come_in() -> None:
+def flood(door: Doorstep, now: float, number: int, times: int) -> int:
+    """Handshakes from many networks that break off; returns how many began."""
+    total = 0
+    for _ in range(times):
+        for each in range(number):
+            host = f"20.{each}.0.1"
+            try:
+                arrival, _ = door.arrive(now, host)
+            except TurnedAwayError:
+                door.turned_away(now, host)
+            else:
+                door.broke_off(arrival)
+                total += 1
+    return total
+
+
+def test_unfinished_handshakes_of_all_networks_are_few() -> None:
+    door = Doorstep()
+    total = sum(flood(door, 0.5 * tick, 100, 3) for tick in range(100))
+    assert total <= 2 * (TOTAL.burst + 50 * TOTAL.per_second)
+
+
+def test_those_that_begin_again_and_again_do_not_keep_others_out() -> None:
     door = Doorstep()
     door.know(network_of(ELSEWHERE))
-    for number in range(250):
-        for arrival in begin_many(door, 0.0, f"20.{number}.0.1"):
-            door.broke_off(arrival)
-    assert not door.may_come(0.0, "9.9.9.9")
-    assert door.may_come(0.0, ELSEWHERE)
-    assert len(begin_many(door, 1.0, "9.9.9.9")) == TOTAL.per_second
+    flood(door, 0.0, 100, 40)
+    assert door.may_come(0.0, ELSEWHERE)  # a member's network
+    for tick in range(1, 20):
+        flood(door, 0.5 * tick, 100, 3)
+    assert door.may_come(10.0, "9.9.9.9")
+
+
+def test_silent_connections_of_one_network_keep_no_other_one_out() -> None:
+    door = Doorstep()
+    for tick in range(40):  # each place is taken anew as soon as it gives way
+        for host in range(100):
+            with suppress(TurnedAwayError):
+                door.arrive(0.5 * tick, f"203.0.114.{host}")
+    assert door.may_come(20.0, ELSEWHERE)
+    assert len(door) == NETWORK_UNDER_WAY_MAX
+
+
+def test_networks_do_not_push_each_other_out_without_end() -> None:
+    door = Doorstep()
+    begun = 0
+    for tick in range(400):
+        for number in range(20):
+            with suppress(TurnedAwayError):
+                door.arrive(0.001 * tick, f"20.{number}.0.{tick % 200}")
+                begun += 1
+    assert begun <= 2 * UNDER_WAY_MAX
 
 
 def test_a_silent_connection_gives_way_and_a_young_one_does_not() -> None:
@@ -98,7 +141,7 @@ def test_a_newcomer_ends_no_handshake_of_another_host_without_need() -> None:
     begin_many(door, 0.0, NEIGHBOUR, 3)
     for arrival in begin_many(door, 0.0, STRANGER):
         door.broke_off(arrival)
-    assert not door.may_come(YIELD_SECONDS, STRANGER)
+    assert not door.may_come(YIELD_SECONDS / 2, STRANGER)
 
 
 def test_handshakes_under_way_are_bounded_with_members_too() -> None:
