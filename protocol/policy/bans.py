@@ -114,6 +114,11 @@ class Bans:
         conduct = self._conduct.get(peer)
         return conduct is not None and now < conduct.until_seconds
 
+    def seconds_left(self, now: float, peer: PeerId) -> float:
+        """Returns the rest of a peer's ban; 0.0 for one that is not banned."""
+        conduct = self._conduct.get(peer)
+        return 0.0 if conduct is None else max(0.0, conduct.until_seconds - now)
+
     def score(self, now: float, peer: PeerId) -> float:
         """The peer's score now."""
         conduct = self._conduct.get(peer)
