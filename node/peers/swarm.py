@@ -20,13 +20,14 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.admission import Admission
 from gossamer.node.peers.announcer import Announcer, Standing
+from gossamer.node.peers.equivocations import Equivocations
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS, Awaited, Membership, awaited
 from gossamer.protocol.state.chain import Commit, Header
-from gossamer.protocol.wire.statements import Announce, Ready, Signed, Statement
+from gossamer.protocol.wire.statements import Announce, Equivocation, Ready, Signed, Statement
 
 WATCH_SECONDS = 0.1
 """Interval of the looks for broken connections."""
@@ -61,7 +62,7 @@ class SwarmListener(Protocol):
 class Swarm:
     """The other peers of the run.
 
-    More than 15 public methods: six of them are the `GossipListener`'s and are called by gossip
+    More than 15 public methods: seven of them are the `GossipListener`'s and are called by gossip
     alone.
     """
 
@@ -92,6 +93,14 @@ class Swarm:
         """By head; the oldest first."""
         self._greeted_seconds = float("-inf")
         self.gossip = Gossip(transport, identity, admission.run_id, self, randomness)
+        self.equivocations = Equivocations(
+            identity.peer_id,
+            admission.run_id,
+            admission.offences,
+            lambda peer: peer in transport.peers() or membership.is_known(peer),
+            self.gossip.say,
+            self.gossip.statement_store,
+        )
         self._announcer = Announcer(transport, self.gossip, incarnation)
 
     def start(self, listener: SwarmListener, standing: Callable[[], Standing]) -> None:
@@ -224,7 +233,12 @@ class Swarm:
         return self.admission.is_welcome(author)
 
     def admits(self, author: PeerId, statement: Statement) -> bool:
+        if isinstance(statement, Equivocation):  # whoever carries it
+            return self.equivocations.admits(statement)
         return self.admission.admits(author, statement)
+
+    def verified(self, signed: Signed, statement: Statement) -> None:
+        self.equivocations.heard(signed, statement)
 
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
         """Counts and logs that a peer broke the protocol. Repeated offences lead to a ban."""
@@ -239,6 +253,9 @@ class Swarm:
             now = self._awake.awake_seconds()
             if self.membership.announced(now, author, statement, self._transport.peers()):
                 self._told.members_changed()
+            self.equivocations.met(author)
+            return
+        if isinstance(statement, Equivocation):
             return
         if isinstance(statement, Ready):
             self._note_ready(Digest(statement.head))

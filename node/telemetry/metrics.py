@@ -61,6 +61,7 @@ OFFENCE_REASONS = (
     "implausible",
     "flood",
     "unproven",
+    "equivocation",
 )
 """Values of `reason` of `RemoteProtocolError` and its subclasses."""
 

@@ -55,8 +55,14 @@ WEIGHTS = {
     "flood": 2.0,
     # A peer without the proof of its head may have lost its disk since it announced the head.
     "unproven": 1.0,
+    # Two signatures prove it, and every node judges alike.
+    "equivocation": BAN_SCORE,
 }
 OTHER_WEIGHT = 1.0
+
+SHORTEST_BANS = {"equivocation": BAN_SECONDS_MAX}
+"""Shortest ban that follows from an offence of a reason: from one that nobody commits by mistake,
+the longest."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,7 @@ class Bans:
         conduct.num_bans += 1
         doublings = min(conduct.num_bans - 1, _DOUBLINGS_MAX)
         seconds = min(BAN_SECONDS * 2**doublings, BAN_SECONDS_MAX)
+        seconds = max(seconds, SHORTEST_BANS.get(reason, 0.0))
         conduct.until_seconds = now + seconds
         return Ban(seconds, conduct.num_bans)
 
