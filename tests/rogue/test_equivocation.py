@@ -64,7 +64,7 @@ def attacked(
 def test_nodes_that_saw_one_of_both_ban_by_the_proof(tmp_path: Path) -> None:
     attack = two_contributions_under_one_number
     world, banned = attacked(tmp_path, attack, latecomer="d")
-    assert banned == dict.fromkeys((*NAMES, "d"), {rogue_of(attack).peer_id})
+    assert banned == {name: {rogue_of(attack).peer_id} for name in (*NAMES, "d")}
     assert all(count(world, name, "bans", "equivocation") == 1 for name in banned)
 
 
