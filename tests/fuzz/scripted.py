@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import trio
 
@@ -151,6 +151,9 @@ class Offences:
     def is_banned(self, peer: PeerId) -> bool:
         """Nobody is banned here."""
         return False
+
+    def share(self, newcomer: PeerId, others: Iterable[PeerId]) -> None:
+        """Nobody is banned here."""
 
     def note(self, peer: PeerId, error: RemoteProtocolError) -> None:
         assert isinstance(error, RemoteProtocolError)
