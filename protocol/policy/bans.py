@@ -7,6 +7,7 @@ Rules
 - At `BAN_SCORE` the peer is banned for `BAN_SECONDS`. Each further ban is twice as long, up to
   `BAN_SECONDS_MAX`. After a ban the score is 0. After `FORGET_SECONDS` without a new ban the next
   one counts as the first.
+- An offence that two signatures prove bans at once, and for the longest time (`SHORTEST_BANS`).
 - Further offences of a banned peer do not count: bytes that it sent before may still arrive.
 - At most `PEERS_MAX` peers are remembered. A new peer replaces those with the lowest scores, banned
   ones last: identities cost nothing, and a flood of them must not free a worse peer.
