@@ -20,6 +20,7 @@ from gossamer.node.runs.needs import (
 )
 from gossamer.protocol.manifest import Manifest
 from tests.support.builders import manifest
+from tests.support.measured import measured
 
 GB = 1000**3
 
@@ -39,6 +40,7 @@ def test_memory_is_refused_above_seven_tenths_of_what_is_free() -> None:
     parameters = run.model.num_parameters
     assert 12e9 < parameters < 14e9
     needs = needs_of(run, trains_on_host=True, cache_bytes=0)
+    measured(f"{parameters / 1e9:.1f} B parameters: refused, {needs.memory / 1e9:.0f} GB needed")
     assert needs.memory == PROCESS_BYTES + 48 * parameters
     require_memory(run, needs, int(needs.memory / 0.69))
     with pytest.raises(
