@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import platform
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ _GPU_TOKENS_FIRST = 64 * 1024
 # NVIDIA's cards from Volta on multiply fp16 in tensor cores. Earlier ones are no faster with it
 # than with fp32.
 _FP16_CAPABILITY_MIN = 7
+
+# Linux's names of the instructions that multiply bf16.
+_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
 # torch's flash attention is for Ampere and later.
 _FLASH_CAPABILITY_MIN = 8
@@ -56,6 +60,12 @@ class DeviceError(ValueError):
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
+_DTYPES: dict[Precision, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
 
 @dataclass(frozen=True)
 class Device:
@@ -75,13 +85,25 @@ class Device:
         """Whether gradients would leave the range of the type of the products."""
         return self.precision == "fp16"
 
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """Type of the matrix products."""
+        return _DTYPES[self.precision]
+
+    @property
+    def coarse_dtype(self) -> torch.dtype:
+        """Type for products whose rounding errors do no harm: the fastest one."""
+        if self.torch_device.type == "cpu" and cpu_has_bf16():
+            return torch.bfloat16
+        return self.product_dtype
+
     def autocast(self) -> AbstractContextManager[object]:
         if not self.is_half:
             return nullcontext()
-        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
         # Without its cache, because a pass uses each weight once: the copies would all live to the
         # end of the forward pass, also where checkpointing makes them anew.
-        return torch.autocast(self.torch_device.type, dtype=dtype, cache_enabled=False)
+        kind = self.torch_device.type
+        return torch.autocast(kind, dtype=self.product_dtype, cache_enabled=False)
 
     def micro_batch_of(self, num_sequences: int, context: int) -> int:
         """Sequences of one forward pass to try first, where it is not known what fits."""
@@ -231,6 +253,17 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+@functools.cache
+def cpu_has_bf16(root: Path = Path("/")) -> bool:
+    """Whether the processor multiplies bf16 by instructions of its own. torch emulates it on
+    others, which is slower than fp32. Only x86 was measured."""
+    for line in _read(root / "proc/cpuinfo").splitlines():
+        key, _, flags = line.partition(":")
+        if key.strip() == "flags":
+            return not _BF16_FLAGS.isdisjoint(flags.split())
+    return False
 
 
 def _cpu_name() -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import structlog
 import trio
+from msgspec.structs import replace
 
 from gossamer.node.base.settings import Found, Settings
 from gossamer.node.base.threads import run_abandonable
@@ -63,6 +64,8 @@ async def found_here(
     if role.init_from is not None:
         pretrained = await trio.to_thread.run_sync(open_pretrained, role.init_from)
     draft = await _draft_of(role, pretrained)
+    if role.optimizer is not None:
+        draft = replace(draft, inner=replace(draft.inner, optimizer=role.optimizer))
     num_parameters = draft.model.num_parameters
     log.info(
         f"founding {draft.name}: {num_parameters:,} parameters",

@@ -48,6 +48,8 @@ class Arm:
     """Decay of the momentum (`distro` only); None: the mode's default."""
     learning_rate: float = 0.0
     """Learning rate of the inner steps; 0 is the mode's default."""
+    muon: bool = False
+    """Whether the hidden matrices are Muon's, instead of AdamW's like all else."""
     lookahead: bool = False
     """Whether gradients are taken where the own momentum would lead (`distro` only)."""
 
@@ -95,6 +97,7 @@ _PARTS: tuple[tuple[str, _Change], ...] = (
     (r"b([\d.]+)", lambda arm, found: replace(arm, decay=float(found[1]))),
     (r"dense", lambda arm, _: replace(arm, dense_warmup=True)),
     (r"lr([\d.]+)", lambda arm, found: replace(arm, learning_rate=float(found[1]))),
+    (r"muon", lambda arm, _: replace(arm, muon=True)),
     (r"topics", lambda arm, _: replace(arm, topics=True)),
     (r"cold", lambda arm, _: replace(arm, cold=True)),
     (r"d([\d.]+)", lambda arm, found: replace(arm, displacement=float(found[1]))),

@@ -31,6 +31,7 @@ An arm is named by what it does, e.g. `diloco-4-h20-int4-o50-topics`:
     kN              sparse, distro: values kept of a block or chunk
     eX, dense       sparse: part of what was not sent that is carried; dense rounds as warm-up
     bX, look        distro: decay of the momentum; gradients with lookahead
+    muon            hidden matrices by Muon, the rest by AdamW (MuLoCo)
     lrX             inner learning rate
 Groups for --arms: codecs, overlap, sparse, distro, sizes, h50, topics, peers, tuning.
 
@@ -61,7 +62,7 @@ from tests.benchmarks._losses_report import draw, table_of
 from tests.benchmarks._losses_sparse import train_sparse
 from tests.benchmarks._losses_text import Dealt, by_topic, mixed
 from tests.benchmarks._parity_training import Curve, synchronous
-from tests.benchmarks._results import Result, Results, Settings, load_results, without_end
+from tests.benchmarks._results import Result, Results, Settings, load_results, of_all_arms
 
 DEFAULT_ARMS = ("codecs", "overlap", "sparse", "distro")
 DEFAULT_OUTPUT = Path(__file__).parent / "results" / "losses.json"
@@ -111,6 +112,8 @@ class Experiment:
     def _train(self, arm: Arm, dealt: Dealt) -> Curve:
         draft = self._draft
         inner = draft.inner
+        if arm.muon:
+            inner = msgspec.structs.replace(inner, optimizer="muon")
         if arm.learning_rate:
             inner = msgspec.structs.replace(inner, learning_rate=arm.learning_rate)
         if arm.kind in ("sync", "alone"):
@@ -181,7 +184,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     sparse_rate, sparse_momentum = PRESETS[options.preset].sparse_rates
     return Settings(
         model=draft.model,
-        inner=without_end(draft.inner),
+        inner=of_all_arms(draft.inner),
         outer=draft.outer,
         options={
             "sync_rate": SYNC_RATE,

@@ -62,7 +62,7 @@ from tests.benchmarks._parity_training import (
     rounds_of,
     synchronous,
 )
-from tests.benchmarks._results import Result, Results, Settings, load_results, without_end
+from tests.benchmarks._results import Result, Results, Settings, load_results, of_all_arms
 
 ARMS = (
     "swarm-4-h20",
@@ -296,7 +296,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     draft = draft_of(options)
     return Settings(
         model=draft.model,
-        inner=without_end(draft.inner),
+        inner=of_all_arms(draft.inner),
         outer=draft.outer,
         options={
             "swarm_rate": options.swarm_rate,
