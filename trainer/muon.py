@@ -45,9 +45,9 @@ _ITERATIONS = 5
 _NORM_MIN = 1e-7
 """Least norm that a matrix is divided by. A gradient of zeros stays zeros."""
 
-_BATCH_ELEMENTS_MAX = 2**24
+_BATCH_ELEMENTS_MAX = 2**22
 """Elements of matrices that go through the iterations together: the work takes some 14 bytes for
-each, 230 MB, less than a pass of one sequence took before. A larger matrix goes alone."""
+each, 60 MB, less than the pass before it took. A larger matrix goes alone."""
 
 
 @dataclass(frozen=True)
