@@ -115,7 +115,7 @@ class LocalTrainer:
         self._config = config
         self._base, self._pseudo_gradient = base, pseudo_gradient
         self._on_progress = on_progress
-        self.device = choose_device(config.device)
+        self.device = choose_device(config.device, model.width)
         self._decoder = Decoder(model, self.device.torch_device)
         self._decoder.flat.zero_()
         self._parameters = list(self._decoder.parameters())

@@ -60,7 +60,7 @@ class Worker:
 
     def __init__(self, run: Preset | Manifest, token_bytes: int, device: str = "auto") -> None:
         self._inner, self._context = run.inner, run.model.context
-        self._device = choose_device(device)
+        self._device = choose_device(device, run.model.width)
         if self._device.needs_loss_scale:
             self._device = dataclasses.replace(self._device, precision="fp32")
         self._decoder = Decoder(run.model, self._device.torch_device)
