@@ -64,8 +64,6 @@ async def found_here(
     if role.init_from is not None:
         pretrained = await trio.to_thread.run_sync(open_pretrained, role.init_from)
     draft = await _draft_of(role, pretrained)
-    if role.optimizer is not None:
-        draft = replace(draft, inner=replace(draft.inner, optimizer=role.optimizer))
     num_parameters = draft.model.num_parameters
     log.info(
         f"founding {draft.name}: {num_parameters:,} parameters",
@@ -105,6 +103,18 @@ async def found_here(
 
 
 async def _draft_of(role: Found, pretrained: Pretrained | None) -> Draft:
+    """Returns the draft of a manifest file or a preset, with what the command line changes.
+
+    Raises:
+        ManifestError: the choices are not allowed.
+    """
+    draft = await _described(role, pretrained)
+    if role.optimizer is not None:
+        draft = replace(draft, inner=replace(draft.inner, optimizer=role.optimizer))
+    return draft
+
+
+async def _described(role: Found, pretrained: Pretrained | None) -> Draft:
     """Returns the draft of a manifest file or a preset, with the model of a folder if one is given.
 
     Raises:
