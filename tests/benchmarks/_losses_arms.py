@@ -127,6 +127,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("sync-8", "diloco-8-h20-fp32", "diloco-8-h20-int4", "sparse-8-h20"),
     ),
     "h50": ("diloco-4-h50-fp32", "diloco-4-h50-int4"),
+    "muon": (
+        "diloco-4-h20-fp32",
+        *(f"diloco-4-h20-fp32-lr{rate}" for rate in ("0.006", "0.008")),
+        *(f"diloco-4-h20-fp32-muon-lr{rate}" for rate in ("0.006", "0.01")),
+        *("diloco-4-h50-fp32-lr0.006", "diloco-4-h50-fp32-muon-lr0.006"),
+        *("diloco-4-h20-int4-muon-lr0.006", "sparse-4-h20-muon-lr0.006"),
+        *("diloco-4-h20-fp16-o10-muon-lr0.006", "sync-4-muon-lr0.006"),
+    ),
     "topics": ("diloco-4-h20-fp16-topics", "diloco-8-h20-fp16-topics"),
     "peers": ("diloco-8-h20-fp16-grow", "diloco-8-h20-fp16-shrink"),
     "tuning": tuple(

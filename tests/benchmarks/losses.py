@@ -33,7 +33,8 @@ An arm is named by what it does, e.g. `diloco-4-h20-int4-o50-topics`:
     bX, look        distro: decay of the momentum; gradients with lookahead
     muon            hidden matrices by Muon, the rest by AdamW (MuLoCo)
     lrX             inner learning rate
-Groups for --arms: codecs, overlap, sparse, distro, sizes, h50, topics, peers, tuning.
+Groups for --arms: codecs, overlap, sparse, distro, sizes, h50, muon, topics, peers,
+tuning.
 
 Results are kept in --output (JSON, beside it a picture) as they come; arms that are in it are not
 run again, unless --fresh is given.

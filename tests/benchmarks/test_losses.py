@@ -36,7 +36,7 @@ def test_a_name_says_what_an_arm_does() -> None:
 def test_muon_is_compared_with_adamw_and_its_variants_with_itself() -> None:
     plain = "diloco-4-h20-fp32-muon-lr0.01"
     assert arm_of(plain).muon
-    assert plain_of(arm_of(plain)) == "diloco-4-h20-fp32"
+    assert plain_of(arm_of(plain)) == "diloco-4-h20-fp32-lr0.01"
     for variant in ("diloco-4-h20-int4-muon-lr0.01", "sparse-4-h20-muon-lr0.01"):
         assert plain_of(arm_of(variant)) == plain
 
