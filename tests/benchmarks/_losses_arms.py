@@ -133,7 +133,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *(f"diloco-4-h20-fp32-muon-lr{rate}" for rate in ("0.006", "0.01")),
         *("diloco-4-h50-fp32-lr0.006", "diloco-4-h50-fp32-muon-lr0.006"),
         *("diloco-4-h20-int4-muon-lr0.006", "sparse-4-h20-muon-lr0.006"),
-        *("diloco-4-h20-fp16-o10-muon-lr0.006", "sync-4-muon-lr0.006"),
     ),
     "topics": ("diloco-4-h20-fp16-topics", "diloco-8-h20-fp16-topics"),
     "peers": ("diloco-8-h20-fp16-grow", "diloco-8-h20-fp16-shrink"),

@@ -89,7 +89,12 @@ def test_results_are_kept_and_belong_to_their_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"), [("losses_small.json", ["--small"]), ("losses_tuning.json", ["--small"])]
+    ("name", "arguments"),
+    [
+        ("losses_small.json", ["--small"]),
+        ("losses_tuning.json", ["--small"]),
+        ("losses_muon.json", ["--small"]),
+    ],
 )
 def test_kept_results_are_of_the_settings_that_the_driver_has(
     name: str, arguments: list[str]
