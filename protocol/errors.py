@@ -67,6 +67,12 @@ class UnprovenError(RemoteProtocolError):
     reason = "unproven"
 
 
+class EquivocationError(RemoteProtocolError):
+    """Two statements of one peer that contradict each other, both signed."""
+
+    reason = "equivocation"
+
+
 class ManifestError(ValueError):
     """A manifest that cannot be used; `problems` holds one sentence for each mistake, for
     people."""

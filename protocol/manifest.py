@@ -21,6 +21,7 @@ from gossamer.protocol.manifest_checks import problems_of
 Codec = Literal["fp32", "fp16", "int8", "int4"]
 SyncMode = Literal["diloco", "sparse", "distro"]
 Trust = Literal["open", "members"]
+InnerOptimizer = Literal["adamw", "muon"]
 Family = Literal["llama", "mistral", "olmo2", "qwen2", "qwen3"]
 """Families of imported models, by the `model_type` of their configuration."""
 
@@ -116,15 +117,23 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     @property
     def layer_parameters(self) -> int:
         """Number of parameters of one decoder layer."""
+        vectors = self.query_width + 2 * self.key_width if self.has_query_bias else 0
+        vectors += sum(self.query_norm_widths or ())
+        return self._layer_matrices + vectors + 2 * self.width
+
+    @property
+    def hidden_matrices(self) -> int:
+        """Number of parameters in the matrices of the layers: neither embedding nor head."""
+        return self.num_layers * self._layer_matrices
+
+    @property
+    def _layer_matrices(self) -> int:
         attention = 2 * self.width * (self.query_width + self.key_width)
-        if self.has_query_bias:
-            attention += self.query_width + 2 * self.key_width
-        attention += sum(self.query_norm_widths or ())
-        return attention + 3 * self.width * self.hidden_width + 2 * self.width
+        return attention + 3 * self.width * self.hidden_width
 
 
 class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """AdamW of the inner steps (DiLoCo, arXiv 2311.08105, section 3)."""
+    """The optimiser of the inner steps (DiLoCo, arXiv 2311.08105, section 3)."""
 
     learning_rate: float
     warmup_steps: int
@@ -142,6 +151,13 @@ class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ends: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether the run ends with the round that completes `total_steps` (`Manifest.last_round`). A
     manifest from before runs ended has no such field, keeps its id, and never ends."""
+    optimizer: InnerOptimizer | msgspec.UnsetType = msgspec.UNSET
+    """`muon`: the matrices of the layers by Muon (MuLoCo, arXiv 2505.23725), all else by AdamW. A
+    manifest from before there was a choice has no such field, keeps its id, and means `adamw`."""
+
+    @property
+    def uses_muon(self) -> bool:
+        return self.optimizer == "muon"
 
 
 class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

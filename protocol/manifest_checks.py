@@ -230,6 +230,10 @@ class _Checks:
                 not outer.overlap,
                 'outer.overlap is true: a step of "distro" needs the one before it',
             )
+            self.require(
+                not manifest.inner.uses_muon,
+                'inner.optimizer is "muon"; with sync = "distro" no peer takes steps of its own',
+            )
         self.require(
             not outer.displacement or manifest.sync == "diloco",
             'outer.displacement is not 0: only sync = "diloco" chooses its momentum',

@@ -1,7 +1,8 @@
 """The part of a trainer's state that survives restarts: one safetensors file, replaced atomically.
 
-AdamW's moments (8 bytes a parameter), or the momentum of shared steps (4 bytes a parameter) with
-its place in the chain and a digest over all of it.
+AdamW's moments (8 bytes a parameter; with Muon 4 for each parameter of a hidden matrix), or the
+momentum of shared steps (4 bytes a parameter) with its place in the chain and a digest over all of
+it.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from safetensors.torch import save_file
 from gossamer.protocol.ids import Digest, digest_of
 from gossamer.protocol.manifest import ModelConfig
 from gossamer.trainer.ipc import messages
+from gossamer.trainer.muon import Muon
 from gossamer.trainer.optimizer import AdamW
 
-FORMAT = "gossamer-adamw-1"
 MOMENTUM_FORMAT = "gossamer-demo-1"
 
 STEPS_MAX = 2**53
@@ -35,41 +36,43 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be used or written. The message says which and why."""
 
 
-def save_optimizer(optimizer: AdamW, model: ModelConfig, path: Path) -> None:
+def save_optimizer(optimizer: AdamW | Muon, model: ModelConfig, path: Path) -> None:
     """Writes the moments; what was at `path` stays until the new file is on the disk.
 
     Raises:
         CheckpointError: not written (disk full, no permission ...); the old file is untouched.
     """
-    tensors = {
-        "first_moment": optimizer.first_moment.cpu(),
-        "second_moment": optimizer.second_moment.cpu(),
-    }
-    metadata = {"format": FORMAT, "model": _model_key(model), "steps": str(optimizer.num_steps)}
+    tensors = {name: vector.cpu() for name, vector in optimizer.vectors.items()}
+    steps = str(optimizer.num_steps)
+    metadata = {"format": _format(optimizer), "model": _model_key(model), "steps": steps}
     _write(tensors, metadata, path, "the optimizer's moments")
 
 
-def load_optimizer(optimizer: AdamW, model: ModelConfig, path: Path) -> None:
+def load_optimizer(optimizer: AdamW | Muon, model: ModelConfig, path: Path) -> None:
     """Fills the optimizer from a checkpoint; on an error it is as it was.
 
     Raises:
         FileNotFoundError: there is none.
-        CheckpointError: damaged, or of another model.
+        CheckpointError: damaged, or of another model or optimizer.
     """
-    with _reading(path, FORMAT, model, "the moments") as (tensor, metadata):
-        first, second = tensor("first_moment"), tensor("second_moment")
+    expected = optimizer.vectors
+    with _reading(path, _format(optimizer), model, "the moments") as (tensor, metadata):
+        found = {name: tensor(name) for name in expected}
         num_steps = int(metadata["steps"])
-    shape = optimizer.first_moment.shape
-    for moment in (first, second):
+    for name, vector in found.items():
         if (
-            moment.shape != shape
-            or moment.dtype != torch.float32
-            or not bool(torch.isfinite(moment).all())
+            vector.shape != expected[name].shape
+            or vector.dtype != torch.float32
+            or not bool(torch.isfinite(vector).all())
         ):
             raise CheckpointError(f"{path} is damaged: moments of the wrong size or not finite")
-    if not 0 <= num_steps <= STEPS_MAX or bool((second < 0).any()):
+    if not 0 <= num_steps <= STEPS_MAX or bool((found["second_moment"] < 0).any()):
         raise CheckpointError(f"{path} is damaged: steps or second moments out of range")
-    optimizer.restore(first, second, num_steps)
+    optimizer.restore(found, num_steps)
+
+
+def _format(optimizer: AdamW | Muon) -> str:
+    return f"gossamer-{optimizer.name}-1"
 
 
 class SavedMomentum(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import platform
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +23,14 @@ _GPU_TOKENS_FIRST = 64 * 1024
 # NVIDIA's cards from Volta on multiply fp16 in tensor cores. Earlier ones are no faster with it
 # than with fp32.
 _FP16_CAPABILITY_MIN = 7
+
+# Width of a model from which on a CPU with instructions for bf16 is faster with them. Passes were
+# 1.4 times as fast at 160, 1.9 at 256 and 2.1 at 384, but 0.8 at 96 and, by the length of the
+# sequences, 1.1 to 1.6 at 128 (tests/benchmarks/step_time.py).
+CPU_BF16_WIDTH_MIN = 160
+
+# Linux's names of the instructions that multiply bf16.
+_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
 # torch's flash attention is for Ampere and later.
 _FLASH_CAPABILITY_MIN = 8
@@ -61,6 +70,12 @@ class DeviceError(ValueError):
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
+_DTYPES: dict[Precision, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
 
 @dataclass(frozen=True)
 class Device:
@@ -80,13 +95,25 @@ class Device:
         """Whether gradients would leave the range of the type of the products."""
         return self.precision == "fp16"
 
+    @property
+    def product_dtype(self) -> torch.dtype:
+        """Type of the matrix products."""
+        return _DTYPES[self.precision]
+
+    @property
+    def coarse_dtype(self) -> torch.dtype:
+        """Type for products whose rounding errors do no harm: the fastest one."""
+        if self.torch_device.type == "cpu" and cpu_has_bf16():
+            return torch.bfloat16
+        return self.product_dtype
+
     def autocast(self) -> AbstractContextManager[object]:
         if not self.is_half:
             return nullcontext()
-        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
         # Without its cache, because a pass uses each weight once: the copies would all live to the
         # end of the forward pass, also where checkpointing makes them anew.
-        return torch.autocast(self.torch_device.type, dtype=dtype, cache_enabled=False)
+        kind = self.torch_device.type
+        return torch.autocast(kind, dtype=self.product_dtype, cache_enabled=False)
 
     def micro_batch_of(self, num_sequences: int, context: int) -> int:
         """Sequences of one forward pass to try first, where it is not known what fits."""
@@ -133,8 +160,12 @@ class Device:
             torch.mps.empty_cache()
 
 
-def choose_device(wanted: str) -> Device:
+def choose_device(wanted: str, width: int = 0) -> Device:
     """The device of a name; `auto` is the first CUDA (or ROCm) device, else MPS, else the CPU.
+
+    Args:
+        width: of the model that is to be trained. A CPU takes bf16 for a wide one, if it is faster
+            with it. 0 for other work, which a CPU does in fp32.
 
     Raises:
         DeviceError: unknown, or not on this machine.
@@ -163,7 +194,8 @@ def choose_device(wanted: str) -> Device:
             raise DeviceError(f"device {wanted!r} is not on this machine; try auto or cpu")
         return Device(torch.device("mps", 0), f"Apple {platform.machine()} GPU", "fp32")
     if device.type == "cpu":
-        return Device(torch.device("cpu"), _cpu_name(), "fp32")
+        is_wide = width >= CPU_BF16_WIDTH_MIN and cpu_has_bf16()
+        return Device(torch.device("cpu"), _cpu_name(), "bf16" if is_wide else "fp32")
     raise DeviceError(f"device {wanted!r} is not supported; use auto, cpu, cuda:N or mps")
 
 
@@ -239,6 +271,17 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+@functools.cache
+def cpu_has_bf16(root: Path = Path("/")) -> bool:
+    """Whether the processor multiplies bf16 by instructions of its own. torch emulates it on
+    others, which is slower than fp32. Only x86 was measured."""
+    for line in _read(root / "proc/cpuinfo").splitlines():
+        key, _, flags = line.partition(":")
+        if key.strip() == "flags":
+            return not _BF16_FLAGS.isdisjoint(flags.split())
+    return False
 
 
 def _cpu_name() -> str:

@@ -24,6 +24,7 @@ from gossamer.trainer.device import choose_device, is_out_of_memory
 from gossamer.trainer.gradients import Gradients, TrainerError
 from gossamer.trainer.ipc import messages
 from gossamer.trainer.model import Decoder
+from gossamer.trainer.muon import Muon, optimizer_for
 from gossamer.trainer.optimizer import AdamW, clip
 from gossamer.trainer.passes import FILE_NAME, Passes
 from gossamer.trainer.schedule import learning_rate_at
@@ -73,7 +74,7 @@ class TrainerConfig:
 
 
 class LocalTrainer:
-    """Model, data queue and AdamW of one peer. Not for use from several threads.
+    """Model, data queue and optimiser of one peer. Not for use from several threads.
 
     `base` and `pseudo_gradient` are (num_parameters,) fp32, shared with the caller. `base` is only
     read, except by `genesis`. `pseudo_gradient` is written from `begin` to `finish`, and
@@ -114,7 +115,7 @@ class LocalTrainer:
         self._config = config
         self._base, self._pseudo_gradient = base, pseudo_gradient
         self._on_progress = on_progress
-        self.device = choose_device(config.device)
+        self.device = choose_device(config.device, model.width)
         self._decoder = Decoder(model, self.device.torch_device)
         self._decoder.flat.zero_()
         self._parameters = list(self._decoder.parameters())
@@ -135,9 +136,9 @@ class LocalTrainer:
         self._asked = False
         self.optimizer_problem = self._load_moments()
 
-    def _make_optimizer(self) -> AdamW | None:
-        """AdamW, or None in a trainer that updates the parameters in another way."""
-        return AdamW(self._parameters, self._config.inner)
+    def _make_optimizer(self) -> AdamW | Muon | None:
+        """The run's optimiser, or None in a trainer that updates the parameters in another way."""
+        return optimizer_for(self._decoder, self._config.inner, self.device.coarse_dtype)
 
     def _passes_path(self) -> Path | None:
         return None if self._optimizer_path is None else self._optimizer_path.with_name(FILE_NAME)
@@ -385,7 +386,7 @@ class LocalTrainer:
         except FileNotFoundError:
             return ""
         except CheckpointError as error:
-            return f"{error}; AdamW starts with fresh moments"
+            return f"{error}; the optimiser starts with fresh moments"
         return ""
 
     @torch.no_grad()

@@ -1,6 +1,7 @@
 """The memory that training takes on a device, by arithmetic. Without torch, which a daemon lacks.
 
-    vectors     parameters and AdamW's two moments (or the momentum of shared steps), all fp32
+    vectors     parameters and AdamW's two moments (or one momentum: of shared steps, or of the
+                matrices that Muon has), all fp32
     gradient    fp32; it exists while a pass adds to it
     weights     under autocast each matrix has a copy in half precision until its gradient is taken
     layers      what the backward pass needs of the forward pass, for each token and layer. With
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gossamer.protocol.manifest import ModelConfig
+from gossamer.protocol.manifest import InnerConfig, ModelConfig
 
 FLOAT_BYTES = 4
 
@@ -49,13 +50,15 @@ class Training:
     logits_max: int = GPU_LOGITS_MAX
     """Logits that exist at once."""
 
-    num_moments: int = 2
-    """Vectors besides the parameters that are held all the time: AdamW has two moments."""
+    moment_elements: int | None = None
+    """Elements of the vectors besides the parameters that are held all the time; see
+    `moment_elements`. None: those of AdamW."""
 
     @property
     def vectors_bytes(self) -> int:
         """Bytes that are held all the time."""
-        return (1 + self.num_moments) * FLOAT_BYTES * self.model.num_parameters
+        num_parameters, moments = self.model.num_parameters, self.moment_elements
+        return FLOAT_BYTES * (num_parameters + (2 * num_parameters if moments is None else moments))
 
     @property
     def gradient_bytes(self) -> int:
@@ -124,6 +127,11 @@ class Training:
             if need <= free_bytes:
                 return size
         return 0
+
+
+def moment_elements(model: ModelConfig, inner: InnerConfig) -> int:
+    """Elements that the optimiser keeps: two for a parameter of AdamW, one for one of Muon."""
+    return 2 * model.num_parameters - (model.hidden_matrices if inner.uses_muon else 0)
 
 
 def sizes_from(largest: int) -> list[int]:

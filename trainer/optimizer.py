@@ -3,7 +3,7 @@ vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -30,6 +30,8 @@ class AdamW:
     torch's function and not its `Optimizer` class: the class loads the compiler on first use,
     more than a second of start-up and some 100 MB, and the flat moments make a checkpoint one copy.
     """
+
+    name = "adamw"
 
     def __init__(self, parameters: Iterable[nn.Parameter], inner: InnerConfig) -> None:
         """`parameters` in flat order."""
@@ -58,10 +60,15 @@ class AdamW:
         """Updates that the moments have seen."""
         return int(self._steps[0].item())
 
-    def restore(self, first_moment: Tensor, second_moment: Tensor, num_steps: int) -> None:
-        """Takes over moments, each (num_elements,), from a checkpoint."""
-        self.first_moment.copy_(first_moment)
-        self.second_moment.copy_(second_moment)
+    @property
+    def vectors(self) -> dict[str, Tensor]:
+        """The moments by name, each (num_elements,)."""
+        return {"first_moment": self.first_moment, "second_moment": self.second_moment}
+
+    def restore(self, vectors: Mapping[str, Tensor], num_steps: int) -> None:
+        """Takes over vectors of the same names and lengths from a checkpoint."""
+        self.first_moment.copy_(vectors["first_moment"])
+        self.second_moment.copy_(vectors["second_moment"])
         self._steps.fill_(num_steps)
 
     @torch.no_grad()

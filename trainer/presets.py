@@ -211,6 +211,7 @@ def _inner(
         clip_norm=1.0,
         sequences_per_step=sequences,
         ends=True,
+        optimizer="adamw",
     )
 
 

@@ -5,7 +5,8 @@
 This is DiLoCo (arXiv 2311.08105, algorithm 1), built of the parts that the daemons use:
 
 1. Text becomes tokens, and tokens become shards. Each of k workers reads shards of its own.
-2. Inner steps: every worker copies the shared parameters theta, and takes H steps of AdamW alone.
+2. Inner steps: every worker copies the shared parameters theta, and takes H steps of AdamW alone
+   (or of Muon, `--optimizer muon`).
 3. Pseudo-gradient: theta - local_parameters, what the worker has learnt, is used like a gradient.
 4. The ring averages the pseudo-gradients, weighted with the workers' tokens, each worker's capped
    at twice the lower median. Each chunk goes from worker to worker; each adds its part and encodes
@@ -36,7 +37,7 @@ from msgspec.structs import replace
 from gossamer.protocol.codecs.inner_products import norm_of
 from gossamer.protocol.codecs.payloads import SPARSE, payloads_of
 from gossamer.protocol.codecs.tensor_codecs import codec_names
-from gossamer.protocol.manifest import Manifest, SyncMode, Trust
+from gossamer.protocol.manifest import InnerOptimizer, Manifest, SyncMode, Trust
 from gossamer.protocol.rounds.ring_parts import ring_average
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, index_of
@@ -45,7 +46,8 @@ from gossamer.protocol.state.outer_step import nesterov
 from gossamer.trainer.device import choose_device
 from gossamer.trainer.evaluate import batches_of, evaluate
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.optimizer import AdamW, clip, gradient_norm
+from gossamer.trainer.muon import optimizer_for
+from gossamer.trainer.optimizer import clip, gradient_norm
 from gossamer.trainer.preset_modes import adapted
 from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS, Preset
 from gossamer.trainer.schedule import learning_rate_at
@@ -54,15 +56,15 @@ from gossamer.trainer.text.shard_folder import cut_text
 
 
 class Worker:
-    """One peer: a replica of the model, its AdamW, its text, and work that no average has taken."""
+    """One peer: replica of the model, optimiser, text, and work that no average has taken."""
 
     def __init__(self, run: Preset | Manifest, token_bytes: int, device: str = "auto") -> None:
         self._inner, self._context = run.inner, run.model.context
-        self._device = choose_device(device)
+        self._device = choose_device(device, run.model.width)
         if self._device.needs_loss_scale:
             self._device = dataclasses.replace(self._device, precision="fp32")
         self._decoder = Decoder(run.model, self._device.torch_device)
-        self._optimizer = AdamW(self._decoder.parameters(), run.inner)
+        self._optimizer = optimizer_for(self._decoder, run.inner, self._device.coarse_dtype)
         self.queue = DataQueue(run.model.context, token_bytes, run.model.vocabulary)
         self.pending = np.zeros(run.model.num_parameters, np.float32)
 
@@ -134,13 +136,15 @@ def main() -> None:
     parser.add_argument("--inner-steps", type=int, help="of a round after the warm-up")
     parser.add_argument("--codec", choices=(*codec_names(), SPARSE), default="fp16")
     parser.add_argument("--trust", choices=get_args(Trust), default="members")
+    parser.add_argument("--optimizer", choices=get_args(InnerOptimizer), default="adamw")
     parser.add_argument("--text", type=Path, nargs="+", default=(), help="files and folders")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     sync: SyncMode = "sparse" if options.codec == SPARSE else "diloco"
     run = adapted(PRESETS[options.preset], sync)
     steps = options.inner_steps or run.outer.inner_steps
-    run = replace(run, outer=replace(run.outer, codec=options.codec, inner_steps=steps))
+    outer = replace(run.outer, codec=options.codec, inner_steps=steps)
+    run = replace(run, inner=replace(run.inner, optimizer=options.optimizer), outer=outer)
     with tempfile.TemporaryDirectory() as folder:
         text = cut_text(options.text, Path(folder), run.tokenizer, run.model, options.seed)
         swarm = Swarm(run, sync, options.seed, options.trust)

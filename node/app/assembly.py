@@ -253,7 +253,12 @@ class Node:
             life=lambda: incarnation.number,
         )
         membership = Membership(self._identity.peer_id)
-        self._transport.keep_places_of(membership.is_known)
+        self._transport.keep_places_of(
+            membership.is_known,
+            lambda peer: (
+                self._blocks.uploads.is_member(peer) or (roll is not None and roll.is_member(peer))
+            ),
+        )
         admission = Admission(
             manifest,
             self._transport,

@@ -13,7 +13,7 @@ import trio
 from gossamer.node.app.limit_parts import DiskLimit
 from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.base.pausing import resumes_at
-from gossamer.node.network.transport import Path
+from gossamer.node.network.transport import Path, ReachReport
 from gossamer.node.peers.block_exchange import BlockService
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.storage.blocks import BlockStore
@@ -79,7 +79,8 @@ class Reporter:
         self._capacity = capacity
         self._started_seconds = trio.current_time()
         self._verify_failures = 0
-        self._carried_bytes = 0
+        self._counted = ReachReport("unknown")
+        """The transport's totals that the counters have."""
         self._newest_checkpoint: Digest | None = None
 
     def status(self) -> Status:
@@ -214,9 +215,7 @@ class Reporter:
             )
             for kind in PEER_PATHS:
                 metrics.peers.set(kind, paths[kind])
-            carried = self._transport.reach().carried_bytes
-            metrics.relayed_bytes.inc(carried - self._carried_bytes)
-            self._carried_bytes = carried
+            self._count_reach(self._transport.reach())
             metrics.peers_banned.set(self._participant.context.swarm.num_banned)
             metrics.blocks.set("stored", store.num_blocks())
             metrics.blocks.set("pinned", store.num_pinned())
@@ -238,6 +237,14 @@ class Reporter:
             metrics.block_verify_failures.inc(failures - self._verify_failures)
             self._verify_failures = failures
             await trio.sleep(GAUGE_SECONDS)
+
+    def _count_reach(self, report: ReachReport) -> None:
+        """Adds the growth of the transport's totals."""
+        metrics, before = self._metrics, self._counted
+        metrics.relayed_bytes.inc(report.carried_bytes - before.carried_bytes)
+        metrics.handshakes.add("unfinished", report.num_unfinished - before.num_unfinished)
+        metrics.handshakes.add("turned_away", report.num_turned_away - before.num_turned_away)
+        self._counted = report
 
 
 def say_hello(manifest: Manifest, addresses: Sequence[str]) -> None:

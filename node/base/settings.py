@@ -28,6 +28,7 @@ from gossamer.node.base.setting_values import (
     Switch,
 )
 from gossamer.protocol import limits
+from gossamer.protocol.manifest import InnerOptimizer
 
 ENVIRONMENT_PREFIX = "GOSSAMER_"
 CONFIG_VARIABLE = "GOSSAMER_CONFIG"
@@ -153,6 +154,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     preset: str | None = None
     init_from: Path | None = None
     """Folder of a Hugging Face model whose weights and tokenizer the run begins with."""
+    optimizer: InnerOptimizer | None = None
+    """Inner optimiser instead of the preset's."""
     skip_bad: bool = False
     """Whether files and lines of the corpus that cannot be used are left out."""
 

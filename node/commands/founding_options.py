@@ -31,6 +31,7 @@ def check_founding_options(
     preset: str | None,
     corpus: Sequence[str | Path] | None = None,
     init_from: Path | None = None,
+    optimizer: str | None = None,
 ) -> None:
     """Checks the options that a run is founded with, before anything is read or started.
 
@@ -40,6 +41,11 @@ def check_founding_options(
     problems = []
     if manifest is not None and preset is not None:
         problems.append("--manifest and --preset exclude each other: a manifest says everything")
+    if manifest is not None and optimizer is not None:
+        problems.append(
+            "--manifest and --optimizer exclude each other: write optimizer in the manifest's "
+            "[inner]"
+        )
     if corpus is not None and (not corpus or "" in corpus):
         problems.append("--corpus is given without a file or folder")
     texts = expanded([Path(path) for path in corpus or () if path])

@@ -12,6 +12,7 @@ from gossamer.node.commands.founding_options import PRESET_HELP, check_founding_
 from gossamer.node.commands.options import Node, settings_of
 from gossamer.node.commands.running import run_node
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.manifest import InnerOptimizer
 from gossamer.trainer.presets import DEFAULT_PRESET
 from gossamer.trainer.text.corpus_files import expanded
 
@@ -34,6 +35,9 @@ def start(
         Parameter(consume_multiple=True, show_default="the sources of Python's standard library"),
     ] = None,
     init_from: Annotated[Path | None, Parameter(show_default="none: weights are drawn")] = None,
+    optimizer: Annotated[
+        InnerOptimizer | None, Parameter(show_default="as the manifest says, else adamw")
+    ] = None,
     skip_bad: Annotated[bool, Parameter(negative="")] = False,
     options: Node = None,
 ) -> int:
@@ -49,6 +53,9 @@ def start(
         Folder of a Hugging Face model (Llama, SmolLM2, Mistral, Qwen 2.5 or 3, OLMo 2) whose
         weights and tokenizer the run begins with. Of the model in a manifest only the context
         counts then.
+    optimizer
+        Inner optimiser, instead of the preset's: muon for the matrices of the layers (and adamw for
+        all else), or adamw for all.
     skip_bad
         Leave out files and lines of the corpus that cannot be used, instead of stopping at them.
         The log says how many, and names the first ones.
@@ -60,15 +67,17 @@ def start(
             "--preset": preset,
             "--corpus": corpus,
             "--init-from": init_from,
+            "--optimizer": optimizer,
             "--skip-bad": skip_bad,
         }
         return run_node(settings, Resume(), [flag for flag, given in flags.items() if given])
-    check_founding_options(manifest, preset, corpus, init_from)
+    check_founding_options(manifest, preset, corpus, init_from, optimizer)
     role = Found(
         manifest_file=manifest,
         corpus=expanded([Path(path) for path in corpus or ()]),
         preset=preset,
         init_from=init_from,
+        optimizer=optimizer,
         skip_bad=skip_bad,
     )
     return run_node(settings, role)

@@ -34,7 +34,7 @@ from gossamer.protocol.limits import MIB
 from gossamer.protocol.manifest import RoundConfig
 from gossamer.protocol.policy.head_choice import HeadChoice, HeadWeight
 from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
-from gossamer.protocol.wire.statements import Announce, Phase, Ready, Roster
+from gossamer.protocol.wire.statements import Announce, Equivocation, Phase, Ready, Roster
 
 SIDE_ROUNDS_MAX = 4096
 """Upper bound on committed rounds that are kept although no known head descends from them. A split
@@ -362,7 +362,9 @@ class Heads:
         statement_store.age()
         statement_store.keep(
             lambda _signed, statement: (
-                not isinstance(statement, Ready | Roster)
+                self._swarm.equivocations.is_kept(statement)
+                if isinstance(statement, Equivocation)
+                else not isinstance(statement, Ready | Roster)
                 or entry.round < statement.round <= entry.round + FUTURE_ROUNDS
             )
         )

@@ -79,6 +79,10 @@ class ReachReport:
     """Peers of other networks that have dialled this node."""
     carried_bytes: int = 0
     """Payload bytes that this node has carried between other peers."""
+    num_unfinished: int = 0
+    """Handshakes that others have begun here and not finished."""
+    num_turned_away: int = 0
+    """Connections that ended before a handshake, because of unfinished ones."""
 
 
 class Stream(Protocol):
@@ -264,14 +268,22 @@ class Transport(Protocol):
         """A peer is no stranger any more: what was refused on a live connection begins now, that
         is gossip, and its word where it sees this node."""
 
-    def keep_places_of(self, is_member: PeerTest) -> None:
-        """Connections of members do not end in favour of newcomers, when there are too many."""
+    def keep_places_of(self, is_member: PeerTest, has_standing: PeerTest) -> None:
+        """Connections of members do not end in favour of newcomers, when there are too many.
+
+        Peers with standing come in although others of their network are banned again and again,
+        and although strangers of many networks begin handshakes that they do not finish.
+        """
 
     async def disconnect(self, peer_id: PeerId) -> None:
         """Drop every connection to a peer. Does nothing when there is none."""
 
-    def ban(self, peer_id: PeerId, seconds: float) -> None:
-        """Drop a peer and refuse it, both ways and its gossip, for `seconds`."""
+    def ban(self, peer_id: PeerId, seconds: float, *, is_offender: bool = True) -> None:
+        """Drop a peer and refuse it, both ways and its gossip, for `seconds`.
+
+        With `is_offender` it is for what the peer did itself, which counts for its network, see
+        `protocol/policy/network_bans.py`.
+        """
 
     def on_offence(self, handler: OffenceHandler) -> None:
         """Call `handler(peer, error)` for what a peer does against the network's own protocols.

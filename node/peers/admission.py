@@ -20,7 +20,14 @@ from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.policy.ring_conduct import RingConduct
 from gossamer.protocol.rounds.commit_proof import RingRules, open_commit
 from gossamer.protocol.state.chain import Commit, Header
-from gossamer.protocol.wire.statements import Announce, RingStatement, Rollback, Roster, Statement
+from gossamer.protocol.wire.statements import (
+    Announce,
+    Equivocation,
+    RingStatement,
+    Rollback,
+    Roster,
+    Statement,
+)
 
 FAR_MAX = 8
 """Peers without a connection to this node that may be in a ring with it, in a small swarm."""
@@ -132,6 +139,8 @@ class Admission:
             return False
         if isinstance(statement, Announce):
             return True
+        if isinstance(statement, Equivocation):
+            return False  # its proof decides (`Equivocations`), and not its author
         if isinstance(statement, Roster):
             return self.admits_ring(statement)
         self._bounds.check_statement(statement, self.run_id)

@@ -102,6 +102,9 @@ class GossipListener(Protocol):
     def heard_statement(self, signed: Signed, statement: Statement) -> None:
         """A statement of another peer is news, and its signature is good."""
 
+    def verified(self, signed: Signed, statement: Statement) -> None:
+        """The signature of another peer's statement is good. It may be no news."""
+
     def heard_commit(self, commit: Commit) -> bool:
         """A commit record came. False: it is not news and is not passed on. RemoteProtocolError
         for one that is not valid."""
@@ -261,6 +264,7 @@ class Gossip:
                 raise
             self._listener.offence(author, error)
             return False
+        self._listener.verified(signed, statement)
         if not self.statement_store.post(signed, statement):
             return False
         self._listener.heard_statement(signed, statement)

@@ -3,6 +3,7 @@ while."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import structlog
@@ -41,6 +42,9 @@ class Offences:
         self._metrics = metrics
         self._bans = Bans()
         self._said: dict[tuple[PeerId, str], float] = {}
+        self._shared: dict[PeerId, float] = {}
+        """Ends of the bans that newcomers share with others, see `share`. Only members of the roll
+        are in it, so they are at most `limits.MEMBERS_MAX`."""
         self.branches: Branches | None = None
         """Bans hold for all whom a peer has let in; None where nobody lets in anybody."""
         transport.on_offence(self.note)
@@ -58,7 +62,7 @@ class Offences:
         self._transport.ban(peer, ban.seconds)
         below = self.branches.below(peer) if self.branches is not None else frozenset[PeerId]()
         for each in sorted(below - {self._transport.peer_id}):
-            self._transport.ban(each, ban.seconds)
+            self._transport.ban(each, ban.seconds, is_offender=False)
         self._metrics.bans.add(error.reason)
         log.warning(
             "a peer is banned for a while",
@@ -72,8 +76,26 @@ class Offences:
 
     def is_banned(self, peer: PeerId) -> bool:
         """Returns whether a peer is banned now, or somebody through whom it came in."""
+        return self._seconds_left(peer) > 0
+
+    def share(self, newcomer: PeerId, others: Iterable[PeerId]) -> None:
+        """A newcomer has come in by an invitation of others: while one of them is banned, so is
+        the newcomer."""
+        now = trio.current_time()
+        seconds = max(map(self._seconds_left, others), default=0.0)
+        if seconds > 0:
+            self._shared = {peer: until for peer, until in self._shared.items() if until > now}
+            self._shared[newcomer] = now + seconds
+            self._transport.ban(newcomer, seconds, is_offender=False)
+            log.info("a newcomer shares the ban of its invitation", peer=newcomer, seconds=seconds)
+
+    def _seconds_left(self, peer: PeerId) -> float:
+        now = trio.current_time()
         above = self.branches.sponsors(peer) if self.branches is not None else ()
-        return any(self._bans.is_banned(trio.current_time(), each) for each in (peer, *above))
+        return max(
+            max(self._bans.seconds_left(now, each), self._shared.get(each, 0.0) - now)
+            for each in (peer, *above)
+        )
 
     def num_banned(self) -> int:
         return self._bans.num_banned(trio.current_time())

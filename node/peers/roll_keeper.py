@@ -231,9 +231,12 @@ class RollKeeper:
 
     def _refuse_banned(self, certificate: Certificate) -> None:
         """Raises NotWelcomeError while somebody of a certificate, or above it, is banned."""
-        others = [peer_of(certificate.sponsor), *self.roll.of_certificate(certificate.key)]
-        if any(map(self._offences.is_banned, others)):
+        if any(map(self._offences.is_banned, self._behind(certificate))):
             raise NotWelcomeError("its sponsor, or a holder of the same invitation, is banned now")
+
+    def _behind(self, certificate: Certificate) -> list[PeerId]:
+        """Returns the sponsor and the present holders of a certificate."""
+        return [peer_of(certificate.sponsor), *self.roll.of_certificate(certificate.key)]
 
     # Members
 
@@ -261,6 +264,10 @@ class RollKeeper:
             return
         self._is_saved = False
         for peer in sorted(changes.came):
+            entry = self.roll.entry(peer)
+            if entry is not None:  # another witness has let it in
+                behind = self._behind(entry.certificate)
+                self._offences.share(peer, [each for each in behind if each != peer])
             self._transport.let_in(peer)
         if self._identity.peer_id in changes.gone:
             log.warning("this node was put out of the run: its work counts nowhere any more")

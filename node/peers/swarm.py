@@ -20,13 +20,14 @@ from gossamer.node.network.identity import Identity
 from gossamer.node.network.transport import Transport
 from gossamer.node.peers.admission import Admission
 from gossamer.node.peers.announcer import Announcer, Standing
+from gossamer.node.peers.equivocations import Equivocations
 from gossamer.node.peers.gossip import Gossip
 from gossamer.node.storage.incarnation import Incarnation
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId, digest_of, short
 from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS, Awaited, Membership, awaited
 from gossamer.protocol.state.chain import Commit, Header
-from gossamer.protocol.wire.statements import Announce, Ready, Signed, Statement
+from gossamer.protocol.wire.statements import Announce, Equivocation, Ready, Signed, Statement
 
 WATCH_SECONDS = 0.1
 """Interval of the looks for broken connections."""
@@ -101,6 +102,14 @@ class Swarm:
         self._heard: dict[PeerId, float] = {}
         """Local time of the newest sign of life of each connected peer, at that look."""
         self.gossip = Gossip(transport, identity, admission.run_id, self, randomness)
+        self.equivocations = Equivocations(
+            identity.peer_id,
+            admission.run_id,
+            admission.offences,
+            lambda peer: peer in transport.peers() or membership.is_known(peer),
+            self.gossip.say,
+            self.gossip.statement_store,
+        )
         self._announcer = Announcer(transport, self.gossip, incarnation)
 
     def start(self, listener: SwarmListener, standing: Callable[[], Standing]) -> None:
@@ -238,7 +247,12 @@ class Swarm:
         return self.admission.is_welcome(author)
 
     def admits(self, author: PeerId, statement: Statement) -> bool:
+        if isinstance(statement, Equivocation):  # whoever carries it
+            return self.equivocations.admits(statement)
         return self.admission.admits(author, statement)
+
+    def verified(self, signed: Signed, statement: Statement) -> None:
+        self.equivocations.heard(signed, statement)
 
     def offence(self, peer: PeerId, error: RemoteProtocolError) -> None:
         """Counts and logs that a peer broke the protocol. Repeated offences lead to a ban."""
@@ -256,6 +270,9 @@ class Swarm:
             now = self._awake.awake_seconds()
             if self.membership.announced(now, author, statement, self._transport.peers()):
                 self._told.members_changed()
+            self.equivocations.met(author)
+            return
+        if isinstance(statement, Equivocation):
             return
         if isinstance(statement, Ready):
             self._note_ready(Digest(statement.head))

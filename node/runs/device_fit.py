@@ -10,7 +10,12 @@ from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.needs import TooLargeError
 from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.manifest import Manifest
-from gossamer.trainer.memory_estimate import GPU_FEW_TOKENS, GPU_TOKENS_MAX, Training
+from gossamer.trainer.memory_estimate import (
+    GPU_FEW_TOKENS,
+    GPU_TOKENS_MAX,
+    Training,
+    moment_elements,
+)
 
 DRIVER_BYTES = 300 * 1000**2
 """Memory of a card that a process takes before its first tensor: the driver's context and the
@@ -50,8 +55,10 @@ def device_fit(run: Manifest | Draft, memory: DeviceMemory) -> DeviceFit:
     Matrix products are taken to be in half precision, as on all but old cards.
     """
     num_sequences, context = run.inner.sequences_per_step, run.model.context
-    num_moments = 1 if run.sync == "distro" else 2
-    training = Training(run.model, half=True, num_moments=num_moments)
+    moments = moment_elements(run.model, run.inner)
+    if run.sync == "distro":
+        moments = run.model.num_parameters  # the momentum
+    training = Training(run.model, half=True, moment_elements=moments)
     free = memory.free_bytes - DRIVER_BYTES - training.vectors_bytes
     most = max(1, min(num_sequences, GPU_TOKENS_MAX // context))
     plain, twice = (

@@ -7,7 +7,13 @@ from typing import Any, Literal, get_type_hints
 import msgspec
 
 from gossamer.node.runs.draft import CorpusDraft, Draft, TokenizerDraft
-from gossamer.protocol.manifest import InnerConfig, ModelConfig, OuterConfig, RoundConfig
+from gossamer.protocol.manifest import (
+    InnerConfig,
+    InnerOptimizer,
+    ModelConfig,
+    OuterConfig,
+    RoundConfig,
+)
 
 HEADER = """\
 This file says what a Gossamer run trains and by which rules. Found the run with:
@@ -31,7 +37,7 @@ SECTION_TITLES = {
     "corpus": "The text. The founder reads it once; the peers get it as token shards.",
     "tokenizer": "How text becomes tokens.",
     "model": "A Llama-type decoder.",
-    "inner": "AdamW on each peer, with linear warm-up and a cosine (DiLoCo, arXiv 2311.08105).",
+    "inner": "Steps of each peer, with linear warm-up and a cosine (DiLoCo, arXiv 2311.08105).",
     "outer": "Averaging: after H inner steps on each peer, the swarm does one Nesterov step.",
     "rounds": "How long peers wait for each other, in seconds.",
 }
@@ -88,6 +94,8 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "weight_decay": "Weight decay of matrices; gains have none.",
         "clip_norm": "Greatest norm of a gradient; a longer one is scaled down to it.",
         "sequences_per_step": "Number of sequences in one inner step of one peer.",
+        "optimizer": '"adamw", or "muon": the matrices of the layers are updated by Muon, all else '
+        "by AdamW, at one learning rate (MuLoCo, arXiv 2505.23725).",
     },
     "outer": {
         "inner_steps": "H: inner steps of a round, after the warm-up. With "
@@ -141,6 +149,7 @@ def _hints() -> dict[str, dict[str, Any]]:
     del hints["model"]["imported"]
     # The runs that have no such fields were founded before them.
     hints["inner"]["ends"] = bool
+    hints["inner"]["optimizer"] = InnerOptimizer
     hints["outer"]["widening"] = bool
     hints["tokenizer"]["kind"] = Literal["bytes", "bpe"]
     top = {key: hint for key, hint in get_type_hints(Draft).items() if key not in SECTIONS}

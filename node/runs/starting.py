@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import structlog
 import trio
+from msgspec.structs import replace
 
 from gossamer.node.base.settings import Found, Settings
 from gossamer.node.base.threads import run_abandonable
@@ -102,6 +103,18 @@ async def found_here(
 
 
 async def _draft_of(role: Found, pretrained: Pretrained | None) -> Draft:
+    """Returns the draft of a manifest file or a preset, with what the command line changes.
+
+    Raises:
+        ManifestError: the choices are not allowed.
+    """
+    draft = await _described(role, pretrained)
+    if role.optimizer is not None:
+        draft = replace(draft, inner=replace(draft.inner, optimizer=role.optimizer))
+    return draft
+
+
+async def _described(role: Found, pretrained: Pretrained | None) -> Draft:
     """Returns the draft of a manifest file or a preset, with the model of a folder if one is given.
 
     Raises:

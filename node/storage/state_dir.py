@@ -17,7 +17,7 @@
     chain/             committed headers
     blocks/            what is addressed by its digest        (`blocks`)
     trainer/           the only folder that the trainer writes to: temporary files, caches, and
-        optimizer      AdamW's moments, or with shared steps the momentum
+        optimizer      the moments of AdamW or Muon, or with shared steps the momentum
 
 Files are replaced as a whole and reach the disk before the old ones go (`disk.write_atomically`),
 so that a process killed at any instant leaves either the old content or the new.

@@ -47,6 +47,7 @@ SKIP_REASONS = (
     "malformed",
 )
 """First words of the reasons of `Removed`."""
+HANDSHAKE_OUTCOMES = ("unfinished", "turned_away")
 BLOCK_STATES = ("stored", "pinned")
 DISK_KINDS = ("blocks", "pinned", "other")
 """All blocks, which the quota limits; those of them that stay beyond it; and all other files of the
@@ -60,6 +61,7 @@ OFFENCE_REASONS = (
     "implausible",
     "flood",
     "unproven",
+    "equivocation",
 )
 """Values of `reason` of `RemoteProtocolError` and its subclasses."""
 
@@ -196,6 +198,13 @@ class Metrics:
     def _add_network(self, add: _Registrar, registry: CollectorRegistry) -> None:
         self.relayed_bytes = add.counter(
             "relayed_bytes_total", "Payload bytes carried between other peers."
+        )
+        self.handshakes = add.counters(
+            "handshakes_total",
+            "Connections of others that never came to a proof of their key: begun and not finished,"
+            " or turned away because many were not.",
+            "outcome",
+            HANDSHAKE_OUTCOMES,
         )
         self.peers = add.gauges("peers", "Connected peers.", "path", PEER_PATHS)
         self._network_bytes = Counter(

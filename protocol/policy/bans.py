@@ -7,6 +7,7 @@ Rules
 - At `BAN_SCORE` the peer is banned for `BAN_SECONDS`. Each further ban is twice as long, up to
   `BAN_SECONDS_MAX`. After a ban the score is 0. After `FORGET_SECONDS` without a new ban the next
   one counts as the first.
+- An offence that two signatures prove bans at once, and for the longest time (`SHORTEST_BANS`).
 - Further offences of a banned peer do not count: bytes that it sent before may still arrive.
 - At most `PEERS_MAX` peers are remembered. A new peer replaces those with the lowest scores, banned
   ones last: identities cost nothing, and a flood of them must not free a worse peer.
@@ -55,8 +56,14 @@ WEIGHTS = {
     "flood": 2.0,
     # A peer without the proof of its head may have lost its disk since it announced the head.
     "unproven": 1.0,
+    # Two signatures prove it, and every node judges alike.
+    "equivocation": BAN_SCORE,
 }
 OTHER_WEIGHT = 1.0
+
+SHORTEST_BANS = {"equivocation": BAN_SECONDS_MAX}
+"""Shortest ban that follows from an offence of a reason: from one that nobody commits by mistake,
+the longest."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +114,18 @@ class Bans:
         conduct.num_bans += 1
         doublings = min(conduct.num_bans - 1, _DOUBLINGS_MAX)
         seconds = min(BAN_SECONDS * 2**doublings, BAN_SECONDS_MAX)
+        seconds = max(seconds, SHORTEST_BANS.get(reason, 0.0))
         conduct.until_seconds = now + seconds
         return Ban(seconds, conduct.num_bans)
 
     def is_banned(self, now: float, peer: PeerId) -> bool:
         conduct = self._conduct.get(peer)
         return conduct is not None and now < conduct.until_seconds
+
+    def seconds_left(self, now: float, peer: PeerId) -> float:
+        """Returns the rest of a peer's ban; 0.0 for one that is not banned."""
+        conduct = self._conduct.get(peer)
+        return 0.0 if conduct is None else max(0.0, conduct.until_seconds - now)
 
     def score(self, now: float, peer: PeerId) -> float:
         """The peer's score now."""

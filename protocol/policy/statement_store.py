@@ -114,6 +114,11 @@ class StatementStore:
         self._remember(entry)
         return True
 
+    def get(self, key: tuple[str, ...]) -> Statement | None:
+        """Returns the statement with a key (`key_of`), if there is one."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.statement
+
     def has(self, digest: Digest) -> bool:
         """Returns whether the store has this very statement."""
         return digest in self._digests

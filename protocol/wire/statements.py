@@ -179,7 +179,18 @@ class Rollback(
     """Number of the round that led to `parent`; 0: the run begins anew."""
 
 
-Statement: TypeAlias = Announce | Ready | Roster | RingStatement | Rollback
+class Equivocation(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="proof"
+):
+    """A proof, which anybody can carry, that a peer has signed two different `Ready` with one
+    number (`policy.equivocation`)."""
+
+    first: Signed
+    second: Signed
+    """The author is that of `first`. Of the two payloads `first` has the lower one."""
+
+
+Statement: TypeAlias = Announce | Ready | Roster | RingStatement | Rollback | Equivocation
 
 
 class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
@@ -196,7 +207,7 @@ class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 _encoder = msgspec.msgpack.Encoder()
 _statement_decoder: msgspec.msgpack.Decoder[Statement] = msgspec.msgpack.Decoder(
-    Announce | Ready | Roster | Accusation | Vote | LinkRate | Rollback
+    Announce | Ready | Roster | Accusation | Vote | LinkRate | Rollback | Equivocation
 )
 _signed_decoder = msgspec.msgpack.Decoder(Signed)
 
@@ -268,6 +279,13 @@ def key_of(author: str, statement: Statement) -> tuple[str, ...]:
             return ("pace", author, statement.ring_id.hex())
         case Rollback():
             return ("rollback", author, statement.undone.hex())
+        case Equivocation():
+            return proof_key(statement.first.author)  # one proof is enough, whoever brings it
+
+
+def proof_key(accused: str) -> tuple[str, ...]:
+    """The key of the proof that a peer has equivocated."""
+    return ("proof", accused)
 
 
 def version_of(statement: Statement) -> tuple[int, ...]:
@@ -278,7 +296,7 @@ def version_of(statement: Statement) -> tuple[int, ...]:
             return (statement.incarnation, statement.sequence)
         case Vote() | LinkRate():
             return (statement.sequence,)
-        case Roster() | Accusation() | Rollback():
+        case Roster() | Accusation() | Rollback() | Equivocation():
             return ()
 
 
@@ -374,6 +392,10 @@ def _check(statement: Statement) -> None:
             _check_digest(statement.undone, "undone")
             _check_digest(statement.parent, "parent")
             _check_count(statement.round, limits.ROUNDS_MAX, "round")
+        case Equivocation():
+            first, second = statement.first, statement.second
+            _require(first.author == second.author, "proof about two peers")
+            _require(first.payload < second.payload, "proof without a contradiction")
 
 
 def _check_version(statement: Announce | Ready) -> None:

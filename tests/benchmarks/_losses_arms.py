@@ -48,6 +48,8 @@ class Arm:
     """Decay of the momentum (`distro` only); None: the mode's default."""
     learning_rate: float = 0.0
     """Learning rate of the inner steps; 0 is the mode's default."""
+    muon: bool = False
+    """Whether the hidden matrices are Muon's, instead of AdamW's like all else."""
     lookahead: bool = False
     """Whether gradients are taken where the own momentum would lead (`distro` only)."""
 
@@ -95,6 +97,7 @@ _PARTS: tuple[tuple[str, _Change], ...] = (
     (r"b([\d.]+)", lambda arm, found: replace(arm, decay=float(found[1]))),
     (r"dense", lambda arm, _: replace(arm, dense_warmup=True)),
     (r"lr([\d.]+)", lambda arm, found: replace(arm, learning_rate=float(found[1]))),
+    (r"muon", lambda arm, _: replace(arm, muon=True)),
     (r"topics", lambda arm, _: replace(arm, topics=True)),
     (r"cold", lambda arm, _: replace(arm, cold=True)),
     (r"d([\d.]+)", lambda arm, found: replace(arm, displacement=float(found[1]))),
@@ -124,6 +127,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("sync-8", "diloco-8-h20-fp32", "diloco-8-h20-int4", "sparse-8-h20"),
     ),
     "h50": ("diloco-4-h50-fp32", "diloco-4-h50-int4"),
+    "muon": (
+        "diloco-4-h20-fp32",
+        *(f"diloco-4-h20-fp32-lr{rate}" for rate in ("0.006", "0.008")),
+        *(f"diloco-4-h20-fp32-muon-lr{rate}" for rate in ("0.006", "0.01")),
+        *("diloco-4-h50-fp32-lr0.006", "diloco-4-h50-fp32-muon-lr0.006"),
+        "diloco-4-h20-int4-muon-lr0.006",
+        *("sparse-4-h20-lr0.006", "sparse-4-h20-muon-lr0.006"),
+    ),
     "topics": ("diloco-4-h20-fp16-topics", "diloco-8-h20-fp16-topics"),
     "peers": ("diloco-8-h20-fp16-grow", "diloco-8-h20-fp16-shrink"),
     "tuning": tuple(

@@ -29,8 +29,14 @@ PANEL_HEAD_ROWS = 2.5
 
 
 def plain_of(arm: Arm) -> str:
-    """The arm to compare with: fp32, dense, without overlap, the same peers and H."""
-    return f"diloco-{arm.num_peers}-h{arm.inner_steps}-fp32"
+    """The arm to compare with: fp32, dense, without overlap, the same peers, H and optimiser. For
+    such an arm with Muon: the same with AdamW, at the same inner rate."""
+    plain = f"diloco-{arm.num_peers}-h{arm.inner_steps}-fp32"
+    if not arm.muon:
+        return plain
+    rate = f"-lr{arm.learning_rate:g}" if arm.learning_rate else ""
+    with_muon = f"{plain}-muon{rate}"
+    return with_muon if arm.name != with_muon else plain + rate
 
 
 def against(results: Results, arm: str, reference: str, seeds: Sequence[int]) -> str:

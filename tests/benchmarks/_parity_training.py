@@ -23,7 +23,7 @@ from gossamer.protocol.wire.statements import Span
 from gossamer.trainer.device import choose_device
 from gossamer.trainer.evaluate import batches_of, evaluate
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.optimizer import AdamW
+from gossamer.trainer.muon import optimizer_for
 from gossamer.trainer.presets import Preset
 from gossamer.trainer.schedule import learning_rate_at
 from gossamer.trainer.text.data import DataQueue
@@ -124,7 +124,8 @@ def synchronous(
     queues: Sequence[DataQueue] = (),
     points: int = CURVE_POINTS,
 ) -> Curve:
-    """Plain AdamW; every step has the batches of `num_workers` workers. With one: a worker alone.
+    """Plain AdamW, or Muon, with the batches of `num_workers` workers in every step. With one: a
+    worker alone.
 
     Written without `LocalTrainer`, so that "one peer alone equals plain AdamW" says something.
 
@@ -136,7 +137,7 @@ def synchronous(
     decoder = Decoder(model)
     decoder.initialise(seed)
     parameters = list(decoder.parameters())
-    optimizer = AdamW(parameters, inner)
+    optimizer = optimizer_for(decoder, inner, choose_device("cpu").coarse_dtype)
     queues = queues or [text.queue(model, w, num_workers) for w in range(num_workers)]
     num_targets = num_workers * inner.sequences_per_step * model.context
     every = max(1, inner.total_steps // points)

@@ -26,10 +26,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Options of the command line."""
 
 
-def without_end(inner: InnerConfig) -> InnerConfig:
-    """The settings of inner steps without the word on whether a run ends: an arm has its own number
-    of steps."""
-    return msgspec.structs.replace(inner, ends=msgspec.UNSET)
+def of_all_arms(inner: InnerConfig) -> InnerConfig:
+    """The settings of inner steps without what each arm has of its own: the number of steps after
+    which it ends, and its optimiser."""
+    return msgspec.structs.replace(inner, ends=msgspec.UNSET, optimizer=msgspec.UNSET)
 
 
 def without_widening(outer: OuterConfig) -> OuterConfig:

@@ -1,11 +1,12 @@
 """How many sequences go through a model at once on cards of 8 to 141 GB? On a simulated allocator.
 
     python -m tests.benchmarks.card_memory
-    python -m tests.benchmarks.card_memory --presets 1.1b --gigabytes 24 32
+    python -m tests.benchmarks.card_memory --presets 1.1b --gigabytes 24 32 --optimizer muon
 
 No card is used: tensors have no memory, and every byte of them is counted from the operation that
 makes it until torch frees it (`tests/trainer/simulated_card.py`). A trainer starts, chooses the
-size of a pass, and takes the gradient of two passes. bf16, AdamW in fp32; a GB is 10^9 bytes.
+size of a pass, takes the gradient of two passes, and updates the weights. Products are in bf16, the
+optimiser is in fp32; a GB is 10^9 bytes.
 
     sequences  of a pass, each of 1,024 tokens (512 with `40m`); "twice" if activations are computed
                twice
@@ -17,13 +18,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import get_args
 
 import torch
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
+from gossamer.protocol.manifest import InnerOptimizer
 from gossamer.trainer.gradients import Gradients, TrainerError
-from gossamer.trainer.optimizer import AdamW
+from gossamer.trainer.muon import optimizer_for
 from gossamer.trainer.passes import Passes
 from gossamer.trainer.presets import PRESETS, Preset
 from tests.trainer.simulated_card import card, decoder_on, device_of, sequences_of
@@ -40,11 +44,11 @@ def measure(preset: Preset, gigabytes: int) -> tuple[str, str, str]:
         passes = Passes(device, model, num_sequences)
         try:
             decoder = decoder_on(memory, model)
-            optimizer = AdamW(decoder.parameters(), preset.inner)
+            optimizer = optimizer_for(decoder, preset.inner, device.coarse_dtype)
             gradients = Gradients(decoder, device, model.context, passes, lambda: None)
             first = min(num_sequences, 2 * passes.present.sequences)
             gradients.take(sequences_of(model, first))
-            assert optimizer.num_steps  # its vectors are alive until here
+            optimizer.step(1e-3)
         except (TrainerError, torch.OutOfMemoryError):
             return "does not fit", "", ""
         twice = ", twice" if passes.present.checkpointing else ""
@@ -56,11 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--presets", nargs="+", choices=PRESETS, default=("40m", "150m", "1.1b"))
     parser.add_argument("--gigabytes", nargs="+", type=int, default=CARDS_GB)
+    parser.add_argument("--optimizer", choices=get_args(InnerOptimizer), default="adamw")
     options = parser.parse_args(arguments)
     table = Table("preset", "card", "sequences", "peak", "failed")
     for name in options.presets:
+        preset = PRESETS[name]
+        preset = replace(preset, inner=replace(preset.inner, optimizer=options.optimizer))
         for gigabytes in options.gigabytes:
-            table.add_row(name, f"{gigabytes} GB", *measure(PRESETS[name], gigabytes))
+            table.add_row(name, f"{gigabytes} GB", *measure(preset, gigabytes))
     Console().print(table)
 
 

@@ -31,8 +31,10 @@ An arm is named by what it does, e.g. `diloco-4-h20-int4-o50-topics`:
     kN              sparse, distro: values kept of a block or chunk
     eX, dense       sparse: part of what was not sent that is carried; dense rounds as warm-up
     bX, look        distro: decay of the momentum; gradients with lookahead
+    muon            hidden matrices by Muon, the rest by AdamW (MuLoCo)
     lrX             inner learning rate
-Groups for --arms: codecs, overlap, sparse, distro, sizes, h50, topics, peers, tuning.
+Groups for --arms: codecs, overlap, sparse, distro, sizes, h50, muon, topics, peers,
+tuning.
 
 Results are kept in --output (JSON, beside it a picture) as they come; arms that are in it are not
 run again, unless --fresh is given.
@@ -66,7 +68,7 @@ from tests.benchmarks._results import (
     Results,
     Settings,
     load_results,
-    without_end,
+    of_all_arms,
     without_widening,
 )
 
@@ -118,6 +120,8 @@ class Experiment:
     def _train(self, arm: Arm, dealt: Dealt) -> Curve:
         draft = self._draft
         inner = draft.inner
+        if arm.muon:
+            inner = msgspec.structs.replace(inner, optimizer="muon")
         if arm.learning_rate:
             inner = msgspec.structs.replace(inner, learning_rate=arm.learning_rate)
         if arm.kind in ("sync", "alone"):
@@ -188,7 +192,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     sparse_rate, sparse_momentum = PRESETS[options.preset].sparse_rates
     return Settings(
         model=draft.model,
-        inner=without_end(draft.inner),
+        inner=of_all_arms(draft.inner),
         outer=without_widening(draft.outer),
         options={
             "sync_rate": SYNC_RATE,

@@ -67,7 +67,7 @@ from tests.benchmarks._results import (
     Results,
     Settings,
     load_results,
-    without_end,
+    of_all_arms,
     without_widening,
 )
 
@@ -303,7 +303,7 @@ def settings_of(options: argparse.Namespace) -> Settings:
     draft = draft_of(options)
     return Settings(
         model=draft.model,
-        inner=without_end(draft.inner),
+        inner=of_all_arms(draft.inner),
         outer=without_widening(draft.outer),
         options={
             "swarm_rate": options.swarm_rate,

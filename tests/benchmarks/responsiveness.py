@@ -2,7 +2,7 @@
 
 Runs a real swarm on this machine, asks one node for `/api/status` all the time, and watches the
 resident memory of every daemon (without its trainer). Prints the percentiles, and the memory beside
-the bound: four times the state (parameters and momentum, fp32) plus 250 MB.
+the bound: 28 bytes a parameter plus 250 MB.
 
     python -m tests.benchmarks.responsiveness --preset 5m --peers 4 --seconds 90
 """
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
+from gossamer.node.runs.needs import DAEMON_BYTES_PER_PARAMETER
 from gossamer.trainer.presets import preset_of
 
 ASK_SECONDS = 0.05
@@ -71,7 +72,7 @@ def _watch(
 def _print(preset: str, latencies: list[float], peaks: list[float], num_rounds: int) -> None:
     num_parameters = preset_of(preset).model.num_parameters
     state_bytes = 8 * num_parameters
-    bound = 4 * state_bytes + FIXED_BYTES
+    bound = DAEMON_BYTES_PER_PARAMETER * num_parameters + FIXED_BYTES
     table = Table(title=f"{preset}: {num_parameters:,} parameters, {num_rounds} rounds meanwhile")
     table.add_column("what")
     table.add_column("measured", justify="right")

@@ -14,7 +14,7 @@ from tests.benchmarks import losses, parity
 from tests.benchmarks._losses_arms import GROUPS, arm_of
 from tests.benchmarks._losses_diloco import Setting, train_diloco
 from tests.benchmarks._losses_distro import train_distro
-from tests.benchmarks._losses_report import draw, panels_of
+from tests.benchmarks._losses_report import draw, panels_of, plain_of
 from tests.benchmarks._losses_sparse import train_sparse
 from tests.benchmarks._losses_text import mixed
 from tests.benchmarks._parity_training import Curve
@@ -31,6 +31,14 @@ def test_a_name_says_what_an_arm_does() -> None:
     assert arm.topics
     assert arm.peers == "grow"
     assert not arm.displacement
+
+
+def test_muon_is_compared_with_adamw_and_its_variants_with_itself() -> None:
+    plain = "diloco-4-h20-fp32-muon-lr0.01"
+    assert arm_of(plain).muon
+    assert plain_of(arm_of(plain)) == "diloco-4-h20-fp32-lr0.01"
+    for variant in ("diloco-4-h20-int4-muon-lr0.01", "sparse-4-h20-muon-lr0.01"):
+        assert plain_of(arm_of(variant)) == plain
 
 
 @pytest.mark.parametrize("name", ["adam-4", "diloco-4-int5", "diloco-4-o", "diloco-4--h20"])
@@ -81,7 +89,12 @@ def test_results_are_kept_and_belong_to_their_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"), [("losses_small.json", ["--small"]), ("losses_tuning.json", ["--small"])]
+    ("name", "arguments"),
+    [
+        ("losses_small.json", ["--small"]),
+        ("losses_tuning.json", ["--small"]),
+        ("losses_muon.json", ["--small"]),
+    ],
 )
 def test_kept_results_are_of_the_settings_that_the_driver_has(
     name: str, arguments: list[str]

@@ -43,6 +43,7 @@ warmup_steps = 4
 total_steps = 40
 ends = false
 sequences_per_step = 2
+optimizer = "{optimizer}"
 [outer]
 inner_steps = 8
 warmup_rounds = 2
@@ -61,10 +62,17 @@ gather_fraction = 600.0
 short."""
 
 
-def manifest_text(mode: str, fragments: int, displacement: float, trust: str) -> str:
+def manifest_text(
+    mode: str, fragments: int, displacement: float, trust: str, optimizer: str
+) -> str:
     sync, codec = (SPARSE, "fp32") if mode == SPARSE else ("diloco", mode)
     return MANIFEST.format(
-        sync=sync, codec=codec, fragments=fragments, displacement=displacement, trust=trust
+        sync=sync,
+        codec=codec,
+        fragments=fragments,
+        displacement=displacement,
+        trust=trust,
+        optimizer=optimizer,
     )
 
 
@@ -109,13 +117,15 @@ def states_by_train(record: Record, text: Text, read: Sequence[Reading]) -> list
 
 
 @pytest.mark.parametrize(
-    ("mode", "num_peers", "fragments", "displacement", "trust"),
+    ("mode", "num_peers", "fragments", "displacement", "trust", "optimizer"),
     [
-        ("fp32", 3, 1, 0.0, "members"),
-        ("int8", 2, 1, 1.4, "members"),
-        ("int4", 2, 2, 0.0, "members"),
-        (SPARSE, 2, 1, 0.0, "members"),
-        ("int8", 3, 1, 1.4, "open"),
+        ("fp32", 3, 1, 0.0, "members", "adamw"),
+        ("int8", 2, 1, 1.4, "members", "adamw"),
+        ("int4", 2, 2, 0.0, "members", "adamw"),
+        (SPARSE, 2, 1, 0.0, "members", "adamw"),
+        ("int8", 3, 1, 1.4, "open", "adamw"),
+        ("int4", 2, 1, 0.0, "members", "muon"),
+        (SPARSE, 2, 1, 0.0, "members", "muon"),
     ],
 )
 def test_one_process_reaches_the_states_of_a_real_swarm(
@@ -126,8 +136,9 @@ def test_one_process_reaches_the_states_of_a_real_swarm(
     fragments: int,
     displacement: float,
     trust: str,
+    optimizer: str,
 ) -> None:
-    described = manifest_text(mode, fragments, displacement, trust)
+    described = manifest_text(mode, fragments, displacement, trust, optimizer)
     record = run_swarm(tmp_path, corpus, described, num_peers, ROUNDS)
     assert [len(header.members) for header in record.headers] == [num_peers] * ROUNDS
     text = record.text(tmp_path / "text")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import trio
 
@@ -100,7 +100,7 @@ class ScriptedTransport:
     def let_in(self, peer_id: PeerId) -> None:
         """Nobody is a stranger here."""
 
-    def keep_places_of(self, is_member: PeerTest) -> None:
+    def keep_places_of(self, is_member: PeerTest, has_standing: PeerTest) -> None:
         pass
 
     def handle(
@@ -125,7 +125,7 @@ class ScriptedTransport:
     async def disconnect(self, peer_id: PeerId) -> None:
         pass
 
-    def ban(self, peer_id: PeerId, seconds: float) -> None:
+    def ban(self, peer_id: PeerId, seconds: float, *, is_offender: bool = True) -> None:
         self.banned.append(peer_id)
 
     def on_offence(self, handler: OffenceHandler) -> None:
@@ -151,6 +151,9 @@ class Offences:
     def is_banned(self, peer: PeerId) -> bool:
         """Nobody is banned here."""
         return False
+
+    def share(self, newcomer: PeerId, others: Iterable[PeerId]) -> None:
+        """Nobody is banned here."""
 
     def note(self, peer: PeerId, error: RemoteProtocolError) -> None:
         assert isinstance(error, RemoteProtocolError)

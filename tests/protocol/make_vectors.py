@@ -63,6 +63,7 @@ from gossamer.protocol.wire.invitation_messages import (
 )
 from gossamer.protocol.wire.statements import (
     Accusation,
+    Equivocation,
     LinkRate,
     Rollback,
     Signed,
@@ -136,6 +137,13 @@ def statement_vector(statement: Statement) -> dict[str, str]:
     }
 
 
+def equivocation() -> Equivocation:
+    """Two `Ready` of the second key with one number."""
+    both = [sealed(1, ready(tokens=tokens)) for tokens in (4096, 8192)]
+    first, second = sorted(both, key=lambda each: each.payload)
+    return Equivocation(first, second)
+
+
 def _imported(run: Manifest) -> Manifest:
     """The same run, begun with the weights of a folder."""
     change = msgspec.structs.replace
@@ -192,6 +200,7 @@ def vectors() -> dict[str, Any]:
             "pace": statement_vector(LinkRate(RING_ID, 1, 1_250_000.0)),
             "vote": statement_vector(vote(HEAD, removed=[PEERS[1]])),
             "rollback": statement_vector(Rollback(RING_ID, HEAD, 41)),
+            "proof": statement_vector(equivocation()),
         },
         "weights": {"tokens": CLAIMED_TOKENS, "weights": capped_tokens(CLAIMED_TOKENS)},
         "records": {

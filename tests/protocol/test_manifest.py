@@ -40,6 +40,26 @@ def test_a_manifest_comes_back_from_its_bytes_and_names_its_run() -> None:
     assert good.run_id == digest_of(data)
 
 
+def test_a_run_from_before_there_was_a_choice_of_optimizer_keeps_its_id() -> None:
+    old, chosen = manifest(), changed("inner.optimizer", "muon")
+    assert b"optimizer" not in encode_manifest(old)
+    assert not old.inner.uses_muon
+    assert chosen.inner.uses_muon
+    assert decode_manifest(encode_manifest(chosen)) == chosen
+    assert chosen.run_id != old.run_id
+    with pytest.raises(MalformedError):
+        decode_manifest(encode_manifest(changed("inner.optimizer", "sgd")))
+
+
+def test_shared_steps_have_no_inner_optimizer_to_choose() -> None:
+    run = changed("inner.optimizer", "muon")
+    shared = msgspec.structs.replace(run, sync="distro")
+    said = [problem for problem in problems_of(shared) if "inner.optimizer" in problem]
+    assert len(said) == 1
+    assert "distro" in said[0]
+    assert not any("inner.optimizer" in problem for problem in problems_of(run))
+
+
 def imported(shape: ImportedShape) -> Manifest:
     """The example as a run that began with a folder."""
     good = manifest()

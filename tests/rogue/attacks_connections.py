@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from typing import Any
@@ -31,12 +32,18 @@ async def silent_connections(rogue: Rogue, victims: list[PeerId]) -> None:
     beginnings = [b"", MULTISTREAM[:5], MULTISTREAM, MULTISTREAM + b"\x07/noise\n", b"\x00" * 50]
     async with AsyncExitStack() as stack:
         for number in range(SILENT_CONNECTIONS):
-            with suppress(OSError):
+            with suppress(OSError, trio.BrokenResourceError):  # turned away
                 port = _port(rogue, victims[number % len(victims)])
-                stream = await trio.open_tcp_stream("127.0.0.1", port)
+                stream = await _tcp_stream(port)
                 stack.push_async_callback(stream.aclose)
                 await stream.send_all(beginnings[number % len(beginnings)])
         await trio.sleep(HOLD_SECONDS)
+
+
+async def _tcp_stream(port: int) -> trio.SocketStream:
+    """A connection from a network of its own: newcomers of one network share their places."""
+    source = "127.9.9.9" if sys.platform == "linux" else None
+    return await trio.open_tcp_stream("127.0.0.1", port, local_address=source)
 
 
 async def endless_negotiation(rogue: Rogue, victims: list[PeerId]) -> None:
@@ -45,7 +52,7 @@ async def endless_negotiation(rogue: Rogue, victims: list[PeerId]) -> None:
 
     async def push(victim: PeerId) -> None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-            stream = await trio.open_tcp_stream("127.0.0.1", _port(rogue, victim))
+            stream = await _tcp_stream(_port(rogue, victim))
             async with stream:
                 await stream.send_all(MULTISTREAM + endless)
                 for _ in range(64):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from gossamer.node.network.frames import receive_frame, send_frame
 from gossamer.node.network.identity import Identity
@@ -19,6 +20,8 @@ from gossamer.protocol.rounds.roster import make_roster, ring_id_of
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_commit, encode_header
 from gossamer.protocol.wire.statements import (
     Announce,
+    Equivocation,
+    Ready,
     Roster,
     Signed,
     Span,
@@ -287,6 +290,36 @@ async def lying_statement_store(rogue: Rogue, victims: list[PeerId]) -> None:
 
     rogue.transport.handle(STATEMENTS_PROTOCOL, serve)
     await trio.sleep(12.0)
+
+
+async def two_contributions_under_one_number(rogue: Rogue, victims: list[PeerId]) -> None:
+    """It signs two contributions with one number. The second one has the higher digest, so that
+    nobody passes it on: only the first victim has both."""
+    for _ in range(4):
+        head = await rogue.head(victims[0])
+        await rogue.gossip(rogue.announce(head, phase="training"))
+        await trio.sleep(0.2)
+        one = rogue.ready(head)
+        both = [rogue.sealed(replace(one, tokens=tokens)) for tokens in (32, 64)]
+        for signed in sorted(both, key=lambda each: each.digest):
+            await rogue.gossip(signed)
+            await trio.sleep(0.2)
+
+
+async def false_proofs(rogue: Rogue, victims: list[PeerId]) -> None:
+    """Proofs that a victim has contradicted itself: with its newest contribution and one that the
+    rogue has signed, and with two that have two numbers."""
+    for _ in range(4):
+        store = await rogue.statement_store(victims[0])
+        ready = [(signed, each) for signed, each in store if isinstance(each, Ready)]
+        for signed, one in ready:
+            forged = rogue.sealed(replace(one, tokens=one.tokens + 1))
+            own = replace(forged, author=signed.author)
+            both = sorted((signed, own), key=lambda each: each.payload)
+            await rogue.gossip(Equivocation(*both))
+        mine = [rogue.sealed(rogue.ready(await rogue.head(victims[0]))) for _ in range(2)]
+        await rogue.gossip(Equivocation(*sorted(mine, key=lambda each: each.payload)))
+        await trio.sleep(0.3)
 
 
 async def wrong_weights(rogue: Rogue, victims: list[PeerId]) -> None:

@@ -30,6 +30,8 @@ ATTACKS: dict[Attack, str | None] = {
     gossip.flood: None,
     gossip.lying_statement_store: "forged",
     gossip.wrong_weights: "implausible",
+    gossip.two_contributions_under_one_number: "equivocation",
+    gossip.false_proofs: "forged",
     claims.made_up_heads: "unproven",
     claims.made_up_chains: "malformed",
     claims.heads_that_lead_nowhere: None,

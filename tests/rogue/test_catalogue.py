@@ -19,6 +19,7 @@ from gossamer.node.network.transport import TransportError
 from gossamer.protocol.ids import digest_of
 from tests.rogue.catalogue import ATTACKS, Attack
 from tests.rogue.rogue import Rogue
+from tests.support.measured import measured
 from tests.support.node_world import World, simulate
 
 
@@ -50,7 +51,7 @@ def test_the_swarm_goes_on(tmp_path: Path, attack: Attack) -> None:
             with suppress(TransportError):  # banned meanwhile: no peer talks to it any more
                 await attack(rogue, victims)
             seconds = trio.current_time() - began
-            print(f"{attack.__name__}: {seconds:.1f} s, {world.round('a') - before} rounds")
+            measured(f"{attack.__name__}: {seconds:.1f} s, {world.round('a') - before} rounds")
             # Nothing that one peer does holds up a round for longer.
             await world.reach(world.round("a") + 1, *"abc", seconds=45.0)
         await world.reach(world.round("a") + 2, *"abc", seconds=30.0)

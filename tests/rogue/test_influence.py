@@ -13,6 +13,7 @@ import trio
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.rounds import ring_parts
 from gossamer.trainer.ipc import messages
+from tests.support.measured import measured
 from tests.support.node_world import NumbersTrainer, World, simulate
 
 HONEST = "abc"
@@ -105,7 +106,9 @@ def largest_after(
 
     simulate(world, story)
     parameters = [world.participant(name).context.committed.parameters for name in HONEST]
-    return max(float(np.abs(each).max()) for each in parameters)
+    largest = max(float(np.abs(each).max()) for each in parameters)
+    measured(f"{trainer.__name__}, {codec}, {trust}: largest parameter {largest:.3g}")
+    return largest
 
 
 @pytest.mark.parametrize("trainer", [Negative, Noise, Huge])
@@ -127,7 +130,7 @@ def test_nonsense_of_one_card_in_one_round_is_survived(tmp_path: Path, codec: st
     """Among members that trust each other, in a run whose rounds choose their momentum."""
     carried_away = largest_after(tmp_path / "sum", HugeOnce, codec, "members")
     cut = largest_after(tmp_path / "cut", HugeOnce, codec, "members", displacement=1.4)
-    print(f"largest parameter: {cut:.1f} if the average is cut, {carried_away:.3g} if it is not")
+    measured(f"largest parameter: {cut:.1f} if the average is cut, {carried_away:.3g} if it is not")
     assert cut < SOUND
     assert carried_away > 1e6
 
@@ -139,5 +142,5 @@ def test_a_claim_of_tokens_does_not_turn_a_sum_round(
     capped = largest_after(tmp_path / "capped", Liar, "fp32", "members")
     monkeypatch.setattr(ring_parts, "capped_tokens", list)
     claimed = largest_after(tmp_path / "claimed", Liar, "fp32", "members")
-    print(f"largest parameter: {capped:.1f} with the cap, {claimed:.1f} without")
+    measured(f"largest parameter: {capped:.1f} with the cap, {claimed:.1f} without")
     assert capped < 2 * SOUND < claimed

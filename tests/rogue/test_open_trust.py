@@ -23,6 +23,7 @@ from tests.rogue.attacks_averages import FORGED_VALUE, forged_averages, forged_r
 from tests.rogue.catalogue import Attack
 from tests.rogue.rogue import Rogue
 from tests.rogue.test_catalogue import count
+from tests.support.measured import measured
 from tests.support.node_world import World, simulate
 
 NAMES = "abc"
@@ -55,6 +56,10 @@ def attacked(root: Path, attack: Attack, codec: str, trust: Trust) -> World:
         world.assert_one_chain(*NAMES)
 
     simulate(world, story)
+    measured(
+        f"{codec}, {trust}: largest parameter {distance_of(world):.3g}, "
+        f"{offences(world, 'forged'):.0f} offences"
+    )
     return world
 
 

@@ -26,6 +26,7 @@ from gossamer.protocol.wire.run_messages import (
     encode_admitted,
 )
 from tests.rogue.rogue import Rogue, encode, frame
+from tests.support.measured import measured
 from tests.support.node_world import World, simulate
 
 LISTEN_SECONDS = 10.0
@@ -65,6 +66,8 @@ def test_a_stranger_to_a_closed_run_gets_nothing(tmp_path: Path, is_by_invitatio
                     assert await stranger.say(question, victim=victim, protocol=protocol) == b""
             await trio.sleep(LISTEN_SECONDS)
             received = {protocol: each[1] for protocol, each in transport.traffic().items()}
+            kind = "invite" if is_by_invitation else "allow"
+            measured(f"{kind}: {sum(received.values())} bytes in {LISTEN_SECONDS:.0f} s")
             assert sum(received.values()) == 0, received
             address = world.network.addresses_of(world.identity("a").peer_id)[0]
             with pytest.raises(NotAdmittedError, match=identity.peer_id):

@@ -24,6 +24,7 @@ from gossamer.protocol.wire.statements import (
     Accusation,
     Announce,
     Capacity,
+    Equivocation,
     Ready,
     Sign,
     Signed,
@@ -91,6 +92,13 @@ def ready(**changes: object) -> Ready:
         spans=(Span(1, 0, 8192),),
     )
     return replace(example, **changes)
+
+
+def equivocation_of(author: PeerId, run_id: Digest = RUN_ID) -> Equivocation:
+    """The proof that a peer has signed two `Ready` with one number."""
+    both = [sealed(author, ready(tokens=tokens), run_id) for tokens in (4096, 8192)]
+    first, second = sorted(both, key=lambda each: each.payload)
+    return Equivocation(first, second)
 
 
 def accusation_of(accused: PeerId, ring_id: bytes = RING_ID) -> Accusation:

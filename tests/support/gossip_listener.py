@@ -21,6 +21,9 @@ class OpenListener:
     def heard_statement(self, signed: Signed, statement: Statement) -> None:
         pass
 
+    def verified(self, signed: Signed, statement: Statement) -> None:
+        pass
+
     def heard_commit(self, commit: Commit) -> bool:
         return True
 

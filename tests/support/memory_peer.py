@@ -231,7 +231,7 @@ class MemoryPeer:
     def let_in(self, peer_id: PeerId) -> None:
         """See `Transport.let_in`; each message of gossip asks here whether a peer is admitted."""
 
-    def keep_places_of(self, is_member: PeerTest) -> None:
+    def keep_places_of(self, is_member: PeerTest, has_standing: PeerTest) -> None:
         """See `Transport.keep_places_of`; places are not short here."""
 
     async def disconnect(self, peer_id: PeerId) -> None:
@@ -241,8 +241,8 @@ class MemoryPeer:
         if connection is not None:
             connection.end("disconnected")
 
-    def ban(self, peer_id: PeerId, seconds: float) -> None:
-        """See `Transport.ban`."""
+    def ban(self, peer_id: PeerId, seconds: float, *, is_offender: bool = True) -> None:
+        """See `Transport.ban`; peers have no networks here."""
         self._banned[peer_id] = trio.current_time() + seconds
         connection = self.connections.get(peer_id)
         if connection is not None:

@@ -44,7 +44,7 @@ def run_round(trainer: LocalTrainer, steps: int, first: int = 0) -> tuple[list[S
 
 def optimizer_of(trainer: LocalTrainer) -> AdamW:
     """The optimiser of a trainer whose steps are its own."""
-    assert trainer._optimizer is not None
+    assert isinstance(trainer._optimizer, AdamW)
     return trainer._optimizer
 
 

@@ -13,13 +13,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from gossamer.trainer import evaluate
 from gossamer.trainer.chunked_loss import chunked_loss_sum
 from gossamer.trainer.gradients import Gradients, TrainerError
-from gossamer.trainer.memory_estimate import Training
+from gossamer.trainer.memory_estimate import Training, moment_elements
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.optimizer import AdamW
+from gossamer.trainer.muon import optimizer_for
 from gossamer.trainer.passes import FILE_NAME, Pass, Passes
 from gossamer.trainer.presets import PRESETS, Preset
 from tests.trainer.simulated_card import Memory, card, decoder_on, device_of, sequences_of
@@ -67,7 +68,7 @@ def _train(
 ) -> Passes:
     device, model, num_sequences = device_of(memory), preset.model, preset.inner.sequences_per_step
     decoder = decoder_on(memory, model)
-    optimizer = AdamW(decoder.parameters(), preset.inner)
+    optimizer = optimizer_for(decoder, preset.inner, torch.bfloat16)
     path = None if folder is None else folder / FILE_NAME
     passes = Passes(device, model, num_sequences, path=path)
     if only is not None:
@@ -173,7 +174,7 @@ def test_nothing_of_a_failed_pass_is_alive_at_the_next(
     real = Decoder.loss_sum
     with card(5 * GB) as memory:
         decoder = decoder_on(memory, preset.model)
-        AdamW(decoder.parameters(), preset.inner)
+        optimizer_for(decoder, preset.inner, torch.bfloat16)
         empty = memory.live_bytes
         device = device_of(memory)
         passes = Passes(device, preset.model, preset.inner.sequences_per_step)
@@ -348,6 +349,23 @@ def test_the_estimate_is_a_little_below_the_peak(
         peak = memory.peak_bytes
     estimate = training.vectors_bytes + training.pass_bytes(4, checkpointing=checkpointing)
     assert 0.8 * peak < estimate <= peak
+
+
+@pytest.mark.parametrize("name", ["40m", "150m", "1.1b"])
+def test_a_step_of_muon_takes_what_is_estimated_and_less_than_a_pass_before_it(name: str) -> None:
+    inner = replace(PRESETS[name].inner, optimizer="muon")
+    preset = replace(PRESETS[name], inner=inner)
+    moments = moment_elements(preset.model, inner)
+    training = Training(preset.model, half=True, moment_elements=moments)
+    smallest = training.pass_bytes(1, checkpointing=True)
+    with card(10**13) as memory:
+        decoder = decoder_on(memory, preset.model)
+        optimizer = optimizer_for(decoder, inner, torch.bfloat16)
+        assert memory.live_bytes == pytest.approx(training.vectors_bytes, rel=1e-3)
+        for parameter in decoder.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        optimizer.step(1e-3)
+        assert memory.peak_bytes < training.vectors_bytes + smallest
 
 
 def test_checkpointing_and_chunks_of_logits_take_less_memory() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gossamer.protocol.manifest import ModelConfig
+from gossamer.trainer import device as device_module
 from gossamer.trainer import local_trainer
 from gossamer.trainer import model as model_module
 from gossamer.trainer.device import Device, choose_device, has_grouped_kernel
@@ -85,6 +86,32 @@ def test_the_chosen_card_is_asked_for_its_precision(
 
 
 @pytest.mark.parametrize(
+    ("has_bf16", "width", "precision"),
+    [(True, 256, "bf16"), (True, 128, "fp32"), (True, 0, "fp32"), (False, 256, "fp32")],
+)
+def test_a_cpu_takes_bf16_where_it_is_faster(
+    monkeypatch: pytest.MonkeyPatch, has_bf16: bool, width: int, precision: str
+) -> None:
+    monkeypatch.setattr(device_module, "cpu_has_bf16", lambda: has_bf16)
+    assert choose_device("cpu", width).precision == precision
+
+
+def test_bf16_on_a_cpu_learns_like_fp32(
+    make_trainer: MakeTrainer, shard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = _steps(make_trainer(), shard, 40)
+    monkeypatch.setattr(device_module, "cpu_has_bf16", lambda: True)
+    monkeypatch.setattr(device_module, "CPU_BF16_WIDTH_MIN", 32)
+    trainer = make_trainer()
+    assert trainer.device.precision == "bf16"
+    half = _steps(trainer, shard, 40)
+    assert half[-1].loss == pytest.approx(full[-1].loss, rel=0.03)
+    assert [step.loss for step in half] != [step.loss for step in full]
+    again = _steps(make_trainer(), shard, 40)
+    assert [step.loss for step in half] == [step.loss for step in again]
+
+
+@pytest.mark.parametrize(
     ("kind", "dtype", "wanted"),
     [
         ("cuda:1", torch.bfloat16, True),
@@ -129,7 +156,7 @@ def test_fp32_is_fp32(cards: Callable[..., None]) -> None:
 
 def _half(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(torch.device("cpu"), "a card without bf16", "fp16")
-    monkeypatch.setattr(local_trainer, "choose_device", lambda _wanted: device)
+    monkeypatch.setattr(local_trainer, "choose_device", lambda _wanted, _width: device)
 
 
 def _steps(trainer: LocalTrainer, shard: str, num_steps: int) -> list[Step]:

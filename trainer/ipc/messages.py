@@ -75,15 +75,15 @@ class Configure(_ToWorker, frozen=True, kw_only=True):
     token_bytes: int
     """2 or 4: little-endian unsigned tokens in the shards."""
     optimizer_path: str = ""
-    """File that keeps AdamW's moments, or the momentum of shared steps, over restarts. Empty: they
-    are not kept."""
+    """File that keeps the optimiser's moments, or the momentum of shared steps, over restarts.
+    Empty: they are not kept."""
     micro_batch: int = 0
     """Sequences of one forward pass to begin with; 0 begins with what fits by an estimate. The
     worker takes fewer when memory runs out, and keeps what fits beside `optimizer_path`."""
     mixing: float = 0.0
     """The manifest's `outer.mixing`; see `overlap`."""
     shared_steps: SharedSteps | None = None
-    """None: inner steps are AdamW's, and the peer's own."""
+    """None: inner steps are the peer's own."""
 
 
 class Limits(_ToWorker, frozen=True, kw_only=True):
@@ -186,10 +186,10 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Save(_ToWorker, frozen=True, kw_only=True):
-    """Write AdamW's moments, or the momentum of shared steps, to `optimizer_path` now."""
+    """Write the optimiser's moments, or the momentum of shared steps, to `optimizer_path` now."""
 
     place: Place | None = None
-    """Place of the momentum; AdamW's moments have none."""
+    """Place of the momentum; an optimiser's moments have none."""
 
 
 class KeepMomentum(_ToWorker, frozen=True, kw_only=True):

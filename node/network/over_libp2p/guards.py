@@ -10,7 +10,6 @@ that fails without it, so that a guard can go when upstream has mended the defec
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -21,7 +20,6 @@ from libp2p.custom_types import TMuxerOptions, TProtocol
 from libp2p.host.basic_host import BasicHost
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.network.auto_connector import AutoConnector
-from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.connection.swarm_connection import SwarmConn
 from libp2p.network.exceptions import SwarmException
 from libp2p.network.swarm import Swarm
@@ -35,6 +33,7 @@ from gossamer.node.base.awake_clock import AwakeClock
 from gossamer.node.network.dial_guard import Permit
 from gossamer.node.network.over_libp2p.addresses import host_of, why
 from gossamer.node.network.over_libp2p.negotiation import Doors, bound_host
+from gossamer.node.network.over_libp2p.newcomers import ArrivingConnection, Newcomers, Refusals
 from gossamer.node.network.over_libp2p.noise import NoiseSession, layer_of
 from gossamer.node.network.over_libp2p.tcp import CircuitEnd, PortReusingTcp
 from gossamer.node.network.over_libp2p.yamux import YamuxConnection
@@ -45,14 +44,6 @@ from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import PeerId, public_key_of
 
 logger = logging.getLogger(__name__)
-
-# A handshake is four round trips; a newcomer that needs longer can dial again.
-HANDSHAKE_SECONDS_MAX = 10.0
-# Connections that have not proven who they are: with this many, the oldest of the network that
-# has the most must go, so that silent ones never keep an honest newcomer out.
-HANDSHAKES_MAX = 64
-# Bans that are kept; beyond that those that have ended go.
-BANS_KEPT = 1024
 
 
 class GuardedMuxer(MuxerMultistream):
@@ -101,6 +92,8 @@ class GuardedSwarm(Swarm):
     on_connected: Callable[[SwarmConn], None] | None = None
     is_member: Callable[[ID], bool] = staticmethod(lambda _peer: False)
     """Returns whether a peer keeps its connection when places are short."""
+    has_standing: Callable[[ID], bool] = staticmethod(lambda _peer: False)
+    """Returns whether a peer is let in from a network that is banned."""
 
     def __init__(
         self,
@@ -115,8 +108,8 @@ class GuardedSwarm(Swarm):
         self.tcp = tcp
         self.auto_connector = _NoAutoConnector(self)
         self._arriving = 0  # connections of others that are not in the books yet
-        self._banned: dict[ID, float] = {}  # until when, by trio's clock
-        self._handshakes: dict[trio.CancelScope, str] = {}  # oldest first, and the network
+        self.newcomers = Newcomers()
+        self.refusals = Refusals()
 
     async def _handle_inbound_connection(
         self, read_write_closer: ReadWriteCloser, maddr: Multiaddr
@@ -127,32 +120,25 @@ class GuardedSwarm(Swarm):
         host refuses everybody after 250 connections in all; and 300 silent connections keep
         newcomers out until their handshakes time out.
         """
-        remote = read_write_closer.get_remote_address()
-        raw_conn = RawConnection(read_write_closer, False)
-        scope = trio.CancelScope(deadline=trio.current_time() + HANDSHAKE_SECONDS_MAX)
-        while len(self._handshakes) >= HANDSHAKES_MAX:
-            self._drop_a_handshake()
-        self._handshakes[scope] = network_of(remote[0]) if remote else ""
+        raw_conn = ArrivingConnection(read_write_closer, False)
+        begun = self.newcomers.begin(_carrier_of(read_write_closer))
+        if begun is None:
+            await raw_conn.close()
+            return
+        arrival, scope = begun
         muxed_conn = None
         try:
             with scope:
                 muxed_conn = await self.upgrade_inbound_raw_conn(raw_conn, maddr)
         finally:
-            self._handshakes.pop(scope, None)
+            # One that only dials back proves its key and leaves.
+            is_over = raw_conn.is_proven and not scope.cancel_called and not raw_conn.is_refused
+            self.newcomers.end(arrival, is_proven=muxed_conn is not None or is_over)
             if muxed_conn is None:
                 with trio.CancelScope(shield=True):
                     await raw_conn.close()
         if isinstance(muxed_conn, YamuxConnection):
             await muxed_conn.event_closed.wait()  # the listener closes the socket after this
-
-    def _drop_a_handshake(self) -> None:
-        per_network = Counter(self._handshakes.values())
-        worst = max(per_network.values())
-        for scope, network in self._handshakes.items():
-            if per_network[network] == worst:
-                scope.cancel()
-                del self._handshakes[scope]
-                return
 
     async def dial_once(
         self, maddr: Multiaddr, peer_id: ID | None, permit: Permit | None = None
@@ -172,6 +158,9 @@ class GuardedSwarm(Swarm):
             raise SwarmException("we have as many connections as we allow")
         raw_conn = await self.tcp.dial(maddr, permit)
         remote = raw_conn.get_remote_address()
+        if permit is not None and remote is not None and self._is_refused(peer_id, remote[0]):
+            await raw_conn.close()
+            raise SwarmException("its network is banned here for a while")
         connection = await self.connect_over(raw_conn, peer_id, Path("direct"))
         if permit is not None and remote is not None:
             permit.proven(host_of(maddr), remote[0])
@@ -223,7 +212,7 @@ class GuardedSwarm(Swarm):
 
     async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
         """Take a connection in, unless its peer or its address may not have it."""
-        reason = self._why_not(muxed_conn)
+        reason = self._why_not(muxed_conn, direction)
         if reason is None and direction == "inbound":
             reason = self._take_place(muxed_conn)
         if reason is not None:
@@ -244,15 +233,32 @@ class GuardedSwarm(Swarm):
             self.on_connected(connection)
         return connection
 
-    def _why_not(self, muxed_conn: IMuxedConn) -> str | None:
+    def _why_not(self, muxed_conn: IMuxedConn, direction: str) -> str | None:
         """Why a connection is refused; None if it is not."""
+        peer_id = muxed_conn.peer_id
         try:
-            public_key_of(PeerId(muxed_conn.peer_id.to_base58()))
+            public_key_of(PeerId(peer_id.to_base58()))
         except MalformedError as error:
             return str(error)
-        if self.is_banned(muxed_conn.peer_id):
-            return "this peer is banned here for a while"
-        return None
+        arriving = layer_of(muxed_conn, ArrivingConnection)
+        host = _host_of(muxed_conn)
+        reason = None
+        if self.refusals.is_banned(peer_id):
+            reason = "this peer is banned here for a while"
+        elif direction == "inbound" and self._is_refused(peer_id, host):
+            reason = "its network is banned here for a while"
+        if reason is not None and arriving is not None:
+            arriving.is_refused = True
+        elif host:
+            self.refusals.came_from(peer_id, host)
+            if self.has_standing(peer_id):
+                self.newcomers.know(network_of(host))
+        return reason
+
+    def _is_refused(self, peer_id: ID | None, host: str) -> bool:
+        """Returns whether a peer without standing would come from a network that is banned."""
+        has_standing = peer_id is not None and self.has_standing(peer_id)
+        return not has_standing and self.refusals.is_network_banned(host)
 
     def _take_place(self, newcomer: IMuxedConn) -> str | None:
         """Finds a place for a connection that a peer has opened, by ending a stranger's if need be;
@@ -287,21 +293,6 @@ class GuardedSwarm(Swarm):
         if self.on_violation is not None:
             self.on_violation(peer_id, RemoteProtocolError(problem))
 
-    def ban(self, peer_id: ID, seconds: float) -> None:
-        """Refuse a peer from now on; a ban that ends later stays as it is."""
-        now = trio.current_time()
-        if len(self._banned) >= BANS_KEPT:
-            self._banned = {peer: until for peer, until in self._banned.items() if until > now}
-        self._banned[peer_id] = max(now + seconds, self._banned.get(peer_id, now))
-
-    def is_banned(self, peer_id: ID) -> bool:
-        """Returns whether a ban holds now."""
-        until = self._banned.get(peer_id)
-        if until is not None and until <= trio.current_time():
-            del self._banned[peer_id]
-            return False
-        return until is not None
-
     async def listen_or_raise(self, maddr: Multiaddr) -> None:
         """Listen on one address.
 
@@ -317,6 +308,7 @@ class GuardedSwarm(Swarm):
 
         listener = self.tcp.create_listener(handler)
         listener.background_nursery = self.background_nursery
+        listener.may_come = self.newcomers.may_come
         try:
             await listener.listen(maddr)
         except OSError as error:
@@ -327,10 +319,26 @@ class GuardedSwarm(Swarm):
         self.listeners[str(maddr)] = listener
 
 
+def _host_of(connection: IMuxedConn) -> str:
+    """The other side's IP address; empty for a circuit."""
+    if not isinstance(connection, YamuxConnection):
+        return ""
+    remote = connection.get_remote_address()
+    return remote[0] if remote else ""
+
+
 def _network_of(connection: YamuxConnection) -> str:
     """The network of the other side's address; empty for a circuit."""
+    return network_of(_host_of(connection))
+
+
+def _carrier_of(connection: ReadWriteCloser) -> str:
+    """The IP address from which a connection comes; the relay that carries a circuit."""
     remote = connection.get_remote_address()
-    return network_of(remote[0]) if remote else ""
+    if remote is not None:
+        return str(remote[0])
+    path = connection.path if isinstance(connection, CircuitEnd) else None
+    return f"relay {path.relay}" if path is not None else ""
 
 
 class GuardedHost(BasicHost):

@@ -32,6 +32,7 @@ from libp2p.security.noise.transport import Transport as NoiseTransport
 from libp2p.security.secure_session import SecureSession
 
 from gossamer.node.base.rate_limit import NO_LIMITS, SMALL_BYTES_MAX, Limits, RateLimit
+from gossamer.node.network.over_libp2p.newcomers import ArrivingConnection
 from gossamer.node.network.over_libp2p.simultaneous import FirstAnswer, Replayed, SimultaneousOpen
 
 _TAG_BYTES = 16
@@ -325,6 +326,8 @@ class FastNoiseTransport(NoiseTransport):
     async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
         """The responder's side."""
         session = await super().secure_inbound(conn)
+        if isinstance(conn, ArrivingConnection):
+            conn.is_proven = True
         return NoiseSession(session, self.limits)  # type: ignore[arg-type]
 
     async def secure_outbound(self, conn: IRawConnection, peer_id: ID | None) -> ISecureConn:

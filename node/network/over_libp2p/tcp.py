@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -38,6 +39,13 @@ KEEPALIVE_PROBES = 3
 
 # The backlog of the kernel, for bursts of newcomers.
 LISTEN_BACKLOG = 128
+
+# After an accept for which this process or this machine has no socket left.
+OUT_OF_SOCKETS_SECONDS = 0.1
+_OUT_OF_SOCKETS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+
+# SO_LINGER: no state of a connection that was turned away stays in the kernel.
+_END_WITH_RESET = struct.pack("ii", 1, 0)
 
 # Ports that are tried for a listener without a port of its own: each was free a moment before.
 FREE_PORT_ATTEMPTS = 8
@@ -143,6 +151,7 @@ class PortSharingListener(IListener):
         self._scope = trio.CancelScope()
         self._stopped = trio.Event()
         self.background_nursery: trio.Nursery | None = None  # set by the swarm
+        self.may_come: Callable[[str], bool] = lambda _host: True  # likewise
 
     async def listen(self, maddr: Multiaddr) -> None:
         """Bind and begin to accept.
@@ -156,11 +165,36 @@ class PortSharingListener(IListener):
         self.background_nursery.start_soon(self._serve, self._listener)
 
     async def _serve(self, listener: trio.SocketListener) -> None:
+        """Accepts for ever. A newcomer that is turned away costs no task and no answer."""
         try:
             with self._scope:
-                await trio.serve_listeners(self._accept, [listener])
+                async with trio.open_nursery() as nursery:
+                    while True:
+                        stream = await self._accepted(listener)
+                        if stream is not None:
+                            nursery.start_soon(self._accept, stream)
         finally:
             self._stopped.set()
+            listener.socket.close()
+
+    async def _accepted(self, listener: trio.SocketListener) -> trio.SocketStream | None:
+        """The next connection; None if it is gone, or is turned away."""
+        try:
+            stream = await listener.accept()
+        except OSError as error:
+            if error.errno not in _OUT_OF_SOCKETS:
+                raise
+            logger.warning("no connection can be accepted now: %s", error.strerror)
+            await trio.sleep(OUT_OF_SOCKETS_SECONDS)
+            return None
+        try:
+            if self.may_come(stream.socket.getpeername()[0]):
+                return stream
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _END_WITH_RESET)
+        except OSError as error:  # it has gone already
+            logger.debug("inbound connection failed: %r", error)
+        stream.socket.close()
+        return None
 
     async def _accept(self, stream: trio.SocketStream) -> None:
         connection = TrioTCPStream(stream)

@@ -108,7 +108,7 @@ class Libp2pTransport:
         nursery.start_soon(DialBacks(self, swarm, own, guard, self.peers).run)
         pubsub.on_message = self._on_gossip
         pubsub.on_offence = self._on_offence
-        pubsub.is_banned = swarm.is_banned
+        pubsub.is_banned = swarm.refusals.is_banned
 
     @property
     def peer_id(self) -> PeerId:
@@ -126,8 +126,14 @@ class Libp2pTransport:
 
     def reach(self) -> ReachReport:
         """See `Transport.reach`."""
-        known = self.own.reachability
-        return ReachReport(known.reach, known.num_confirmed, self.paths.circuits.carried_bytes)
+        known, newcomers = self.own.reachability, self._swarm.newcomers
+        return ReachReport(
+            known.reach,
+            known.num_confirmed,
+            self.paths.circuits.carried_bytes,
+            newcomers.num_unfinished,
+            newcomers.num_turned_away,
+        )
 
     # -- connections
 
@@ -143,7 +149,7 @@ class Libp2pTransport:
             raise ConnectError(f"{address} is this node's own address; give another peer's")
         if expected is not None and await self._keep_or_drop(expected):
             return peer_id_of(expected)
-        if expected is not None and self._swarm.is_banned(expected):
+        if expected is not None and self._swarm.refusals.is_banned(expected):
             raise ConnectError(f"cannot connect to {address}: this peer is banned here for a while")
         try:
             with trio.fail_after(CONNECT_SECONDS_MAX):
@@ -236,18 +242,19 @@ class Libp2pTransport:
             self._pubsub.let_in(libp2p_id(peer_id))
             self.paths.let_in(libp2p_id(peer_id))
 
-    def keep_places_of(self, is_member: PeerTest) -> None:
+    def keep_places_of(self, is_member: PeerTest, has_standing: PeerTest) -> None:
         """See `Transport.keep_places_of`."""
         self._swarm.is_member = lambda peer: is_member(peer_id_of(peer))
+        self._swarm.has_standing = lambda peer: has_standing(peer_id_of(peer))
 
     async def disconnect(self, peer_id: PeerId) -> None:
         """See `Transport.disconnect`."""
         await self._close(self._swarm.get_connections(libp2p_id(peer_id)))
 
-    def ban(self, peer_id: PeerId, seconds: float) -> None:
+    def ban(self, peer_id: PeerId, seconds: float, *, is_offender: bool = True) -> None:
         """See `Transport.ban`."""
         peer = libp2p_id(peer_id)
-        self._swarm.ban(peer, seconds)
+        self._swarm.refusals.ban(peer, seconds, is_offender=is_offender)
         self._nursery.start_soon(self._close, self._swarm.get_connections(peer))
 
     def round_trip_seconds(self, peer_id: PeerId) -> float | None:

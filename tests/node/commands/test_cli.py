@@ -138,6 +138,17 @@ def test_start_leaves_out_what_is_bad_if_asked_for(daemon: FakeDaemon, tmp_path:
     assert daemon.ran[0][1] == Found(skip_bad=True)
 
 
+def test_start_takes_an_optimizer_beside_a_preset_and_not_beside_a_manifest(
+    daemon: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    muon = ["--optimizer", "muon", "--state-dir", str(tmp_path / "state")]
+    assert run_command(["start", *muon]) == 0
+    assert daemon.ran[0][1] == Found(optimizer="muon")
+    (tmp_path / "run.toml").touch()
+    assert run_command(["start", "--manifest", str(tmp_path / "run.toml"), *muon]) != 0
+    assert any("--manifest and --optimizer" in line for line in errors(capsys))
+
+
 def test_start_goes_on_where_a_run_is(daemon: FakeDaemon, tmp_path: Path) -> None:
     StateDir(tmp_path).manifest_path.write_bytes(b"a run")
     assert run_command(["start", "--state-dir", str(tmp_path)]) == 0

@@ -26,8 +26,9 @@ from libp2p.stream_muxer.exceptions import MuxedStreamError
 from libp2p.stream_muxer.yamux.yamux import Yamux as StockYamux
 from multiaddr import Multiaddr
 
+from gossamer.node.network import doorstep
 from gossamer.node.network.identity import Identity
-from gossamer.node.network.over_libp2p import guards, tcp, yamux, yamux_stream
+from gossamer.node.network.over_libp2p import newcomers, tcp, yamux, yamux_stream
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.noise import FastNoiseTransport, NoiseSession, socket_of
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
@@ -322,11 +323,14 @@ def test_silent_connections_keep_no_peer_out() -> None:
         ) as server:
             server.handle(ECHO, echo_byte)
             port = int(server.addresses()[0].split("/")[4])
-            silent = [
-                await trio.open_tcp_stream("127.0.0.1", port)
-                for _ in range(guards.HANDSHAKES_MAX + 20)
-            ]
-            with trio.fail_after(guards.HANDSHAKE_SECONDS_MAX / 2):
+            silent = []
+            for _ in range(doorstep.UNDER_WAY_MAX + 20):
+                with suppress(OSError):  # turned away
+                    silent.append(await trio.open_tcp_stream("127.0.0.1", port))
+            with trio.fail_after(newcomers.HANDSHAKE_SECONDS_MAX / 2):
+                # They have one address with the newcomer, which is turned away for a second.
+                await eventually(lambda: server.reach().num_turned_away > 0)
+                await trio.sleep(doorstep.YIELD_SECONDS)
                 await assert_serves(server)
             for stream in silent:
                 await stream.aclose()
@@ -335,7 +339,7 @@ def test_silent_connections_keep_no_peer_out() -> None:
 
 
 def test_silent_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "HANDSHAKE_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(newcomers, "HANDSHAKE_SECONDS_MAX", 0.2)
 
     async def case() -> None:
         async with open_libp2p_transport(Identity.generate(), LOOPBACK) as server:
@@ -344,7 +348,8 @@ def test_silent_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
                 with suppress(trio.BrokenResourceError):
                     while await stream.receive_some(100):
                         pass
-            await eventually(lambda: not server._swarm._handshakes)
+            await eventually(lambda: not len(server._swarm.newcomers))
+            assert server.reach().num_unfinished == 1
 
     run(case, seconds=5)
 

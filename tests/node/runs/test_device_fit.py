@@ -53,6 +53,16 @@ def test_shared_steps_need_one_vector_less() -> None:
     assert fits[0].vectors_bytes - fits[1].vectors_bytes == 4 * run.model.num_parameters
 
 
+def test_muon_needs_one_vector_less_for_the_matrices_of_the_layers() -> None:
+    run = draft_of_preset("150m")
+    muon = replace(run, inner=replace(run.inner, optimizer="muon"))
+    hidden = 12 * (4 * 1024**2 + 3 * 1024 * 2688)
+    fits = [device_fit(each, card_with(8)) for each in (run, muon)]
+    assert fits[0].vectors_bytes - fits[1].vectors_bytes == 4 * hidden
+    needs = [needs_of(each, trains_on_host=True, cache_bytes=0) for each in (run, muon)]
+    assert needs[0].memory - needs[1].memory == 4 * hidden
+
+
 @pytest.mark.parametrize("name", ["40m", "150m", "1.1b"])
 def test_the_trainer_begins_with_what_the_node_has_said(name: str) -> None:
     draft, inner = draft_of_preset(name), PRESETS[name].inner

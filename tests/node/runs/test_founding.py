@@ -7,11 +7,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import trio
 import zstandard
 
+from gossamer.node.base.settings import Found
 from gossamer.node.network.identity import Identity, verify
 from gossamer.node.runs.draft import Draft, draft_of_preset
 from gossamer.node.runs.founding import FoundedRun, found_run, risk_of
+from gossamer.node.runs.starting import _draft_of
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import Digest, digest_of, peer_id_from_public_key
 from gossamer.protocol.manifest import ModelConfig, decode_manifest, signing_bytes
@@ -212,3 +215,11 @@ def test_a_founder_hears_what_strangers_could_do() -> None:
     assert "trust" not in str(risk_of(replace(draft, sync="distro")))
     assert risk_of(replace(draft, trust="open")) is None
     assert risk_of(replace(draft, admission="invite")) is None
+
+
+def test_the_command_line_chooses_the_inner_optimizer() -> None:
+    muon = trio.run(_draft_of, Found(optimizer="muon"), None)
+    assert muon.inner.uses_muon
+    plain = trio.run(_draft_of, Found(), None)
+    assert not plain.inner.uses_muon
+    assert replace(muon, inner=plain.inner) == plain

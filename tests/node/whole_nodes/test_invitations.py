@@ -298,6 +298,35 @@ def test_a_ban_holds_for_those_that_a_peer_has_let_in(tmp_path: Path) -> None:
     simulate(world, story)
 
 
+def test_a_new_key_of_a_banned_members_invitation_is_banned_though_another_lets_it_in(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, seed=77, is_by_invitation=True)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        await world.reach(1, "a")
+        for name in "bc":
+            text = invitation(world, "a", slots=2)
+            await nursery.start(world.run, name, ["a"], NumbersTrainer, text)
+        await world.until(lambda: in_round_of(world, "a", *"abc"))
+        founder = world.nodes["a"]
+        b, c, new = (world.identity(name).peer_id for name in ("b", "c", "new"))
+        while not founder._offences.is_banned(c):
+            founder._offences.note(c, ForgedError("a test"))
+        await nursery.start(world.run, "new", ["b"], NumbersTrainer, text)
+        await world.until(lambda: run_of(world, "a").roll.is_member(new))
+        assert founder._offences.is_banned(new)
+        transport = world.network.get(world.identity("a").peer_id)
+        assert transport is not None
+        assert transport.peers() == [b]
+        # The ban ends with that of the first one, and then both are members like all others.
+        await world.until(lambda: not founder._offences.is_banned(c))
+        await world.until(lambda: in_round_of(world, "a", "a", "b", "c", "new"))
+
+    simulate(world, story)
+
+
 def test_a_claim_that_is_forged_gets_no_answer_and_is_an_offence(tmp_path: Path) -> None:
     world = World(tmp_path, seed=76, is_by_invitation=True)
     run_id = decode_manifest(world.signed.manifest).run_id

@@ -16,6 +16,7 @@ from gossamer.protocol.policy.bans import (
     FORGET_SECONDS,
     FORGIVE_SECONDS,
     PEERS_MAX,
+    SHORTEST_BANS,
     WEIGHTS,
     Ban,
     Bans,
@@ -46,8 +47,9 @@ def test_repeated_offences_ban_and_the_ban_ends_by_itself() -> None:
     assert bans.score(5.0 + BAN_SECONDS, ROGUE) == 0.0
 
 
-def test_one_offence_never_bans() -> None:
-    for reason in OFFENCE_REASONS:
+def test_one_offence_never_bans_unless_it_is_proven() -> None:
+    assert list(SHORTEST_BANS) == ["equivocation"]
+    for reason in {*OFFENCE_REASONS} - {*SHORTEST_BANS}:
         assert Bans().offence(0.0, ROGUE, reason) is None
 
 

@@ -54,6 +54,7 @@ from tests.support.builders import (
     accusation_of,
     announce,
     commit_of,
+    equivocation_of,
     header,
     manifest,
     peer,
@@ -98,6 +99,7 @@ STATEMENTS: list[Statement] = [
     vote(HEAD, removed=[peer(2)]),
     LinkRate(RING_ID, 2, 1e6),
     Rollback(HEAD, RING_ID, 7),
+    equivocation_of(peer(2)),
     ring_of(peers(3)).roster,
 ]
 INVENTORY = Inventory((Held(), Held(5), Held(3, (7, HEAD))))

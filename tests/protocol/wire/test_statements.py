@@ -4,6 +4,7 @@ run."""
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
@@ -28,6 +29,7 @@ from tests.support.builders import (
     accusation_of,
     announce,
     capacity,
+    equivocation_of,
     peer,
     peers,
     ready,
@@ -38,6 +40,7 @@ from tests.support.builders import (
 )
 
 ME = peer(0)
+PROOF = equivocation_of(peer(2))
 STATEMENTS: list[Statement] = [
     announce(),
     ready(),
@@ -46,6 +49,7 @@ STATEMENTS: list[Statement] = [
     vote(HEAD, removed=[peer(1)]),
     LinkRate(RING_ID, 2, 1e6),
     Rollback(HEAD, RING_ID, 7),
+    equivocation_of(peer(2)),
 ]
 
 
@@ -133,6 +137,9 @@ NAN = float("nan")
         Rollback(HEAD, SHORT, 1),
         Rollback(HEAD, HEAD, -1),
         Rollback(HEAD, HEAD, limits.ROUNDS_MAX + 1),
+        replace(PROOF, second=PROOF.first),
+        replace(PROOF, first=PROOF.second, second=PROOF.first),
+        replace(PROOF, second=replace(PROOF.second, author=peer(3))),
     ],
     ids=repr,
 )

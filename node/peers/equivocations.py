@@ -1,0 +1,127 @@
+"""Peers that sign two contributions with one number: found, told to all, and banned.
+
+`protocol/policy/equivocation.py` says what a proof is. The statement store keeps one proof about a
+peer, and comparisons of stores bring it to nodes that gossip has not reached.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import structlog
+
+from gossamer.node.network.identity import verify
+from gossamer.node.peers.offences import Offences
+from gossamer.protocol import limits
+from gossamer.protocol.errors import EquivocationError
+from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.policy.equivocation import ReadyWitness, open_equivocation
+from gossamer.protocol.policy.statement_store import StatementStore
+from gossamer.protocol.wire.statements import (
+    Equivocation,
+    Ready,
+    Roster,
+    Signed,
+    Statement,
+    decode_statement,
+    proof_key,
+    version_of,
+)
+
+JUDGED_MAX = limits.MEMBERS_MAX
+"""Peers of which this node remembers that it has banned them for a proof."""
+
+log = structlog.get_logger("peers")
+
+
+class Equivocations:
+    """The proofs that one node knows."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        run_id: Digest,
+        offences: Offences,
+        is_known: Callable[[PeerId], bool],
+        say: Callable[[Equivocation], Signed],
+        statement_store: StatementStore,
+    ) -> None:
+        """
+        Args:
+            is_known: whether a peer is connected, or has announced itself. Others are not banned:
+                keys that nobody has seen would fill the table of bans.
+            say: signs a statement and sends it to all peers.
+        """
+        self._me = me
+        self._run_id = run_id
+        self._offences = offences
+        self._is_known = is_known
+        self._say = say
+        self._store = statement_store
+        self._witness = ReadyWitness(run_id, verify)
+        self._judged: OrderedDict[PeerId, tuple[int, ...]] = OrderedDict()
+        """The highest number for which each peer was banned."""
+
+    def admits(self, proof: Equivocation) -> bool:
+        """Returns whether this node takes a proof: it does so once for each number of a peer.
+
+        Raises:
+            RemoteProtocolError: it is no proof.
+        """
+        number = open_equivocation(proof, self._run_id, verify)
+        accused = PeerId(proof.first.author)
+        is_new = number > self._judged.get(accused, ())
+        return is_new or self._offences.is_banned(accused)
+
+    def is_kept(self, proof: Equivocation) -> bool:
+        """Returns whether a proof is kept for others: as long as this node bans for it."""
+        return self._offences.is_banned(PeerId(proof.first.author))
+
+    def heard(self, signed: Signed, statement: Statement) -> None:
+        """A statement of another peer whose signature is good, news or not."""
+        if isinstance(statement, Equivocation):
+            self._judge(statement)
+        elif isinstance(statement, Ready):
+            self._found(self._witness.heard(signed, statement))
+        elif isinstance(statement, Roster):
+            for member in statement.members:
+                self._found(self._witness.quoted(member))
+
+    def met(self, peer: PeerId) -> None:
+        """A peer has announced itself. A proof about it may have come before."""
+        proof = self._store.get(proof_key(peer))
+        if isinstance(proof, Equivocation):
+            self._judge(proof)
+
+    def _found(self, proof: Equivocation | None) -> None:
+        if proof is None:
+            return
+        accused = PeerId(proof.first.author)
+        if self._store.get(proof_key(accused)) is None and self._is_new(proof):
+            self._say(proof)
+        self._judge(proof)
+
+    def _is_new(self, proof: Equivocation) -> bool:
+        accused = PeerId(proof.first.author)
+        return version_of(decode_statement(proof.first.payload)) > self._judged.get(accused, ())
+
+    def _judge(self, proof: Equivocation) -> None:
+        """Bans a peer for a proof that was checked."""
+        accused = PeerId(proof.first.author)
+        if not self._is_new(proof):
+            return
+        if accused == self._me:
+            log.error(
+                "another program uses this node's key: both have signed contributions with one "
+                "number, and others ban this node. Let only one of them run"
+            )
+        elif not self._is_known(accused):
+            return
+        self._judged[accused] = version_of(decode_statement(proof.first.payload))
+        self._judged.move_to_end(accused)
+        if len(self._judged) > JUDGED_MAX:
+            self._judged.popitem(last=False)
+        self._offences.note(
+            accused, EquivocationError("it has signed two contributions with one number")
+        )

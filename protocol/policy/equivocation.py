@@ -1,0 +1,101 @@
+"""Equivocation: two different `Ready` of one peer with one (incarnation, sequence).
+
+The number grows with each `Ready` and with each life, so a program of this protocol never signs
+two. A peer that does so can show one contribution to some members and another one to others. Both
+signatures together are a proof that needs no trust in the peer that carries it.
+
+Rules
+-----
+- A proof has two envelopes of one author, each with a good signature for this run, that hold
+  `Ready` with the same incarnation and sequence, and that differ in their bytes.
+- A false proof is the offence of the peer that signed it as its carrier.
+
+This module has no I/O and no clock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import msgspec
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import ForgedError, RemoteProtocolError
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.wire.statements import (
+    Equivocation,
+    Ready,
+    Signed,
+    Verify,
+    decode_statement,
+    open_signed,
+    version_of,
+)
+
+AUTHORS_MAX = limits.MEMBERS_MAX
+"""Authors whose `Ready` are remembered."""
+
+READY_KEPT = 2
+"""`Ready` of one author that are remembered, the newest ones: some 500 bytes each, and at most some
+6 KiB. A peer contradicts itself before its next `Ready`, or has no use of it."""
+
+
+def open_equivocation(proof: Equivocation, run_id: Digest, verify: Verify) -> tuple[int, ...]:
+    """The (incarnation, sequence) that a peer has used twice.
+
+    Raises:
+        RemoteProtocolError: it is no proof.
+    """
+    first = open_signed(proof.first, run_id, verify)
+    second = open_signed(proof.second, run_id, verify)
+    if not isinstance(first, Ready) or not isinstance(second, Ready):
+        raise ForgedError("a proof of statements that are no contributions")
+    if version_of(first) != version_of(second):
+        raise ForgedError("a proof of two contributions with two numbers")
+    return version_of(first)
+
+
+class ReadyWitness:
+    """The newest `Ready` of each author, as one node has heard them."""
+
+    def __init__(self, run_id: Digest, verify: Verify) -> None:
+        self._run_id = run_id
+        self._verify = verify
+        self._heard: OrderedDict[str, dict[tuple[int, ...], Signed]] = OrderedDict()
+
+    def heard(self, signed: Signed, ready: Ready) -> Equivocation | None:
+        """Remembers a `Ready` whose signature is good. Returns the proof if it contradicts another
+        one."""
+        proof = self._contradicts(signed, ready)
+        of_author = self._heard.setdefault(signed.author, {})
+        self._heard.move_to_end(signed.author)
+        if len(self._heard) > AUTHORS_MAX:
+            self._heard.popitem(last=False)
+        of_author.setdefault(version_of(ready), signed)
+        if len(of_author) > READY_KEPT:
+            del of_author[min(of_author)]
+        return proof
+
+    def quoted(self, signed: Signed) -> Equivocation | None:
+        """Compares a `Ready` that another peer quotes in a roster, whose signature is not checked
+        yet. Returns the proof if its author signed it, and it contradicts another one."""
+        if signed.author not in self._heard:
+            return None
+        try:
+            ready = decode_statement(signed.payload)
+            proof = self._contradicts(signed, ready) if isinstance(ready, Ready) else None
+            if proof is not None:
+                open_equivocation(proof, self._run_id, self._verify)
+        except (RemoteProtocolError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None  # the check of the roster says whose fault that is
+        return proof
+
+    def _contradicts(self, signed: Signed, ready: Ready) -> Equivocation | None:
+        known = self._heard.get(signed.author, {}).get(version_of(ready))
+        if known is None or known.payload == signed.payload:
+            return None
+        first, second = sorted((known, signed), key=lambda each: each.payload)
+        return Equivocation(first, second)
+
+    def __len__(self) -> int:
+        return len(self._heard)
