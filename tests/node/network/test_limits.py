@@ -24,7 +24,7 @@ BUSY_PART = 0.6
 0.95 of it and more: ``pytest -s`` shows what was moved."""
 
 ANSWER_SECONDS_MAX = 0.6
-"""Longest time for a small message and its answer beside bulk data. It is 0.15 s on an idle machine.
+"""Longest time for a small message and its answer beside bulk data; 0.15 s on an idle machine.
 Behind bulk data it is 1.4 s and more: a message of 64 KiB alone takes 0.26 s at the limit of that
 test, and one waits on each of its connections."""
 
