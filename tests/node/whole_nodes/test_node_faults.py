@@ -160,6 +160,9 @@ def test_a_member_that_died_in_a_ring_is_a_neighbour_again_when_it_is_back(tmp_p
         for name in dead:
             await nursery.start(world.run, name, survivors)
         await world.until(
+            lambda: all(world.participant_or_none(name) is not None for name in dead), seconds=10
+        )
+        await world.until(
             lambda: all(
                 len(world.participant(name).context.swarm.neighbours()[0]) == 3 for name in "abcd"
             ),
