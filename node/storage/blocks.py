@@ -244,7 +244,10 @@ class BlockStore:
                 digest = digest_from_name(entry.name)
                 if digest is None or self.path(digest) != Path(entry.path):
                     continue  # not a block's
-                status = entry.stat()
+                try:
+                    status = entry.stat()
+                except FileNotFoundError:
+                    continue  # a reader beside a running node, which has just evicted it
                 if 0 < status.st_size <= limits.BLOCK_BYTES_MAX:
                     found.append((status.st_mtime_ns, digest, status.st_size))
                 elif not self._read_only:  # a power cut can leave an empty file

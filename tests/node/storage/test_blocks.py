@@ -559,3 +559,21 @@ def test_a_block_that_the_disk_keeps_is_still_here_and_goes_first(
     store.quota_bytes = 200
     assert store.evict() == 100
     assert store.missing([kept, *others]) == [kept]
+
+
+def test_a_reader_beside_a_running_node_leaves_out_what_that_evicts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests = [BlockStore(tmp_path / "blocks", 10**6).put(block(number)) for number in range(2)]
+    scan = os.scandir
+
+    def scan_and_evict(folder: Path) -> list[os.DirEntry[str]]:
+        found = list(scan(folder))
+        for entry in found:
+            if entry.name == digests[0].hex():
+                Path(entry.path).unlink()
+        return found
+
+    monkeypatch.setattr(os, "scandir", scan_and_evict)
+    reader = BlockStore(tmp_path / "blocks", 10**6, read_only=True)
+    assert reader.missing(digests) == [digests[0]]
