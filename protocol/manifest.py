@@ -204,9 +204,8 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     part of the way to a new state that the local parameters stay behind (`trainer.overlap`)."""
     widening: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether the codes of a partial sum get wider with the number of members in it (`int4` only,
-    `protocol.codecs.wide_codecs`), and sparse sets of many members become such sums. A manifest
-    from before there were such codes has no such field, and keeps its id and its bytes on the
-    wire."""
+    `protocol.codecs.wide_codecs`). A manifest from before there were such codes has no such field,
+    and keeps its id and its bytes on the wire."""
 
     def is_warmup(self, round_number: int) -> bool:
         """Returns whether round `round_number` (the first is 1) belongs to the warm-up."""

@@ -32,9 +32,8 @@ class SparseContributions:
         self, pending: FloatVector, plan: ChunkPlan, ring: Ring, me: PeerId, /
     ) -> Contribution:
         """See `MakeContribution`."""
-        tokens = [ring.weights[member] for member in ring.members]
         position = ring.members.index(me)
-        return _FinishedSet(pending, plan, self._payloads, tokens, position, self._error_decay)
+        return _FinishedSet(pending, plan, self._payloads.coder, position, self._error_decay)
 
     def root_of(self, pending: FloatVector, plan: ChunkPlan) -> bytes:
         """See `MakeContribution`: members trust each other's sets."""

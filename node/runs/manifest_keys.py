@@ -127,8 +127,7 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "state (alpha of Streaming DiLoCo). 0 is best; for states in one piece that come a whole "
         "round late, 0.25 is.",
         "widening": 'With codec = "int4": whether sums of more than 8 members have 5 to 7 bits a '
-        "value, so that an average stays as exact in a large ring as in a small one. With "
-        'sync = "sparse": whether the work of many members travels as such a sum.',
+        "value, so that an average stays as exact in a large ring as in a small one.",
     },
     "rounds": {
         "round_seconds": "Time after which a peer ends its inner steps, however few it did.",

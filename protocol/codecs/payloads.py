@@ -143,51 +143,25 @@ class SumPayloads:
 
 
 class SetPayloads:
-    """Lists of sparse contributions; with `sums` those of many members are sums of them."""
+    """Lists of sparse contributions."""
 
     name = SPARSE
     are_steps = False
     are_signed = False
 
-    def __init__(self, coder: SparseCodec, sums: TensorCodec | None = None) -> None:
-        """`sums`: the codec of sums; None in a run that has only lists."""
-        self.coder, self.sums = coder, sums
-
-    def set_members_max(self, num_elements: int) -> int:
-        """Most members whose payload is a list: it is no longer than an average of dense work."""
-        if self.sums is None:
-            return limits.RING_MEMBERS_MAX
-        return self.sums.encoded_bytes(num_elements) // self.part_bytes(num_elements)
-
-    def is_sum(self, num_elements: int, mask: int) -> bool:
-        """Returns whether a payload of these members is a sum, or the average of one."""
-        return mask.bit_count() > self.set_members_max(num_elements)
+    def __init__(self, coder: SparseCodec) -> None:
+        self.coder = coder
 
     def part_bytes(self, num_elements: int) -> int:
         return RECORD_PREFIX_BYTES + self.coder.encoded_bytes(num_elements)
 
     def is_length(self, num_bytes: int, num_elements: int, mask: int, *, is_average: bool) -> bool:
-        if self.sums is not None and self.is_sum(num_elements, mask):
-            coder = self.sums if is_average else self.sums.of_sum(mask.bit_count())
-            return num_bytes == coder.encoded_bytes(num_elements)
         return num_bytes == mask.bit_count() * self.part_bytes(num_elements)
 
     def mean_bytes(self, num_elements: int, num_members: int) -> int:
-        of_set, part_bytes = self.set_members_max(num_elements), self.part_bytes(num_elements)
-        if self.sums is None or num_members <= of_set:
-            return _mean_of_set(num_members, part_bytes)
-        average_bytes = self.sums.encoded_bytes(num_elements)
-        if num_members < 2:  # there is no link
-            return average_bytes
-        links = (
-            n * part_bytes if n <= of_set else self.sums.of_sum(n).encoded_bytes(num_elements)
-            for n in range(1, num_members)
-        )
-        return (sum(links) // (num_members - 1) + average_bytes) // 2
+        return _mean_of_set(num_members, self.part_bytes(num_elements))
 
     def members_max(self, num_elements: int) -> int:
-        if self.sums is not None:
-            return limits.RING_MEMBERS_MAX  # no payload is longer than a sum
         return _members_of_set(self.part_bytes(num_elements))
 
     def check(
@@ -200,10 +174,6 @@ class SetPayloads:
         *,
         is_average: bool = True,
     ) -> None:
-        if self.sums is not None and self.is_sum(num_elements, mask):
-            coder = self.sums if is_average else self.sums.of_sum(mask.bit_count())
-            coder.decode(payload, num_elements)
-            return
         for record in split(payload, mask, self.coder.encoded_bytes(num_elements)):
             self.coder.decode(record.block, num_elements)
 
@@ -214,8 +184,6 @@ class SetPayloads:
         self, payload: Buffer, num_elements: int, mask: int, tokens: Sequence[int]
     ) -> Float32Array:
         """See `SumPayloads`."""
-        if self.sums is not None and self.is_sum(num_elements, mask):
-            return self.sums.decode(payload, num_elements)
         records = split(payload, mask, self.coder.encoded_bytes(num_elements))
         if records and records[-1].position >= len(tokens):
             raise MalformedError("a contribution of a peer that is not in the ring")
@@ -301,14 +269,12 @@ def payloads_named(
     """The kind of that name. VersionError if this version does not know it.
 
     Args:
-        is_widening: whether sums of many members have wider codes, where the codec has such, and
-            sets of many members are sums.
+        is_widening: whether sums of many members have wider codes, where the codec has such.
     """
     if trust == "open":
         return RecordPayloads(name, SparseCodec(top_k) if name == SPARSE else codec(name))
     if name == SPARSE:
-        sparse = SparseCodec(top_k)
-        return SetPayloads(sparse, codec("int4", is_widening=True) if is_widening else None)
+        return SetPayloads(SparseCodec(top_k))
     return SumPayloads(codec(name, is_widening=is_widening))
 
 

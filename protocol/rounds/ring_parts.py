@@ -14,7 +14,6 @@ same between peers, and survives their faults, is `protocol.rounds.ring`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -27,13 +26,11 @@ from gossamer.protocol.codecs.chunk_values import (
     magnitude_of,
 )
 from gossamer.protocol.codecs.contributions import (
-    SHARE_MIN,
     add_record,
-    clip_factors,
-    split,
 )
 from gossamer.protocol.codecs.payloads import AveragedPayloads, SetPayloads
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
+from gossamer.protocol.codecs.sparse_codec import SparseCodec
 from gossamer.protocol.codecs.tensor_codecs import TensorCodec
 from gossamer.protocol.rounds.record_part import ring_of_records
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -45,11 +42,6 @@ error weighs as little in the next ring as its member, so a member with a small 
 magnified. If that member does more work in the next round, the magnified error is noise: a member
 that came for one step of twenty would add a coarse codec's error twentyfold. With this bound it
 forgets a part of its errors."""
-
-
-_PART_NORM_MAX = 2.0
-"""Most length of a sparse part in a sum, in lengths of one of its other parts as the sum shows
-them. Those of honest members differ by less."""
 
 
 class RingPart(Protocol):
@@ -116,10 +108,6 @@ class _Sums:
 
     def share_of(self, position: int) -> np.float32:
         return np.float32(self._weights[position] / self._total)
-
-    def mean_share_of(self, mask: int) -> float:
-        present = [weight for i, weight in enumerate(self._weights) if mask >> i & 1]
-        return sum(present) / len(present) / self._total
 
     def add(self, chunk: int, values: Values, num_members: int) -> Buffer:
         """The encoded sum of so many members' parts, this one's among them (`with_own`)."""
@@ -213,94 +201,37 @@ class SumPart:
 
 class SetPart:
     """A member's part of a sparse ring: a block that no other member changes (SparseLoCo, arXiv
-    2508.15706), or in a sum of many members what that block holds.
+    2508.15706).
 
     The part that was not sent is the error feedback, e = decay * (e - d): the decay is applied when
-    a round has taken d, and the next pseudo-gradient is added to it later. Rounding errors of sums
-    are carried as of a dense ring, without decay: they belong to the work of all members.
+    a round has taken d, and the next pseudo-gradient is added to it later.
     """
 
     def __init__(
         self,
         pending: Float32Array,
         plan: ChunkPlan,
-        payloads: SetPayloads,
-        tokens: Sequence[int],
+        coder: SparseCodec,
         position: int,
         error_decay: float,
     ) -> None:
-        """
-        Args:
-            pending: (plan.num_elements,), this member's work.
-            tokens: of all members, by ring position.
-            position: this member's.
-        """
-        self._pending, self._plan, self._payloads = pending, plan, payloads
+        """`pending`: (plan.num_elements,), this member's work. `position`: in the ring."""
+        self._pending, self._plan, self._codec = pending, plan, coder
         self._position = position
         self._error_decay = np.float32(error_decay)
         self._blocks: dict[int, bytes] = {}
-        self._sums = None if payloads.sums is None else _Sums(payloads.sums, tokens, position)
 
     def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
         """See `RingPart`."""
         block = self._blocks.get(chunk)
-        coder = self._payloads.coder
         if block is None:
-            block = coder.encode(_usable(self._pending[self._plan.range_of(chunk)]))
+            block = self._codec.encode(_usable(self._pending[self._plan.range_of(chunk)]))
             self._blocks[chunk] = block
-        num_elements = self._plan.elements_of(chunk)
-        if not self._payloads.is_sum(num_elements, mask | 1 << self._position):
-            return add_record(payload, self._position, block)
-        sums = self._sums
-        assert sums is not None
-
-        def total() -> Float32Array:
-            part = coder.decode(block, num_elements)
-            own, before = part.dense(num_elements), None
-            if payload is not None:
-                before = self._sum_of(payload, num_elements, mask)
-                own *= np.float32(self._clip(part.squared_norm, before, mask))
-            return sums.with_own(own, before)
-
-        return sums.add(chunk, total, mask.bit_count() + 1)
-
-    def _clip(self, squared_norm: float, before: Float32Array, mask: int) -> float:
-        """Factor of this member's part in a sum.
-
-        A card that computes nonsense shall not outweigh all others. No member sees the parts of a
-        sum, but n of them that have nothing in common make it sqrt(n) times as long as one, and
-        others make it longer.
-        """
-        assert self._sums is not None
-        length = math.sqrt(float(np.square(before, dtype=np.float64).sum()))
-        one = length / math.sqrt(mask.bit_count()) / self._sums.mean_share_of(mask)
-        norm = math.sqrt(squared_norm)
-        return min(1.0, _PART_NORM_MAX * one / norm) if norm > 0 and one > 0 else 1.0
-
-    def _sum_of(self, payload: Buffer, num_elements: int, mask: int) -> Float32Array:
-        """The weighted sum of these members' parts, from a sum or a set."""
-        assert self._sums is not None
-        if self._payloads.is_sum(num_elements, mask):
-            return self._sums.decode(payload, num_elements, mask)
-        coder = self._payloads.coder
-        records = split(payload, mask, coder.encoded_bytes(num_elements))
-        parts = [coder.decode(record.block, num_elements) for record in records]
-        clips = clip_factors([part.squared_norm for part in parts])
-        values = np.zeros(num_elements, np.float32)
-        for record, part, clip in zip(records, parts, clips, strict=True):
-            share = float(self._sums.share_of(record.position)) * clip
-            if share >= SHARE_MIN:
-                values[part.places] += part.values * np.float32(share)
-        return values
+        return add_record(payload, self._position, block)
 
     def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
-        """See `RingPart`: every peer averages a list of parts for itself."""
-        num_elements = self._plan.elements_of(chunk)
-        if not self._payloads.is_sum(num_elements, mask):
-            return payload
-        sums = self._sums
-        assert sums is not None
-        return sums.average(chunk, lambda: sums.decode(payload, num_elements, mask), mask)
+        """See `RingPart`: every peer averages the list of parts for itself."""
+        return payload
 
     def error_of(self, chunk: int) -> Float32Array | None:
         """See `RingPart`."""
@@ -309,12 +240,9 @@ class SetPart:
             return None
         part = self._plan.range_of(chunk)
         error = self._pending[part].copy()
-        sent = self._payloads.coder.decode(block, part.stop - part.start)
+        sent = self._codec.decode(block, part.stop - part.start)
         error[sent.places] -= sent.values
         error *= self._error_decay
-        rounded = None if self._sums is None else self._sums.error_of(chunk)
-        if rounded is not None:
-            error += rounded
         return error
 
 
@@ -339,7 +267,7 @@ def ring_average(
     if isinstance(payloads, RecordPayloads):
         return ring_of_records(pendings, tokens, plan, payloads, error_decay)
     parts: list[RingPart] = [
-        SetPart(pending, plan, payloads, tokens, position, error_decay)
+        SetPart(pending, plan, payloads.coder, position, error_decay)
         if isinstance(payloads, SetPayloads)
         else SumPart(pending, plan, payloads.coder, tokens, position)
         for position, pending in enumerate(pendings)

@@ -140,7 +140,7 @@ def print_large_rings(console: Console, options: argparse.Namespace) -> None:
         "widening": payloads_named("int4", is_widening=True),
     }
     columns = [f"{kind}: {what}" for kind in kinds for what in ("average", "all, carried", "bits")]
-    for column in ("N", *columns, "sparse: bits", "widening"):
+    for column in ("N", *columns, "sparse: bits"):
         table.add_column(column, justify="right")
     large = argparse.Namespace(**{**vars(options), "elements": options.large_elements})
     for num_members in LARGE_RINGS:
@@ -148,9 +148,7 @@ def print_large_rings(console: Console, options: argparse.Namespace) -> None:
         for payloads in kinds.values():
             average, carried = errors_of_ring(payloads, num_members, large, carries=True)
             row += [f"{average:.3f}", f"{carried:.3f}", f"{bits_sent(payloads, num_members):.2f}"]
-        for is_widening in (False, True):
-            sparse = payloads_named(SPARSE, is_widening=is_widening)
-            row.append(f"{bits_sent(sparse, num_members):.2f}")
+        row.append(f"{bits_sent(payloads_named(SPARSE), num_members):.2f}")
         table.add_row(*row)
     console.print(table)
 

@@ -96,36 +96,6 @@ def test_the_mean_of_a_widening_ring_is_what_its_links_carry(num_members: int) -
     assert abs(payloads.mean_bytes(NUM_ELEMENTS, num_members) - sum(links) / len(links)) < 1
 
 
-@pytest.mark.parametrize("top_k", [1, 64, 200, 4096])
-@pytest.mark.parametrize("num_members", [2, 8, 18, 19, 24, 64, 256])
-def test_sparse_sends_no_more_than_int4_in_any_ring(num_members: int, top_k: int) -> None:
-    size = 65_536
-    sparse = payloads_named(SPARSE, top_k, is_widening=True)
-    dense = payloads_named("int4", is_widening=True)
-    assert sparse.mean_bytes(size, num_members) <= dense.mean_bytes(size, num_members)
-    before = payloads_named(SPARSE, top_k).mean_bytes(size, num_members)
-    if num_members <= 18 and top_k <= 64:
-        assert sparse.mean_bytes(size, num_members) == before
-    assert sparse.members_max(size) == limits.RING_MEMBERS_MAX
-
-
-@pytest.mark.parametrize("num_members", [1, 17, 18, 19, 256])
-def test_sparse_payloads_have_one_length_for_each_number_of_members(num_members: int) -> None:
-    payloads = payloads_named(SPARSE, is_widening=True)
-    assert isinstance(payloads, SetPayloads)
-    assert payloads.sums is not None
-    size, mask = 65_536, (1 << num_members) - 1
-    for is_average in (False, True):
-        if payloads.is_sum(size, mask):
-            coder = payloads.sums if is_average else payloads.sums.of_sum(num_members)
-            expected = coder.encoded_bytes(size)
-        else:
-            expected = num_members * payloads.part_bytes(size)
-        for length in (expected - 1, expected, expected + 1):
-            found = payloads.is_length(length, size, mask, is_average=is_average)
-            assert found == (length == expected)
-
-
 @pytest.mark.parametrize("positions", [[0], [1, 2], [0, 1, 2]])
 def test_the_average_is_weighted_with_tokens(positions: list[int]) -> None:
     average = PAYLOADS.average(set_of(positions), NUM_ELEMENTS, mask_of(positions), TOKENS)

@@ -50,11 +50,8 @@ RATE, MU = 0.7, 0.9
 _TOP_K = 512
 """Of 4096: some values of so short a block."""
 
-_SUMS = WideningInt4Codec(members_of_four_bits=2)
+_MEMBERS_OF_FOUR_BITS = 2
 """So that sums of all widths are met in rings as small as these."""
-
-_SET_MEMBERS_MAX = 3
-"""So that sparse sets become sums there."""
 
 _ERROR_MAX = {"fp32": 2.0**-22, "fp16": 2.0**-11, "int8": 2.0**-8, "int4": 2.0**-4.5}
 """Of one encoding: root of the mean square, as a part of the largest magnitude."""
@@ -99,20 +96,14 @@ class _SparseCodec(SparseCodec):
         return self._read[key]
 
 
-class _SetPayloads(SetPayloads):
-    def set_members_max(self, num_elements: int) -> int:
-        """See `SetPayloads`."""
-        return _SET_MEMBERS_MAX
-
-
 def _payloads_of(name: str) -> AveragedPayloads:
     codec_name = name.removesuffix(OPEN_SUFFIX)
     is_open = codec_name != name
     if codec_name == SPARSE:
         sparse = _SparseCodec(_TOP_K)
-        return RecordPayloads(SPARSE, sparse) if is_open else _SetPayloads(sparse, _SUMS)
+        return RecordPayloads(SPARSE, sparse) if is_open else SetPayloads(sparse)
     if codec_name == "int4" and not is_open:
-        return SumPayloads(_SUMS)
+        return SumPayloads(WideningInt4Codec(_MEMBERS_OF_FOUR_BITS))
     return payloads_named(codec_name, trust="open" if is_open else "members")
 
 
@@ -209,13 +200,8 @@ class Mode:
                 if record.block[: len(sent)] != sent:
                     raise WrongAverageError(f"chunk {chunk}: not what {record.position} has")
             return
-        kind, vectors = self.payloads, np.stack([each[part] for each in pendings])
-        codec_name = kind.name
-        if isinstance(kind, SetPayloads) and kind.is_sum(ELEMENTS, final.mask):
-            parts = [kind.coder.decode(kind.coder.encode(each), ELEMENTS) for each in vectors]
-            vectors, codec_name = np.stack([each.dense(ELEMENTS) for each in parts]), _SUMS.name
-        elif isinstance(kind, SetPayloads):
-            coder = kind.coder
+        if isinstance(self.payloads, SetPayloads):
+            coder = self.payloads.coder
             for record, pending in zip(
                 split(encoded, final.mask, coder.encoded_bytes(ELEMENTS)), pendings, strict=True
             ):
@@ -224,15 +210,12 @@ class Mode:
             return
         average = self.payloads.average(encoded, ELEMENTS, final.mask, ())
         shares = np.array(weights, np.float64) / sum(weights)
-        vectors = vectors.astype(np.float64)
-        low = high = shares @ vectors
-        if isinstance(kind, SetPayloads):  # each part of a sum may be clipped
-            low, high = shares @ np.minimum(vectors, 0), shares @ np.maximum(vectors, 0)
-        error = np.sqrt(np.mean((np.clip(average, low, high) - average) ** 2))
+        vectors = np.stack([pending[part] for pending in pendings]).astype(np.float64)
+        error = np.sqrt(np.mean((shares @ vectors - average) ** 2))
         # Each adds its own, independent of the others'. Of a sum that has a small part of the
         # ring's tokens they are as small as the sum.
         encodings = np.sqrt(len(pendings) + 1)
-        error_max = encodings * _ERROR_MAX[codec_name] * np.abs(vectors).max()
+        error_max = encodings * _ERROR_MAX[self.payloads.name] * np.abs(vectors).max()
         if error > error_max:
             raise WrongAverageError(f"chunk {chunk}: wrong by {error:.3g}, not {error_max:.3g}")
 
