@@ -25,9 +25,7 @@ from gossamer.protocol.codecs.chunk_values import (
     is_usable,
     magnitude_of,
 )
-from gossamer.protocol.codecs.contributions import (
-    add_record,
-)
+from gossamer.protocol.codecs.contributions import add_record
 from gossamer.protocol.codecs.payloads import AveragedPayloads, SetPayloads
 from gossamer.protocol.codecs.record_payloads import RecordPayloads
 from gossamer.protocol.codecs.sparse_codec import SparseCodec
@@ -86,79 +84,13 @@ class _Rounded(NamedTuple):
         return error
 
 
-class _Sums:
-    """A member's arithmetic of sums, and the rounding errors that it made in them.
+class SumPart:
+    """A member's part of a dense ring.
 
     A chunk on its way is the sum of w_i * delta_i over its contributors, with w_i the share of a
     member in the ring's capped tokens (`token_caps`). The average is that sum divided by the sum of
     their w_i.
     """
-
-    def __init__(self, coder: TensorCodec, tokens: Sequence[int], position: int) -> None:
-        """`tokens` of all members, by ring position; `position`: this member's."""
-        self.coder = coder
-        self._weights = capped_tokens(tokens)
-        self._total = sum(self._weights)
-        self._position = position
-        self._error_weight = max(self.share_of(position), np.float32(_ERROR_SHARE / len(tokens)))
-        # The newest sum and the newest average. After a fault a chunk may come round again, and the
-        # error of its earlier sum does not count then.
-        self._newest_sums: dict[int, _Rounded] = {}
-        self._newest_averages: dict[int, _Rounded] = {}
-
-    def share_of(self, position: int) -> np.float32:
-        return np.float32(self._weights[position] / self._total)
-
-    def add(self, chunk: int, values: Values, num_members: int) -> Buffer:
-        """The encoded sum of so many members' parts, this one's among them (`with_own`)."""
-        coder = self.coder.of_sum(num_members)
-        rounded = _Rounded(values, coder, coder.encode(values()), self._error_weight)
-        return self._noted(self._newest_sums, chunk, rounded)
-
-    def with_own(self, own: Float32Array, before: Float32Array | None) -> Float32Array:
-        """The sum of this member's part and of `before`."""
-        values = own * self.share_of(self._position)
-        if before is not None:
-            values += before
-        return values
-
-    def decode(self, payload: Buffer, num_elements: int, mask: int) -> Float32Array:
-        """The values of a sum of these members. Raises MalformedError."""
-        return self.coder.of_sum(mask.bit_count()).decode(payload, num_elements)
-
-    def average(self, chunk: int, values: Values, mask: int) -> Buffer:
-        """The encoded average of a sum of these members."""
-        # Exactly one when all members contribute: a division by almost one would round all values.
-        present = sum(weight for i, weight in enumerate(self._weights) if mask >> i & 1)
-        divisor = np.float32(present / self._total)
-
-        def average() -> Float32Array:
-            return values() / divisor
-
-        # An error of the average belongs to the whole ring. As part of this member's next delta it
-        # weighs w, so it has to be 1 / w times as large.
-        weight = self._error_weight / divisor
-        rounded = _Rounded(average, self.coder, self.coder.encode(average()), weight)
-        return self._noted(self._newest_averages, chunk, rounded)
-
-    def _noted(self, newest: dict[int, _Rounded], chunk: int, rounded: _Rounded) -> Buffer:
-        if self.coder.name != "fp32":
-            newest[chunk] = rounded
-        return rounded.encoded
-
-    def error_of(self, chunk: int) -> Float32Array | None:
-        """The rounding errors that this member made.
-
-        They are worked out here, from what came in and what went out. Kept as they are made they
-        would take 4 bytes a parameter and more.
-        """
-        both = (self._newest_sums, self._newest_averages)
-        found = [newest[chunk].error() for newest in both if chunk in newest]
-        return sum(found[1:], found[0]) if found else None
-
-
-class SumPart:
-    """A member's part of a dense ring (`_Sums`)."""
 
     def __init__(
         self,
@@ -174,29 +106,66 @@ class SumPart:
             tokens: of all members, by ring position.
             position: this member's.
         """
-        self._pending, self._plan = pending, plan
-        self._sums = _Sums(coder, tokens, position)
+        self._pending, self._plan, self._codec = pending, plan, coder
+        self._weights = capped_tokens(tokens)
+        self._weight = np.float32(self._weights[position] / sum(self._weights))
+        self._error_weight = max(self._weight, np.float32(_ERROR_SHARE / len(tokens)))
+        # The newest sum and the newest average. After a fault a chunk may come round again, and the
+        # error of its earlier sum does not count then.
+        self._sums: dict[int, _Rounded] = {}
+        self._averages: dict[int, _Rounded] = {}
 
     def add(self, chunk: int, payload: Buffer | None, mask: int) -> Buffer:
         """See `RingPart`: the encoded partial sum."""
+        part, num_members = self._plan.range_of(chunk), mask.bit_count()
 
-        def total() -> Float32Array:
-            own = _usable(self._pending[self._plan.range_of(chunk)])
-            before = None if payload is None else self._sums.decode(payload, own.size, mask)
-            return self._sums.with_own(own, before)
+        def values() -> Float32Array:
+            values = _usable(self._pending[part]) * self._weight
+            if payload is not None:
+                coder = self._codec.of_sum(num_members)
+                values += coder.decode(payload, part.stop - part.start)
+            return values
 
-        return self._sums.add(chunk, total, mask.bit_count() + 1)
+        coder = self._codec.of_sum(num_members + 1)
+        return self._encode(chunk, values, coder, self._error_weight, self._sums)
 
     def finish_average(self, chunk: int, payload: Buffer, mask: int) -> Buffer:
         """See `RingPart`: the encoded average."""
-        num_elements = self._plan.elements_of(chunk)
-        return self._sums.average(
-            chunk, lambda: self._sums.decode(payload, num_elements, mask), mask
-        )
+        # Exactly one when all members contribute: a division by almost one would round all values.
+        present = sum(weight for i, weight in enumerate(self._weights) if mask >> i & 1)
+        divisor = np.float32(present / sum(self._weights))
+
+        def values() -> Float32Array:
+            coder = self._codec.of_sum(mask.bit_count())
+            return coder.decode(payload, self._plan.elements_of(chunk)) / divisor
+
+        # An error of the average belongs to the whole ring. As part of this member's next delta it
+        # weighs w, so it has to be 1 / w times as large.
+        weight = self._error_weight / divisor
+        return self._encode(chunk, values, self._codec, weight, self._averages)
+
+    def _encode(
+        self,
+        chunk: int,
+        values: Values,
+        coder: TensorCodec,
+        weight: np.float32,
+        newest: dict[int, _Rounded],
+    ) -> Buffer:
+        encoded = coder.encode(values())
+        if coder.name != "fp32":
+            newest[chunk] = _Rounded(values, coder, encoded, weight)
+        return encoded
 
     def error_of(self, chunk: int) -> Float32Array | None:
-        """See `RingPart`: the rounding errors that this member made."""
-        return self._sums.error_of(chunk)
+        """See `RingPart`: the rounding errors that this member made.
+
+        They are worked out here, from what came in and what went out. Kept as they are made they
+        would take 4 bytes a parameter and more.
+        """
+        both = (self._sums, self._averages)
+        found = [newest[chunk].error() for newest in both if chunk in newest]
+        return sum(found[1:], found[0]) if found else None
 
 
 class SetPart:
