@@ -177,6 +177,8 @@ class Settlement:
             except CannotRebuildError:
                 log.warning("which chunks an old round took is not known", round=header.round)
         sync_set = self._committed.sync_sets.of_round(header.round)
+        # Nearly always there is one, and its record need not be read again.
+        is_ambiguous = tokens and len(self._work.account.open_offers_on(header.parent)) > 1
         self._work.committed_by(
             head,
             header.parent,
@@ -185,7 +187,7 @@ class Settlement:
             None if taken is None else mask_of(taken) << sync_set.first_chunk,
             counts_spans=taken is not None and spans_taken(sum(taken), len(taken)),
             exchanged=sync_set.mask,
-            offered=self._offered(head) if tokens else None,
+            offered=self._offered(head) if is_ambiguous else None,
         )
 
     def _offered(self, head: Digest) -> Offered | None:

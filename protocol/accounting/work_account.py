@@ -164,6 +164,10 @@ class WorkAccount:
         del state.offers[:-OFFERS_MAX]
         return offer
 
+    def open_offers_on(self, parent: bytes) -> list[Offer]:
+        """The offers to the round after a head of which no header in my chain took anything."""
+        return [o for o in self.state.offers if o.head == parent and o.taking is None]
+
     def withdraw(self, number: int) -> None:
         """Removes an offer of which no header can have taken anything: no ring with it was
         followed."""
@@ -190,7 +194,8 @@ class WorkAccount:
                 twice.
             counts_spans: whether the ledger counted my spans.
             exchanged: mask of the header's chunks; None: all.
-            offered: the offer by my `Ready` in the roster of the header's ring; None: not known.
+            offered: the offer by my `Ready` in the roster of the header's ring; None: not known. It
+                matters if there are several (`open_offers_on`).
         """
         state = self.state
         state.head = head
@@ -248,7 +253,7 @@ class WorkAccount:
     ) -> Offer | None:
         """The offer that a header on `parent` took: of several the newest that fits what my `Ready`
         said, or else the header's tokens."""
-        found = [o for o in self.state.offers if o.head == parent and o.taking is None]
+        found = self.open_offers_on(parent)
         for offer in reversed(found):
             if offered is not None and (offer.life, offer.tokens) == offered:
                 return offer
