@@ -11,11 +11,28 @@ import torch
 import zstandard
 
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.trainer.ipc.messages import Step
 from gossamer.trainer.local_trainer import LocalTrainer, TrainerConfig
 
 torch.set_num_threads(1)
 
 MakeTrainer = Callable[..., LocalTrainer]
+
+STEP_SPAN = 4 * 17
+"""Tokens of a shard that a step of `inner_config` uses up."""
+
+
+def train(trainer: LocalTrainer, shard: str, num_steps: int, first: int = 0) -> list[Step]:
+    """Trains a round on a part of a shard, from where the last one ended."""
+    trainer.push(0, shard, STEP_SPAN * first, STEP_SPAN * (first + num_steps))
+    trainer.begin(1, first, num_steps, 600.0, "local")
+    steps = []
+    while not trainer.is_round_over:
+        step = trainer.step()
+        assert step is not None
+        steps.append(step)
+    trainer.finish()
+    return steps
 
 
 @pytest.fixture

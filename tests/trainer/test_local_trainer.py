@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -24,12 +23,10 @@ from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import AdamW
 from gossamer.trainer.presets import PRESETS
 from gossamer.trainer.text.data import DataError
+from tests.trainer.conftest import STEP_SPAN, MakeTrainer
 
-MakeTrainer = Callable[..., LocalTrainer]
 STEP_TOKENS = 4 * 16
 """Targets of a step."""
-STEP_SPAN = 4 * 17
-"""Tokens of the shard that it uses up."""
 
 
 def run_round(trainer: LocalTrainer, steps: int, first: int = 0) -> tuple[list[Step], Finished]:

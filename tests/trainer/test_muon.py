@@ -12,12 +12,10 @@ import torch
 from gossamer.protocol.manifest import ImportedShape, InnerConfig, ModelConfig
 from gossamer.trainer import local_trainer, muon
 from gossamer.trainer.device import Device, cpu_has_bf16
-from gossamer.trainer.ipc.messages import Step
-from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.muon import Muon, optimizer_for, orthogonal
 from gossamer.trainer.optimizer import AdamW
-from tests.trainer.conftest import MakeTrainer
+from tests.trainer.conftest import MakeTrainer, train
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -148,18 +146,6 @@ def test_matrices_that_go_together_get_what_each_would_get_alone(
         found.append(decoder.flat.clone())
         assert len(optimizer._batches) == (14 if elements_max == 1 else 3)
     torch.testing.assert_close(found[0], found[1])
-
-
-def train(trainer: LocalTrainer, shard: str, num_steps: int, first: int = 0) -> list[Step]:
-    trainer.push(0, shard, 68 * first, 68 * (first + num_steps))
-    trainer.begin(1, first, num_steps, 600.0, "local")
-    steps = []
-    while not trainer.is_round_over:
-        step = trainer.step()
-        assert step is not None
-        steps.append(step)
-    trainer.finish()
-    return steps
 
 
 def test_the_loss_falls_and_a_seed_has_one_result(

@@ -15,11 +15,9 @@ from gossamer.trainer import device as device_module
 from gossamer.trainer import local_trainer
 from gossamer.trainer import model as model_module
 from gossamer.trainer.device import Device, choose_device, has_grouped_kernel
-from gossamer.trainer.ipc.messages import Step
-from gossamer.trainer.local_trainer import LocalTrainer
 from gossamer.trainer.loss_scale import GOOD_STEPS, SCALE_FIRST, LossScale
 from gossamer.trainer.model import Decoder
-from tests.trainer.conftest import MakeTrainer
+from tests.trainer.conftest import MakeTrainer, train
 
 # Generations of NVIDIA's: Pascal, Volta, Turing, Ampere.
 CAPABILITIES = {"P40": (6, 1), "V100": (7, 0), "T4": (7, 5), "A10": (8, 6)}
@@ -99,15 +97,15 @@ def test_a_cpu_takes_bf16_where_it_is_faster(
 def test_bf16_on_a_cpu_learns_like_fp32(
     make_trainer: MakeTrainer, shard: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = _steps(make_trainer(), shard, 40)
+    full = train(make_trainer(), shard, 40)
     monkeypatch.setattr(device_module, "cpu_has_bf16", lambda: True)
     monkeypatch.setattr(device_module, "CPU_BF16_WIDTH_MIN", 32)
     trainer = make_trainer()
     assert trainer.device.precision == "bf16"
-    half = _steps(trainer, shard, 40)
+    half = train(trainer, shard, 40)
     assert half[-1].loss == pytest.approx(full[-1].loss, rel=0.03)
     assert [step.loss for step in half] != [step.loss for step in full]
-    again = _steps(make_trainer(), shard, 40)
+    again = train(make_trainer(), shard, 40)
     assert [step.loss for step in half] == [step.loss for step in again]
 
 
@@ -159,26 +157,14 @@ def _half(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_trainer, "choose_device", lambda _wanted, _width: device)
 
 
-def _steps(trainer: LocalTrainer, shard: str, num_steps: int) -> list[Step]:
-    trainer.push(0, shard, 0, num_steps * 4 * 17)
-    trainer.begin(1, 0, num_steps, 600.0)
-    steps = []
-    while not trainer.is_round_over:
-        step = trainer.step()
-        assert step is not None
-        steps.append(step)
-    trainer.finish()
-    return steps
-
-
 def test_fp16_learns_like_fp32(
     make_trainer: MakeTrainer, shard: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = _steps(make_trainer(), shard, 40)
+    full = train(make_trainer(), shard, 40)
     _half(monkeypatch)
     trainer = make_trainer()
     assert trainer.device.precision == "fp16"
-    half = _steps(trainer, shard, 40)
+    half = train(trainer, shard, 40)
     assert half[-1].loss < 0.7 * half[0].loss
     assert not any(step.skipped for step in half)
     for one, other in zip(full[:5], half[:5], strict=True):
@@ -209,7 +195,7 @@ def test_a_gradient_that_overflows_is_taken_again_with_a_smaller_scale(
     trainer = make_trainer()
     scale = trainer._gradients._scale
     scale.value = 2.0**30
-    steps = _steps(trainer, shard, 2)
+    steps = train(trainer, shard, 2)
     assert scale.value < 2.0**30
     assert not any(step.skipped for step in steps)
     assert all(np.isfinite(step.gradient_norm) for step in steps)
@@ -231,7 +217,7 @@ def test_a_model_that_is_broken_is_no_reason_for_another_scale(
         return real(self, sequences)
 
     monkeypatch.setattr(Decoder, "loss_sum", loss_sum)
-    steps = _steps(trainer, shard, 1)
+    steps = train(trainer, shard, 1)
     assert steps[0].skipped
     assert len(calls) == 1
     assert trainer._gradients._scale.value == SCALE_FIRST

@@ -100,21 +100,25 @@ def test_a_node_whose_disk_takes_nothing_stays_in_the_ring(tmp_path: Path) -> No
     simulate(world, story)
 
 
+async def ring_of_four_at_work(world: World, nursery: trio.Nursery) -> dict[PeerId, str]:
+    """Runs the nodes `abcd` on slow lines until they are in one ring; returns names by peer id."""
+    await start(world, nursery, "abcd")
+    await world.reach(5, *"abcd")
+    await world.until(lambda: world.all_shards_are_with(*"abcd"))
+    peers = {world.identity(name).peer_id: name for name in "abcd"}
+    for peer in peers:
+        for other in peers.keys() - {peer}:
+            world.network.link(peer, other).bytes_per_second = SLOW_LINE
+    await world.until(lambda: all(len(world.participant(name).rounds.ring) == 4 for name in "abcd"))
+    return peers
+
+
 def test_a_member_that_sits_out_from_now_on_spoils_no_ring_that_is_at_work(tmp_path: Path) -> None:
     """Its conduct counts for the next ring. In this one its neighbours become each other's."""
     world = World(tmp_path, seed=23)
 
     async def story(nursery: trio.Nursery) -> None:
-        await start(world, nursery, "abcd")
-        await world.reach(5, *"abcd")
-        await world.until(lambda: world.all_shards_are_with(*"abcd"))
-        peers = {world.identity(name).peer_id: name for name in "abcd"}
-        for peer in peers:
-            for other in peers.keys() - {peer}:
-                world.network.link(peer, other).bytes_per_second = SLOW_LINE
-        await world.until(
-            lambda: all(len(world.participant(name).rounds.ring) == 4 for name in "abcd")
-        )
+        peers = await ring_of_four_at_work(world, nursery)
         order = world.participant("a").rounds.ring
         number = world.round("a") + 1
         victim, another = order[1], order[3]
@@ -141,16 +145,7 @@ def test_a_member_that_died_in_a_ring_is_a_neighbour_again_when_it_is_back(tmp_p
     world = World(tmp_path, seed=24)
 
     async def story(nursery: trio.Nursery) -> None:
-        await start(world, nursery, "abcd")
-        await world.reach(5, *"abcd")
-        await world.until(lambda: world.all_shards_are_with(*"abcd"))
-        peers = {world.identity(name).peer_id: name for name in "abcd"}
-        for peer in peers:
-            for other in peers.keys() - {peer}:
-                world.network.link(peer, other).bytes_per_second = SLOW_LINE
-        await world.until(
-            lambda: all(len(world.participant(name).rounds.ring) == 4 for name in "abcd")
-        )
+        peers = await ring_of_four_at_work(world, nursery)
         dead = [peers[peer] for peer in world.participant("a").rounds.ring[2:]]
         survivors = [name for name in "abcd" if name not in dead]
         number = world.round("a") + 1
