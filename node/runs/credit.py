@@ -74,11 +74,7 @@ def read_credits(state_dir: StateDir) -> Credits:
     Raises:
         StateDirError: there is no run, or its files are damaged.
     """
-    signed = state_dir.read_manifest()
-    if signed is None:
-        raise StateDirError(
-            f"there is no run in {state_dir.root}; name another directory with --state-dir"
-        )
+    signed = state_dir.require_manifest()
     try:
         manifest = open_signed_manifest(signed)
     except RemoteProtocolError as error:
@@ -102,9 +98,9 @@ def read_credits(state_dir: StateDir) -> Credits:
 
 def _newest_head(state_dir: StateDir) -> Digest | None:
     try:
-        return Digest(bytes.fromhex(state_dir.head_path.read_text().strip()))
+        return state_dir.read_head()
     except (OSError, ValueError):
-        return None
+        return None  # the chain tells it too
 
 
 def _own_id(state_dir: StateDir) -> PeerId | None:

@@ -45,12 +45,7 @@ def read_state(settings: Settings, round_number: int | None = None) -> StateOnDi
         StateDirError: there is no run, no such round, or the disk has too little to rebuild it.
     """
     state_dir = StateDir(settings.state_dir)
-    signed = state_dir.read_manifest()
-    if signed is None:
-        raise StateDirError(
-            f"there is no run in {state_dir.root}; name another directory with --state-dir"
-        )
-    manifest = open_signed_manifest(signed)
+    manifest = open_signed_manifest(state_dir.require_manifest())
     is_newest = True
     problem = "start the node until it has joined, and try again"
     for attempt in range(ATTEMPTS_MAX):

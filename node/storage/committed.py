@@ -406,13 +406,10 @@ class CommittedState:
     def head_on_disk(self) -> Digest | None:
         """Reads the head that was written last; None if there is none or its file is damaged."""
         try:
-            written = bytes.fromhex(self._state_dir.head_path.read_text().strip())
-        except FileNotFoundError:
-            return None
+            return self._state_dir.read_head()
         except (OSError, ValueError) as error:
             log.warning("the head file is damaged; the chain is used instead", problem=str(error))
             return None
-        return Digest(written)
 
     def keep_older(self, heads: Sequence[Digest]) -> None:
         """Keeps averages and a checkpoint of an earlier life for peers that are behind.

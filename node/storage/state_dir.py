@@ -266,6 +266,27 @@ class StateDir:
             raise StateDirError(f"{self.manifest_path} cannot be read: {error.strerror}") from error
         return signed
 
+    def require_manifest(self) -> SignedManifest:
+        """Returns the manifest of the run here. Raises StateDirError if there is no run, or as
+        `read_manifest` does."""
+        signed = self.read_manifest()
+        if signed is None:
+            raise StateDirError(
+                f"there is no run in {self.root}; name another directory with --state-dir"
+            )
+        return signed
+
+    def read_head(self) -> Digest | None:
+        """Returns the committed head that was written last; None without one.
+
+        Raises:
+            OSError, ValueError: the file cannot be read, or is damaged.
+        """
+        try:
+            return Digest(bytes.fromhex(self.head_path.read_text().strip()))
+        except FileNotFoundError:
+            return None
+
     def write_manifest(self, signed: SignedManifest) -> None:
         """Binds the directory to a run, for good.
 
