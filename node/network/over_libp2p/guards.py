@@ -45,6 +45,10 @@ from gossamer.protocol.ids import PeerId, public_key_of
 
 logger = logging.getLogger(__name__)
 
+ENTRY_SECONDS_MAX = 5.0
+"""Longest time to start the tasks of a connection and to tell the listeners of it. None of them
+waits for the other end; a host that is closing may have no listener any more."""
+
 
 class GuardedMuxer(MuxerMultistream):
     """Puts `YamuxConnection` in the place of py-libp2p's yamux.
@@ -211,7 +215,12 @@ class GuardedSwarm(Swarm):
         await self._handle_inbound_connection(end, Multiaddr("/ip4/0.0.0.0/tcp/0"))
 
     async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
-        """Take a connection in, unless its peer or its address may not have it."""
+        """Take a connection in, unless its peer or its address may not have it.
+
+        Symptom: py-libp2p enters a connection in its books and tells its listeners afterwards. A
+        task that looks for the connection sees it in between and cancels the dial, which then
+        closes the connection that it has made. So a dial that is cancelled here ends first.
+        """
         reason = self._why_not(muxed_conn, direction)
         if reason is None and direction == "inbound":
             reason = self._take_place(muxed_conn)
@@ -226,7 +235,8 @@ class GuardedSwarm(Swarm):
                 muxed_conn.path = circuit.path
         self._arriving += direction == "inbound"
         try:
-            connection = await super().add_conn(muxed_conn, direction)
+            with trio.fail_after(ENTRY_SECONDS_MAX, shield=True):
+                connection = await super().add_conn(muxed_conn, direction)
         finally:
             self._arriving -= direction == "inbound"
         if self.on_connected is not None:

@@ -29,6 +29,7 @@ from multiaddr import Multiaddr
 from gossamer.node.network import doorstep
 from gossamer.node.network.identity import Identity
 from gossamer.node.network.over_libp2p import newcomers, tcp, yamux, yamux_stream
+from gossamer.node.network.over_libp2p.guards import GuardedSwarm
 from gossamer.node.network.over_libp2p.host import open_libp2p_transport
 from gossamer.node.network.over_libp2p.noise import FastNoiseTransport, NoiseSession, socket_of
 from gossamer.node.network.over_libp2p.transport import Libp2pTransport
@@ -707,5 +708,37 @@ def test_dialling_tells_the_kernels_reason() -> None:
         async with open_libp2p_transport(Identity.generate(), []) as client:
             with pytest.raises(ConnectError, match="refused"):
                 await client.connect("/ip4/127.0.0.1/tcp/1")
+
+    run(case)
+
+
+def test_a_dial_that_is_cancelled_when_its_connection_is_seen_keeps_that_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A crossing looks for the direct connection to a peer, and ends its dial when there is one.
+
+    The connection may be the one that this dial has made and has not yet told the listeners of.
+    """
+    tell = GuardedSwarm.notify_connected
+
+    async def tell_slowly(swarm: GuardedSwarm, connection: Any) -> None:
+        await trio.sleep(0.2)
+        await tell(swarm, connection)
+
+    async def case() -> None:
+        async with (
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as client,
+            open_libp2p_transport(Identity.generate(), LOOPBACK) as server,
+        ):
+            server.handle(ECHO, echo_byte)
+            monkeypatch.setattr(GuardedSwarm, "notify_connected", tell_slowly)
+            peer = ID.from_base58(server.peer_id)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.connect, server.addresses()[0])
+                await eventually(lambda: bool(client._swarm.get_connections(peer)))
+                nursery.cancel_scope.cancel()
+            stream = await client.open_stream(server.peer_id, ECHO)
+            await stream.send(b"?")
+            assert await stream.receive_exactly(1) == b"?"
 
     run(case)
