@@ -9,8 +9,10 @@ There are three kinds of bound, because honest peers pass on the gossip of other
 - Messages of one connected *author* beyond `AUTHOR_RATE` are dropped and not passed on. The
   signature was checked by then, so the author is to blame, whichever peer forwarded them.
 - *Strangers* are authors that are not connected here. They share one `STRANGERS_RATE`: identities
-  cost nothing. No honest forwarder brings more of their messages than it may accept itself, so a
-  forwarder that does is to blame.
+  cost nothing. A forwarder that brings many of their messages is to blame.
+- A node passes on the messages of others at `PASSED_ON_RATE` at most. Some of their authors may be
+  strangers to the next peer. Otherwise many identities, each within the rate of an author, could
+  make an honest forwarder look like one that floods.
 
 A dropped message is not missed for long: anti-entropy brings every statement that is still true.
 """
@@ -47,8 +49,13 @@ accuses a whole ring at once at most."""
 STRANGERS_RATE = Rate(per_second=50, burst=500)
 """Rate of the statements of all authors without a connection to this node: a hundred such peers."""
 
-FORWARDER_STRANGERS_RATE = Rate(per_second=100, burst=1000)
-"""Rate of such statements that one forwarder brings: twice the rate of an honest forwarder."""
+PASSED_ON_RATE = Rate(per_second=50, burst=600)
+"""Rate of the messages of all other authors that this node passes on: two hundred members that each
+publish three statements at the end of a round."""
+
+FORWARDER_STRANGERS_RATE = Rate(per_second=2 * PASSED_ON_RATE.per_second, burst=1000)
+"""Rate of strangers' statements that one forwarder brings: twice what an honest forwarder passes
+on, since messages that wait on a line come together."""
 
 FLOOD_MESSAGES = 100
 """Messages over a rate that make one offence."""
@@ -66,6 +73,7 @@ class GossipQuota:
         self._forwarder_strangers: dict[PeerId, Throttle] = {}
         self._authors: dict[PeerId, Throttle] = {}
         self._strangers = Throttle(STRANGERS_RATE)
+        self._passed_on = Throttle(PASSED_ON_RATE)
         self._total = Throttle(TOTAL_RATE)
         self._total_bytes = Throttle(TOTAL_BYTES_RATE)
         self._dropped: Counter[PeerId] = Counter()
@@ -95,6 +103,10 @@ class GossipQuota:
         if not brought.try_take(now):
             return False, self._note_dropped(forwarder)
         return self._strangers.try_take(now), None
+
+    def passes_on(self, now: float) -> bool:
+        """Returns whether to pass on a message of another author that was accepted."""
+        return self._passed_on.try_take(now)
 
     def _note_dropped(self, peer: PeerId) -> PeerId | None:
         self._dropped[peer] += 1

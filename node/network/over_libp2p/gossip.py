@@ -238,6 +238,8 @@ class GuardedPubsub(Pubsub):
             self._blame(ID.from_base58(blamed), self._gate.flood())
         if not (is_taken and self.on_message is not None and self.on_message(msg)):
             return
+        if not self._gate.passes_on(trio.current_time()):
+            return
         try:
             await self.router.publish(msg_forwarder, msg)
         except Exception:  # peers come and go while it iterates

@@ -1,0 +1,56 @@
+"""The rates of gossip: what is dropped, and which peer is to blame."""
+
+from __future__ import annotations
+
+from gossamer.protocol.ids import PeerId
+from gossamer.protocol.policy.gossip_quota import FLOOD_MESSAGES, STRANGERS_RATE, GossipQuota
+
+FORWARDER = PeerId("forwarder")
+
+
+def blamed_by(
+    quota: GossipQuota, author: PeerId, num_messages: int, connected: bool
+) -> set[PeerId]:
+    """The peers that are blamed for so many messages at once that `FORWARDER` brings."""
+    answers = [
+        quota.admits(0.0, FORWARDER, author, is_connected=connected) for _ in range(num_messages)
+    ]
+    return {blamed for _, blamed in answers if blamed is not None}
+
+
+def test_a_connected_author_that_floods_is_blamed_and_not_its_forwarder() -> None:
+    author = PeerId("author")
+    assert blamed_by(GossipQuota(), author, 400 + FLOOD_MESSAGES, connected=True) == {author}
+    assert not blamed_by(GossipQuota(), author, 400 + FLOOD_MESSAGES - 1, connected=True)
+
+
+def test_a_forwarder_of_many_strangers_is_blamed() -> None:
+    assert blamed_by(GossipQuota(), PeerId("author"), 1000 + FLOOD_MESSAGES, False) == {FORWARDER}
+
+
+def test_many_peers_at_the_rate_of_an_author_do_not_make_their_forwarder_look_like_a_flooder() -> (
+    None
+):
+    """They are connected to the forwarder, and strangers to the next peer. The line between the two
+    holds up the messages of two seconds at a time."""
+    at_forwarder, at_next = GossipQuota(), GossipQuota()
+    authors = [PeerId(f"peer{number}") for number in range(1, 41)]
+    blamed: set[PeerId | None] = set()
+    num_passed_on = num_taken = 0
+    waiting: list[PeerId] = []
+    for tick in range(2400):
+        now = tick / 20
+        for author in authors:  # each 20 times a second
+            is_taken, _ = at_forwarder.admits(now, author, author, is_connected=True)
+            if is_taken and at_forwarder.passes_on(now):
+                waiting.append(author)
+        if tick % 40 == 39:
+            num_passed_on += len(waiting)
+            for author in waiting:
+                is_taken, who = at_next.admits(now, FORWARDER, author, is_connected=False)
+                num_taken += is_taken
+                blamed.add(who)
+            waiting.clear()
+    assert blamed == {None}
+    assert num_passed_on > 120 * 45
+    assert num_taken >= 0.9 * STRANGERS_RATE.per_second * 120
