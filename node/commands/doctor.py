@@ -11,7 +11,7 @@ from rich.text import Text
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.terminal import open_console
 from gossamer.node.commands.machine_checks import make_checks
-from gossamer.node.commands.options import Node, settings_of
+from gossamer.node.commands.options import Node, reading_settings_of
 from gossamer.node.commands.state_checks import Level
 from gossamer.node.telemetry.logs import printable
 
@@ -30,9 +30,9 @@ def doctor(
     Parameters
     ----------
     address
-        Address of a peer that should be reachable.
+        Address of a peer that should be reachable, and that tries to reach this machine.
     """
-    return run_doctor(settings_of(options), address, open_console())
+    return run_doctor(reading_settings_of(options), address, open_console())
 
 
 def run_doctor(settings: Settings, address: str | None, console: Console) -> int:

@@ -24,6 +24,7 @@ from gossamer.node.base.address_text import HostPort, parse_host_port, parse_lin
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.units import format_bytes
 from gossamer.node.commands.pause_checks import check_pauses
+from gossamer.node.commands.reach_check import check_reach_of_idle
 from gossamer.node.commands.state_checks import (
     Check,
     Level,
@@ -98,8 +99,9 @@ def make_checks(settings: Settings, address: str | None = None) -> Iterator[Chec
     yield from check_ports(settings, running)
     yield check_files()
     yield check_congestion_control()
-    if running:
-        yield check_reach(state_dir)
+    reach = check_reach(state_dir) if running else check_reach_of_idle(settings, address)
+    if reach is not None:
+        yield reach
     yield from check_pauses(settings)
     yield check_clock(time.time(), _last_written_unix_seconds(state_dir))
     if address is not None:

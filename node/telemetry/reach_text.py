@@ -25,7 +25,7 @@ def reach_text(reach: str, num_confirmed: int, address: str, peers: Sequence[Pee
     if peers and not connected:
         return (
             "No member is connected: this node trains alone. Check the network, and open TCP port "
-            f"{_port(address)} on the router"
+            f"{port_of_text(address)} on the router"
         )
     parts: list[str] = []
     if reach == "open":
@@ -46,10 +46,11 @@ def reach_text(reach: str, num_confirmed: int, address: str, peers: Sequence[Pee
         parts.append(", ".join(ways))
     text = ": ".join(parts)
     if relayed:
-        text += f". Rounds are slower so: turn on UPnP or open TCP port {_port(address)}"
+        text += f". Rounds are slower so: turn on UPnP or open TCP port {port_of_text(address)}"
     return text
 
 
-def _port(address: str) -> str:
+def port_of_text(address: str) -> str:
+    """Returns the TCP port of an address of this node; the default one if it names none."""
     _, _, rest = address.partition("/tcp/")
     return rest.partition("/")[0] or "4610"

@@ -378,6 +378,27 @@ def test_of_five_addresses_the_right_one_is_found_at_once(tmp_path: Path) -> Non
     assert (answered - asked).total_seconds() < CONNECT_SECONDS
 
 
+def test_the_doctor_has_a_peer_dial_machines_on_which_no_node_runs(tmp_path: Path) -> None:
+    """One home's router forwards the port, the other one's does not."""
+    try:
+        with Homes(tmp_path, [PUBLIC, FORWARDS, CROSSABLE]) as homes:
+            founder, *others = homes.homes
+            _found(founder, tmp_path)
+            founder.wait_for(lambda status: status.phase == "training", PATIENCE_SECONDS, "its run")
+            for other in others:
+                other.start("doctor", founder.public_address)
+            texts = []
+            for other in others:
+                other.wait(PATIENCE_SECONDS)
+                texts.append(" ".join(other.log_path.read_text().split()))
+            outside = f"/ip4/{homes.internet.public_host(others[0].number)}/tcp/{PORT}"
+    except NamespacesUnavailable as reason:
+        pytest.skip(str(reason))
+    assert f"ok reach Reachable at {outside} (confirmed by 1)" in texts[0], texts[0]
+    assert "no member has confirmed yet that it can be dialled" in texts[1], texts[1]
+    assert f"open TCP port {PORT} on the router" in texts[1], texts[1]
+
+
 def _wait_for_round_of_all(home: Home, number: int, after: int = 0) -> None:
     home.wait_for(
         lambda status: (

@@ -235,7 +235,7 @@ class GuardedSwarm(Swarm):
                 muxed_conn.path = circuit.path
         self._arriving += direction == "inbound"
         try:
-            with trio.fail_after(ENTRY_SECONDS_MAX, shield=True):
+            with trio.CancelScope(shield=True), trio.fail_after(ENTRY_SECONDS_MAX):
                 connection = await super().add_conn(muxed_conn, direction)
         finally:
             self._arriving -= direction == "inbound"
