@@ -17,9 +17,9 @@ from gossamer.protocol.policy.throttle import Rate, Throttle
 from gossamer.protocol.wire.statements import Announce, Capacity, Phase
 
 ANNOUNCE_RATE = Rate(per_second=10, burst=200)
-"""Rate of this node's announcements: half of the rate that others take of one author
-(`gossip_quota.AUTHOR_RATE`). The other half is left for the statements of a round. A round has
-three announcements, and one for each shard that is claimed or finished."""
+"""Rate of this node's announcements, a part of `gossip_quota.OWN_RATE`. The rest is left for the
+statements of a round. A round has three announcements, and one for each shard that is claimed or
+finished."""
 
 OWN_SECONDS = 60.0
 """Interval between two answers, each with a warning, to a higher incarnation of this node. Two

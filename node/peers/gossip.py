@@ -29,11 +29,13 @@ from gossamer.node.network.transport import Stream, Transport, TransportError
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
+from gossamer.protocol.policy.gossip_quota import OWN_RATE
 from gossamer.protocol.policy.statement_store import (
     STATEMENTS_MAX,
     TAG_BYTES,
     StatementStore,
 )
+from gossamer.protocol.policy.throttle import Throttle
 from gossamer.protocol.state.chain import Commit, decode_commit, encode_commit
 from gossamer.protocol.wire.statements import (
     Announce,
@@ -214,7 +216,10 @@ class Gossip:
             log.warning("gossip is congested: anti-entropy has to bring this message", topic=topic)
 
     async def _publish_outbox(self) -> None:
+        rate = Throttle(OWN_RATE)
         async for topic, data in self._outbox:
+            # Others take a peer that publishes more for one that floods, and ban it.
+            await trio.sleep(rate.take(trio.current_time()))
             try:
                 await self._transport.publish(topic, data)
             except TransportError as error:

@@ -42,9 +42,13 @@ TOTAL_BYTES_RATE = Rate(per_second=4 * MIB, burst=16 * MIB)
 """Rate of the bytes of all forwarders. Gossipsub keeps messages for five seconds, so the rate
 bounds its memory."""
 
-AUTHOR_RATE = Rate(per_second=20, burst=400)
-"""Rate of one connected author's statements. A member announces itself every two seconds, and
-accuses a whole ring at once at most."""
+AUTHOR_RATE = Rate(per_second=60, burst=600)
+"""Rate of one connected author's messages. A round has some five from each member (its `Ready`, a
+roster, votes, the commit), besides announcements, and an accusation of a whole ring at most."""
+
+OWN_RATE = Rate(0.75 * AUTHOR_RATE.per_second, 0.75 * AUTHOR_RATE.burst)
+"""Rate of a node's own messages: rounds that are quicker than this allows wait. The rest of
+`AUTHOR_RATE` is for messages that waited on a line and come together."""
 
 STRANGERS_RATE = Rate(per_second=50, burst=500)
 """Rate of the statements of all authors without a connection to this node: a hundred such peers."""

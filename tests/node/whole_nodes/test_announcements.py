@@ -1,4 +1,4 @@
-"""A node announces itself so seldom that no honest peer takes it for a flood."""
+"""A node says so little that no honest peer takes it for a flood."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from gossamer.protocol.ids import PeerId
 from gossamer.protocol.policy.gossip_quota import GossipQuota
 from gossamer.protocol.policy.membership import ANNOUNCE_SECONDS
 from gossamer.protocol.wire.statements import Announce, Signed, Statement, seal
-from tests.support.node_world import World, simulate, start
+from tests.support.memory_peer import MemoryPeer
+from tests.support.node_world import FastTrainer, World, simulate, start
 
 STARTED_SECONDS = 10.0
 """Time after which all nodes of a story are connected, and wait for more."""
@@ -134,3 +135,29 @@ def test_an_identity_in_use_twice_makes_neither_announce_without_end(
 
     simulate(world, story)
     assert_no_flood(announced)
+
+
+def test_rounds_of_a_fraction_of_a_second_stay_under_the_rate_of_an_author(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small models on one machine: some twenty rounds a second, if nothing held them back."""
+    published: dict[PeerId, list[float]] = defaultdict(list)
+    publish = MemoryPeer.publish
+
+    async def watched(peer: MemoryPeer, topic: str, data: bytes) -> None:
+        published[peer.peer_id].append(trio.current_time())
+        await publish(peer, topic, data)
+
+    monkeypatch.setattr(MemoryPeer, "publish", watched)
+    world = World(tmp_path, seed=94, latency_seconds=0.001)
+
+    async def story(nursery: trio.Nursery) -> None:
+        for name, seeds in (("a", []), ("b", ["a"])):
+            await nursery.start(world.run, name, seeds, FastTrainer)
+        await world.until(lambda: world.round("a") > 2)
+        first = world.round("a")
+        await trio.sleep(25.0)
+        assert world.round("a") - first > 25 * 4
+
+    simulate(world, story)
+    assert_no_flood(published)

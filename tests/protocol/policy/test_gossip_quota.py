@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from gossamer.protocol.ids import PeerId
-from gossamer.protocol.policy.gossip_quota import FLOOD_MESSAGES, STRANGERS_RATE, GossipQuota
+from gossamer.protocol.policy.gossip_quota import (
+    AUTHOR_RATE,
+    FLOOD_MESSAGES,
+    FORWARDER_STRANGERS_RATE,
+    STRANGERS_RATE,
+    GossipQuota,
+)
 
 FORWARDER = PeerId("forwarder")
 
@@ -20,12 +26,18 @@ def blamed_by(
 
 def test_a_connected_author_that_floods_is_blamed_and_not_its_forwarder() -> None:
     author = PeerId("author")
-    assert blamed_by(GossipQuota(), author, 400 + FLOOD_MESSAGES, connected=True) == {author}
-    assert not blamed_by(GossipQuota(), author, 400 + FLOOD_MESSAGES - 1, connected=True)
+    assert blamed_by(
+        GossipQuota(), author, int(AUTHOR_RATE.burst) + FLOOD_MESSAGES, connected=True
+    ) == {author}
+    assert not blamed_by(
+        GossipQuota(), author, int(AUTHOR_RATE.burst) + FLOOD_MESSAGES - 1, connected=True
+    )
 
 
 def test_a_forwarder_of_many_strangers_is_blamed() -> None:
-    assert blamed_by(GossipQuota(), PeerId("author"), 1000 + FLOOD_MESSAGES, False) == {FORWARDER}
+    assert blamed_by(
+        GossipQuota(), PeerId("author"), int(FORWARDER_STRANGERS_RATE.burst) + FLOOD_MESSAGES, False
+    ) == {FORWARDER}
 
 
 def test_many_peers_at_the_rate_of_an_author_do_not_make_their_forwarder_look_like_a_flooder() -> (
