@@ -13,8 +13,9 @@ each), in the order in which their coefficients are numbered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +60,22 @@ class _Part:
     @property
     def num_bits(self) -> int:
         return self.num_entries * (self.index_bits + 1)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where each entry lies in the bits of an update, and what it may be; all (num_entries,)."""
+
+    first_bytes: npt.NDArray[np.int64]
+    """The byte with its first bit."""
+    first_bits: npt.NDArray[np.uint32]
+    """The place of its first bit in that byte."""
+    index_bits: npt.NDArray[np.uint32]
+    index_masks: npt.NDArray[np.uint32]
+    coefficients: npt.NDArray[np.int64]
+    """Coefficients of its tile."""
+    tile_starts: npt.NDArray[np.int64]
+    """Number of the first coefficient of its tile."""
 
 
 class SignCodec:
@@ -108,28 +125,38 @@ class SignCodec:
         """Raises MalformedError for anything that `encode` does not write."""
         if len(data) != self.encoded_bytes:
             raise MalformedError(f"signs in {len(data)} bytes instead of {self.encoded_bytes}")
-        stream = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
-        if stream[self._num_bits :].any():
+        if self._num_bits % 8 and data[-1] >> self._num_bits % 8:
             raise MalformedError("more bits than signs")
-        places, signs = [], []
-        for part, bits in self._split(stream):
-            indices = np.zeros((part.num_tiles, part.k), np.int64)
-            for bit in range(part.index_bits):
-                indices |= bits[:, :, bit].astype(np.int64) << bit
-            if not _is_valid(indices, part):
-                raise MalformedError("indices of signs that do not ascend, or lie outside")
-            places.append((indices + self._starts(part)).reshape(-1))
-            signs.append(bits[:, :, -1].reshape(-1) == 0)
-        return SignUpdate(np.concatenate(places), np.concatenate(signs))
+        layout = self._layout
+        # An entry of at most 13 bits lies in the three bytes that begin with its first bit's byte.
+        stream = np.zeros(len(data) + 2, np.uint32)
+        stream[: len(data)] = np.frombuffer(data, np.uint8)
+        windows = stream[:-2] | stream[1:-1] << 8 | stream[2:] << 16
+        entries = windows[layout.first_bytes] >> layout.first_bits
+        indices = entries & layout.index_masks
+        places = indices + layout.tile_starts
+        # The tiles follow each other, so that ascending indices of each tile ascend throughout.
+        if (indices >= layout.coefficients).any() or (places[1:] <= places[:-1]).any():
+            raise MalformedError("indices of signs that do not ascend, or lie outside")
+        return SignUpdate(places, entries >> layout.index_bits & 1 == 0)
 
-    def _split(
-        self, stream: npt.NDArray[np.uint8]
-    ) -> Iterator[tuple[_Part, npt.NDArray[np.uint8]]]:
-        start = 0
-        for part in self._parts:
-            bits = stream[start : start + part.num_bits]
-            yield part, bits.reshape(part.num_tiles, part.k, part.index_bits + 1)
-            start += part.num_bits
+    @cached_property
+    def _layout(self) -> _Layout:
+        """The place of every entry in what `decode` reads. It is made once, since a model has many
+        small tensors and every step has an update of each member."""
+        sizes = [part.num_entries for part in self._parts]
+        index_bits = np.repeat([part.index_bits for part in self._parts], sizes)
+        first_bits = np.cumsum(index_bits + 1) - (index_bits + 1)
+        return _Layout(
+            first_bytes=first_bits // 8,
+            first_bits=(first_bits % 8).astype(np.uint32),
+            index_bits=index_bits.astype(np.uint32),
+            index_masks=((1 << index_bits) - 1).astype(np.uint32),
+            coefficients=np.repeat([part.coefficients for part in self._parts], sizes),
+            tile_starts=np.concatenate(
+                [np.repeat(self._starts(part).reshape(-1), part.k) for part in self._parts]
+            ),
+        )
 
     @staticmethod
     def _starts(part: _Part) -> npt.NDArray[np.int64]:

@@ -622,6 +622,12 @@ def headers_of(world: World, name: str) -> list[Header]:
     return [chain.header(head) for head in world.path(name)]
 
 
+def newest_header(world: World, name: str) -> Header:
+    """The header of a node's own head: a look of `until` reads no others."""
+    committed = world.participant(name).context.committed
+    return committed.chain.header(committed.head)
+
+
 def credited(world: World, name: str) -> int:
     """Tokens that the headers of this node's own chain credit to it."""
     return sum(tokens_of(world, header, name) for header in headers_of(world, name))

@@ -33,6 +33,62 @@ MESSAGE = "CUDA out of memory. Tried to allocate some."
 
 aten = torch.ops.aten
 
+_Form = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+
+_known_results: dict[Any, tuple[bool, tuple[_Form, ...]]] = {}
+"""Forms of the new tensors that an operation makes from inputs of given forms, and whether it
+returns several. No forms where the operation has to be done each time. torch works a form out in
+Python, which takes longer than all else that a simulated card does, and it is the same for every
+card: some thousand are kept."""
+
+
+def _result_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operation returns, without computing a form that was computed before.
+
+    Only forms of fresh tensors are remembered: an operation whose result shares the storage of an
+    input, or that writes into an input, is done each time.
+    """
+    key = (func, _form(args), _form(tuple(kwargs.items())))
+    try:
+        known = _known_results.get(key)
+    except TypeError:  # an argument without a hash
+        return func(*args, **kwargs)
+    if known is not None:
+        is_several, forms = known
+        if not forms:
+            return func(*args, **kwargs)
+        made = [torch.empty_strided(*form[:2], dtype=form[2], device=form[3]) for form in forms]
+        return tuple(made) if is_several else made[0]
+    result = func(*args, **kwargs)
+    results, forms = result if isinstance(result, tuple) else (result,), ()
+    if not func._schema.is_mutable and all(_is_on_card(one) for one in results):
+        inputs = {_storage_of(one) for one in tree_leaves((args, kwargs)) if _is_on_card(one)}
+        outputs = {_storage_of(one) for one in results}
+        is_fresh = len(outputs) == len(results) and not outputs & inputs
+        if is_fresh and all(one.storage_offset() == 0 for one in results):
+            forms = tuple(_form(one) for one in results)
+    _known_results[key] = isinstance(result, tuple), forms
+    return result
+
+
+def _form(value: Any) -> Any:
+    """Shape, strides, type and device of a tensor; anything else is itself, with its type: 1, 1.0
+    and True are equal, and make tensors of different types."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype, value.device
+    if isinstance(value, (tuple, list)):
+        return tuple([_form(one) for one in value])
+    return type(value), value
+
+
+def _is_on_card(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "meta"
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    number: int = tensor.untyped_storage()._cdata
+    return number
+
 
 class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of living storages on the `meta` device."""
@@ -58,9 +114,9 @@ class Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is aten._to_copy.default and kwargs.get("device") == torch.device("cpu"):
             source = args[0]
             return torch.from_numpy(np.zeros(tuple(source.shape), np.float32))
-        result = func(*args, **kwargs)
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
+        result = _result_of(func, args, kwargs)
+        for tensor in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
+            if _is_on_card(tensor):
                 self._count(tensor.untyped_storage())
         return result
 

@@ -37,6 +37,7 @@ from tests.support.node_world import (
     NumbersTrainer,
     World,
     headers_of,
+    newest_header,
     simulate,
     tokens_of,
 )
@@ -60,7 +61,7 @@ def in_round_of(world: World, name: str, *names: str) -> bool:
     """Returns whether the newest round that a node knows has these members."""
     if not world.participant_or_none(name) or world.round(name) == 0:
         return False
-    members = {member.peer_id for member in headers_of(world, name)[-1].members}
+    members = {member.peer_id for member in newest_header(world, name).members}
     return members == {world.identity(each).peer_id for each in names}
 
 

@@ -16,6 +16,7 @@ from tests.support.node_world import (
     assert_every_token_counted_once,
     headers_of,
     initial_weights,
+    newest_header,
     simulate,
     start,
 )
@@ -32,7 +33,7 @@ async def begin(world: World, nursery: trio.Nursery, names: str) -> None:
     await start(world, nursery, names)
     await world.reach(5, *names)
     await world.until(lambda: world.all_shards_are_with(*others))
-    await world.until(lambda: len(headers_of(world, first)[-1].members) == len(names))
+    await world.until(lambda: len(newest_header(world, first).members) == len(names))
 
 
 @pytest.mark.parametrize("fragments", [2, 4])

@@ -80,6 +80,24 @@ def test_what_encode_does_not_write_is_malformed(data: bytes) -> None:
         CODEC.decode(data)
 
 
+def test_a_flipped_bit_is_another_update_or_malformed() -> None:
+    """No two texts of bits mean the same, over tensors with tiles of several sizes."""
+    shapes = [(2, 50), (1, 1), (3, 4096), (1, 2), (1, 4095)]
+    codec = SignCodec(shapes, 3)
+    data = codec.encode(random_update(shapes, 3, seed=0))
+    num_malformed = 0
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        try:
+            update = codec.decode(flipped)
+        except MalformedError:
+            num_malformed += 1
+        else:
+            assert codec.encode(update) == flipped
+    assert 0 < num_malformed < 8 * len(data)
+
+
 @pytest.mark.parametrize(
     "places",
     [

@@ -41,6 +41,14 @@ def write_corpus(folder: Path) -> None:
     (folder / "lines.jsonl").write_text("\n\n".join(lines))
 
 
+@pytest.fixture(scope="module")
+def fixed_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the corpus, which is only read."""
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder
+
+
 def shards_digest(folder: Path, kind: TokenizerKind, vocabulary: int) -> str:
     """BLAKE3 of the tokenizer and of each shard's length and tokens."""
     blocks: dict[bytes, bytes] = {}
@@ -68,7 +76,7 @@ def shards_digest(folder: Path, kind: TokenizerKind, vocabulary: int) -> str:
     ],
 )
 def test_shards_of_a_fixed_corpus_do_not_change(
-    tmp_path: Path,
+    fixed_corpus: Path,
     kind: TokenizerKind,
     vocabulary: int,
     digest: str,
@@ -76,5 +84,4 @@ def test_shards_of_a_fixed_corpus_do_not_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: num_cores)
-    write_corpus(tmp_path)
-    assert shards_digest(tmp_path, kind, vocabulary) == digest
+    assert shards_digest(fixed_corpus, kind, vocabulary) == digest
