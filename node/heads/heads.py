@@ -14,6 +14,8 @@ for a while, and so are all heads of signers whose heads fail again and again.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -33,7 +35,12 @@ from gossamer.protocol.ids import Digest, PeerId, short
 from gossamer.protocol.limits import MIB
 from gossamer.protocol.manifest import RoundConfig
 from gossamer.protocol.policy.head_choice import HeadChoice, HeadWeight
-from gossamer.protocol.policy.membership import NEAR_ROUNDS, TRAILING_ROUNDS
+from gossamer.protocol.policy.membership import (
+    NEAR_ROUNDS,
+    NEAR_SECONDS,
+    TRAILING_ROUNDS,
+    near_rounds,
+)
 from gossamer.protocol.wire.statements import Announce, Equivocation, Phase, Ready, Roster
 
 SIDE_ROUNDS_MAX = 4096
@@ -104,6 +111,10 @@ class Heads:
         self._avoided = AvoidedHeads(self._has_standing)
         self._better_since: float | None = None
         self._needs_room = False
+        self._moved_seconds = deque[float](maxlen=TRAILING_ROUNDS)
+        """Local times at which this node moved to its newest heads."""
+        self._taking_seconds = math.inf
+        """How long it took to take over the newest head that was taken over."""
 
     @property
     def mine(self) -> Digest:
@@ -290,12 +301,13 @@ class Heads:
         return not committed.chain.only_in(committed.head, head)
 
     def is_near(self, head: Digest) -> bool:
-        """Returns whether this node is so few rounds behind a head that the others may wait for
-        it."""
+        """Returns whether this node is so few rounds behind a head, or catches up so quickly, that
+        the others may wait for it."""
         committed = self._committed
         chain = committed.chain
+        rounds = TRAILING_ROUNDS if self._taking_seconds <= NEAR_SECONDS else NEAR_ROUNDS
         return committed.is_loaded and (
-            head not in chain or committed.head in chain.ancestors(head, NEAR_ROUNDS)
+            head not in chain or committed.head in chain.ancestors(head, rounds)
         )
 
     def is_lost(self, announce: Announce) -> bool:
@@ -313,6 +325,10 @@ class Heads:
         committed = self._committed
         return committed.chain.ancestors(committed.head, TRAILING_ROUNDS)
 
+    def near_rounds(self) -> int:
+        """Returns how many rounds a peer may be behind and still be waited for."""
+        return near_rounds(trio.current_time(), self._moved_seconds)
+
     async def try_take_over(self, head: Digest) -> bool:
         """Makes a head the committed one.
 
@@ -322,6 +338,7 @@ class Heads:
         Raises:
             DiskError: this node's disk does not take it, and would take no other head either.
         """
+        began = trio.current_time()
         try:
             await self._take_over(head)
         except (BehindError, RemoteProtocolError) as error:
@@ -330,6 +347,7 @@ class Heads:
             )
             self.avoid(head)
             return False
+        self._taking_seconds = trio.current_time() - began
         self._avoided.reached(self.signers_of(head))
         self.note_new()
         entry = self._committed.entry
@@ -356,6 +374,7 @@ class Heads:
         """The committed head has changed: forgets what belonged to earlier heads, and announces."""
         entry = self._committed.entry
         self._better_since = None
+        self._moved_seconds.append(trio.current_time())
         self._rings.clear()
         self._metrics.round.set(entry.round)
         statement_store = self._swarm.gossip.statement_store

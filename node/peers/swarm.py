@@ -166,7 +166,11 @@ class Swarm:
         return self.membership.living(self._awake.awake_seconds())
 
     def awaited(
-        self, chain: Sequence[Digest], round_number: int, is_lost: Callable[[Announce], bool]
+        self,
+        chain: Sequence[Digest],
+        round_number: int,
+        is_lost: Callable[[Announce], bool],
+        near_rounds: int,
     ) -> Awaited:
         """Others that a round waits for, see `membership.awaited`."""
         living = {
@@ -174,7 +178,7 @@ class Swarm:
             for peer, said in self.living().items()
             if not self.admission.is_accuser(peer) and not self.admission.sits_out(peer)
         }
-        return awaited(living, chain, round_number, is_lost)
+        return awaited(living, chain, round_number, is_lost, near_rounds)
 
     def sources(self) -> list[PeerId]:
         """Peers that can be asked for blocks: the connected ones, but for those behind a relay. The

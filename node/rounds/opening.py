@@ -114,7 +114,10 @@ class NodeHost:
     def awaited(self) -> Awaited:
         """See `RoundHost`."""
         return self._context.swarm.awaited(
-            self._recent_heads, self._parent.round, self._heads.is_lost
+            self._recent_heads,
+            self._parent.round,
+            self._heads.is_lost,
+            self._heads.near_rounds(),
         )
 
     def contribution_to(self, ring: Ring) -> Contribution:

@@ -22,7 +22,7 @@ Rules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,6 +46,11 @@ NEAR_ROUNDS = 2
 """Rounds that a peer may be behind the head and still be waited for. Without it a newcomer would
 run after a swarm of quick rounds for ever."""
 
+NEAR_SECONDS = 2.0
+"""A peer that has the head of so long ago is waited for as well, however many rounds ended since
+then. It takes two messages and the replay of a round to come from there to the newest head, and
+rounds of small models may take less. It is the shortest wait of a round (`gathering`)."""
+
 TRAILING_ROUNDS = 16
 """Rounds that a peer may be behind, or on a losing branch, and still count as left behind by the
 others. A peer further behind counts as a newcomer with a whole state to fetch."""
@@ -59,11 +64,22 @@ class Awaited(NamedTuple):
     """Peers that are many and have rounds to fetch."""
 
 
+def near_rounds(now: float, moved_seconds: Iterable[float]) -> int:
+    """Rounds that a peer may be behind and still be waited for: `NEAR_ROUNDS`, or those that ended
+    within `NEAR_SECONDS`. Local times in seconds.
+
+    Args:
+        moved_seconds: when this peer moved to each of its newest heads.
+    """
+    return max(NEAR_ROUNDS, sum(now - each <= NEAR_SECONDS for each in moved_seconds))
+
+
 def awaited(
     living: Mapping[PeerId, Announce],
     chain: Sequence[Digest],
     round_number: int,
     is_lost: Callable[[Announce], bool],
+    near_rounds: int = NEAR_ROUNDS,
 ) -> Awaited:
     """The peers for which a round waits, no longer than its gathering lasts.
 
@@ -82,8 +98,9 @@ def awaited(
         chain: the round's parent and the heads before it, newest first, `TRAILING_ROUNDS` of them.
         round_number: of the parent.
         is_lost: whether a head that a peer announces loses to the parent.
+        near_rounds: rounds that a peer may be behind and still count as at work (`near_rounds`).
     """
-    near = set(chain[: NEAR_ROUNDS + 1])
+    near = set(chain[: near_rounds + 1])
     recent = set(chain[: TRAILING_ROUNDS + 1])
     at_work, trailing = [], []
     for peer, announce in sorted(living.items()):

@@ -22,7 +22,7 @@ from gossamer.node.storage.state_blocks import CannotRebuildError
 from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.wire.chain_messages import ChainRequest
-from tests.support.node_world import World, simulate
+from tests.support.node_world import FastTrainer, World, newest_header, simulate
 
 PATIENCE_SECONDS = 10.0
 """Longest wait for a task of the event loop to begin, in real seconds."""
@@ -193,5 +193,28 @@ def test_quick_checkpoints_are_kept_for_a_while(
             assert len(kept) == CHECKPOINTS_KEPT
         else:
             assert len(kept) == CHECKPOINTS_KEPT + CHECKPOINT_SECONDS // between
+
+    simulate(world, story)
+
+
+def test_a_newcomer_gets_into_rounds_that_take_a_fraction_of_a_second(tmp_path: Path) -> None:
+    """A round ends while it fetches the one before, and it is several rounds behind for ever if
+    nobody waits for it."""
+    world = World(tmp_path, seed=4, codec="sparse", latency_seconds=0.03)
+    c = world.identity("c").peer_id
+
+    def contributors() -> set[PeerId]:
+        return {member.peer_id for member in newest_header(world, "a").members}
+
+    async def story(nursery: trio.Nursery) -> None:
+        for name, seeds in (("a", []), ("b", ["a"])):
+            await nursery.start(world.run, name, seeds, FastTrainer)
+        await world.until(lambda: world.round("a") > 20 and len(contributors()) == 2)
+        await nursery.start(world.run, "c", ["a"], FastTrainer)
+        await world.until(lambda: c in contributors(), seconds=15.0)
+        for _ in range(5):
+            number = world.round("a")
+            await world.until(lambda: world.round("a") > number)  # noqa: B023
+            assert len(contributors()) == 3
 
     simulate(world, story)

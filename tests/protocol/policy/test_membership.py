@@ -14,6 +14,7 @@ from gossamer.protocol.policy.membership import (
     TRAILING_ROUNDS,
     Membership,
     awaited,
+    near_rounds,
 )
 from gossamer.protocol.wire.statements import Announce
 from tests.support.builders import HEAD, announce, peer, peers
@@ -197,3 +198,11 @@ def test_nor_from_many_whose_branch_lost(number: int, tokens: int, is_waited_for
 
 def at_work(number: int) -> dict[PeerId, Announce]:
     return {peer: announce(phase="averaging", head=CHAIN[0]) for peer in peers(10)[1 : 1 + number]}
+
+
+def test_a_peer_may_be_as_many_rounds_behind_as_end_in_two_seconds() -> None:
+    slow = [70.0, 80.0, 90.0]
+    quick = [97.0 + 0.25 * number for number in range(13)]
+    assert near_rounds(100.0, []) == near_rounds(100.0, slow) == NEAR_ROUNDS
+    assert near_rounds(100.0, quick) == 9
+    assert near_rounds(110.0, quick) == NEAR_ROUNDS
