@@ -142,7 +142,7 @@ def test_nothing_private_is_sent(own: Own) -> None:
         for form in (secret.encode(), tokens_of(secret)):
             assert form not in of_node
         for digest, data in shards.items():
-            assert digest not in of_node
+            assert bytes(digest) not in of_node
             assert middle(data) not in of_node
 
 
@@ -196,10 +196,11 @@ def test_a_restart_goes_on_in_the_text(own: Own) -> None:
         assert left.position > 0
 
         def at(status: Status, total: int = total) -> int:
+            assert status.data is not None
             return status.data.epoch * total + status.data.tokens_consumed
 
         def has_moved(status: Status, before: int = left.position) -> bool:
-            return status.data.own and at(status) != before
+            return status.data is not None and status.data.own and at(status) != before
 
         node.start("start")
         status = node.wait_for(has_moved, PATIENCE_SECONDS, "training after the restart")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -243,7 +243,7 @@ def _raise(message: str) -> NoReturn:
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}` of some templates, whose body is written like everything else."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012  Jinja declares it as of the instance
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
