@@ -10,6 +10,7 @@ N rows (tokens), W width, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -57,9 +58,9 @@ class _ChunkedLoss(torch.autograd.Function):
             if row_gradient is None or weight_gradient is None:
                 continue
             # d loss / d logits = softmax(logits) - one-hot(targets)
+            log_sum.masked_fill_(~counts, math.inf)
             probabilities = torch.sub(logits, log_sum, out=logits).exp_()
-            ones = torch.ones_like(log_sum)
-            probabilities.scatter_add_(1, wanted, ones.neg_()).mul_(counts)
+            probabilities.scatter_add_(1, wanted, counts.to(log_sum.dtype).neg_())
             is_fp16 = products.dtype == torch.float16
             if is_fp16:
                 probabilities /= _FP16_ROOM

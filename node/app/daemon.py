@@ -219,7 +219,8 @@ class _Daemon:
                 )
                 state_dir.write_manifest(signed)
             else:
-                own_text = own_text_of(self._role.corpus, skip_bad=self._role.skip_bad)
+                role = self._role
+                own_text = own_text_of(role.corpus, role.text_field, skip_bad=role.skip_bad)
                 if isinstance(self._role, Join):
                     log.debug("asking for the run", addresses=len(addresses))
                     self._starts("it asks its peers for the run")

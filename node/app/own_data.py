@@ -63,5 +63,8 @@ async def open_own_data(
         shutil.rmtree(folder / scratch, ignore_errors=True)
     await run_in_thread(lambda: data.begin(key))
     num_tokens = sum(shard.num_tokens for shard in data.shards)
-    log.info(f"this node trains on {num_tokens:,} tokens of its own text, which stays here")
+    log.info(
+        f"this node trains on {num_tokens:,} tokens of its own text, which stays here",
+        fields={"event": "own text", "tokens": num_tokens},
+    )
     return data

@@ -179,6 +179,8 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     """Whether to show what the run will use, and to ask on the terminal before joining."""
     corpus: tuple[Path, ...] = ()
     """This peer's own text, in a run where every peer trains on its own."""
+    text_field: str = "text"
+    """Field of a JSON line, or column of a table, that holds it."""
     skip_bad: bool = False
 
 
@@ -193,6 +195,7 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
     """Run id (hex) from the command line; it must be the state directory's."""
     corpus: tuple[Path, ...] = ()
     """This peer's own text, instead of what it had."""
+    text_field: str = "text"
     skip_bad: bool = False
 
 

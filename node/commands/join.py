@@ -24,6 +24,7 @@ def join(
         tuple[str, ...] | None,
         Parameter(consume_multiple=True, show_default="none: the run has its own"),
     ] = None,
+    text_field: str = "text",
     skip_bad: Annotated[bool, Parameter(negative="")] = False,
     options: Node = None,
 ) -> int:
@@ -42,6 +43,8 @@ def join(
     corpus
         Folders, files and patterns of text of your own, which stays on this machine. A run in which
         every peer trains on its own text needs it once; other runs have no use for it.
+    text_field
+        Field of a .jsonl line, or column of a .parquet file, that holds the text of the corpus.
     skip_bad
         Leave out files and lines of the corpus that cannot be used, instead of stopping at them.
     """
@@ -53,7 +56,11 @@ def join(
         if links.run_id is not None:
             state_dir.require_run(bytes.fromhex(links.run_id))
         resume = Resume(
-            addresses=links.addresses, run_id=links.run_id, corpus=texts, skip_bad=skip_bad
+            addresses=links.addresses,
+            run_id=links.run_id,
+            corpus=texts,
+            text_field=text_field,
+            skip_bad=skip_bad,
         )
         return run_node(settings, resume)
     if not links.addresses and settings.bootstrap:
@@ -61,5 +68,11 @@ def join(
     if not links.addresses:
         links = parse_links(links_nearby(settings))
     asks_owner = not yes and sys.stdin.isatty() and sys.stdout.isatty()
-    role = Join(**links._asdict(), asks_owner=asks_owner, corpus=texts, skip_bad=skip_bad)
+    role = Join(
+        **links._asdict(),
+        asks_owner=asks_owner,
+        corpus=texts,
+        text_field=text_field,
+        skip_bad=skip_bad,
+    )
     return run_node(settings, role)

@@ -14,12 +14,13 @@ import msgspec
 
 from gossamer.node.runs.draft import CorpusDraft, SourceDraft
 from gossamer.node.runs.founding import files_of, said_of
+from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.shard_index import ShardIndex
 from gossamer.trainer.pretrained.model_files import unpack_model_files
 from gossamer.trainer.pretrained.tokenizer import ImportedTokenizer
-from gossamer.trainer.text.corpus import Progress, no_progress, scan_corpus
+from gossamer.trainer.text.corpus import DEFAULT_TEXT_FIELD, Progress, no_progress, scan_corpus
 from gossamer.trainer.text.corpus_errors import CorpusError, Skipped
 from gossamer.trainer.text.shards import Put, cut_corpus
 from gossamer.trainer.text.tokens import load_tokenizer
@@ -36,11 +37,18 @@ class OwnText(msgspec.Struct, frozen=True, kw_only=True):
     """Whether files and lines that cannot be used are left out."""
 
 
-def own_text_of(paths: Sequence[Path], *, skip_bad: bool = False) -> OwnText | None:
-    """Returns the text in files and folders; None if none is named."""
+def own_text_of(
+    paths: Sequence[Path], text_field: str = DEFAULT_TEXT_FIELD, *, skip_bad: bool = False
+) -> OwnText | None:
+    """Returns the text in files and folders; None if none is named.
+
+    Args:
+        text_field: field of a JSON line, or column of a table, that holds it.
+    """
     if not paths:
         return None
-    corpus = CorpusDraft(paths=tuple(str(path.absolute()) for path in paths))
+    names = tuple(str(path.absolute()) for path in paths)
+    corpus = CorpusDraft(paths=names, text_field=text_field)
     return OwnText(corpus=corpus, skip_bad=skip_bad)
 
 
@@ -72,10 +80,11 @@ def require_fitting(manifest: Manifest, *, has_text: bool, has_shards: bool = Fa
     Raises:
         CorpusError: it is otherwise.
     """
+    name = printable(manifest.name)
     if manifest.data.own and not has_text and not has_shards:
         raise CorpusError(
             [
-                f"in the run {manifest.name} every peer trains on text of its own, which does not "
+                f"in the run {name} every peer trains on text of its own, which does not "
                 "leave its machine: name yours, as in gossamer join ADDRESS --corpus FOLDER (or "
                 "gossamer start --corpus FOLDER on the machine that founded it)"
             ]
@@ -83,7 +92,7 @@ def require_fitting(manifest: Manifest, *, has_text: bool, has_shards: bool = Fa
     if has_text and not manifest.data.own:
         raise CorpusError(
             [
-                f"the run {manifest.name} trains on its founder's corpus, which this node gets "
+                f"the run {name} trains on its founder's corpus, which this node gets "
                 "from other peers; text of your own is not used in it: leave out --corpus"
             ]
         )

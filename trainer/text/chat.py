@@ -34,6 +34,9 @@ from gossamer.trainer.text.documents import json_record
 MESSAGES_FIELD = "messages"
 ASSISTANT = "assistant"
 
+REASON_CHARACTERS_MAX = 200
+"""Of what a template says when it refuses a conversation: a sentence. It is another's text."""
+
 Message = Mapping[str, Any]
 
 
@@ -177,9 +180,11 @@ class Chat:
                 **self._tokens,
             )
         except Exception as error:  # a program of somebody else may raise anything
+            why = "".join(each if each.isprintable() else " " for each in str(error))
             raise BadDocumentError(
-                f"cannot be used: the model's chat template refuses it ({error}); leave it out, or "
-                "write it as the model's authors describe"
+                "cannot be used: the model's chat template refuses it "
+                f"({why[:REASON_CHARACTERS_MAX]}); leave it out, or write it as the model's authors "
+                "describe"
             ) from error
 
 
