@@ -183,8 +183,8 @@ class Chat:
             why = "".join(each if each.isprintable() else " " for each in str(error))
             raise BadDocumentError(
                 "cannot be used: the model's chat template refuses it "
-                f"({why[:REASON_CHARACTERS_MAX]}); leave it out, or write it as the model's authors "
-                "describe"
+                f"({why[:REASON_CHARACTERS_MAX]}); leave it out, or write it as the model's "
+                "authors describe"
             ) from error
 
 
