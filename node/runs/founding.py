@@ -33,7 +33,7 @@ from gossamer.trainer.text.corpus import Progress, no_progress, scan_corpus
 from gossamer.trainer.text.corpus_errors import CorpusError, Skipped
 from gossamer.trainer.text.corpus_files import default_files, find_files
 from gossamer.trainer.text.mixing import Mixture, Share
-from gossamer.trainer.text.shards import Put, cut_corpus
+from gossamer.trainer.text.shards import CutCorpus, Put, cut_corpus
 
 InitGenesis = Callable[[ModelConfig, int], FloatVector]
 """Maps (model, seed) to the flat initial parameters, shape (num_parameters,)."""
@@ -148,7 +148,17 @@ def prepare_data(
         use="heldout" if is_own else "split",
         progress=progress,
     )
-    config = DataConfig(
+    config = _config_of(draft, cut, put)
+    _require_enough(config, draft)
+    notes, warnings = said_of(cut.shares, text.num_bytes, draft.corpus.max_bytes)
+    return PreparedData(
+        config, cut.index, (*(skipped.summary() if skipped else ()), *warnings), tuple(notes)
+    )
+
+
+def _config_of(draft: Draft, cut: CutCorpus, put: Put) -> DataConfig:
+    """Returns the manifest's section of the data, whose blocks are stored with `put`."""
+    return DataConfig(
         tokenizer=draft.tokenizer.kind,
         tokenizer_digest=put(cut.tokenizer.file) if cut.tokenizer.file else b"",
         token_bytes=cut.token_bytes,
@@ -156,13 +166,8 @@ def prepare_data(
         num_shards=len(cut.index.shards),
         num_tokens=sum(shard.num_tokens for shard in cut.index.shards),
         heldout_tokens=sum(shard.num_tokens for shard in cut.index.heldout),
-        own=True if is_own else msgspec.UNSET,
-        messages=True if has_messages else msgspec.UNSET,
-    )
-    _require_enough(config, draft)
-    notes, warnings = said_of(cut.shares, text.num_bytes, draft.corpus.max_bytes)
-    return PreparedData(
-        config, cut.index, (*(skipped.summary() if skipped else ()), *warnings), tuple(notes)
+        own=True if draft.data == "own" else msgspec.UNSET,
+        messages=True if draft.corpus.format == "messages" else msgspec.UNSET,
     )
 
 

@@ -52,7 +52,7 @@ def own_text_of(
     return OwnText(corpus=corpus, skip_bad=skip_bad)
 
 
-def founders_text(corpus: CorpusDraft, paths: Sequence[Path], *, skip_bad: bool = False) -> OwnText:
+def founders_text(corpus: CorpusDraft, paths: Sequence[Path], skip_bad: bool = False) -> OwnText:
     """Returns the founder's own text: `paths`, or else what the manifest file names.
 
     Raises:

@@ -49,8 +49,7 @@ async def found_here(
 ) -> tuple[SignedManifest, OwnText | None]:
     """Tokenises the corpus, draws or reads the initial weights and signs the manifest.
 
-    Where every peer trains on text of its own, only what is held out is tokenised here, and the
-    founder's own text is returned: this node cuts it like every other.
+    Where every peer trains on its own text, the founder's is returned, and is not read here.
 
     Weights that were read lie in `blocks` as the run's first state when this returns; drawn ones do
     not, because every peer can draw them.
@@ -68,9 +67,8 @@ async def found_here(
     if role.init_from is not None:
         pretrained = await trio.to_thread.run_sync(open_pretrained, role.init_from)
     draft = await _draft_of(role, pretrained)
-    own_text = None
-    if draft.data == "own":
-        own_text = founders_text(draft.corpus, role.corpus, skip_bad=role.skip_bad)
+    is_own = draft.data == "own"
+    own_text = founders_text(draft.corpus, role.corpus, role.skip_bad) if is_own else None
     num_parameters = draft.model.num_parameters
     log.info(
         f"founding {draft.name}: {num_parameters:,} parameters",
