@@ -284,6 +284,13 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     num_tokens: int
     """Training tokens of one epoch."""
     heldout_tokens: int
+    own: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether every peer trains on data of its own, which does not leave it. The index then has
+    nothing but the held-out shards, and no message names data. A manifest from before that has no
+    such field, and keeps its id."""
+    messages: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether the data are conversations, of which only the assistant's tokens are targets
+    (`protocol.shard_index.PROMPT_BIT`). A manifest from before that has no such field."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

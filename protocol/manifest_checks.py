@@ -266,12 +266,21 @@ class _Checks:
             "data.tokenizer_digest", data.tokenizer_digest, may_be_empty=data.tokenizer == "bytes"
         )
         self.digest("data.index_digest", data.index_digest)
-        self.within("data.num_shards", data.num_shards, 1, limits.SHARDS_MAX)
-        self.within("data.num_tokens", data.num_tokens, 1, limits.TOKENS_MAX)
+        if data.own:
+            self.within("data.num_shards (with data of each peer's own)", data.num_shards, 0, 0)
+            self.within("data.num_tokens (with data of each peer's own)", data.num_tokens, 0, 0)
+        else:
+            self.within("data.num_shards", data.num_shards, 1, limits.SHARDS_MAX)
+            self.within("data.num_tokens", data.num_tokens, 1, limits.TOKENS_MAX)
         self.within("data.heldout_tokens", data.heldout_tokens, 1, limits.TOKENS_MAX)
         self.require(
             data.tokenizer != "bytes" or vocabulary >= 256,
             f"model.vocabulary is {vocabulary}; plain bytes need at least 256",
+        )
+        self.require(
+            not data.messages or (data.tokenizer == "files" and data.token_bytes == 4),
+            "data.messages is true; conversations take the tokenizer of an imported model, whose "
+            "chat template says how they are written, and data.token_bytes 4",
         )
         self.require(
             data.token_bytes != 2 or vocabulary <= 65_536,

@@ -8,6 +8,10 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError, OversizedError
 from gossamer.protocol.ids import DIGEST_BYTES
 
+PROMPT_BIT = 1 << 31
+"""Set in a token of four bytes that the model reads and is not trained to write: in a run whose
+data are conversations, all tokens but the assistant's."""
+
 
 class ShardInfo(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One shard: BLAKE3 of its compressed bytes, its length in tokens and in compressed bytes."""

@@ -10,11 +10,15 @@ N rows (tokens), W width, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+NO_TARGET = -100
+"""Stands for a target that does not count, as in torch."""
 
 # The gradient of the head is a sum over the tokens of a chunk, which a frequent word could bring
 # out of fp16's range of 65,504. Divided by this it has room, and a power of two costs no bits.
@@ -27,7 +31,7 @@ def chunked_loss_sum(rows: Tensor, weight: Tensor, targets: Tensor, chunk_rows: 
     Args:
         rows: (N, W), the input of the head.
         weight: (V, W), the head; under autocast the products are in its type, the rest is fp32.
-        targets: (N,)
+        targets: (N,); `NO_TARGET` where a row has none.
         chunk_rows: rows whose logits exist at once.
     """
     loss: Tensor = _ChunkedLoss.apply(rows, weight, targets, chunk_rows)  # type: ignore[no-untyped-call]
@@ -43,18 +47,20 @@ class _ChunkedLoss(torch.autograd.Function):
         weight_gradient = torch.zeros_like(weight) if wants_gradient else None
         for start in range(0, len(rows), chunk_rows):
             chunk = slice(start, start + chunk_rows)
-            wanted = targets[chunk, None]
+            # A row without a target has loss 0 and gradient 0.
+            counts = targets[chunk, None] != NO_TARGET
+            wanted = targets[chunk, None].clamp(min=0)
             products = F.linear(rows[chunk], weight)
             weight = weight.to(products.dtype)  # once, if autocast would do it for each chunk
             logits = products.float()
             log_sum = logits.logsumexp(1, keepdim=True)
-            loss += (log_sum - logits.gather(1, wanted)).sum()
+            loss += ((log_sum - logits.gather(1, wanted)) * counts).sum()
             if row_gradient is None or weight_gradient is None:
                 continue
             # d loss / d logits = softmax(logits) - one-hot(targets)
+            log_sum.masked_fill_(~counts, math.inf)
             probabilities = torch.sub(logits, log_sum, out=logits).exp_()
-            ones = torch.ones_like(log_sum)
-            probabilities.scatter_add_(1, wanted, ones.neg_())
+            probabilities.scatter_add_(1, wanted, counts.to(log_sum.dtype).neg_())
             is_fp16 = products.dtype == torch.float16
             if is_fp16:
                 probabilities /= _FP16_ROOM

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gossamer.trainer.device import Device, is_out_of_memory
 from gossamer.trainer.gradients import TrainerError
 from gossamer.trainer.model import Decoder
-from gossamer.trainer.text.data import DataError, Tokens
+from gossamer.trainer.text.data import DataError, Tokens, num_targets
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def evaluate(
         if at_once < first:
             most = at_once
         loss_sum += loss
-        num_tokens += batch.shape[0] * (batch.shape[1] - 1)
+        num_tokens += num_targets(batch)
     if num_tokens == 0:
         raise DataError("the held-out shards have no token to predict")
     return loss_sum / num_tokens, num_tokens

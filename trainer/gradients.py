@@ -16,6 +16,7 @@ from gossamer.trainer.loss_scale import LossScale
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.optimizer import gradient_norm
 from gossamer.trainer.passes import Passes
+from gossamer.trainer.text.data import num_targets
 
 log = logging.getLogger(__name__)
 
@@ -53,10 +54,12 @@ class Gradients:
             TrainerError: memory does not suffice for a single sequence.
         """
         on_device = torch.from_numpy(sequences).to(self._device.torch_device)
+        # Without any, loss and gradient are 0.
+        targets = max(1, num_targets(sequences))
         while True:
             self.passes.begins()
             try:
-                loss = self._add_up(on_device)
+                loss = self._add_up(on_device, targets)
                 # One wait for the device a step: both numbers at once.
                 loss_value, norm = torch.stack((loss, gradient_norm(self._parameters))).tolist()
                 self.passes.worked()
@@ -70,16 +73,15 @@ class Gradients:
             # Here the error is gone, and with it the frames that hold the failed pass.
             self._make_room(len(sequences))
 
-    def _add_up(self, sequences: torch.Tensor) -> torch.Tensor:
-        """The mean loss: ()"""
-        num_targets = sequences.shape[0] * self._context
+    def _add_up(self, sequences: torch.Tensor, targets: int) -> torch.Tensor:
+        """The mean loss over so many targets: ()"""
         size = self.passes.present
         self._decoder.checkpointing = size.checkpointing
         scale = self._scale.value if self._device.needs_loss_scale else 1.0
         loss = torch.zeros((), device=sequences.device)
         for micro_batch in torch.split(sequences, size.sequences):
             with self._device.autocast():
-                part = self._decoder.loss_sum(micro_batch) / num_targets
+                part = self._decoder.loss_sum(micro_batch) / targets
             scaled = part if scale == 1.0 else part * scale
             scaled.backward()  # type: ignore[no-untyped-call]
             loss += part.detach()

@@ -28,7 +28,7 @@ from gossamer.trainer.muon import Muon, optimizer_for
 from gossamer.trainer.optimizer import AdamW, clip
 from gossamer.trainer.passes import FILE_NAME, Passes
 from gossamer.trainer.schedule import learning_rate_at
-from gossamer.trainer.text.data import DataQueue, add_span, load_shard
+from gossamer.trainer.text.data import DataQueue, add_span, load_shard, num_targets
 
 # Data is asked for when less than this many steps are queued: time for a shard to come over the
 # network.
@@ -252,15 +252,15 @@ class LocalTrainer:
         learning_rate = learning_rate_at(current.next_step, self._config.inner)
         self._take_position()
         loss, norm = self._gradients.take(batch.sequences)
+        targets = num_targets(batch.sequences)
         is_good = math.isfinite(loss) and math.isfinite(norm)
-        if is_good:
+        if is_good and targets:
             clip(self._parameters, norm, self._config.inner.clip_norm)
             is_good = self._use_gradients(learning_rate)
         skipped = not is_good
         self._gradients.drop()
 
-        inner, model = self._config.inner, self._config.model
-        tokens = 0 if skipped else inner.sequences_per_step * model.context
+        tokens = 0 if skipped else targets
         for span in batch.spans:
             add_span(current.spans, span)
         current.steps += 1

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gossamer.protocol.manifest import ModelConfig, RopeScaling
-from gossamer.trainer.chunked_loss import chunked_loss_sum
+from gossamer.protocol.shard_index import PROMPT_BIT
+from gossamer.trainer.chunked_loss import NO_TARGET, chunked_loss_sum
 from gossamer.trainer.device import has_grouped_kernel
 from gossamer.trainer.memory_estimate import logits_max_of
 
@@ -252,13 +253,18 @@ class Decoder(nn.Module):
         return hidden
 
     def loss_sum(self, sequences: Tensor) -> Tensor:
-        """Cross-entropy in nats, summed over the targets. sequences: (B, T + 1) -> ()"""
-        hidden, targets = self._hidden(sequences[:, :-1]), sequences[:, 1:].flatten()
+        """Cross-entropy in nats, summed over the targets. sequences: (B, T + 1) -> ()
+
+        Tokens with `PROMPT_BIT` are read and are no targets.
+        """
+        hidden = self._hidden(sequences[:, :-1] & (PROMPT_BIT - 1))
+        targets = sequences[:, 1:].flatten()
+        targets = targets.where(targets < PROMPT_BIT, NO_TARGET)
         if len(targets) > self._loss_rows:
             rows = hidden.flatten(0, 1)
             return chunked_loss_sum(rows, self.lm_head.weight, targets, self._loss_rows)
         logits = self.lm_head(hidden).flatten(0, 1)
-        return F.cross_entropy(logits.float(), targets, reduction="sum")
+        return F.cross_entropy(logits.float(), targets, ignore_index=NO_TARGET, reduction="sum")
 
     def next_logits(self, tokens: Tensor, past: Sequence[KeyValues]) -> Tensor:
         """Logits of the token behind `tokens`, (B, T) -> (B, V), given those in `past`, one for

@@ -25,6 +25,7 @@ from gossamer.node.app.credit_view import CreditView
 from gossamer.node.app.http import serve_http
 from gossamer.node.app.limit_parts import LimitParts
 from gossamer.node.app.notices import Notices
+from gossamer.node.app.own_data import open_own_data
 from gossamer.node.app.owner_limits import OwnerLimits
 from gossamer.node.app.pause_orders import PauseOrders
 from gossamer.node.app.pause_watch import PauseWatch, pause_rules
@@ -59,6 +60,7 @@ from gossamer.node.rounds.context import NodeContext
 from gossamer.node.rounds.participant import Participant
 from gossamer.node.rounds.ring_service import serve_ring
 from gossamer.node.runs.credit import read_credits
+from gossamer.node.runs.own_text import OwnText
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore
 from gossamer.node.storage.committed import CommittedState
@@ -71,6 +73,8 @@ from gossamer.node.telemetry.gpus import Gpus
 from gossamer.node.telemetry.logs import printable
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.training.data_feed import DataFeed
+from gossamer.node.training.feed import Feed
+from gossamer.node.training.own_feed import OwnFeed
 from gossamer.protocol.accounting.partitions import shards_per_partition
 from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.ids import Digest, PeerId
@@ -205,8 +209,17 @@ class Node:
 
     # Life
 
-    async def run(self) -> None:
-        """Runs until the participant has left."""
+    async def run(self, own_text: OwnText | None = None) -> None:
+        """Runs until the participant has left.
+
+        Args:
+            own_text: the text of this node, in a run where every peer trains on its own; None: what
+                it had.
+
+        Raises:
+            CorpusError, FolderError, DiskError, PreparingError, StateDirError: there is no such
+                text, or it cannot be used.
+        """
         run_in_thread = self._runtime.run_in_thread
         incarnation = await run_in_thread(lambda: Incarnation(self._state_dir))
         await self._hardware.measure()
@@ -217,11 +230,14 @@ class Node:
             nursery.start_soon(self.entrance.run, run_in_thread)
             nursery.start_soon(core.discovery.run)
             nursery.start_soon(core.known_peers.run)
-            index = await self._fetch_index(core.run_blocks)
-            if index is None:
-                log.info("left before the run's data index was here")
+            found = await self._get_data(core, own_text)
+            if found is None:
+                log.info("left before this node had the data to train on")
             else:
-                await self._take_part(core, index, nursery)
+                index, feed = found
+                await self._take_part(core, index, feed, nursery)
+                if isinstance(feed, OwnFeed):
+                    await feed.save()
                 await core.known_peers.save()
             nursery.cancel_scope.cancel()
 
@@ -307,23 +323,28 @@ class Node:
         rollbacks.load()
         return rollbacks
 
-    async def _fetch_index(self, run_blocks: RunBlocks) -> ShardIndex | None:
-        """Returns None if the node was asked to leave before the index was here."""
-        index: ShardIndex | None = None
+    async def _get_data(
+        self, core: _Core, own_text: OwnText | None
+    ) -> tuple[ShardIndex, Feed] | None:
+        """Returns the run's index and what feeds the trainer; None if the node was asked to leave
+        before they were here."""
+        found: tuple[ShardIndex, Feed] | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_when_leaving, nursery.cancel_scope)
-            index = await run_blocks.fetch_index()
+            index = await core.run_blocks.fetch_index()
+            found = index, await self._build_feed(core, index, own_text)
             nursery.cancel_scope.cancel()
-        return index
+        return found
 
     async def _cancel_when_leaving(self, scope: trio.CancelScope) -> None:
         await self._leaving.wait()
         scope.cancel()
 
-    async def _take_part(self, core: _Core, index: ShardIndex, nursery: trio.Nursery) -> None:
+    async def _take_part(
+        self, core: _Core, index: ShardIndex, feed: Feed, nursery: trio.Nursery
+    ) -> None:
         """Runs everything that needs the data index, until the participant has left."""
         swarm, trainer = core.swarm, core.trainer
-        feed = self._build_feed(core, index)
         orders = Orders(self._pause_orders.read(), await self._pause_watch.look())
         self.participant = participant = self._build_participant(core, feed, orders)
         if self._leaving.is_set():
@@ -354,7 +375,18 @@ class Node:
         nursery.start_soon(keep_copies, index, self._store, self._blocks, swarm, me)
         await self._participate(participant, trainer)
 
-    def _build_feed(self, core: _Core, index: ShardIndex) -> DataFeed:
+    async def _build_feed(self, core: _Core, index: ShardIndex, own_text: OwnText | None) -> Feed:
+        if self.manifest.data.own:
+            run_in_thread = self._runtime.run_in_thread
+            data = await open_own_data(
+                self.manifest,
+                own_text,
+                self._identity.peer_id,
+                self._state_dir,
+                core.run_blocks.tokenizer_file(),
+                run_in_thread,
+            )
+            return OwnFeed(data, self._state_dir.health, run_in_thread)
         return DataFeed(
             index,
             self._store,
@@ -364,7 +396,7 @@ class Node:
             shards_per_partition(self.manifest),
         )
 
-    def _build_participant(self, core: _Core, feed: DataFeed, orders: Orders) -> Participant:
+    def _build_participant(self, core: _Core, feed: Feed, orders: Orders) -> Participant:
         context = NodeContext(
             self.manifest,
             self._identity,

@@ -28,7 +28,7 @@ from gossamer.node.app.reached import reached
 from gossamer.node.app.runtime import Runtime
 from gossamer.node.app.service_notify import ServiceManager
 from gossamer.node.base.setting_values import CACHE_BYTES_MIN
-from gossamer.node.base.settings import Found, Join, Role, Settings
+from gossamer.node.base.settings import Found, Join, Resume, Role, Settings
 from gossamer.node.base.threads import run_abandonable
 from gossamer.node.machine.capacity import (
     device_memory,
@@ -53,6 +53,7 @@ from gossamer.node.runs.needs import (
     needs_of,
     require_memory,
 )
+from gossamer.node.runs.own_text import own_text_of, require_fitting
 from gossamer.node.runs.starting import found_here
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir, StateDirError
@@ -207,8 +208,9 @@ class _Daemon:
             state_dir.write_port(transport.port)
             self._manager.ready()  # to join or to found may take as long as it takes
             addresses = given
+            own_text = None
             if isinstance(self._role, Found):
-                signed = await found_here(
+                signed, own_text = await found_here(
                     self._role,
                     identity,
                     state_dir.blocks_path,
@@ -217,6 +219,8 @@ class _Daemon:
                 )
                 state_dir.write_manifest(signed)
             else:
+                role = self._role
+                own_text = own_text_of(role.corpus, role.text_field, skip_bad=role.skip_bad)
                 if isinstance(self._role, Join):
                     log.debug("asking for the run", addresses=len(addresses))
                     self._starts("it asks its peers for the run")
@@ -228,7 +232,10 @@ class _Daemon:
                     f"there is no run in {state_dir.root}: `gossamer start` founds one, "
                     "`gossamer join ADDRESS` joins one"
                 )
-            self._require_memory(open_signed_manifest(signed))
+            manifest = open_signed_manifest(signed)
+            if isinstance(self._role, Resume):
+                require_fitting(manifest, has_text=own_text is not None, has_shards=True)
+            self._require_memory(manifest)
             store = BlockStore(
                 state_dir.blocks_path, settings.cache_bytes, check_place=state_dir.require_ours
             )
@@ -251,7 +258,7 @@ class _Daemon:
                         node.known_peers.found,
                     )
                     nursery.start_soon(lan.run)
-                await node.run()
+                await node.run(own_text)
                 nursery.cancel_scope.cancel()
             self._reached = reached(node.participant, settings.state_dir)
 
@@ -283,6 +290,8 @@ class _Daemon:
         Raises:
             TooLargeError, NotWantedError: the run is not joined.
         """
+        assert isinstance(self._role, Join)
+        require_fitting(manifest, has_text=bool(self._role.corpus))
         needs = self._require_memory(manifest)
         memory = device_memory(self._settings.device, Gpus().read())
         device = ""
@@ -292,7 +301,7 @@ class _Daemon:
             device = fit.text
         lines = describe(manifest, needs, free_memory_bytes(), device)
         lines.append(f"limits    {describe_limits(self._settings)}")
-        if isinstance(self._role, Join) and self._role.asks_owner:
+        if self._role.asks_owner:
             await run_abandonable(lambda: ask_owner(lines, print, input))
         else:
             log.info("joining a run", uses="; ".join(" ".join(each.split()) for each in lines))

@@ -76,7 +76,8 @@ function work(w) {
 }
 function data(d) {
   if (!known(d)) return "–";
-  return "epoch " + (d.epoch + 1) + ", " + (100 * d.tokens_consumed / d.num_tokens).toFixed(1) + " %: "
+  const own = d.own ? "this machine's own text, " : "";
+  return own + "epoch " + (d.epoch + 1) + ", " + (100 * d.tokens_consumed / d.num_tokens).toFixed(1) + " %: "
     + d.shards_consumed.toLocaleString("en") + " of " + plural(d.num_shards, "shard", "shards");
 }
 

@@ -168,6 +168,7 @@ class Reporter:
             num_tokens=progress.num_tokens,
             shards_consumed=progress.shards_consumed,
             num_shards=progress.num_shards,
+            own=bool(self._participant.context.manifest.data.own),
         )
 
     def _outer_step(self) -> OuterStep | None:
@@ -249,9 +250,10 @@ class Reporter:
 
 def say_hello(manifest: Manifest, addresses: Sequence[str]) -> None:
     """Logs which run this node takes part in, and how others join it."""
+    data = manifest.data
+    text = "each peer's own text" if data.own else f"{data.num_tokens:,} tokens"
     log.info(
-        f"run {manifest.name}: {manifest.model.num_parameters:,} parameters, "
-        f"{manifest.data.num_tokens:,} tokens",
+        f"run {manifest.name}: {manifest.model.num_parameters:,} parameters, {text}",
         run=manifest.run_id.hex()[:16],
         fields={
             "event": "in a run",

@@ -158,6 +158,12 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Inner optimiser instead of the preset's."""
     skip_bad: bool = False
     """Whether files and lines of the corpus that cannot be used are left out."""
+    own: bool = False
+    """Whether every peer trains on text of its own."""
+    heldout: tuple[Path, ...] = ()
+    """Text that all peers get, in a run where each trains on its own."""
+    messages: bool = False
+    """Whether the text is conversations."""
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +177,11 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     """An `Invitation` of the protocol, checked by its decoder."""
     asks_owner: bool = False
     """Whether to show what the run will use, and to ask on the terminal before joining."""
+    corpus: tuple[Path, ...] = ()
+    """This peer's own text, in a run where every peer trains on its own."""
+    text_field: str = "text"
+    """Field of a JSON line, or column of a table, that holds it."""
+    skip_bad: bool = False
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,6 +193,10 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...] = ()
     run_id: str | None = None
     """Run id (hex) from the command line; it must be the state directory's."""
+    corpus: tuple[Path, ...] = ()
+    """This peer's own text, instead of what it had."""
+    text_field: str = "text"
+    skip_bad: bool = False
 
 
 Role = Found | Join | Resume

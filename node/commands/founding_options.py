@@ -5,13 +5,12 @@ They load the presets and the corpus code, which the commands of a running node 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gossamer.node.base.settings import ConfigError
+from gossamer.node.commands.texts import path_problems, text_problems
 from gossamer.trainer.presets import PRESETS
-from gossamer.trainer.text.corpus_files import expanded
 
 
 def _millions(preset: str) -> str:
@@ -26,14 +25,27 @@ PRESET_HELP = ", ".join(
 """The presets with their numbers of parameters: the names are those of the literature."""
 
 
+_KEYS = {
+    "--optimizer": "optimizer into [inner]",
+    "--data": 'data = "own" at the top',
+    "--messages": 'format = "messages" into [corpus]',
+}
+"""Where a manifest file has what a flag says."""
+
+
 def check_founding_options(
     manifest: Path | None,
     preset: str | None,
     corpus: Sequence[str | Path] | None = None,
     init_from: Path | None = None,
-    optimizer: str | None = None,
+    *,
+    heldout: Sequence[str | Path] | None = None,
+    in_manifest: Mapping[str, object] | None = None,
 ) -> None:
     """Checks the options that a run is founded with, before anything is read or started.
+
+    Args:
+        in_manifest: values of the flags that a manifest file has keys for.
 
     Raises:
         ConfigError: options that exclude each other, or files that cannot be read.
@@ -41,18 +53,12 @@ def check_founding_options(
     problems = []
     if manifest is not None and preset is not None:
         problems.append("--manifest and --preset exclude each other: a manifest says everything")
-    if manifest is not None and optimizer is not None:
-        problems.append(
-            "--manifest and --optimizer exclude each other: write optimizer in the manifest's "
-            "[inner]"
-        )
-    if corpus is not None and (not corpus or "" in corpus):
-        problems.append("--corpus is given without a file or folder")
-    texts = expanded([Path(path) for path in corpus or () if path])
-    for path in filter(None, (manifest, init_from, *texts)):
-        if not path.exists():
-            problems.append(f"{path}: no such file or directory")
-        elif not os.access(path, os.R_OK):
-            problems.append(f"{path}: you may not read it")
+    for flag, value in (in_manifest or {}).items():
+        if manifest is not None and value:
+            problems.append(
+                f"--manifest and {flag} exclude each other: write {_KEYS[flag]} of the manifest"
+            )
+    problems += text_problems("--corpus", corpus) + text_problems("--heldout", heldout)
+    problems += path_problems([path for path in (manifest, init_from) if path is not None])
     if problems:
         raise ConfigError(problems)

@@ -17,8 +17,11 @@ from gossamer.node.base.settings import (
     default_state_dir,
     load_settings,
 )
+from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.telemetry.logs import configure_logs
+from gossamer.protocol.errors import RemoteProtocolError
 from gossamer.protocol.limits import MIB
+from gossamer.protocol.manifest import decode_manifest
 
 _DEFAULTS = Settings(state_dir=default_state_dir())
 # Help is the same text for every person, so that it can stand in the documentation.
@@ -118,6 +121,15 @@ def settings_of(options: StateOptions | None) -> Settings:
     """
     config = options.config if options is not None else None
     return load_settings(flags_of(options), os.environ, config)
+
+
+def trains_on_own_text(settings: Settings) -> bool:
+    """Returns whether the run in the state directory has every peer train on its own text."""
+    try:
+        signed = StateDir(settings.state_dir).read_manifest()
+        return signed is not None and bool(decode_manifest(signed.manifest).data.own)
+    except (StateDirError, RemoteProtocolError):
+        return False  # the daemon says what is wrong with it
 
 
 def flags_of(options: StateOptions | None) -> dict[str, GivenValue]:

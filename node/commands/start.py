@@ -9,12 +9,13 @@ from cyclopts import Parameter
 
 from gossamer.node.base.settings import Found, Resume
 from gossamer.node.commands.founding_options import PRESET_HELP, check_founding_options
-from gossamer.node.commands.options import Node, settings_of
+from gossamer.node.commands.options import Node, settings_of, trains_on_own_text
 from gossamer.node.commands.running import run_node
+from gossamer.node.commands.texts import texts_of
+from gossamer.node.runs.draft import DataPlace
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.protocol.manifest import InnerOptimizer
 from gossamer.trainer.presets import DEFAULT_PRESET
-from gossamer.trainer.text.corpus_files import expanded
 
 _PRESET_BY_DEFAULT = f"{DEFAULT_PRESET}; with --init-from the largest one below the model"
 
@@ -38,6 +39,14 @@ def start(
     optimizer: Annotated[
         InnerOptimizer | None, Parameter(show_default="as the manifest says, else adamw")
     ] = None,
+    data: Annotated[
+        DataPlace | None, Parameter(show_default="as the manifest says, else shared")
+    ] = None,
+    heldout: Annotated[
+        tuple[str, ...] | None,
+        Parameter(consume_multiple=True, show_default="a part of the shared corpus"),
+    ] = None,
+    messages: Annotated[bool, Parameter(negative="")] = False,
     skip_bad: Annotated[bool, Parameter(negative="")] = False,
     options: Node = None,
 ) -> int:
@@ -56,6 +65,14 @@ def start(
     optimizer
         Inner optimiser, instead of the preset's: muon for the matrices of the layers (and adamw for
         all else), or adamw for all.
+    data
+        Text that peers train on: shared (the corpus, which all get), or own (each peer's own, which
+        does not leave its machine; the corpus is then this machine's).
+    heldout
+        With --data own: text that all peers get, to compare losses on.
+    messages
+        The corpus is conversations, a .jsonl line each: {"messages": [{"role", "content"}, ...]}.
+        Only the assistant's tokens are learnt. It takes --init-from with a chat template.
     skip_bad
         Leave out files and lines of the corpus that cannot be used, instead of stopping at them.
         The log says how many, and names the first ones.
@@ -65,19 +82,35 @@ def start(
         flags = {
             "--manifest": manifest,
             "--preset": preset,
-            "--corpus": corpus,
+            "--corpus": None if trains_on_own_text(settings) else corpus,
             "--init-from": init_from,
             "--optimizer": optimizer,
-            "--skip-bad": skip_bad,
+            "--data": data,
+            "--heldout": heldout,
+            "--messages": messages,
+            "--skip-bad": skip_bad and not trains_on_own_text(settings),
         }
-        return run_node(settings, Resume(), [flag for flag, given in flags.items() if given])
-    check_founding_options(manifest, preset, corpus, init_from, optimizer)
+        resume = Resume()
+        if trains_on_own_text(settings):
+            resume = Resume(corpus=texts_of(corpus), skip_bad=skip_bad)
+        return run_node(settings, resume, [flag for flag, given in flags.items() if given])
+    check_founding_options(
+        manifest,
+        preset,
+        corpus,
+        init_from,
+        heldout=heldout,
+        in_manifest={"--optimizer": optimizer, "--data": data, "--messages": messages},
+    )
     role = Found(
         manifest_file=manifest,
-        corpus=expanded([Path(path) for path in corpus or ()]),
+        corpus=texts_of(corpus),
         preset=preset,
         init_from=init_from,
         optimizer=optimizer,
         skip_bad=skip_bad,
+        own=data == "own",
+        heldout=texts_of(heldout),
+        messages=messages,
     )
     return run_node(settings, role)

@@ -187,8 +187,13 @@ def _work(work: WorkStatus) -> str:
 
 
 def _data(data: DataStatus) -> str:
-    """Returns a line with the swarm's place in the data."""
+    """Returns a line with the swarm's place in the data, or with this node's in its own."""
     share = data.tokens_consumed / data.num_tokens
+    if data.own:
+        return (
+            f"this machine's own text, epoch {data.epoch + 1}, {share:.1%} of it: "
+            f"{data.num_tokens:,} tokens, which stay here"
+        )
     return (
         f"epoch {data.epoch + 1}, {share:.1%} of it: {data.shards_consumed:,} of "
         f"{data.num_shards:,} shards consumed"

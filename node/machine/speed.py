@@ -33,6 +33,7 @@ class SpeedMeter:
         metrics.last_step_timestamp_seconds.set_to_current_time()
         if step.skipped:
             metrics.nonfinite_steps.inc()
+        if not step.tokens:  # a skipped step, or one of prompts alone
             return
         metrics.loss.set(step.loss)
         if step.seconds > 0:

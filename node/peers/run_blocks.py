@@ -59,6 +59,15 @@ class RunBlocks:
         self._heldout = [Digest(shard.digest) for shard in index.heldout[:HELDOUT_SHARDS_MAX]]
         return index
 
+    def tokenizer_file(self) -> bytes:
+        """Returns the block of the tokenizer, after `fetch_index`; nothing for plain bytes.
+
+        Raises:
+            BlockError: the disk lost it.
+        """
+        digest = self._data.tokenizer_digest
+        return self._store.get(Digest(digest)) if digest else b""
+
     async def fetch_heldout(self) -> None:
         """Waits until the held-out shards are here, after `fetch_index`."""
         self._store.pin("heldout", self._heldout)

@@ -25,7 +25,7 @@ from gossamer.node.storage.loss_file import LossFile
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.metrics import Metrics
 from gossamer.node.telemetry.progress import Progress
-from gossamer.node.training.data_feed import DataFeed
+from gossamer.node.training.feed import Feed
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.head_choice import HeadChoice
@@ -45,7 +45,7 @@ class NodeContext:
     committed: CommittedState
     chain_sync: ChainSync
     trainer: Trainer
-    feed: DataFeed
+    feed: Feed
     swarm: Swarm
     rounds: KnownRounds
     choice: HeadChoice

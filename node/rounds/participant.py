@@ -194,9 +194,9 @@ class Participant:
         """The trainer did an inner step."""
         self.progress.inner_step += 1
         self.context.work.stepped(step.tokens)
-        if not step.skipped:
+        if step.tokens:
             self.progress.loss = step.loss
-        elif not self._has_skipped:  # of many in a row the first is enough
+        elif step.skipped and not self._has_skipped:  # of many in a row the first is enough
             log.warning(
                 "an inner step is skipped: its loss, gradient or momentum is out of range; the "
                 "memory of the training device may be faulty, or the learning rate too high",

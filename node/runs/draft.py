@@ -46,6 +46,12 @@ DISTRO_MEMBERS_MIN = 8
 Admission = Literal["open", "allow", "invite"]
 
 
+DataPlace = Literal["shared", "own"]
+"""Whose text peers train on: the founder's, or each its own."""
+
+TextFormat = Literal["text", "messages"]
+"""What the text is: plain text, or conversations."""
+
 SOURCES_MAX = 64
 """Each is a line of the log when the run is founded."""
 
@@ -70,6 +76,9 @@ class CorpusDraft(msgspec.Struct, frozen=True, kw_only=True):
     """Field of a JSON line, or column of a table, that holds the text."""
     max_bytes: int = 0
     """Limit of the text, in bytes; 0 means all of it."""
+    format: TextFormat = "text"
+    heldout: tuple[str, ...] = ()
+    """Files, folders and patterns that all peers get, where each trains on its own text."""
 
 
 class TokenizerDraft(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +99,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     allowed: tuple[str, ...]
     """Peer ids, besides the founder's, that may join when `admission` is `allow`, and that may join
     and invite when it is `invite`."""
+    data: DataPlace = "shared"
     corpus: CorpusDraft
     tokenizer: TokenizerDraft
     model: ModelConfig
@@ -222,6 +232,8 @@ def _corpus_problems(corpus: CorpusDraft) -> list[str]:
         found.append(f"corpus.max_bytes is {corpus.max_bytes}; allowed: 0 (all) or more")
     if not corpus.text_field:
         found.append("corpus.text_field is empty; allowed: the name of a field")
+    if "" in corpus.heldout:
+        found.append("corpus.heldout has an empty path; allowed: files and folders")
     if "" in corpus.paths:
         found.append("corpus.paths has an empty path; allowed: files and folders")
     if corpus.paths and corpus.sources:

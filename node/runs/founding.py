@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from gossamer.node.runs.draft import Draft, manifest_of, problems_of_draft
+from gossamer.node.runs.draft import CorpusDraft, Draft, manifest_of, problems_of_draft
 from gossamer.protocol.errors import ManifestError
 from gossamer.protocol.ids import PeerId, digest_of
 from gossamer.protocol.manifest import (
@@ -33,7 +33,7 @@ from gossamer.trainer.text.corpus import Progress, no_progress, scan_corpus
 from gossamer.trainer.text.corpus_errors import CorpusError, Skipped
 from gossamer.trainer.text.corpus_files import default_files, find_files
 from gossamer.trainer.text.mixing import Mixture, Share
-from gossamer.trainer.text.shards import Put, cut_corpus
+from gossamer.trainer.text.shards import CutCorpus, Put, cut_corpus
 
 InitGenesis = Callable[[ModelConfig, int], FloatVector]
 """Maps (model, seed) to the flat initial parameters, shape (num_parameters,)."""
@@ -118,17 +118,22 @@ def prepare_data(
         BadFilesError: files or lines cannot be used, and `skip_bad` is false.
         CorpusError: the text cannot be read, or there is too little of it.
     """
-    if problems := problems_of_draft(draft):
+    if problems := problems_of_draft(draft) + _problems_of_data(draft):
         raise ManifestError(problems)
+    is_own, has_messages = draft.data == "own", draft.corpus.format == "messages"
     tokenizer = tokenizer_of(Path(draft.init_from), draft.model) if draft.init_from else None
     skipped = Skipped() if skip_bad else None
-    files, mixture = _files_of(draft, corpus, skipped)
+    if is_own:
+        files, mixture = find_files([Path(path) for path in draft.corpus.heldout], skipped), None
+    else:
+        files, mixture = files_of(draft.corpus, corpus, skipped)
     text = scan_corpus(
         files,
         seed=draft.seed,
         text_field=draft.corpus.text_field,
         scratch=scratch,
         skipped=skipped,
+        chat=tokenizer.chat() if tokenizer is not None and has_messages else None,
         progress=progress,
     )
     cut = cut_corpus(
@@ -138,11 +143,22 @@ def prepare_data(
         draft.model.context,
         put=put,
         tokenizer=tokenizer,
-        max_bytes=draft.corpus.max_bytes or None,
+        max_bytes=None if is_own else draft.corpus.max_bytes or None,
         mixture=mixture,
+        use="heldout" if is_own else "split",
         progress=progress,
     )
-    config = DataConfig(
+    config = _config_of(draft, cut, put)
+    _require_enough(config, draft)
+    notes, warnings = said_of(cut.shares, text.num_bytes, draft.corpus.max_bytes)
+    return PreparedData(
+        config, cut.index, (*(skipped.summary() if skipped else ()), *warnings), tuple(notes)
+    )
+
+
+def _config_of(draft: Draft, cut: CutCorpus, put: Put) -> DataConfig:
+    """Returns the manifest's section of the data, whose blocks are stored with `put`."""
+    return DataConfig(
         tokenizer=draft.tokenizer.kind,
         tokenizer_digest=put(cut.tokenizer.file) if cut.tokenizer.file else b"",
         token_bytes=cut.token_bytes,
@@ -150,11 +166,8 @@ def prepare_data(
         num_shards=len(cut.index.shards),
         num_tokens=sum(shard.num_tokens for shard in cut.index.shards),
         heldout_tokens=sum(shard.num_tokens for shard in cut.index.heldout),
-    )
-    _require_enough(config, draft)
-    notes, warnings = _said_of(cut.shares, text.num_bytes, draft.corpus.max_bytes)
-    return PreparedData(
-        config, cut.index, (*(skipped.summary() if skipped else ()), *warnings), tuple(notes)
+        own=True if draft.data == "own" else msgspec.UNSET,
+        messages=True if draft.corpus.format == "messages" else msgspec.UNSET,
     )
 
 
@@ -209,18 +222,38 @@ def risk_of(draft: Draft) -> str | None:
     )
 
 
-def _files_of(
-    draft: Draft, corpus: Sequence[Path], skipped: Skipped | None
+def _problems_of_data(draft: Draft) -> list[str]:
+    """Returns a sentence for each thing that is missing in all that the founder gave."""
+    problems: list[str] = []
+    if draft.data == "own" and not draft.corpus.heldout:
+        problems.append(
+            'with data = "own" no peer shares its text, so name some that all peers get, to '
+            "compare losses on and to learn a tokenizer from: --heldout FILE, or corpus.heldout"
+        )
+    if draft.data != "own" and draft.corpus.heldout:
+        problems.append(
+            'corpus.heldout is for data = "own"; a shared corpus has a part of itself held out'
+        )
+    if draft.corpus.format == "messages" and not draft.init_from:
+        problems.append(
+            'corpus.format is "messages"; the chat template of a model says how conversations are '
+            "written: gossamer start --init-from FOLDER"
+        )
+    return problems
+
+
+def files_of(
+    draft: CorpusDraft, corpus: Sequence[Path], skipped: Skipped | None
 ) -> tuple[list[Path], Mixture | None]:
     """Returns the files of the corpus, and the mixture if the draft has sources that are used."""
-    if corpus or not draft.corpus.sources:
-        paths = list(corpus) or [Path(path) for path in draft.corpus.paths]
+    if corpus or not draft.sources:
+        paths = list(corpus) or [Path(path) for path in draft.paths]
         return (find_files(paths, skipped) if paths else default_files()), None
     found: dict[Path, int] = {}
-    for number, source in enumerate(draft.corpus.sources):
+    for number, source in enumerate(draft.sources):
         for path in find_files([Path(source.path)], skipped):
             found.setdefault(path, number)
-    sources = draft.corpus.sources
+    sources = draft.sources
     mixture = Mixture(
         names=tuple(source.path for source in sources),
         weights=tuple(source.weight for source in sources),
@@ -229,9 +262,7 @@ def _files_of(
     return list(found), mixture
 
 
-def _said_of(
-    shares: Sequence[Share], num_bytes: int, max_bytes: int
-) -> tuple[list[str], list[str]]:
+def said_of(shares: Sequence[Share], num_bytes: int, max_bytes: int) -> tuple[list[str], list[str]]:
     """Returns sentences about shares that are as wanted, and about those that are not."""
     notes: list[str] = []
     warnings: list[str] = []
@@ -264,7 +295,7 @@ def _require_enough(data: DataConfig, draft: Draft) -> None:
     context = draft.model.context
     step_tokens = draft.inner.sequences_per_step * context + 1
     problems: list[str] = []
-    if data.num_tokens < step_tokens:
+    if data.num_tokens < step_tokens and not data.own:
         problems.append(
             f"the corpus has {data.num_tokens:,} tokens to train on, but one inner step takes "
             f"{step_tokens:,}; name more text, or lower inner.sequences_per_step or model.context"

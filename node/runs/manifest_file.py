@@ -103,7 +103,9 @@ def parse_manifest_file(text: str, folder: Path) -> Draft:
     sources = tuple(
         replace(source, path=_placed(folder, source.path)) for source in draft.corpus.sources
     )
-    return replace(draft, corpus=replace(draft.corpus, paths=paths, sources=sources))
+    heldout = tuple(_placed(folder, path) for path in draft.corpus.heldout)
+    corpus = replace(draft.corpus, paths=paths, sources=sources, heldout=heldout)
+    return replace(draft, corpus=corpus)
 
 
 def _placed(folder: Path, path: str) -> str:

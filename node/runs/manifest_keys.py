@@ -57,6 +57,9 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         '"invite" (these, and everybody whom a member invites with "gossamer invite").',
         "allowed": 'Peer ids that may join when admission is not "open"; see "gossamer status". '
         'With "invite" it may be empty.',
+        "data": 'Text that peers train on: "shared" (the founder\'s, which all peers get), or '
+        '"own" (each peer\'s own, which does not leave its machine: gossamer join ADDRESS --corpus '
+        "FOLDER).",
     },
     "corpus": {
         "paths": "Files, folders and patterns (*) of text, .jsonl (both also .gz or .zst) and "
@@ -64,6 +67,11 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "sources": "Instead of paths: several sources, and the share of the text that each gets by "
         "its weight.",
         "text_field": "Field of a .jsonl line, or column of a .parquet file, that holds the text.",
+        "format": '"text", or "messages": a .jsonl line is {"messages": [{"role", "content"}, '
+        "...]}, written with the chat template of --init-from; only the assistant's tokens are "
+        "learnt.",
+        "heldout": 'With data = "own": files of text that all peers get, to compare losses on and '
+        "to learn a tokenizer from. Nothing else of the founder's leaves its machine.",
         "max_bytes": "Limit of the text in bytes (a random choice of documents); 0: all of it.",
     },
     "tokenizer": {

@@ -125,7 +125,21 @@ def describe(
         *([f"device    {device}"] if device else []),
         f"disk      at most some {format_bytes(needs.disk)}",
         f"network   some {format_bytes(plan.sent_bytes)} up and down in each round",
-        "shared    this node serves the run's state and parts of its corpus to other members",
+        *_said_of_data(manifest),
+    ]
+
+
+def _said_of_data(manifest: Manifest) -> list[str]:
+    """Returns the lines on what of the data goes to whom."""
+    if not manifest.data.own:
+        return [
+            "shared    this node serves the run's state and parts of its corpus to other members"
+        ]
+    return [
+        "shared    this node serves the run's state and the text that all are compared on",
+        "data      your own text stays here, also as tokens; what leaves is what training makes of "
+        "it: changes of the model, from which somebody may be able to tell parts of the text, the "
+        "number of tokens, and the loss",
     ]
 
 

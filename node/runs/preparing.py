@@ -1,9 +1,10 @@
-"""Tokenising the corpus in another process, whose memory goes back to the system.
+"""Tokenising text in another process, whose memory goes back to the system.
 
 The daemon may hold four times the state and little more, but learning a vocabulary takes hundreds
-of MB for any size of model. So founding starts this module with `python -m` (`main` below). The
-process reads a `_Task` in msgpack from stdin, puts the blocks into the store, and writes lines of
-JSON to stdout: progress, and at the end the outcome.
+of MB for any size of model. So founding starts this module with `python -m` (`main` below), and so
+does a node that cuts a text of its own. The process reads a task in msgpack from stdin, puts what
+it makes into the store of blocks or, of an own text, into a folder that nobody is served from, and
+writes lines of JSON to stdout: progress, and at the end the outcome.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from pathlib import Path
 import msgspec
 import trio
 
-from gossamer.node.base.disk_health import DiskError
+from gossamer.node.base.disk_health import DiskError, disk_error
 from gossamer.node.peers.replication import CACHE_SHARE
 from gossamer.node.runs.draft import Draft
 from gossamer.node.runs.founding import PreparedData, prepare_data
+from gossamer.node.runs.own_text import OwnText, cut_own_text
 from gossamer.node.runs.progress import Thinned
 from gossamer.node.storage.blocks import BlockStore
-from gossamer.protocol.errors import ManifestError
+from gossamer.node.storage.own_data import INDEX_NAME
+from gossamer.protocol.errors import ManifestError, RemoteProtocolError
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.manifest import DataConfig
-from gossamer.protocol.shard_index import decode_index
+from gossamer.protocol.manifest import DataConfig, Manifest
+from gossamer.protocol.shard_index import decode_index, encode_index
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.text.corpus import Progress
 from gossamer.trainer.text.corpus_errors import BadFilesError, CorpusError
@@ -40,16 +43,34 @@ _SKIP_BAD = (
     "nothing was founded; to leave out every file and line that cannot be used: "
     "gossamer start --skip-bad"
 )
+_CONFINED = "gossamer.node.runs.cut_confined"
+"""Entry of a process that first gives up the network, and ends in `main`."""
+
+_SKIP_BAD_OF_OWN = "to leave out every file and line that cannot be used: --skip-bad"
 
 
 class PreparingError(Exception):
     """The other process did not prepare the corpus; the text says why."""
 
 
-class _Task(msgspec.Struct, frozen=True):
+class _Task(msgspec.Struct, frozen=True, tag="corpus"):
+    """A founder's corpus."""
+
     draft: Draft
     corpus: tuple[str, ...]
     skip_bad: bool
+    blocks: str
+    cache_bytes: int
+
+
+class _OwnTask(msgspec.Struct, frozen=True, tag="own"):
+    """A peer's own text."""
+
+    text: OwnText
+    manifest: Manifest
+    tokenizer_file: bytes
+    seed: int
+    folder: str
 
 
 class _Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -64,13 +85,20 @@ class _Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     notes: tuple[str, ...]
 
 
+class _CutOwn(msgspec.Struct, frozen=True, tag="own"):
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
 class _Refused(msgspec.Struct, frozen=True, tag="refused"):
     kind: str
     problems: list[str]
 
 
-_line_decoder: msgspec.json.Decoder[_Progress | _Prepared | _Refused] = msgspec.json.Decoder(
-    _Progress | _Prepared | _Refused
+_Outcome = _Prepared | _CutOwn | _Refused
+
+_line_decoder: msgspec.json.Decoder[_Progress | _Outcome] = msgspec.json.Decoder(
+    _Progress | _Outcome
 )
 
 
@@ -93,21 +121,61 @@ async def prepare_elsewhere(
     Cancelled: the process is killed.
     """
     paths = tuple(str(path.absolute()) for path in corpus)
-    task = msgspec.msgpack.encode(_Task(draft, paths, skip_bad))
+    task = _Task(draft, paths, skip_bad, str(blocks), cache_bytes)
+    outcome = await _do_elsewhere([__name__], task, progress)
+    assert isinstance(outcome, _Prepared)
+    store = BlockStore(blocks, cache_bytes, read_only=True)
+    return PreparedData(
+        outcome.config,
+        decode_index(store.get(Digest(outcome.config.index_digest))),
+        outcome.warnings,
+        outcome.notes,
+    )
+
+
+async def cut_elsewhere(
+    text: OwnText,
+    manifest: Manifest,
+    tokenizer_file: bytes,
+    seed: int,
+    folder: Path,
+    progress: Progress,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Runs `own_text.cut_own_text` in another process, which leaves shards and index in `folder`.
+
+    Returns:
+        Sentences: warnings, and notes on what is used.
+
+    Raises:
+        CorpusError, FolderError: as `cut_own_text`.
+        DiskError: the disk takes no more.
+        PreparingError: the process died.
+
+    Cancelled: the process is killed.
+    """
+    task = _OwnTask(text, manifest, tokenizer_file, seed, str(folder))
+    outcome = await _do_elsewhere([_CONFINED, str(folder)], task, progress)
+    assert isinstance(outcome, _CutOwn)
+    return outcome.warnings, outcome.notes
+
+
+async def _do_elsewhere(
+    module: Sequence[str], task: _Task | _OwnTask, progress: Progress
+) -> _Prepared | _CutOwn:
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", __name__, str(blocks), str(cache_bytes)],
+        [sys.executable, "-m", *module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    outcome: _Prepared | _Refused | None = None
+    outcome: _Outcome | None = None
     errors: deque[str] = deque(maxlen=ERRORS_KEPT)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_keep_errors, process, errors)
-            await process.stdin.send_all(task)
+            await process.stdin.send_all(msgspec.msgpack.encode(task))
             await process.stdin.aclose()
             buffer = bytearray()
             async for data in process.stdout:
@@ -135,13 +203,7 @@ async def prepare_elsewhere(
         )
     if isinstance(outcome, _Refused):
         raise _error_of(outcome)
-    store = BlockStore(blocks, cache_bytes, read_only=True)
-    return PreparedData(
-        outcome.config,
-        decode_index(store.get(Digest(outcome.config.index_digest))),
-        outcome.warnings,
-        outcome.notes,
-    )
+    return outcome
 
 
 def _error_of(refused: _Refused) -> Exception:
@@ -185,13 +247,52 @@ def _keeping_put(store: BlockStore) -> Put:
     return put
 
 
+def _prepared(task: _Task, progress: Progress) -> _Prepared:
+    blocks = Path(task.blocks)
+    data = prepare_data(
+        task.draft,
+        [Path(path) for path in task.corpus],
+        put=_keeping_put(BlockStore(blocks, task.cache_bytes)),
+        scratch=blocks.parent,
+        skip_bad=task.skip_bad,
+        progress=progress,
+    )
+    return _Prepared(data.config, data.warnings, data.notes)
+
+
+def _cut_own(task: _OwnTask, progress: Progress) -> _CutOwn:
+    folder = Path(task.folder)
+
+    def keep(name: str, data: bytes) -> None:
+        try:
+            (folder / name).write_bytes(data)
+        except OSError as error:
+            raise disk_error(folder / name, len(data), error) from error
+
+    def put(data: bytes) -> Digest:
+        digest = digest_of(data)
+        keep(digest.hex(), data)
+        return digest
+
+    index, warnings, notes = cut_own_text(
+        task.text,
+        task.manifest,
+        task.tokenizer_file,
+        task.seed,
+        put=put,
+        scratch=folder,
+        progress=progress,
+    )
+    keep(INDEX_NAME, encode_index(index))
+    return _CutOwn(tuple(warnings), tuple(notes))
+
+
 def main() -> int:
-    """Prepares the data of the task on stdin. This is the entry point of the other process."""
-    blocks, cache_bytes = Path(sys.argv[1]), int(sys.argv[2])
-    task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Task)
+    """Does the task on stdin. This is the entry point of the other process."""
+    task = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Task | _OwnTask)
     thinned = Thinned()
 
-    def say(message: _Progress | _Prepared | _Refused) -> None:
+    def say(message: _Progress | _Outcome) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
         sys.stdout.buffer.flush()
 
@@ -200,28 +301,22 @@ def main() -> int:
             say(_Progress(stage, done, total))
 
     try:
-        corpus = [Path(path) for path in task.corpus]
-        put = _keeping_put(BlockStore(blocks, cache_bytes))
-        data = prepare_data(
-            task.draft,
-            corpus,
-            put=put,
-            scratch=blocks.parent,
-            skip_bad=task.skip_bad,
-            progress=progress,
-        )
+        outcome = _prepared(task, progress) if isinstance(task, _Task) else _cut_own(task, progress)
     except ManifestError as error:
         say(_Refused("manifest", error.problems))
     except BadFilesError as error:
-        say(_Refused("corpus", [*error.problems, _SKIP_BAD]))
+        advice = _SKIP_BAD if isinstance(task, _Task) else _SKIP_BAD_OF_OWN
+        say(_Refused("corpus", [*error.problems, advice]))
     except CorpusError as error:
         say(_Refused("corpus", list(error.problems)))
     except FolderError as error:
         say(_Refused("folder", error.problems))
+    except RemoteProtocolError as error:
+        say(_Refused("corpus", [f"the run's tokenizer cannot be used: {error}"]))
     except DiskError as error:
         say(_Refused("disk", [str(error)]))
     else:
-        say(_Prepared(data.config, data.warnings, data.notes))
+        say(outcome)
     return 0
 
 

@@ -24,6 +24,7 @@ from gossamer.node.runs.founding import risk_of, sign_manifest
 from gossamer.node.runs.importing import draft_for, with_pretrained, write_genesis
 from gossamer.node.runs.manifest_file import read_manifest_file
 from gossamer.node.runs.needs import needs_of, require_memory
+from gossamer.node.runs.own_text import OwnText, founders_text
 from gossamer.node.runs.preparing import prepare_elsewhere
 from gossamer.node.runs.progress import ProgressBars
 from gossamer.node.telemetry.gpus import Gpus
@@ -45,8 +46,10 @@ Tell = Callable[[str], None]
 
 async def found_here(
     role: Found, identity: Identity, blocks: Path, settings: Settings, tell: Tell
-) -> SignedManifest:
+) -> tuple[SignedManifest, OwnText | None]:
     """Tokenises the corpus, draws or reads the initial weights and signs the manifest.
+
+    Where every peer trains on its own text, the founder's is returned, and is not read here.
 
     Weights that were read lie in `blocks` as the run's first state when this returns; drawn ones do
     not, because every peer can draw them.
@@ -64,6 +67,8 @@ async def found_here(
     if role.init_from is not None:
         pretrained = await trio.to_thread.run_sync(open_pretrained, role.init_from)
     draft = await _draft_of(role, pretrained)
+    is_own = draft.data == "own"
+    own_text = founders_text(draft.corpus, role.corpus, role.skip_bad) if is_own else None
     num_parameters = draft.model.num_parameters
     log.info(
         f"founding {draft.name}: {num_parameters:,} parameters",
@@ -94,12 +99,12 @@ async def found_here(
     if pretrained is None:
         tell("drawing the initial weights")
         parameters = await initial_parameters(draft, settings)
-        return sign_manifest(draft, data, parameters, identity=identity).signed
+        return sign_manifest(draft, data, parameters, identity=identity).signed, own_text
     tell("reading the initial weights")
     parameters = await trio.to_thread.run_sync(pretrained.weights.read)
     founded = sign_manifest(draft, data, parameters, identity=identity)
     await trio.to_thread.run_sync(write_genesis, founded, parameters, blocks, settings.cache_bytes)
-    return founded.signed
+    return founded.signed, own_text
 
 
 async def _draft_of(role: Found, pretrained: Pretrained | None) -> Draft:
@@ -111,6 +116,13 @@ async def _draft_of(role: Found, pretrained: Pretrained | None) -> Draft:
     draft = await _described(role, pretrained)
     if role.optimizer is not None:
         draft = replace(draft, inner=replace(draft.inner, optimizer=role.optimizer))
+    if role.own:
+        draft = replace(draft, data="own")
+    if role.heldout:
+        heldout = tuple(str(path.absolute()) for path in role.heldout)
+        draft = replace(draft, corpus=replace(draft.corpus, heldout=heldout))
+    if role.messages:
+        draft = replace(draft, corpus=replace(draft.corpus, format="messages"))
     return draft
 
 

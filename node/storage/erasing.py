@@ -26,6 +26,7 @@ RUN_NAMES = (
     *("api", "blocks", "chain", "format", "head", "losses", "manifest.msgpack", "noticed"),
     *(
         "optimizer",
+        "own",
         "paused",
         "peers.msgpack",
         "pinned_head",

@@ -16,6 +16,7 @@
     head               the newest committed header
     chain/             committed headers
     blocks/            what is addressed by its digest        (`blocks`)
+    own/               this node's own text, where all train on theirs (`own_data`)
     trainer/           the only folder that the trainer writes to: temporary files, caches, and
         optimizer      the moments of AdamW or Muon, or with shared steps the momentum
 
@@ -112,6 +113,7 @@ class StateDir:
         self.head_path = root / "head"
         self.chain_path = root / "chain"
         self.blocks_path = root / "blocks"
+        self.own_path = root / "own"
         self.trainer_path = root / "trainer"
         self.optimizer_path = self.trainer_path / "optimizer"
 

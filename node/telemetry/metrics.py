@@ -308,7 +308,9 @@ class Metrics:
 
     def _add_data(self, add: _Registrar) -> None:
         self._data_epochs = add.gauge(
-            "data_epochs", "Epochs of the data that the committed chain has consumed."
+            "data_epochs",
+            "Epochs of the data that the committed chain has consumed, or of its own text that "
+            "this node has trained on.",
         )
         self._data_shards = add.gauge("data_shards", "Shards of one epoch.")
         self._data_shards_consumed = add.gauge(

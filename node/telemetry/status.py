@@ -126,7 +126,8 @@ class WorkStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the run's data that the committed chain has consumed."""
+    """The part of the run's data that the committed chain has consumed; where every peer trains on
+    data of its own, the part of its own that this node has trained on."""
 
     epoch: int
     """Number of complete epochs; also the number of the present epoch, from 0."""
@@ -136,6 +137,8 @@ class DataStatus(msgspec.Struct, frozen=True, kw_only=True):
     shards_consumed: int
     """Shards that the present epoch has consumed to their end."""
     num_shards: int
+    own: bool = False
+    """Whether the data are this node's own."""
 
 
 class PauseStatus(msgspec.Struct, frozen=True, kw_only=True):

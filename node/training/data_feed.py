@@ -10,7 +10,7 @@ partition up, together with what is queued of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import structlog
@@ -20,18 +20,13 @@ from gossamer.node.base.disk_health import DiskError
 from gossamer.node.peers.block_exchange import BlockService, FetchError
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.training.claims import HeldPartitions, Piece
+from gossamer.node.training.feed import ROUNDS_AHEAD, Queue
+from gossamer.node.training.queue_level import QueueLevel
 from gossamer.protocol.accounting.ledger import EpochProgress, Ledger, epoch_progress
 from gossamer.protocol.accounting.partitions import Partitions
 from gossamer.protocol.ids import Digest, PeerId
 from gossamer.protocol.shard_index import ShardIndex
 from gossamer.protocol.wire.statements import Span
-from gossamer.trainer.ipc.messages import DATA_RANGES_MAX
-
-ROUNDS_AHEAD = 2
-"""Rounds of tokens that are kept queued: the present round's and the next one's."""
-
-PIECES_AHEAD_MAX = DATA_RANGES_MAX // 2
-"""Upper bound on queued pieces of shards: the trainer takes no more than twice as many."""
 
 QUEUED_CACHE_SHARE = 0.5
 """Part of the cache that the shards of queued tokens may fill: they stay on disk until consumed."""
@@ -51,9 +46,6 @@ UNAVAILABLE_SECONDS = 60.0
 _PIN = "claimed shards"
 
 log = structlog.get_logger("data")
-
-Queue = Callable[[int, str, int, int], Awaitable[None]]
-"""Queues tokens at the trainer: (shard, path, start, stop), see `Trainer.queue`."""
 
 
 class DataSwarm(Protocol):
@@ -77,47 +69,6 @@ class HasLedger(Protocol):
     @property
     def ledger(self) -> Ledger:
         """The ledger of the data that the committed chain has consumed."""
-
-
-class _QueueLevel:
-    """The amount of data that is queued at the trainer, and the amount that should be."""
-
-    def __init__(self, smallest_shard_tokens: int) -> None:
-        self._smallest_shard_tokens = smallest_shard_tokens
-        self.tokens = 0
-        self.pieces = 0
-        self.wanted_tokens = 0
-
-    @property
-    def is_enough(self) -> bool:
-        return self.tokens >= self.wanted_tokens or self.pieces >= PIECES_AHEAD_MAX
-
-    @property
-    def missing_tokens(self) -> int:
-        return self.wanted_tokens - self.tokens
-
-    def queued(self, tokens: int) -> None:
-        """One more piece is queued."""
-        self.tokens += tokens
-        self.pieces += 1
-
-    def consumed(self, tokens: int, *, is_end_of_piece: bool) -> None:
-        """The trainer consumed tokens."""
-        self.tokens = max(0, self.tokens - tokens)
-        if is_end_of_piece:
-            self.pieces = max(0, self.pieces - 1)
-
-    def at_most(self, tokens: int) -> None:
-        """The trainer says that it has no more tokens than these."""
-        if tokens < self.tokens:
-            self.tokens = tokens
-            # No piece but the first and the last one of a partition is shorter than a shard.
-            pieces_max = 2 + 2 * tokens // self._smallest_shard_tokens
-            self.pieces = min(self.pieces, pieces_max)
-
-    def clear(self) -> None:
-        """The trainer's queue is empty."""
-        self.tokens = self.pieces = 0
 
 
 class DataFeed:
@@ -153,7 +104,7 @@ class DataFeed:
         )
         num_bytes = sum(shard.num_bytes for shard in index.shards)
         self._tokens_per_byte = sum(self._partitions.tokens) / num_bytes
-        self._level = _QueueLevel(min(shard.num_tokens for shard in index.shards))
+        self._level = QueueLevel(min(shard.num_tokens for shard in index.shards))
         self._progress: tuple[Ledger, EpochProgress] | None = None
         self._unavailable: dict[int, float] = {}
         """Partitions of which no peer had a shard; local time until which each is not tried."""

@@ -20,7 +20,7 @@ from gossamer.node.base.threads import RunInThread
 from gossamer.node.machine.trainer import Trainer
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.progress import Progress
-from gossamer.node.training.data_feed import DataFeed
+from gossamer.node.training.feed import Feed
 from gossamer.protocol.accounting.work_records import OUT_OF_RANGE
 from gossamer.protocol.codecs.chunk_values import is_usable
 from gossamer.protocol.ids import Digest
@@ -38,7 +38,7 @@ class LocalTrainings:
         self,
         manifest: Manifest,
         trainer: Trainer,
-        feed: DataFeed,
+        feed: Feed,
         work: Work,
         progress: Progress,
         orders: Orders,

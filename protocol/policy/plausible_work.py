@@ -7,8 +7,7 @@ Rules
   header with more is an offence. Twice the bound is allowed: a peer that was paused, or changed
   heads, may have trained for the same round again.
 - The data that a peer says it consumed is in proportion: the targets of its sequences, the tokens
-  between them, and tails of shards.
-
+  between them, and tails of shards. Where each peer trains on data of its own, it names none.
 - A run that ends has no round after its last one (`Manifest.last_round`). Otherwise a member could
   go on alone, and all nodes that serve the final state would follow it.
 
@@ -44,7 +43,9 @@ class WorkBounds:
         """Most tokens of one peer in one round."""
         self._has_roots = manifest.trust == "open"
         self._last_round = manifest.last_round
-        self.span_tokens_max = 2 * self.tokens_max + limits.SPANS_MAX * (context + 1)
+        self.span_tokens_max = (
+            0 if manifest.data.own else 2 * self.tokens_max + limits.SPANS_MAX * (context + 1)
+        )
         """Most tokens of data that one peer consumes in one round: a sequence has one token more
         than it has targets."""
 

@@ -235,6 +235,30 @@ def test_a_manifest_without_wider_sums_keeps_its_bytes_and_its_codec() -> None:
         assert payloads.is_length(2 + 128 * 4 // 8, 128, (1 << 9) - 1, is_average=True)
 
 
+def test_a_manifest_from_before_own_data_and_conversations_keeps_its_bytes() -> None:
+    old = manifest()
+    assert not old.data.own
+    assert not old.data.messages
+    data = encode_manifest(old)
+    assert b"own" not in data
+    assert b"messages" not in data
+    own = msgspec.structs.replace(old.data, num_shards=0, num_tokens=0, own=True)
+    run = msgspec.structs.replace(old, data=own)
+    assert problems_of(run) == []
+    assert decode_manifest(encode_manifest(run)) == run
+    assert run.run_id != old.run_id
+
+
+def test_a_run_of_own_data_lists_none_and_another_some() -> None:
+    said = problems_of(changed("data.own", True))
+    assert any(problem.startswith("data.num_shards") for problem in said)
+    assert any(problem.startswith("data.num_tokens") for problem in said)
+    assert problems_of(changed("data.num_shards", 0))
+    assert any(
+        "chat template" in problem for problem in problems_of(changed("data.messages", True))
+    )
+
+
 def test_a_turn_of_a_fragment_has_its_share_of_the_inner_steps() -> None:
     outer = changed("outer.fragments", 2).outer
     assert [outer.inner_steps_of(n) for n in (1, 2, 3)] == [5, 5, 25]

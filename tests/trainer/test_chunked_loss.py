@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer.chunked_loss import chunked_loss_sum
+from gossamer.trainer.chunked_loss import NO_TARGET, chunked_loss_sum
 from gossamer.trainer.memory_estimate import CPU_LOGITS_MAX, logits_max_of
 from gossamer.trainer.model import Decoder
 from gossamer.trainer.presets import PRESETS
@@ -119,3 +120,27 @@ def test_passes_of_a_cpu_have_their_logits_at_once() -> None:
     most = max(preset.model.vocabulary for preset in PRESETS.values())
     assert 4096 * most <= CPU_LOGITS_MAX
     assert logits_max_of("cpu") == CPU_LOGITS_MAX
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16])
+def test_rows_without_a_target_count_for_nothing(rows: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randn(12, 8, generator=generator)
+    matrix = torch.randn(20, 8, generator=generator)
+    targets = torch.randint(0, 20, (12,), generator=generator)
+    targets[[0, 3, 4, 11]] = NO_TARGET
+
+    def gradients(
+        loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> list[torch.Tensor]:
+        inputs = [values.clone().requires_grad_(), matrix.clone().requires_grad_()]
+        loss = loss_of(*inputs)
+        return [loss.detach(), *torch.autograd.grad(loss, inputs)]
+
+    plain = gradients(
+        lambda x, w: F.cross_entropy(x @ w.T, targets, ignore_index=NO_TARGET, reduction="sum")
+    )
+    chunked = gradients(lambda x, w: chunked_loss_sum(x, w, targets, rows))
+    for ours, theirs in zip(chunked, plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert not chunked[1][[0, 3, 4, 11]].any()

@@ -28,6 +28,9 @@ TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 SPECIAL_TOKENS_NAME = "special_tokens_map.json"
 
+TEMPLATE_NAME = "chat_template.jinja"
+TEMPLATE_JSON_NAME = "chat_template.json"
+
 NAMES = (
     CONFIG_NAME,
     GENERATION_NAME,
@@ -35,8 +38,8 @@ NAMES = (
     TOKENIZER_CONFIG_NAME,
     SPECIAL_TOKENS_NAME,
     "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
+    TEMPLATE_NAME,
+    TEMPLATE_JSON_NAME,
     "LICENSE",
     "LICENSE.txt",
     "NOTICE",
@@ -101,6 +104,21 @@ class ModelFiles:
                 token = token.get("content")
             if isinstance(token, str) and token:
                 return token
+        return None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja program that writes conversations; None if the model has none. Of several with
+        names it is the one named `default`."""
+        if TEMPLATE_NAME in self.files:
+            return self.files[TEMPLATE_NAME].decode("utf-8", "replace")
+        for name in (TEMPLATE_JSON_NAME, TOKENIZER_CONFIG_NAME):
+            template = self.parsed(name).get("chat_template")
+            if isinstance(template, list):
+                named = {each.get("name"): each for each in template if isinstance(each, dict)}
+                template = named.get("default", {}).get("template")
+            if isinstance(template, str) and template:
+                return template
         return None
 
     def token_ids(self, kind: str) -> list[int]:

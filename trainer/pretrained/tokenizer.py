@@ -12,7 +12,11 @@ from tokenizers import Tokenizer as HuggingFaceTokenizer
 from gossamer.protocol.manifest import ModelConfig
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.pretrained.model_files import ModelFiles, read_model_files
+from gossamer.trainer.text.chat import Chat
 from gossamer.trainer.text.tokens import TokenizerKind, TokenVector, encode_pieces
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
+"""Names by which chat templates may write the model's special tokens."""
 
 
 class ImportedTokenizer:
@@ -73,6 +77,26 @@ class ImportedTokenizer:
         """See `Tokenizer.encode`."""
         begin = np.array(self.begin_tokens, dtype=np.uint32)
         return [np.concatenate([begin, tokens]) for tokens in encode_pieces(self._tokenizer, texts)]
+
+    def chat(self) -> Chat:
+        """What writes conversations with the model's chat template.
+
+        Raises:
+            FolderError: the model has none.
+            CorpusError: it is no Jinja program.
+        """
+        template = self._files.chat_template
+        if template is None:
+            raise FolderError(
+                [
+                    "the tokenizer has no chat template, which says how conversations are written: "
+                    "begin with the instruction model of the family, put its chat_template.jinja "
+                    'into the folder, or train on plain text (corpus.format = "text")'
+                ]
+            )
+        named = ((name, self._files.named_token(name)) for name in SPECIAL_TOKENS)
+        tokens = {name: text for name, text in named if text is not None}
+        return Chat(template, tokens, self._tokenizer, self.end_token)
 
     def decode(self, tokens: TokenVector) -> str:
         """See `Tokenizer.decode`."""

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from gossamer.trainer.text.chat import Chat
 from gossamer.trainer.text.corpus_errors import (
     BadDocumentError,
     BadFilesError,
@@ -29,9 +30,11 @@ from gossamer.trainer.text.corpus_errors import (
     unreadable,
 )
 from gossamer.trainer.text.documents import (
+    LineReader,
     OnBad,
     json_lines,
     json_text,
+    json_text_of,
     piece_bytes_of,
     refuse,
     text_pieces,
@@ -73,7 +76,9 @@ class Corpus:
     """Bytes of the text itself in UTF-8."""
     keys: npt.NDArray[np.uint64]
     spool: Spool = field(default_factory=Spool)
-    """The texts of packed files."""
+    """The texts of packed files, and of all conversations."""
+    chat: Chat | None = None
+    """How the documents are written, if they are conversations."""
 
     @property
     def num_documents(self) -> int:
@@ -98,7 +103,7 @@ class Corpus:
                 offset, num_bytes = int(self.offsets[document]), int(self.raw_bytes[document])
                 form = form_of(path)
                 try:
-                    if form.is_packed:
+                    if form.is_packed or self.chat is not None:
                         text = self.spool.read(offset, num_bytes)
                     else:
                         raw = _read_at(handles, number, path, offset, num_bytes)
@@ -119,6 +124,7 @@ def scan_corpus(
     text_field: str = DEFAULT_TEXT_FIELD,
     scratch: Path | None = None,
     skipped: Skipped | None = None,
+    chat: Chat | None = None,
     progress: Progress = no_progress,
 ) -> Corpus:
     """Read every file once, check that it is text, and note where its documents are.
@@ -127,12 +133,13 @@ def scan_corpus(
         scratch: folder on a disk with room for what packed files hold; None: the system's own.
         skipped: notes the files and lines that cannot be used, which are left out; None: nothing
             may be left out.
+        chat: writes the conversations that the files then have to hold, one on a line of JSON.
 
     Raises:
         BadFilesError: files that cannot be read or are not text; all of them, one sentence each.
         CorpusError: there is no text, no room for packed files, or pyarrow is missing.
     """
-    scan = _Scan(seed, text_field, Spool(scratch), skipped, progress)
+    scan = _Scan(seed, text_field, Spool(scratch), skipped, chat, progress)
     scan.measure(files)
     for path in files:
         scan.read(path)
@@ -148,8 +155,11 @@ class _Scan:
         text_field: str,
         spool: Spool,
         skipped: Skipped | None,
+        chat: Chat | None,
         progress: Progress,
     ) -> None:
+        self._chat = chat
+        self._read_line: LineReader = chat.document if chat else json_text_of(text_field)
         self._seed = seed
         self._text_field = text_field
         self._spool = spool
@@ -173,6 +183,11 @@ class _Scan:
             form = form_of(path)
             try:
                 self._total += path.stat().st_size
+                if self._chat is not None and form.content != "lines":
+                    raise BadDocumentError(
+                        "does not hold JSON lines, and conversations are read from .jsonl files "
+                        "(also .gz or .zst); leave it out or convert it"
+                    )
                 if form.content == "parquet":
                     num_bytes = parquet_bytes(path, self._text_field)
                 else:
@@ -185,7 +200,7 @@ class _Scan:
                 continue
             if form.content == "text":
                 text_sizes.append(num_bytes)
-            if form.is_packed:
+            if form.is_packed or self._chat is not None:
                 packed_bytes += num_bytes
         if packed_bytes:
             self._spool.require_room(packed_bytes)
@@ -241,6 +256,7 @@ class _Scan:
             text_bytes=np.array(self._texts, dtype=np.uint32),
             keys=np.array(self._keys, dtype=np.uint64),
             spool=self._spool,
+            chat=self._chat,
         )
 
     def _on_bad(self, path: Path) -> OnBad:
@@ -259,13 +275,13 @@ class _Scan:
         with path.open("rb") as file:
             stream = open_unpacked(file, size, form.packing) if form.packing else file
             pieces = (
-                json_lines(stream, self._text_field, self._on_bad(path))
+                json_lines(stream, self._read_line, self._on_bad(path))
                 if form.content == "lines"
                 else text_pieces(stream, self._piece_bytes)
             )
             offset = 0
             for raw_bytes, text in pieces:
-                if form.packing:
+                if form.packing or self._chat is not None:
                     self._note_packed(text)
                     yield file.tell()
                     continue

@@ -12,6 +12,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from gossamer.protocol import limits
+from gossamer.protocol.shard_index import PROMPT_BIT
 from gossamer.trainer.ipc.messages import DATA_RANGES_MAX, Span
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
@@ -23,6 +24,8 @@ class DataError(ValueError):
 
 def load_shard(path: str | Path, token_bytes: int, vocabulary: int) -> Tokens:
     """The tokens of a shard file (zstd over little-endian unsigned integers): (num_tokens,).
+
+    Those of four bytes may have `PROMPT_BIT`.
 
     Raises:
         DataError: not readable, not such a file, over the limits, or a token outside the
@@ -45,11 +48,16 @@ def load_shard(path: str | Path, token_bytes: int, vocabulary: int) -> Tokens:
     if len(raw) % token_bytes:
         raise DataError(f"shard {path} has {len(raw)} bytes, not a multiple of {token_bytes}")
     tokens: Tokens = np.frombuffer(raw, dtype="<u2" if token_bytes == 2 else "<u4")
-    if len(tokens) and int(tokens.max()) >= vocabulary:
-        raise DataError(
-            f"shard {path} has token {int(tokens.max())}; the vocabulary has {vocabulary}"
-        )
+    numbers = tokens & np.uint32(PROMPT_BIT - 1) if token_bytes == 4 else tokens
+    highest = int(numbers.max()) if len(numbers) else 0
+    if highest >= vocabulary:
+        raise DataError(f"shard {path} has token {highest}; the vocabulary has {vocabulary}")
     return tokens
+
+
+def num_targets(sequences: NDArray[np.int64]) -> int:
+    """Tokens that the model is trained to write, in sequences of shape (num_sequences, T + 1)."""
+    return int(np.count_nonzero(sequences[:, 1:] < PROMPT_BIT))
 
 
 def add_span(spans: list[Span], span: Span) -> None:
@@ -74,7 +82,8 @@ class Batch:
     """Sequences of one inner step and the data that they used up."""
 
     sequences: NDArray[np.int64]
-    """(num_sequences, context + 1): inputs are [:, :-1], targets [:, 1:]."""
+    """(num_sequences, context + 1): inputs are [:, :-1], targets those of [:, 1:] without
+    `PROMPT_BIT`."""
     spans: tuple[Span, ...]
 
 

@@ -23,6 +23,9 @@ DOCUMENT_BYTES_MIN = 4 * KIB
 # One JSON line, or one row of a table, is one document and is read whole.
 LINE_BYTES_MAX = 16 * MIB
 
+LineReader = Callable[[bytes], bytes]
+"""Returns the document of a JSON line, and nothing of a blank one; or raises BadDocumentError."""
+
 OnBad = Callable[[BadDocumentError], None]
 """Is told of a line that cannot be used. It raises the error, or the line is left out."""
 
@@ -46,16 +49,16 @@ def text_pieces(file: BinaryIO, piece_bytes: int) -> Iterator[tuple[int, bytes]]
 
 
 def json_lines(
-    file: BinaryIO, text_field: str, on_bad: OnBad = refuse
+    file: BinaryIO, read_line: LineReader, on_bad: OnBad = refuse
 ) -> Iterator[tuple[int, bytes]]:
-    """(length of the line, its text) of a JSON lines file; blank lines have no text, nor have bad
+    """(length of the line, its document) of a JSON lines file; blank lines have none, nor have bad
     ones that `on_bad` leaves out."""
     line_number = 0
     while line := file.readline(LINE_BYTES_MAX + 1):
         line_number += 1
         num_bytes, text = len(line), b""
         try:
-            text = json_text(line, text_field)
+            text = read_line(line)
         except BadDocumentError as error:
             on_bad(BadDocumentError(f"line {line_number:,} {error}"))
             while len(line) > LINE_BYTES_MAX and not line.endswith(b"\n"):
@@ -64,25 +67,41 @@ def json_lines(
         yield num_bytes, text
 
 
-def json_text(line: bytes, text_field: str) -> bytes:
-    """Returns the text of a JSON line in UTF-8; of a blank one nothing.
+def json_text_of(text_field: str) -> LineReader:
+    """Returns a reader of one field's text."""
+    return lambda line: json_text(line, text_field)
+
+
+def json_record(line: bytes) -> dict[str, msgspec.Raw]:
+    """Returns the fields of a JSON line; of a blank one none.
 
     Raises:
-        BadDocumentError: it has none, or none that can be used.
+        BadDocumentError: it is no JSON object, or too long.
     """
     if len(line) > LINE_BYTES_MAX:
         raise BadDocumentError(
             f"is longer than {LINE_BYTES_MAX // MIB} MiB; cut its text in pieces"
         )
     if not line.strip():
-        return b""
+        return {}
     try:
-        record = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+        return msgspec.json.decode(line, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadDocumentError(
             f"cannot be read as a JSON object ({error}); a .jsonl file has one object a line: "
             "repair the line, or rename the file to .txt if it is plain text"
         ) from error
+
+
+def json_text(line: bytes, text_field: str) -> bytes:
+    """Returns the text of a JSON line in UTF-8; of a blank one nothing.
+
+    Raises:
+        BadDocumentError: it has none, or none that can be used.
+    """
+    record = json_record(line)
+    if not line.strip():
+        return b""
     if text_field not in record:
         names = ", ".join(repr(name) for name in sorted(record)[:8]) or "none"
         raise BadDocumentError(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import zstandard
@@ -71,6 +71,10 @@ _BATCH_BYTES_MAX = 16 * MIB
 _ZSTD_LEVEL = 3
 
 
+Use = Literal["split", "train", "heldout"]
+"""What documents are for: to train on and, a small part, to hold out; or all for one of the two."""
+
+
 class Split(NamedTuple):
     """Numbers of documents, in the order in which they are packed."""
 
@@ -99,6 +103,7 @@ def cut_corpus(
     tokenizer: Tokenizer | None = None,
     max_bytes: int | None = None,
     mixture: Mixture | None = None,
+    use: Use = "split",
     progress: Progress = no_progress,
 ) -> CutCorpus:
     """Splits a corpus, learns its tokenizer if need be, and cuts it into shards of a fitting size.
@@ -109,18 +114,23 @@ def cut_corpus(
         tokenizer: of an imported model, instead of one of `kind`.
         max_bytes: of text to use; None: all of it.
         mixture: the sources of the files, if the shares of several are given.
+        use: with "heldout" the tokenizer is learnt from the held-out text, there is no other.
 
     Raises:
         CorpusError: as `split_documents` and `tokenise`.
     """
-    split = split_documents(corpus, max_bytes, mixture)
+    split = split_documents(corpus, max_bytes, mixture, use)
+    most = split.heldout if use == "heldout" else split.train
     if tokenizer is None and kind == "bytes":
         tokenizer = ByteTokenizer()
     elif tokenizer is None:
-        tokenizer = learn_bpe(corpus, split.train, vocabulary, progress)
-    token_bytes = token_bytes_of(vocabulary)
-    train_bytes = int(corpus.text_bytes[split.train].sum(dtype=np.int64))
-    num_tokens = estimate_tokens(train_bytes, len(split.train), kind)
+        tokenizer = learn_bpe(corpus, most, vocabulary, progress)
+    # A conversation marks the tokens that are no targets in the highest of 32 bits.
+    token_bytes = 4 if corpus.chat is not None else token_bytes_of(vocabulary)
+    most_bytes = int(corpus.text_bytes[most].sum(dtype=np.int64))
+    num_tokens = estimate_tokens(most_bytes, len(most), kind)
+    if use == "heldout":  # nobody claims parts of it, and peers evaluate on the first few shards
+        num_tokens = max(num_tokens, SHARDS_WANTED * SHARD_TOKENS_DEFAULT)
     index = tokenise(
         corpus,
         split,
@@ -136,7 +146,10 @@ def cut_corpus(
 
 
 def split_documents(
-    corpus: Corpus, max_bytes: int | None = None, mixture: Mixture | None = None
+    corpus: Corpus,
+    max_bytes: int | None = None,
+    mixture: Mixture | None = None,
+    use: Use = "split",
 ) -> Split:
     """Chooses the documents that are trained on, and those that are held out. A function of the
     texts and the seed.
@@ -144,9 +157,10 @@ def split_documents(
     Args:
         max_bytes: Use no more text than this: as many documents of the random order as fit.
         mixture: the sources of the files, if the shares of several are given.
+        use: "heldout" takes no more than `HELDOUT_BYTES_MAX`, or one document.
 
     Raises:
-        CorpusError: fewer than two different documents, or none of a source.
+        CorpusError: fewer than two different documents where they are split, or none of a source.
     """
     order = np.argsort(corpus.keys, kind="stable").astype(np.int64)
     keys = corpus.keys[order]
@@ -159,6 +173,12 @@ def split_documents(
     if max_bytes is not None:
         fitting = int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right"))
         order, sizes = order[:fitting], sizes[:fitting]
+    none = order[:0]
+    if use == "train" and len(order):
+        return Split(train=order, heldout=none)
+    if use == "heldout":
+        fitting = int(np.searchsorted(np.cumsum(sizes), HELDOUT_BYTES_MAX, side="right"))
+        return Split(train=none, heldout=order[: max(1, fitting)])
     if len(order) < 2:
         limit = f" within {max_bytes:,} bytes" if max_bytes is not None else ""
         raise CorpusError(
@@ -228,10 +248,13 @@ def tokenise(
         _Shuffler(_Packer(whole_sequences, token_bytes, put), sequence, corpus.seed),
         _Packer(shard_tokens, token_bytes, put),
     )
-    end = np.array([tokenizer.end_token], dtype=np.uint32)
+    # A conversation comes with its end.
+    ends = [] if corpus.chat is not None else [tokenizer.end_token]
+    encode = tokenizer.encode if corpus.chat is None else corpus.chat.encode
+    end = np.array(ends, dtype=np.uint32)
     for documents, packer in zip(split, packers, strict=True):
         for batch in _batches(corpus.read(documents)):
-            for tokens in tokenizer.encode(batch):
+            for tokens in encode(batch):
                 packer.add(tokens)
                 packer.add(end)
             done += sum(len(text) for text in batch)
@@ -315,8 +338,9 @@ class _Shuffler:
         self._num_tokens = len(tokens) - whole
 
     def finish(self) -> tuple[ShardInfo, ...]:
-        self._shuffle()
-        self._packer.add(self._parts[0])
+        if self._parts:
+            self._shuffle()
+            self._packer.add(self._parts[0])
         return self._packer.finish()
 
 

@@ -55,6 +55,19 @@ def test_a_founder_cannot_forge_the_lines_that_the_owner_is_shown() -> None:
     assert all(line.isprintable() for line in lines), lines
 
 
+def test_the_owner_is_told_what_leaves_the_machine() -> None:
+    shared = manifest()
+    own = replace(shared, data=replace(shared.data, own=True, num_shards=0, num_tokens=0))
+    of_shared, of_own = (
+        "\n".join(describe(run, needs_of(run, trains_on_host=True, cache_bytes=0)))
+        for run in (shared, own)
+    )
+    assert "parts of its corpus" in of_shared
+    assert "parts of its corpus" not in of_own
+    assert "your own text stays here" in of_own
+    assert "changes of the model, from which somebody may be able to tell parts" in of_own
+
+
 def test_the_records_of_a_round_are_counted_where_members_sign_them() -> None:
     closed = replace(large_manifest(), outer=replace(manifest().outer, codec="int8"))
     run = replace(closed, trust="open")

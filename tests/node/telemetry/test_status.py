@@ -62,7 +62,7 @@ def test_the_names_that_tools_depend_on() -> None:
         "trained", "committed_on_time", "committed_late", "dropped", "lost", "carried",
     }  # fmt: skip
     assert set(document["data"]) == {
-        "epoch", "tokens_consumed", "num_tokens", "shards_consumed", "num_shards",
+        "epoch", "tokens_consumed", "num_tokens", "shards_consumed", "num_shards", "own",
     }  # fmt: skip
     assert {"peer_id", "phase", "round", "head", "tokens_per_second", "device"} <= set(
         document["peers"][0]

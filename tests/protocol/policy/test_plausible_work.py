@@ -9,7 +9,7 @@ from gossamer.protocol.errors import ImplausibleError, MalformedError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.policy.plausible_work import WorkBounds
-from gossamer.protocol.wire.statements import Roster
+from gossamer.protocol.wire.statements import Roster, Span
 from tests.support.builders import HEAD, RUN_ID, header, manifest, peer, peers, ready, sealed
 
 ROOT = digest_of(b"records")
@@ -42,3 +42,16 @@ def test_no_round_follows_the_last_one() -> None:
     with pytest.raises(ImplausibleError, match="ends with 1"):
         bounds.check_header(header(peers(1), round=2))
     WorkBounds(endless).check_header(header(peers(1), round=2))
+
+
+def test_no_data_is_named_where_each_peer_has_its_own() -> None:
+    shared = manifest()
+    own = msgspec.structs.replace(shared.data, num_shards=0, num_tokens=0, own=True)
+    bounds = WorkBounds(msgspec.structs.replace(shared, data=own))
+    bounds.check_statement(ready(spans=()), RUN_ID)
+    bounds.check_header(header(peers(2), spans=()))
+    WorkBounds(shared).check_statement(ready(), RUN_ID)
+    with pytest.raises(ImplausibleError, match="at most 0"):
+        bounds.check_statement(ready(), RUN_ID)
+    with pytest.raises(ImplausibleError, match="consumes 1 tokens of data"):
+        bounds.check_header(header(peers(2), spans=(Span(0, 0, 1),)))

@@ -1,0 +1,95 @@
+"""Two peers teach a model to answer, each with conversations of its own."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from gossamer.node.demo.local_swarm import LocalSwarm
+from tests.support.daemons import (
+    PATIENCE_SECONDS,
+    digests_on_disk,
+    gossamer,
+    in_rounds_of,
+    wait_for_round,
+)
+from tests.support.model_folders import config_of_family, make_folder
+
+pytestmark = pytest.mark.e2e
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+)
+ROUNDS = 15
+
+MANIFEST = """\
+preset = "tiny"
+data = "own"
+[corpus]
+format = "messages"
+[model]
+context = 64
+[inner]
+learning_rate = 3e-3
+warmup_steps = 10
+total_steps = 2_000
+sequences_per_step = 8
+[outer]
+codec = "int4"
+inner_steps = 10
+warmup_rounds = 0
+[rounds]
+gather_seconds = 5.0
+attempt_seconds = 2.0
+"""
+
+
+def talks(path: Path, seed: int, number: int = 300) -> Path:
+    """Questions that are drawn, with one answer."""
+    draw = random.Random(seed)
+    with path.open("w") as file:
+        for _ in range(number):
+            asked = "".join(draw.choices("abcdefgh", k=12))
+            messages = [
+                {"role": "user", "content": asked},
+                {"role": "assistant", "content": "the answer is yes"},
+            ]
+            file.write(json.dumps({"messages": messages}) + "\n")
+    return path
+
+
+def test_answers_are_learnt_and_conversations_stay_at_home(
+    swarm: LocalSwarm, tmp_path: Path
+) -> None:
+    make_folder(tmp_path / "model", config_of_family("llama", tie_word_embeddings=True))
+    path = tmp_path / "model" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": CHATML}))
+    (tmp_path / "run.toml").write_text(MANIFEST)
+    founder = swarm.found(
+        *("--init-from", str(tmp_path / "model"), "--manifest", str(tmp_path / "run.toml")),
+        *("--corpus", str(talks(tmp_path / "a.jsonl", 1)), "--wait-for-peers", "1"),
+        *("--heldout", str(talks(tmp_path / "h.jsonl", 2, 50))),
+    )
+    other = swarm.join(founder.address(), "--corpus", str(talks(tmp_path / "b.jsonl", 3)))
+    early = founder.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of two")
+    late = wait_for_round(founder, ROUNDS)
+    assert early.loss is not None
+    assert late.loss is not None
+    # Questions are drawn of eight letters: with them in the loss it would stay above 0.5.
+    assert late.loss < min(0.4, early.loss)
+    assert late.heldout_loss is not None
+    assert late.heldout_loss < 0.6
+    wait_for_round(other, ROUNDS)
+    for node in (founder, other):
+        assert node.leave() == 0, node.tail()
+    chains = [digests_on_disk(node) for node in (founder, other)]
+    shared = set(chains[0]) & set(chains[1])
+    assert len(shared) >= ROUNDS
+    assert all(chains[0][number] == chains[1][number] for number in shared)
+    prompt = "<|im_start|>user\nabcabcabcabc<|im_end|>\n<|im_start|>assistant\n"
+    said = gossamer("generate", prompt, "--temperature", "0", "--state-dir", str(other.root))
+    assert "the answer is yes" in said.out

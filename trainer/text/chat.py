@@ -1,0 +1,255 @@
+"""Conversations as text to train on, of which only the assistant's tokens are targets.
+
+- A line of JSON holds `{"messages": [{"role": ..., "content": ...}, ...]}`. The chat template of
+  the model, a Jinja program, writes it as one text, as `transformers` does.
+- Where the assistant speaks in that text is found by a second rendering, in which a mark stands
+  for each message of the assistant. The text around the marks has to be that of the first one.
+- Targets are the tokens that begin within an assistant's message, and the one right behind it,
+  with which its turn ends: so the model learns to stop. All others get `PROMPT_BIT`.
+- The template is another person's program. It runs in Jinja's sandbox, which gives it neither files
+  nor attributes of objects, and in the process that cuts the corpus, which can be killed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+from gossamer.protocol.shard_index import PROMPT_BIT
+from gossamer.trainer.text.corpus_errors import BadDocumentError, CorpusError
+from gossamer.trainer.text.documents import json_record
+
+MESSAGES_FIELD = "messages"
+ASSISTANT = "assistant"
+
+REASON_CHARACTERS_MAX = 200
+"""Of what a template says when it refuses a conversation: a sentence. It is another's text."""
+
+Message = Mapping[str, Any]
+
+
+class _Document(msgspec.Struct, frozen=True, array_like=True):
+    """A conversation as the spool keeps it."""
+
+    text: str
+    spoken: tuple[tuple[int, int], ...]
+    """Where the assistant speaks, in characters: (start, stop)."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Document)
+
+
+class Chat:
+    """Writes conversations as a model's authors have it."""
+
+    def __init__(
+        self,
+        template: str,
+        tokens: Mapping[str, str],
+        tokenizer: HuggingFaceTokenizer,
+        end_token: int,
+    ) -> None:
+        """
+        Args:
+            template: the Jinja program.
+            tokens: the texts of special tokens by their names, such as `bos_token`.
+            end_token: the token that ends a text.
+
+        Raises:
+            CorpusError: the template is no such program.
+        """
+        try:
+            self._template = _environment().from_string(template)
+        except jinja2.TemplateError as error:
+            raise CorpusError([f"the model's chat template cannot be read: {error}"]) from error
+        self._tokens = dict(tokens)
+        self._tokenizer = tokenizer
+        self._end_token = end_token
+
+    def document(self, line: bytes) -> bytes:
+        """Returns the conversation of a JSON line, written and marked; of a blank line nothing.
+
+        Raises:
+            BadDocumentError: it holds none that can be used.
+        """
+        if not line.strip():
+            return b""
+        messages = _messages_of(json_record(line))
+        text, spoken = self.write(messages)
+        if "\0" in text:
+            raise BadDocumentError("has byte 0 (\\u0000) in its text; remove it from there")
+        return _encoder.encode(_Document(text, tuple(spoken)))
+
+    def write(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
+        """Returns a conversation's text, and where in it the assistant speaks, in characters.
+
+        Raises:
+            BadDocumentError: the template does not take it, or changes what the assistant says.
+        """
+        text = self._render(messages)
+        said = [message["content"] for message in messages if message["role"] == ASSISTANT]
+        marks = [f"\ue000{number}\ue001" for number in range(len(said))]
+        marked, left = [], list(marks)
+        for message in messages:
+            if message["role"] == ASSISTANT:
+                message = {**message, "content": left.pop(0)}
+            marked.append(message)
+        spoken: list[tuple[int, int]] = []
+        around = self._around(self._render(marked), marks)
+        end = len(around[0])
+        if not text.startswith(around[0]):
+            raise _changed_by_template(1)
+        for number, content in enumerate(said):
+            start, behind = end, around[number + 1]
+            written = next(
+                (
+                    form
+                    for form in (content, content.strip(), content.rstrip(), content.lstrip())
+                    if text.startswith(form + behind, start)
+                ),
+                None,
+            )
+            if written is None:
+                raise _changed_by_template(number + 1)
+            spoken.append((start, start + len(written)))
+            end = start + len(written) + len(behind)
+        if end != len(text):
+            raise _changed_by_template(len(said))
+        return text, spoken
+
+    def encode(self, documents: Sequence[bytes]) -> list[npt.NDArray[np.uint32]]:
+        """Returns the tokens of documents of `document`, each with its end: (num_tokens,) each."""
+        decoded = [_decoder.decode(document) for document in documents]
+        texts = [document.text for document in decoded]
+        # Templates write special tokens as text, those in front of a text among them.
+        encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [
+            self._marked(encoding.ids, [start for start, _ in encoding.offsets], document)
+            for encoding, document in zip(encodings, decoded, strict=True)
+        ]
+
+    def _marked(
+        self, ids: Sequence[int], starts: Sequence[int], document: _Document
+    ) -> npt.NDArray[np.uint32]:
+        has_end = bool(ids) and ids[-1] == self._end_token
+        if not has_end:
+            ids, starts = [*ids, self._end_token], [*starts, len(document.text)]
+        tokens, at = np.array(ids, np.uint32), np.array(starts, np.int64)
+        is_target = np.zeros(len(tokens), np.bool_)
+        for start, stop in document.spoken:
+            is_target |= (start <= at) & (at < stop)
+            behind = int(np.searchsorted(at, stop))
+            if behind < len(at) and at[behind] == stop:
+                is_target[behind] = True
+        tokens[~is_target] |= np.uint32(PROMPT_BIT)
+        return tokens
+
+    def _around(self, text: str, marks: Sequence[str]) -> list[str]:
+        """Returns the pieces of a text before, between and behind the marks."""
+        pieces = []
+        for number, mark in enumerate(marks):
+            before, found, text = text.partition(mark)
+            if not found or mark in text:
+                raise BadDocumentError(
+                    "cannot be used: the model's chat template does not write message "
+                    f"{number + 1} of the assistant once and in its place; leave it out"
+                )
+            pieces.append(before)
+        return [*pieces, text]
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        try:
+            return self._template.render(
+                messages=messages,
+                add_generation_prompt=False,
+                tools=None,
+                documents=None,
+                **self._tokens,
+            )
+        except Exception as error:  # a program of somebody else may raise anything
+            why = "".join(each if each.isprintable() else " " for each in str(error))
+            raise BadDocumentError(
+                "cannot be used: the model's chat template refuses it "
+                f"({why[:REASON_CHARACTERS_MAX]}); leave it out, or write it as the model's "
+                "authors describe"
+            ) from error
+
+
+def _messages_of(record: Mapping[str, msgspec.Raw]) -> list[dict[str, Any]]:
+    """Returns the messages of a JSON object.
+
+    Raises:
+        BadDocumentError: it has none that can be used.
+    """
+    if MESSAGES_FIELD not in record:
+        names = ", ".join(repr(name) for name in sorted(record)[:8]) or "none"
+        raise BadDocumentError(
+            f'has no field "{MESSAGES_FIELD}" (its fields: {names}); a conversation is '
+            '{"messages": [{"role": "user", "content": "..."}, ...]}'
+        )
+    try:
+        messages = msgspec.json.decode(record[MESSAGES_FIELD], type=list[dict[str, Any]])
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise BadDocumentError(f'has a field "{MESSAGES_FIELD}" that is no list: {error}') from None
+    for number, message in enumerate(messages):
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                raise BadDocumentError(
+                    f'has no text as "{key}" of message {number + 1}; pictures and calls of tools '
+                    "cannot be trained on: leave it out"
+                )
+    if not any(message["role"] == ASSISTANT for message in messages):
+        raise BadDocumentError(
+            'has no message of the role "assistant": nothing in it is to be learnt; leave it out'
+        )
+    return messages
+
+
+def _changed_by_template(number: int) -> BadDocumentError:
+    return BadDocumentError(
+        f"cannot be used: the model's chat template changes message {number} of the assistant, so "
+        "it is not known which tokens are its own; leave it out, or shorten it to what the "
+        "template keeps"
+    )
+
+
+def _environment() -> jinja2.Environment:
+    """Jinja as chat templates expect it, which is what `transformers` gives them."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _to_json(value: object, indent: int | None = None, **_: object) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` of some templates, whose body is written like everything else."""
+
+    tags = {"generation"}  # noqa: RUF012  Jinja declares it as of the instance
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
