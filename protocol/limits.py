@@ -65,6 +65,8 @@ NORM_MAX = 1e150
 # Tokens of a whole chain.
 TOKENS_TOTAL_MAX = TOKENS_MAX * RING_MEMBERS_MAX
 ROUNDS_MAX = 2**31
+# Extensions in the life of a run: a founder that moves its end more often should found a new run.
+EXTENSIONS_MAX = 1024
 # Lives of a node are numbered by its clock's nanoseconds, and its announcements one by one.
 INCARNATION_MAX = SEQUENCE_MAX = 2**63
 
