@@ -2,13 +2,13 @@
 
 Sources: the shapes and AdamW of `150m` and `1.1b` are OpenDiLoCo's (arXiv 2407.07852, section 3):
 inner 4e-4, betas 0.9/0.95, weight decay 0.1, clip 1.0, sequences of 1,024 tokens, H 500; outer
-Nesterov 0.7/0.9 as in DiLoCo (arXiv 2311.08105). Published were 88,000 steps with a batch of 512 and
-2,048 sequences, and for the larger model H 125. A card of 24 GB takes minutes for such a step, so
-the batch is 128 and 64 here: a step takes less than ten seconds, and a round, which has fewer tokens
-than the published one, ends before its time limit (`node.runs.step_estimate`). They count the
-tokens of all peers (WSD), as many as were published: devices differ most at these sizes. H=30
-between them and the small sizes, and the cosine's end at 5 %, are those of the DiLoCo scaling laws
-(arXiv 2503.09799).
+Nesterov 0.7/0.9 as in DiLoCo (arXiv 2311.08105). Published were 88,000 steps with a batch of 512
+and 2,048 sequences, and for the larger model H 125. A card of 24 GB takes minutes for the larger
+step, so the batch is 128 and 64 here: a step takes less than ten seconds, and a round, which has
+fewer tokens than the published one, ends before its time limit, by an estimate that no card has
+shown. They count the tokens of all peers (WSD), as many as were published: devices differ most at
+these sizes. H=30 between them and the small sizes, and the cosine's end at 5 %, are those of the
+DiLoCo scaling laws (arXiv 2503.09799).
 
 Below some 10 million parameters 0.7/0.9 is not safe from a cold start, so every preset begins with
 rounds of few inner steps and plain averaging, about a fifth of a small run's steps.

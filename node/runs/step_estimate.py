@@ -22,8 +22,8 @@ DESKTOP_BYTES = 2 * 10**9
 """Memory of it that its owner's desktop and browser take, supposed."""
 
 CARD_OPERATIONS = 165e12
-"""bf16 operations a second of a GeForce RTX 4090, dense, with sums in fp32, by its maker. A 3090 has
-71e12."""
+"""bf16 operations a second of a GeForce RTX 4090, dense, with sums in fp32, by its maker. A 3090
+has 71e12."""
 
 CARD_SHARE = 0.4
 """Part of these that a training step reaches, supposed: large matrices reach half and more, and

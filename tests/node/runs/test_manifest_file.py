@@ -243,7 +243,7 @@ MISTAKES = [
     ("[model]\nnum_heads = 0", "model.num_heads is 0; allowed: 1 to 1024"),
     ("[model]\nnum_kv_heads = 3", "model.num_kv_heads is 3; it must divide model.num_heads (4)"),
     ("[model]\ntied_embeddings = 1", "model.tied_embeddings is 1; allowed: true or false"),
-    ("[model]\ncontext = 200000", "model.context is 200000; allowed: 8 to 131072"),
+    ("[model]\ncontext = 300000", "model.context is 300000; allowed: 8 to 260096"),
     ("[inner]\nlearning_rate = nan", "inner.learning_rate is nan; allowed: 1e-08 to 10"),
     ("[inner]\nbeta1 = true", "inner.beta1 is true; allowed: a number"),
     (
