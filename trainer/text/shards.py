@@ -180,7 +180,7 @@ def split_documents(
 
 
 def default_shard_tokens(num_tokens: int, token_bytes: TokenBytes, context: int) -> int:
-    """Tokens of a shard for a corpus of about `num_tokens`, a power of two or the most there may be.
+    """Tokens of a shard for a corpus of about `num_tokens`: a power of two, or the most allowed.
 
     65,536, but less where that would give under 64 shards and more where it would give over 4,096
     or a shard would hold fewer than 8 sequences of `context` tokens.
