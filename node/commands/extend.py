@@ -13,16 +13,16 @@ from gossamer.node.runs.extending import ExtendError, FoundersSchedule
 
 
 def extend(
-    total_tokens: int | None = None,
+    total_tokens: Annotated[int | None, Parameter(show_default="none: say --cool-down")] = None,
     *,
-    cooldown_tokens: int | None = None,
+    cooldown_tokens: Annotated[int | None, Parameter(show_default="as many as until now")] = None,
     cool_down: Annotated[bool, Parameter(negative="")] = False,
     yes: Annotated[bool, Parameter(negative="")] = False,
     options: State = None,
 ) -> int:
-    """Set another end of the run, or begin its cool-down, as the run's founder.
+    """Set another end of the run, or begin its cool-down.
 
-    Only a run with `schedule.kind = "wsd"` has an end that can be moved. A run that is finished
+    Only the founder can, and only in a run with `schedule.kind = "wsd"`. A run that is finished
     goes on if its new end is later. Every node obeys, also one that comes later.
 
     Parameters
@@ -30,7 +30,7 @@ def extend(
     total_tokens
         Tokens of all peers with which the run is to end.
     cooldown_tokens
-        Of these the last ones, in which the learning rate falls; as many as until now by default.
+        Of these the last ones, in which the learning rate falls.
     cool_down
         Begin the cool-down now, and end the run with it.
     yes
