@@ -132,6 +132,22 @@ class ModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return attention + 3 * self.width * self.hidden_width
 
 
+class TokenSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Warm-up, stable phase and cool-down, in tokens of all peers (`protocol.state.run_end`)."""
+
+    warmup_tokens: int
+    """The learning rate rises during the first ones."""
+    total_tokens: int
+    """The run is over with them, unless the founder extends it."""
+    cooldown_tokens: int
+    """The learning rate falls during the last ones."""
+
+    @property
+    def cooldown_start(self) -> int:
+        """Tokens in the chain with which the learning rate begins to fall."""
+        return self.total_tokens - self.cooldown_tokens
+
+
 class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The optimiser of the inner steps (DiLoCo, arXiv 2311.08105, section 3)."""
 
@@ -155,9 +171,20 @@ class InnerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """`muon`: the matrices of the layers by Muon (MuLoCo, arXiv 2505.23725), all else by AdamW. A
     manifest from before there was a choice has no such field, keeps its id, and means `adamw`."""
 
+    schedule: TokenSchedule | msgspec.UnsetType = msgspec.UNSET
+    """The schedule of a run that counts tokens instead of planned steps (WSD). A manifest from
+    before there was one has no such field, keeps its id, and means `warmup_steps` and
+    `total_steps`, with a cosine. These values are one field because an encoder writes a map of more
+    than 15 declared fields in another form, also where some are left out."""
+
     @property
     def uses_muon(self) -> bool:
         return self.optimizer == "muon"
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether learning rate and end of the run follow from the tokens in the chain."""
+        return bool(self.schedule)
 
 
 class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -252,6 +279,13 @@ class OuterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return self.warmup_rounds - (warm_steps - num_steps) // self._steps_of_turn
 
 
+def last_round_of(inner: InnerConfig, outer: OuterConfig) -> int | None:
+    """See `Manifest.last_round`."""
+    if not inner.ends or inner.counts_tokens:
+        return None
+    return outer.round_of_inner_step(inner.total_steps)
+
+
 class RoundConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Waits of a round, in seconds of each peer's own clock: clocks are never compared."""
 
@@ -329,15 +363,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def last_round(self) -> int | None:
-        """The round whose state is the result of the run; None for a run that does not end."""
-        if not self.inner.ends:
-            return None
-        return self.outer.round_of_inner_step(self.inner.total_steps)
-
-    def is_over_after(self, round_number: int) -> bool:
-        """Returns whether no round follows round `round_number` (0 is the genesis state)."""
-        last = self.last_round
-        return last is not None and round_number >= last
+        """The round whose state is the result of the run; None for a run that does not end, or that
+        ends by its tokens (`protocol.state.run_end`)."""
+        return last_round_of(self.inner, self.outer)
 
 
 class SignedManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

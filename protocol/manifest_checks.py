@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ModelConfig,
         OuterConfig,
         RoundConfig,
+        TokenSchedule,
     )
 
 
@@ -162,6 +163,20 @@ class _Checks:
         self.within("inner.weight_decay", inner.weight_decay, 0.0, 10.0)
         self.within("inner.clip_norm", inner.clip_norm, 1e-6, 1e6)
         self.within("inner.sequences_per_step", inner.sequences_per_step, 1, 65_536)
+        if inner.schedule:
+            self.schedule(inner.schedule)
+
+    def schedule(self, schedule: TokenSchedule) -> None:
+        tokens_max = limits.TOKENS_TOTAL_MAX
+        self.within("schedule.total_tokens", schedule.total_tokens, 1, tokens_max)
+        self.within("schedule.warmup_tokens", schedule.warmup_tokens, 0, tokens_max)
+        self.within("schedule.cooldown_tokens", schedule.cooldown_tokens, 0, tokens_max)
+        changing = schedule.warmup_tokens + schedule.cooldown_tokens
+        self.require(
+            changing <= schedule.total_tokens,
+            f"schedule.warmup_tokens and schedule.cooldown_tokens are {changing} together; "
+            f"allowed: at most schedule.total_tokens ({schedule.total_tokens})",
+        )
 
     def outer(self, outer: OuterConfig) -> None:
         self.within("outer.inner_steps", outer.inner_steps, 1, 100_000)
@@ -233,6 +248,11 @@ class _Checks:
             self.require(
                 not manifest.inner.uses_muon,
                 'inner.optimizer is "muon"; with sync = "distro" no peer takes steps of its own',
+            )
+            self.require(
+                not manifest.inner.counts_tokens,
+                'schedule.kind is "wsd"; with sync = "distro" it is "cosine": all peers take each '
+                "step, so no step is counted that was not taken",
             )
         self.require(
             not outer.displacement or manifest.sync == "diloco",

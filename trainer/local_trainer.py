@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer import evaluate, overlap
 from gossamer.trainer.checkpoint import CheckpointError, load_optimizer, save_optimizer
 from gossamer.trainer.device import choose_device, is_out_of_memory
@@ -27,7 +28,7 @@ from gossamer.trainer.model import Decoder
 from gossamer.trainer.muon import Muon, optimizer_for
 from gossamer.trainer.optimizer import AdamW, clip
 from gossamer.trainer.passes import FILE_NAME, Passes
-from gossamer.trainer.schedule import learning_rate_at
+from gossamer.trainer.schedule import learning_rate_of
 from gossamer.trainer.text.data import DataQueue, add_span, load_shard, num_targets
 
 # Data is asked for when less than this many steps are queued: time for a shard to come over the
@@ -44,10 +45,11 @@ T = TypeVar("T")
 @dataclass
 class _Round:
     number: int
-    next_step: int
+    first_step: int
     steps_max: int
     seconds_max: float
     started: float
+    place: SchedulePlace | None
     steps: int = 0
     tokens: int = 0
     loss_sum: float = 0.0
@@ -205,6 +207,7 @@ class LocalTrainer:
         seconds_max: float,
         start: messages.Start = "base",
         new: messages.Ranges = (),
+        place: SchedulePlace | None = None,
     ) -> None:
         """Starts a round; the first one, and the first after genesis, from `base` in any case.
 
@@ -222,7 +225,7 @@ class LocalTrainer:
             np.copyto(self._pseudo_gradient, self._base)
         self._has_local = True
         self._stays_behind = self._config.mixing if goes_on else 0.0
-        self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic())
+        self._round = _Round(number, first_step, steps_max, seconds_max, time.monotonic(), place)
         self._asked = False
         if goes_on:
             self.rebase(new)
@@ -249,7 +252,9 @@ class LocalTrainer:
         batch = self._queue.take(self._config.inner.sequences_per_step)
         if batch is None:
             return None
-        learning_rate = learning_rate_at(current.next_step, self._config.inner)
+        learning_rate = learning_rate_of(
+            current.first_step, current.steps, self._config.inner, current.place
+        )
         self._take_position()
         loss, norm = self._gradients.take(batch.sequences)
         targets = num_targets(batch.sequences)
@@ -264,13 +269,12 @@ class LocalTrainer:
         for span in batch.spans:
             add_span(current.spans, span)
         current.steps += 1
-        current.next_step += 1
         current.tokens += tokens
         if not skipped:
             current.loss_sum += loss * tokens
         return messages.Step(
             round=current.number,
-            step=current.next_step - 1,
+            step=current.first_step + current.steps - 1,
             loss=loss,
             tokens=tokens,
             seconds=time.monotonic() - started,

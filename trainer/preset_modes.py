@@ -58,7 +58,12 @@ def adapted(preset: Preset, sync: SyncMode) -> Preset:
         outer = replace(outer, learning_rate=rate, momentum=momentum, displacement=0.0)
     if sync == "distro":
         distro = _distro_of(preset.model.num_parameters)
-        inner = replace(inner, learning_rate=distro.learning_rate, beta1=distro.decay)
+        inner = replace(
+            inner,
+            learning_rate=distro.learning_rate,
+            beta1=distro.decay,
+            schedule=msgspec.UNSET,  # its steps are all taken, so they are counted as planned
+        )
         outer = replace(
             outer,
             inner_steps=DISTRO_STEPS,

@@ -1,10 +1,14 @@
 """Model sizes with settings to start from. Pure data; a manifest file may override every value.
 
 Sources: the shapes and AdamW of `150m` and `1.1b` are OpenDiLoCo's (arXiv 2407.07852, section 3):
-inner 4e-4, betas 0.9/0.95, weight decay 0.1, clip 1.0, 1,000 warm-up steps of 88,000, batch 512 and
-2,048 sequences of 1,024 tokens, H 500 and (because 500 was worse early at that size) 125; outer
-Nesterov 0.7/0.9 as in DiLoCo (arXiv 2311.08105). H=30 between them and the small sizes, and the
-cosine's end at 5 %, are those of the DiLoCo scaling laws (arXiv 2503.09799).
+inner 4e-4, betas 0.9/0.95, weight decay 0.1, clip 1.0, sequences of 1,024 tokens, H 500; outer
+Nesterov 0.7/0.9 as in DiLoCo (arXiv 2311.08105). Published were 88,000 steps with a batch of 512
+and 2,048 sequences, and for the larger model H 125. A card of 24 GB takes minutes for the larger
+step, so the batch is 128 and 64 here: a step takes less than ten seconds, and a round, which has
+fewer tokens than the published one, ends before its time limit, by an estimate that no card has
+shown. They count the tokens of all peers (WSD), as many as were published: devices differ most at
+these sizes. H=30 between them and the small sizes, and the cosine's end at 5 %, are those of the
+DiLoCo scaling laws (arXiv 2503.09799).
 
 Below some 10 million parameters 0.7/0.9 is not safe from a cold start, so every preset begins with
 rounds of few inner steps and plain averaging, about a fifth of a small run's steps.
@@ -114,6 +118,7 @@ from gossamer.protocol.manifest import (
     ModelConfig,
     OuterConfig,
     RoundConfig,
+    TokenSchedule,
 )
 from gossamer.protocol.state.chunk_plan import default_chunk_elements
 from gossamer.trainer.text.tokens import BYTES_VOCABULARY, TokenizerKind
@@ -197,7 +202,12 @@ def _model(
 
 
 def _inner(
-    learning_rate: float, *, sequences: int, warmup_steps: int, total_steps: int
+    learning_rate: float,
+    *,
+    sequences: int,
+    warmup_steps: int,
+    total_steps: int,
+    schedule: TokenSchedule | msgspec.UnsetType = msgspec.UNSET,
 ) -> InnerConfig:
     return InnerConfig(
         learning_rate=learning_rate,
@@ -212,6 +222,7 @@ def _inner(
         sequences_per_step=sequences,
         ends=True,
         optimizer="adamw",
+        schedule=schedule,
     )
 
 
@@ -285,7 +296,21 @@ def _preset(
 
 
 _TRIED = "were tried in short runs, and nothing spoke against them"
-_PUBLISHED = "are as published, with a warm-up of our own, and {tried}: watch the first rounds"
+_PUBLISHED = (
+    "are as published, with a warm-up, a schedule and smaller steps of our own, and {tried}: watch "
+    "the first rounds"
+)
+
+
+def _by_tokens(published_sequences: int) -> TokenSchedule:
+    """The published number of tokens (88,000 steps of so many sequences of 1,024), here of all
+    peers together, of which the last fifth is the cool-down. The warm-up is that of 1,000 steps of
+    512 sequences: with 8 peers 500 steps of `150m` each, and 1,000 of `1.1b`."""
+    total = 88_000 * published_sequences * 1024
+    return TokenSchedule(
+        warmup_tokens=1_000 * 512 * 1024, total_tokens=total, cooldown_tokens=total // 5
+    )
+
 
 _ALL = (
     _preset(
@@ -359,7 +384,9 @@ _ALL = (
         "OpenDiLoCo's 150 million (and 66 million of embeddings): 3.2 GiB on a GPU, 5.6 beside",
         _PUBLISHED.format(tried="were tried for sixteen small steps only"),
         _model((12, 1024, 16, 16, 2688), vocabulary=32_000, context=1024, tied=False),
-        _inner(4e-4, sequences=512, warmup_steps=1_000, total_steps=88_000),
+        _inner(
+            4e-4, sequences=128, warmup_steps=1_000, total_steps=88_000, schedule=_by_tokens(512)
+        ),
         _rounds(3_600.0, 120.0, 30.0),
         _PUBLISHED_OUTER,
         inner_steps=500,
@@ -372,10 +399,12 @@ _ALL = (
         "TinyLlama's 1.1 billion: 16.4 GiB on a GPU, 28.7 beside",
         _PUBLISHED.format(tried="were tried for eight small steps only"),
         _model((22, 2048, 32, 4, 5632), vocabulary=32_000, context=1024, tied=False),
-        _inner(4e-4, sequences=2_048, warmup_steps=1_000, total_steps=88_000),
+        _inner(
+            4e-4, sequences=64, warmup_steps=1_000, total_steps=88_000, schedule=_by_tokens(2_048)
+        ),
         _rounds(7_200.0, 300.0, 60.0),
         _PUBLISHED_OUTER,
-        inner_steps=125,
+        inner_steps=500,
         warmup_rounds=20,
         warmup_inner_steps=50,
         sparse=_PUBLISHED_SPARSE,

@@ -1,15 +1,33 @@
-"""Learning rate of the inner steps: linear warm-up, then cosine (OpenDiLoCo, arXiv 2407.07852,
-section 3)."""
+"""Learning rate of the inner steps.
+
+By planned steps: linear warm-up, then cosine (OpenDiLoCo, arXiv 2407.07852, section 3). By tokens
+of the whole swarm: warm-up, stable, decay (`protocol.state.run_end`).
+"""
 
 from __future__ import annotations
 
 import math
 
 from gossamer.protocol.manifest import InnerConfig
+from gossamer.protocol.state.run_end import SchedulePlace
+
+
+def learning_rate_of(
+    first_step: int, step: int, inner: InnerConfig, place: SchedulePlace | None
+) -> float:
+    """Learning rate of a round's inner step `step` (counts from 0).
+
+    Args:
+        first_step: planned inner steps before the round.
+        place: the round's place in a schedule of tokens, which then decides.
+    """
+    if place is not None:
+        return place.learning_rate(step, inner)
+    return learning_rate_at(first_step + step, inner)
 
 
 def learning_rate_at(step: int, inner: InnerConfig) -> float:
-    """Learning rate of inner step `step` (counts from 0).
+    """Learning rate of the planned inner step `step` (counts from 0).
 
     Step 0 has `learning_rate / warmup_steps` and not 0, so that no step is lost; the cosine runs
     from the end of the warm-up to `total_steps` and stays at `final_fraction * learning_rate`

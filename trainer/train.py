@@ -43,6 +43,7 @@ from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, index_of
 from gossamer.protocol.state.outer_momentum import rates_of_round
 from gossamer.protocol.state.outer_step import nesterov
+from gossamer.protocol.state.run_end import RunEnd, SchedulePlace
 from gossamer.trainer.device import choose_device
 from gossamer.trainer.evaluate import batches_of, evaluate
 from gossamer.trainer.model import Decoder
@@ -50,7 +51,7 @@ from gossamer.trainer.muon import optimizer_for
 from gossamer.trainer.optimizer import clip, gradient_norm
 from gossamer.trainer.preset_modes import adapted
 from gossamer.trainer.presets import DEFAULT_PRESET, PRESETS, Preset
-from gossamer.trainer.schedule import learning_rate_at
+from gossamer.trainer.schedule import learning_rate_of
 from gossamer.trainer.text.data import DataError, DataQueue, Tokens
 from gossamer.trainer.text.shard_folder import cut_text
 
@@ -68,11 +69,17 @@ class Worker:
         self.queue = DataQueue(run.model.context, token_bytes, run.model.vocabulary)
         self.pending = np.zeros(run.model.num_parameters, np.float32)
 
-    def train(self, parameters: FloatVector, first_step: int, num_steps: int) -> int:
+    def train(
+        self,
+        parameters: FloatVector,
+        first_step: int,
+        num_steps: int,
+        place: SchedulePlace | None = None,
+    ) -> int:
         """Adds the work of inner steps from `parameters` to `pending`; returns their tokens."""
         self._decoder.flat.copy_(torch.from_numpy(parameters))
-        for step in range(first_step, first_step + num_steps):
-            self._inner_step(learning_rate_at(step, self._inner))
+        for step in range(num_steps):
+            self._inner_step(learning_rate_of(first_step, step, self._inner, place))
         self.pending += parameters - self._decoder.flat.cpu().numpy()  # the pseudo-gradient
         return num_steps * self._inner.sequences_per_step * self._context
 
@@ -110,12 +117,16 @@ class Swarm:
         decoder.initialise(seed)
         self.parameters = decoder.flat.numpy().copy()
         self.momentum = np.zeros_like(self.parameters)
+        self._end = RunEnd(run.model, run.inner, run.outer)
+        self._tokens = self._num_contributors = 0
 
     def round(self, number: int, members: Sequence[Worker], num_steps: int = 0) -> list[int]:
         """One round, members in ring order; returns their tokens. `num_steps` 0: the run's own."""
         outer, parameters, momentum = self._run.outer, self.parameters, self.momentum
         steps = (outer.first_inner_step_of(number), num_steps or outer.inner_steps_of(number))
-        tokens = [worker.train(parameters, *steps) for worker in members]
+        place = self._end.place_of(self._tokens, self._num_contributors)
+        tokens = [worker.train(parameters, *steps, place) for worker in members]
+        self._tokens, self._num_contributors = self._tokens + sum(tokens), len(members)
         work = [worker.pending for worker in members]  # afterwards: what each worker carries on
         norms = [norm_of(each) for each in work]
         average = ring_average(work, tokens, self.plan, self._payloads, outer.error_decay)

@@ -200,6 +200,7 @@ class Worker:
                     message.seconds_max,
                     message.start,
                     message.new,
+                    message.place,
                 )
             case messages.Stop():
                 # Between rounds: it crossed with the Finished of a round that ended by itself.

@@ -36,6 +36,7 @@ from gossamer.node.base.durations import parse_serve_after
 from gossamer.node.base.orders import Orders
 from gossamer.node.base.rate_limit import rate_limit_of
 from gossamer.node.base.settings import Settings
+from gossamer.node.heads.extensions import ExtensionFile, Extensions
 from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import RollbackFiles, Rollbacks
 from gossamer.node.machine.hardware import Hardware
@@ -102,6 +103,7 @@ class _Core:
     rounds: KnownRounds
     choice: HeadChoice
     rollbacks: Rollbacks
+    extensions: Extensions
 
 
 class Node:
@@ -314,7 +316,7 @@ class Node:
         )
         return _Core(
             trainer, committed, work, swarm, chain_sync, discovery, known_peers, run_blocks,
-            rounds, choice, self._read_rollbacks(),
+            rounds, choice, self._read_rollbacks(), self._read_extension(committed),
         )  # fmt: skip
 
     def _read_rollbacks(self) -> Rollbacks:
@@ -322,6 +324,12 @@ class Node:
         rollbacks = Rollbacks(RollbackFiles(root, self.run_id, founder), self._state_dir.health)
         rollbacks.load()
         return rollbacks
+
+    def _read_extension(self, committed: CommittedState) -> Extensions:
+        file = ExtensionFile(self._state_dir.root, self.manifest)
+        extensions = Extensions(file, committed.end, self._state_dir.health)
+        extensions.load()
+        return extensions
 
     async def _get_data(
         self, core: _Core, own_text: OwnText | None
@@ -364,6 +372,9 @@ class Node:
         nursery.start_soon(swarm.run)
         nursery.start_soon(
             core.rollbacks.run, swarm.gossip, participant, self._runtime.run_in_thread
+        )
+        nursery.start_soon(
+            core.extensions.run, swarm.gossip, participant.notify, self._runtime.run_in_thread
         )
         nursery.start_soon(reporter.run)
         notices = Notices(self._settings.notices, participant, self._state_dir)
@@ -409,6 +420,7 @@ class Node:
             core.rounds,
             core.choice,
             core.rollbacks,
+            core.extensions,
             core.work,
             self.metrics,
             self._runtime.run_in_thread,

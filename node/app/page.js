@@ -110,12 +110,12 @@ function showSwarm(s) {
   const connected = s.peers.filter((p) => p.connected).length;
   const others = s.peers.filter((p) => p.peer_id !== s.peer_id);
   const speeds = others.map((p) => p.tokens_per_second).concat(s.tokens_per_second).filter(known);
-  showBar($("run-progress"), s.round, s.final_round || 0);
+  showBar($("run-progress"), s.final_tokens ? s.swarm_tokens_total : s.round, s.final_tokens || s.final_round || 0);
   $("swarm").textContent = !s.run_id ? "Not known yet" : s.round === 0 ? "At the first state" : plural(s.round, "round", "rounds") + " committed";
   $("swarm-more").textContent = !s.run_id ? "The first peer that answers tells which run it is." : others.length ? "by " + plural(others.length + 1, "peer", "peers") + " at present" : "This node is alone at present.";
   facts($("swarm-facts"), [
     ["Speed", speeds.length ? count(speeds.reduce((a, b) => a + b, 0)) + " tokens/s" : "–"],
-    ["Trained on", count(s.swarm_tokens_total) + " tokens"],
+    ["Trained on", count(s.swarm_tokens_total) + (s.final_tokens ? " of " + count(s.final_tokens) : "") + " tokens"],
     ["Held-out loss", loss(s.heldout_loss)],
     ["Model", known(s.num_parameters) ? count(s.num_parameters) + " parameters" : "–"],
     ["Connected here", plural(connected, "peer", "peers")],

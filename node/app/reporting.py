@@ -115,6 +115,7 @@ class Reporter:
             pauses=tuple(PauseStatus.of(hold, self._zone) for hold in holds),
             round=entry.round,
             final_round=node.manifest.last_round,
+            final_tokens=node.committed.end.final_tokens,
             head=entry.head.hex(),
             settled_head=settled.hex() if settled is not None else None,
             state_digest=entry.state_digest.hex(),

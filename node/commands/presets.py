@@ -12,7 +12,11 @@ from gossamer.node.base.units import format_bytes
 from gossamer.node.runs.draft import draft_of_preset
 from gossamer.node.runs.needs import PEERS_SUPPOSED, needs_of
 from gossamer.node.runs.planning import Line, plan_round
+from gossamer.node.runs.step_estimate import step_seconds
 from gossamer.trainer.presets import PRESETS
+
+SECONDS_MIN = 0.1
+"""Shorter steps are not told apart: in these a card mostly waits for the next operation."""
 
 
 class PresetNeeds(NamedTuple):
@@ -26,6 +30,8 @@ class PresetNeeds(NamedTuple):
     """Host memory of a machine that trains on a GPU with memory of its own."""
     gpu_bytes: int
     """Memory of the GPU for parameters, gradient and optimizer, without activations."""
+    step_seconds: float
+    """Time of an inner step on a card of 24 GB, by estimate."""
     state_bytes: int
     """Bytes that a newcomer fetches."""
     bytes_a_round: int
@@ -38,7 +44,8 @@ def presets(*, json: bool = False) -> int:
 
     Memory is an estimate without the activations of a step: of a machine that trains on its CPU, of
     one with a GPU, and of that GPU. A newcomer fetches the state. In a round of 8 peers each sends
-    so many bytes, and receives as many. `gossamer plan --preset NAME` says more.
+    so many bytes, and receives as many. The time of an inner step is an estimate for a GeForce RTX
+    4090. `gossamer plan --preset NAME` says more.
 
     Parameters
     ----------
@@ -67,7 +74,10 @@ def presets(*, json: bool = False) -> int:
     console.print(table)
     console.print()
     for row in rows:
-        console.print(f"{row.name:<8}{row.summary}", highlight=False, soft_wrap=True)
+        seconds = row.step_seconds
+        shown = f"{seconds:.1f}" if seconds > SECONDS_MIN else f"below {SECONDS_MIN}"
+        step = f"{shown} s a step on a card of 24 GB"
+        console.print(f"{row.name:<8}{row.summary}; {step}", highlight=False, soft_wrap=True)
     return 0
 
 
@@ -83,6 +93,7 @@ def needs_of_preset(name: str) -> PresetNeeds:
         memory_bytes=on_host.memory,
         memory_bytes_beside_gpu=beside.memory,
         gpu_bytes=beside.device_memory,
+        step_seconds=step_seconds(draft),
         state_bytes=plan.state_bytes,
         bytes_a_round=plan.sent_bytes,
         summary=PRESETS[name].summary,

@@ -89,7 +89,8 @@ def _render_node(status: Status) -> Table:
     row("loss", f"{_loss(status.loss)} training, {_loss(status.heldout_loss)} held-out")
     row(
         "tokens",
-        f"{status.tokens_total:,} by this node, {status.swarm_tokens_total:,} by the swarm",
+        f"{status.tokens_total:,} by this node, {status.swarm_tokens_total:,}"
+        f"{f' of {status.final_tokens:,}' if status.final_tokens else ''} by the swarm",
     )
     if status.work is not None:
         row("work", _work(status.work))

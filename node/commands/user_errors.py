@@ -11,6 +11,7 @@ from gossamer.node.machine.trainer import TrainerFailedError
 from gossamer.node.network.identity import IdentityError
 from gossamer.node.network.transport import TransportError
 from gossamer.node.peers.run_exchange import JoinError, NotAdmittedError, WrongRunError
+from gossamer.node.runs.extending import ExtendError
 from gossamer.node.runs.generating import GenerateError
 from gossamer.node.runs.inviting import InvitationError
 from gossamer.node.runs.needs import TooLargeError
@@ -32,6 +33,7 @@ _WITH_TEXT = (
     ClientError,
     DiskError,
     ExportError,
+    ExtendError,
     GenerateError,
     IdentityError,
     InvitationError,

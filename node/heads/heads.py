@@ -167,6 +167,16 @@ class Heads:
         no round that was taken back."""
         return self.has_pin(head) and not self.is_void(head)
 
+    def is_beyond_end(self, head: Digest) -> bool:
+        """Returns whether the run was over before the round of a known head, so that no node goes
+        there. Such a head counts once the founder has extended the run."""
+        chain, end = self._committed.chain, self._committed.end
+        parent = chain.entry(head).parent
+        if parent not in chain:
+            return False
+        before = chain.entry(parent)
+        return end.is_over_after(before.round, before.tokens_total)
+
     @property
     def is_finished(self) -> bool:
         """Whether the committed head is the run's final state: no round follows it, and it is not
@@ -213,8 +223,9 @@ class Heads:
 
     def _may_win(self, head: Digest) -> bool:
         """Returns whether a node may be at a known head, and this head is not this node's past, nor
-        parts from it too early. A node that may not stay where it is goes back as well."""
-        if not self.may_stand(head):
+        parts from it too early, nor lies beyond the end of the run. A node that may not stay where
+        it is goes back as well."""
+        if not self.may_stand(head) or self.is_beyond_end(head):
             return False
         if not self._own():
             return True
@@ -317,6 +328,8 @@ class Heads:
         """
         head = Digest(announce.head)
         if not self._committed.chain.is_whole(head) or not self.may_stand(head):
+            return True
+        if self.is_beyond_end(head):
             return True
         return self._choice.best([self.mine, head]) == self.mine
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from gossamer.node.base.settings import Settings
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer.ipc import messages
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Trainer(Protocol):
         seconds: float,
         start: messages.Start = "base",
         new: messages.Ranges = (),
+        place: SchedulePlace | None = None,
     ) -> messages.Finished:
         """Trains one round; see `messages.Begin`. Its work is to be collected before the next."""
 

@@ -28,6 +28,7 @@ from gossamer.node.machine.trainer_exit import Backoff, TrainerExit
 from gossamer.node.machine.trainer_process import TrainerGoneError, TrainerProcess
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.state.digest import FloatVector
+from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.trainer.ipc import messages
 
@@ -250,6 +251,7 @@ class TrainerClient:
         seconds: float,
         start: messages.Start = "base",
         new: messages.Ranges = (),
+        place: SchedulePlace | None = None,
     ) -> messages.Finished:
         begin = messages.Begin(
             round=round_number,
@@ -258,6 +260,7 @@ class TrainerClient:
             seconds_max=seconds,
             start=start,
             new=new,
+            place=place,
         )
         self._round, self._stop_asked = round_number, False
         try:

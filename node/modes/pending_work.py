@@ -172,7 +172,7 @@ class _PendingRound:
     @property
     def _is_last(self) -> bool:
         """Whether no round follows that could take more work."""
-        return self._trainings.manifest.is_over_after(self._machine.number)
+        return self._trainings.places.is_last(self._machine.number)
 
     def train_ahead(self) -> None:
         """See `RoundWork`."""

@@ -20,9 +20,11 @@ from gossamer.protocol.policy.plausible_work import WorkBounds
 from gossamer.protocol.policy.ring_conduct import RingConduct
 from gossamer.protocol.rounds.commit_proof import RingRules, open_commit
 from gossamer.protocol.state.chain import Commit, Header
+from gossamer.protocol.state.run_end import check_extension
 from gossamer.protocol.wire.statements import (
     Announce,
     Equivocation,
+    Extension,
     RingStatement,
     Rollback,
     Roster,
@@ -63,6 +65,7 @@ class Admission:
             ring_rules: what the rosters of this run must say.
         """
         self.run_id = manifest.run_id
+        self._manifest = manifest
         self._founder = PeerId(manifest.founder)
         self.offences = offences
         self._transport = transport
@@ -116,7 +119,8 @@ class Admission:
         """Returns whether this node takes a statement of a welcome author now. The author may
         repeat a statement that is not taken.
 
-        - Only the founder takes rounds back. It is heard although it is banned, or not connected.
+        - Only the founder takes rounds back, or extends the run. It is heard although it is banned,
+          or not connected.
         - A banned peer is heard only about rings that it is in. The other members hear it too, and
           a ring needs one view of its removed members.
         - A peer that has not announced itself is heard about nothing else. So the number of authors
@@ -131,9 +135,12 @@ class Admission:
         """
         if isinstance(statement, RingStatement):
             return author in self._transport.peers() or self._membership.is_known(author)
-        if isinstance(statement, Rollback):
+        if isinstance(statement, Rollback | Extension):
             if author != self._founder:
-                raise ForgedError("a round is taken back by a peer that is not the founder")
+                what = "taken back" if isinstance(statement, Rollback) else "added"
+                raise ForgedError(f"rounds are {what} by a peer that is not the founder")
+            if isinstance(statement, Extension):
+                check_extension(statement, self._manifest)
             return True
         if self.offences.is_banned(author):
             return False

@@ -269,11 +269,12 @@ class ChainSync:
             ahead = heads[-num_behind:] if num_behind else []
             # A whole state is parameters and momentum; a round's averages at most half of that.
             (bases if num_behind <= 2 * every else last_resort).append(committed.head)
+        entries = [chain.entry(one) for one in ahead]
         kept_by_all = [
-            one
-            for one in ahead
-            if chain.entry(one).round % every == 0
-            or self._manifest.is_over_after(chain.entry(one).round)
+            entry.head
+            for entry in entries
+            if entry.round % every == 0
+            or committed.end.is_over_after(entry.round, entry.tokens_total)
         ]
         remote = kept_by_all[::-1][:BASES_MAX]
         bases += [one for one in remote if committed.blocks.has_state(one)]

@@ -39,6 +39,7 @@ from gossamer.protocol.policy.throttle import Throttle
 from gossamer.protocol.state.chain import Commit, decode_commit, encode_commit
 from gossamer.protocol.wire.statements import (
     Announce,
+    Extension,
     Rollback,
     Roster,
     Signed,
@@ -290,9 +291,10 @@ class Gossip:
         ):
             open_signed(signed, self._run_id, verify)
             self._listener.heard_own(statement)
-        if isinstance(statement, Roster | Rollback) and not self.statement_store.has(signed.digest):
+        is_kept = isinstance(statement, Roster | Rollback | Extension)
+        if is_kept and not self.statement_store.has(signed.digest):
             # An earlier life organised this ring. While that ring works, this life begins no other.
-            # A founder that lost its disk hears of its own rollbacks in the same way.
+            # A founder that lost its disk hears of its own orders to all in the same way.
             open_signed(signed, self._run_id, verify)
             if self.statement_store.post(signed, statement):
                 self._listener.heard_statement(signed, statement)

@@ -25,7 +25,7 @@ HASHES_PER_SLICE = 512
 class KeeperRanks:
     """Counts, for each shard, the living peers that rank before this node.
 
-    Memory: 4 KiB a peer and 40 bytes a shard, with `limits.SHARDS_MAX` shards 1.5 MB and 4 KiB for
+    Memory: 4 KiB a peer and 40 bytes a shard, with `limits.SHARDS_MAX` shards 4 MB and 4 KiB for
     each of at most `limits.MEMBERS_MAX` peers.
     """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import trio
 
 from gossamer.node.base.orders import Orders
+from gossamer.node.heads.extensions import Extensions
 from gossamer.node.heads.prover import HeadProver
 from gossamer.node.heads.rollbacks import Rollbacks
 from gossamer.node.heads.side_records import SideRecords
@@ -26,6 +27,7 @@ from gossamer.protocol.rounds.round_rules import RoundHints
 from gossamer.protocol.state.chain import Commit, Header
 from gossamer.protocol.wire.statements import (
     Accusation,
+    Extension,
     Rollback,
     Roster,
     Signed,
@@ -46,6 +48,7 @@ class ActiveRounds:
         head_prover: HeadProver,
         side_records: SideRecords,
         rollbacks: Rollbacks,
+        extensions: Extensions,
         orders: Orders,
     ) -> None:
         self._run_id = run_id
@@ -54,6 +57,7 @@ class ActiveRounds:
         self._head_prover = head_prover
         self._side_records = side_records
         self._rollbacks = rollbacks
+        self._extensions = extensions
         self._orders = orders
         self._newest: OpenRound | None = None
         self._drivers: list[RoundDriver] = []
@@ -107,6 +111,10 @@ class ActiveRounds:
         """See `SwarmListener`."""
         if isinstance(statement, Rollback):
             self._rollbacks.heard(signed, statement)
+            self._orders.notify()
+            return
+        if isinstance(statement, Extension):
+            self._extensions.heard(signed, statement)
             self._orders.notify()
             return
         if isinstance(statement, Accusation):

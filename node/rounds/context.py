@@ -11,6 +11,7 @@ from gossamer.node.base.orders import Orders
 from gossamer.node.base.pausing import PauseReason
 from gossamer.node.base.rate_limit import NO_LIMITS, Limits
 from gossamer.node.base.threads import RunInThread
+from gossamer.node.heads.extensions import Extensions
 from gossamer.node.heads.heads import AT_WORK
 from gossamer.node.heads.known_rounds import KnownRounds
 from gossamer.node.heads.rollbacks import Rollbacks
@@ -50,6 +51,7 @@ class NodeContext:
     rounds: KnownRounds
     choice: HeadChoice
     rollbacks: Rollbacks
+    extensions: Extensions
     work: Work
     metrics: Metrics
     run_in_thread: RunInThread

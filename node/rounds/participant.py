@@ -38,6 +38,7 @@ from gossamer.node.rounds.turn import POLL_SECONDS, Turn
 from gossamer.node.storage.committed import Replayed
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.local_training import LocalTrainings
+from gossamer.node.training.round_places import RoundPlaces
 from gossamer.protocol.ids import PeerId
 from gossamer.protocol.rounds.round_rules import RoundHints
 from gossamer.trainer.ipc.messages import Step
@@ -89,7 +90,7 @@ class Participant:
         self._head_fetcher = HeadFetcher(self._heads, chain_sync, swarm, orders)
         trainings = LocalTrainings(
             context.manifest, trainer, context.feed, work, self.progress, orders,
-            context.run_in_thread,
+            context.run_in_thread, RoundPlaces(committed),
         )  # fmt: skip
         self._mode = mode_for(context.manifest)(context.me, committed, trainings)
         self._settlement = Settlement(
@@ -118,6 +119,7 @@ class Participant:
             self._head_prover,
             side_records,
             context.rollbacks,
+            context.extensions,
             orders,
         )
         self._finished_run = FinishedRun(

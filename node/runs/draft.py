@@ -22,6 +22,7 @@ from gossamer.protocol.manifest import (
     OuterConfig,
     RoundConfig,
     SyncMode,
+    TokenSchedule,
     Trust,
 )
 from gossamer.protocol.manifest_checks import problems_of
@@ -88,6 +89,23 @@ class TokenizerDraft(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int
 
 
+class ScheduleDraft(msgspec.Struct, frozen=True, kw_only=True):
+    """How learning rate and end of the run are counted."""
+
+    kind: Literal["cosine", "wsd"] = "cosine"
+    """`cosine` counts planned steps; `wsd` counts the tokens of all peers."""
+    warmup_tokens: int = 0
+    total_tokens: int = 0
+    cooldown_tokens: int = 0
+
+
+def schedule_of(inner: InnerConfig) -> ScheduleDraft:
+    """Returns the schedule of a preset."""
+    if not (schedule := inner.schedule):
+        return ScheduleDraft()
+    return ScheduleDraft(kind="wsd", **msgspec.structs.asdict(schedule))
+
+
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a founder may choose. `model.vocabulary` equals `tokenizer.vocabulary`."""
 
@@ -104,6 +122,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: TokenizerDraft
     model: ModelConfig
     inner: InnerConfig
+    """Its field `schedule` is that of the draft."""
+    schedule: ScheduleDraft
     outer: OuterConfig
     rounds: RoundConfig
     init_from: str = ""
@@ -130,7 +150,8 @@ def draft_of_preset(preset: str = DEFAULT_PRESET, *, name: str = DEFAULT_RUN_NAM
         corpus=CorpusDraft(),
         tokenizer=TokenizerDraft(kind=chosen.tokenizer, vocabulary=chosen.model.vocabulary),
         model=chosen.model,
-        inner=chosen.inner,
+        inner=msgspec.structs.replace(chosen.inner, schedule=msgspec.UNSET),
+        schedule=schedule_of(chosen.inner),
         outer=chosen.outer,
         rounds=chosen.rounds,
     )
@@ -152,7 +173,7 @@ def manifest_of(
         created_unix_seconds=created_unix_seconds,
         sync=draft.sync,
         model=draft.model,
-        inner=draft.inner,
+        inner=msgspec.structs.replace(draft.inner, schedule=_tokens_of(draft.schedule)),
         outer=draft.outer,
         rounds=draft.rounds,
         data=data,
@@ -161,6 +182,16 @@ def manifest_of(
         admission=draft.admission,
         allowed=draft.allowed,
         trust=draft.trust,
+    )
+
+
+def _tokens_of(schedule: ScheduleDraft) -> TokenSchedule | msgspec.UnsetType:
+    if schedule.kind == "cosine":
+        return msgspec.UNSET
+    return TokenSchedule(
+        warmup_tokens=schedule.warmup_tokens,
+        total_tokens=schedule.total_tokens,
+        cooldown_tokens=schedule.cooldown_tokens,
     )
 
 
@@ -180,7 +211,7 @@ def problems_of_draft(draft: Draft) -> list[str]:
             allowed=draft.allowed,
         ),
         change(good, tokenizer=draft.tokenizer, model=draft.model, outer=roomy),
-        change(good, inner=draft.inner),
+        change(good, inner=draft.inner, schedule=draft.schedule),
         change(good, outer=change(draft.outer, fragments=1)),
         change(good, rounds=draft.rounds),
         draft,
@@ -207,6 +238,10 @@ def problems_of_draft(draft: Draft) -> list[str]:
         found.append(
             f"inner.warmup_steps is {draft.inner.warmup_steps}; allowed: at most inner.total_steps "
             f"({draft.inner.total_steps})"
+        )
+    if draft.schedule.kind == "cosine" and draft.schedule != ScheduleDraft():
+        found.append(
+            'schedule.kind is "cosine"; warmup_tokens, total_tokens and cooldown_tokens are then 0'
         )
     if draft.sync == "distro" and not found:
         members_max = sign_payloads(draft.model, draft.outer).members_max(1)

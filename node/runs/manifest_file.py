@@ -21,11 +21,13 @@ import msgspec
 from gossamer.node.runs.draft import (
     VOCABULARY_MAX,
     Draft,
+    ScheduleDraft,
     SourceDraft,
     default_chunk_elements_of,
     draft_of_preset,
     preset_names,
     problems_of_draft,
+    schedule_of,
     unknown_preset,
 )
 from gossamer.node.runs.manifest_keys import EXPLANATIONS, HEADER, HINTS, SECTION_TITLES, SECTIONS
@@ -218,7 +220,9 @@ class _Given:
         base = draft_of_preset(preset)
         replace = msgspec.structs.replace
         chosen = adapted(PRESETS[preset], self._values[""].get("sync", base.sync))
-        base = replace(base, inner=chosen.inner, outer=chosen.outer)
+        schedule = schedule_of(chosen.inner)
+        inner = replace(chosen.inner, schedule=msgspec.UNSET)
+        base = replace(base, inner=inner, schedule=schedule, outer=chosen.outer)
         tokenizer = self._section("tokenizer", base.tokenizer)
         if tokenizer.kind != base.tokenizer.kind and "tokenizer.vocabulary" not in self._named:
             if tokenizer.kind == "bpe":
@@ -246,9 +250,17 @@ class _Given:
             tokenizer=tokenizer,
             model=model,
             inner=self._section("inner", base.inner),
+            schedule=self._schedule(base.schedule),
             outer=outer,
             rounds=self._section("rounds", base.rounds),
         )
+
+    def _schedule(self, base: ScheduleDraft) -> ScheduleDraft:
+        """Returns the section `schedule`; a file that chooses `cosine` need not say that the tokens
+        of its preset do not count."""
+        if self._values["schedule"].get("kind") == "cosine":
+            base = ScheduleDraft()
+        return self._section("schedule", base)
 
     def is_doubtful(self, problem: str) -> bool:
         """Returns whether a problem is about a key whose wrong value was replaced."""

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_type_hints
 
 import msgspec
 
-from gossamer.node.runs.draft import CorpusDraft, Draft, TokenizerDraft
+from gossamer.node.runs.draft import CorpusDraft, Draft, ScheduleDraft, TokenizerDraft
 from gossamer.protocol.manifest import (
     InnerConfig,
     InnerOptimizer,
@@ -29,6 +29,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "tokenizer": TokenizerDraft,
     "model": ModelConfig,
     "inner": InnerConfig,
+    "schedule": ScheduleDraft,
     "outer": OuterConfig,
     "rounds": RoundConfig,
 }
@@ -37,7 +38,8 @@ SECTION_TITLES = {
     "corpus": "The text. The founder reads it once; the peers get it as token shards.",
     "tokenizer": "How text becomes tokens.",
     "model": "A Llama-type decoder.",
-    "inner": "Steps of each peer, with linear warm-up and a cosine (DiLoCo, arXiv 2311.08105).",
+    "inner": "Steps of each peer, and their learning rate (DiLoCo, arXiv 2311.08105).",
+    "schedule": "How learning rate and end of the run are counted.",
     "outer": "Averaging: after H inner steps on each peer, the swarm does one Nesterov step.",
     "rounds": "How long peers wait for each other, in seconds.",
 }
@@ -91,11 +93,12 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
     },
     "inner": {
         "learning_rate": "Highest learning rate, right after the warm-up.",
-        "warmup_steps": "Number of inner steps of linear warm-up.",
+        "warmup_steps": "Number of inner steps of linear warm-up (cosine).",
         "total_steps": "Inner steps of the whole run on one peer; cosine and run end there.",
-        "ends": "Whether the run ends with the round that completes total_steps: all peers then "
-        "have the final state. false: training goes on at the final learning rate.",
-        "final_fraction": "Learning rate after total_steps, as a fraction of learning_rate.",
+        "ends": "Whether the run ends with the round that completes total_steps, or by "
+        "its tokens with wsd: all peers then have the final state. false: training goes on at the "
+        "final learning rate.",
+        "final_fraction": "Learning rate at the end, as a fraction of learning_rate.",
         "beta1": "AdamW's decay of the gradient's mean; with sync = \"distro\", of the momentum.",
         "beta2": "AdamW's decay of the gradient's mean square.",
         "epsilon": "Epsilon of AdamW.",
@@ -104,6 +107,14 @@ EXPLANATIONS: dict[str, dict[str, str]] = {
         "sequences_per_step": "Number of sequences in one inner step of one peer.",
         "optimizer": '"adamw", or "muon": the matrices of the layers are updated by Muon, all else '
         "by AdamW, at one learning rate (MuLoCo, arXiv 2505.23725).",
+    },
+    "schedule": {
+        "kind": '"cosine": by inner.warmup_steps and total_steps, as many as rounds plan. "wsd": '
+        "by the tokens of all peers in the chain: warm-up, a constant rate, and a cool-down that "
+        'gossamer extend can move; not with sync = "distro".',
+        "warmup_tokens": "Tokens of all peers in which the learning rate rises; wsd only.",
+        "total_tokens": "Tokens of all peers with which the run ends; wsd only.",
+        "cooldown_tokens": "The last of these, in which the learning rate falls; wsd only.",
     },
     "outer": {
         "inner_steps": "H: inner steps of a round, after the warm-up. With "
@@ -157,6 +168,7 @@ def _hints() -> dict[str, dict[str, Any]]:
     # The runs that have no such fields were founded before them.
     hints["inner"]["ends"] = bool
     hints["inner"]["optimizer"] = InnerOptimizer
+    del hints["inner"]["schedule"]  # the section `schedule` says it
     hints["outer"]["widening"] = bool
     hints["tokenizer"]["kind"] = Literal["bytes", "bpe"]
     top = {key: hint for key, hint in get_type_hints(Draft).items() if key not in SECTIONS}

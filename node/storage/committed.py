@@ -49,6 +49,7 @@ from gossamer.protocol.state.chain import ChunkAverage, Commit, Header, Member, 
 from gossamer.protocol.state.chunk_plan import ChunkPlan
 from gossamer.protocol.state.digest import FloatVector, StateIndex, index_of
 from gossamer.protocol.state.outer_momentum import OuterRates
+from gossamer.protocol.state.run_end import RunEnd
 from gossamer.protocol.state.sync_sets import SyncSets
 
 log = structlog.get_logger("state")
@@ -91,6 +92,7 @@ class CommittedState:
         """Lock that the thread holds which writes the vectors, those of the next state included."""
         self._read_only = read_only
         self._manifest = manifest
+        self.end = RunEnd(manifest.model, manifest.inner, manifest.outer)
         self._store = store
         self.chain = chain
         self._state_dir = state_dir
@@ -125,7 +127,8 @@ class CommittedState:
     @property
     def is_finished(self) -> bool:
         """Whether no round follows the committed head."""
-        return self.is_loaded and self._manifest.is_over_after(self.entry.round)
+        entry = self.entry
+        return self.is_loaded and self.end.is_over_after(entry.round, entry.tokens_total)
 
     @property
     def payloads(self) -> AveragedPayloads | SignPayloads:

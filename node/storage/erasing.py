@@ -23,7 +23,17 @@ HELD_NAME = "lock"
 """It stays while this process holds it: a file that a waiting process has open is the lock."""
 
 RUN_NAMES = (
-    *("api", "blocks", "chain", "format", "head", "losses", "manifest.msgpack", "noticed"),
+    *(
+        "api",
+        "blocks",
+        "chain",
+        "extension",
+        "format",
+        "head",
+        "losses",
+        "manifest.msgpack",
+        "noticed",
+    ),
     *(
         "optimizer",
         "own",

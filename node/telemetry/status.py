@@ -210,7 +210,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 0
     """The newest committed round; 0 is the genesis state."""
     final_round: int | None = None
-    """The round after which the run is finished; null for a run that does not end."""
+    """The round after which the run is finished; null for a run that does not end, or that ends by
+    its tokens."""
+    final_tokens: int | None = None
+    """The tokens of all peers with which the run is finished; null unless it ends by them."""
     head: str | None = None
     settled_head: str | None = None
     """The head some rounds before `head`, which links name; None while the run has fewer rounds."""

@@ -21,6 +21,7 @@ from gossamer.node.machine.trainer import Trainer
 from gossamer.node.storage.work import Work
 from gossamer.node.telemetry.progress import Progress
 from gossamer.node.training.feed import Feed
+from gossamer.node.training.round_places import RoundPlaces
 from gossamer.protocol.accounting.work_records import OUT_OF_RANGE
 from gossamer.protocol.codecs.chunk_values import is_usable
 from gossamer.protocol.ids import Digest
@@ -43,7 +44,9 @@ class LocalTrainings:
         progress: Progress,
         orders: Orders,
         run_in_thread: RunInThread,
+        places: RoundPlaces,
     ) -> None:
+        """`places`: where rounds lie in the schedule."""
         self.manifest = manifest
         self.trainer = trainer
         self.feed = feed
@@ -51,6 +54,7 @@ class LocalTrainings:
         self.progress = progress
         self.orders = orders
         self.run_in_thread = run_in_thread
+        self.places = places
 
     def begin(self, number: int, start: Start, new: Ranges = ()) -> LocalTraining:
         """Prepares the training of round `number`; the caller runs its `run` as a task.
@@ -127,6 +131,7 @@ class LocalTraining:
             self._of.manifest.rounds.round_seconds,
             self._start,
             self._new,
+            self._of.places.of_round(self.number),
         )
         self._of.orders.notify()
 

@@ -179,6 +179,20 @@ class Rollback(
     """Number of the round that led to `parent`; 0: the run begins anew."""
 
 
+class Extension(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="extend"
+):
+    """The founder names another end of a run whose schedule counts tokens, or begins its cool-down
+    (`protocol.state.run_end`). Only the founder can say so; the highest number holds."""
+
+    number: int
+    """1 for the first extension of a run."""
+    total_tokens: int
+    """Tokens of all peers with which the run is over."""
+    cooldown_tokens: int
+    """Of these the last ones, in which the learning rate falls."""
+
+
 class Equivocation(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="proof"
 ):
@@ -190,7 +204,9 @@ class Equivocation(
     """The author is that of `first`. Of the two payloads `first` has the lower one."""
 
 
-Statement: TypeAlias = Announce | Ready | Roster | RingStatement | Rollback | Equivocation
+Statement: TypeAlias = (
+    Announce | Ready | Roster | RingStatement | Rollback | Extension | Equivocation
+)
 
 
 class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
@@ -207,7 +223,7 @@ class Signed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 _encoder = msgspec.msgpack.Encoder()
 _statement_decoder: msgspec.msgpack.Decoder[Statement] = msgspec.msgpack.Decoder(
-    Announce | Ready | Roster | Accusation | Vote | LinkRate | Rollback | Equivocation
+    Announce | Ready | Roster | Accusation | Vote | LinkRate | Rollback | Extension | Equivocation
 )
 _signed_decoder = msgspec.msgpack.Decoder(Signed)
 
@@ -279,6 +295,8 @@ def key_of(author: str, statement: Statement) -> tuple[str, ...]:
             return ("pace", author, statement.ring_id.hex())
         case Rollback():
             return ("rollback", author, statement.undone.hex())
+        case Extension():
+            return ("extend", author)
         case Equivocation():
             return proof_key(statement.first.author)  # one proof is enough, whoever brings it
 
@@ -296,6 +314,9 @@ def version_of(statement: Statement) -> tuple[int, ...]:
             return (statement.incarnation, statement.sequence)
         case Vote() | LinkRate():
             return (statement.sequence,)
+        case Extension():
+            # The totals decide between two of one number, so that every peer keeps the same one.
+            return (statement.number, statement.total_tokens, statement.cooldown_tokens)
         case Roster() | Accusation() | Rollback() | Equivocation():
             return ()
 
@@ -392,6 +413,16 @@ def _check(statement: Statement) -> None:
             _check_digest(statement.undone, "undone")
             _check_digest(statement.parent, "parent")
             _check_count(statement.round, limits.ROUNDS_MAX, "round")
+        case Extension():
+            _require(
+                1 <= statement.number <= limits.EXTENSIONS_MAX,
+                f"extension {statement.number}; allowed: 1 to {limits.EXTENSIONS_MAX}",
+            )
+            _require(
+                0 <= statement.cooldown_tokens <= statement.total_tokens
+                and 1 <= statement.total_tokens <= limits.TOKENS_TOTAL_MAX,
+                "extension with tokens out of range",
+            )
         case Equivocation():
             first, second = statement.first, statement.second
             _require(first.author == second.author, "proof about two peers")

@@ -64,6 +64,7 @@ from gossamer.protocol.wire.invitation_messages import (
 from gossamer.protocol.wire.statements import (
     Accusation,
     Equivocation,
+    Extension,
     LinkRate,
     Rollback,
     Signed,
@@ -200,6 +201,7 @@ def vectors() -> dict[str, Any]:
             "pace": statement_vector(LinkRate(RING_ID, 1, 1_250_000.0)),
             "vote": statement_vector(vote(HEAD, removed=[PEERS[1]])),
             "rollback": statement_vector(Rollback(RING_ID, HEAD, 41)),
+            "extend": statement_vector(Extension(2, 40_000_000_000, 8_000_000_000)),
             "proof": statement_vector(equivocation()),
         },
         "weights": {"tokens": CLAIMED_TOKENS, "weights": capped_tokens(CLAIMED_TOKENS)},

@@ -12,6 +12,7 @@ import trio
 
 from gossamer.protocol.manifest import Trust
 from gossamer.protocol.rounds import ring_parts
+from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.trainer.ipc import messages
 from tests.support.measured import measured
 from tests.support.node_world import NumbersTrainer, World, simulate
@@ -73,8 +74,9 @@ class Liar(NumbersTrainer):
         seconds: float,
         start: messages.Start = "base",
         new: messages.Ranges = (),
+        place: SchedulePlace | None = None,
     ) -> messages.Finished:
-        finished = await super().train(round_number, first_step, steps, seconds, start, new)
+        finished = await super().train(round_number, first_step, steps, seconds, start, new, place)
         self._work = -self._work
         return msgspec.structs.replace(finished, tokens=CLAIM * finished.tokens)
 

@@ -38,6 +38,7 @@ from gossamer.protocol.manifest import (
     ModelConfig,
     SignedManifest,
     SyncMode,
+    TokenSchedule,
     Trust,
     decode_manifest,
     encode_manifest,
@@ -47,6 +48,7 @@ from gossamer.protocol.manifest_checks import require_valid
 from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
 from gossamer.protocol.state.chain import Header
 from gossamer.protocol.state.digest import genesis_digest_of
+from gossamer.protocol.state.run_end import SchedulePlace
 from gossamer.protocol.state.sync_sets import SyncSets
 from gossamer.trainer.ipc import messages
 from tests.support import builders
@@ -116,6 +118,8 @@ class NumbersTrainer:
         self._local: np.ndarray | None = None
         self._origin = self._work = np.zeros_like(self.base)
         self._is_training = False
+        self.places: list[SchedulePlace | None] = []
+        """Place in the schedule of each training."""
         self._target = initial_weights(digest_of(optimizer_path.encode())[0], self.base.size)
 
     async def run(self, listener: TrainerListener) -> None:
@@ -134,7 +138,9 @@ class NumbersTrainer:
         seconds: float,
         start: messages.Start = "base",
         new: messages.Ranges = (),
+        place: SchedulePlace | None = None,
     ) -> messages.Finished:
+        self.places.append(place)
         if start == "base" or self._local is None:
             start, self._local = "base", self.base.copy()
         self._origin = self._local.copy()
@@ -319,6 +325,7 @@ def found(
     is_by_invitation: bool = False,
     trust: Trust = "members",
     last_round: int | None = None,
+    schedule: TokenSchedule | None = None,
 ) -> tuple[SignedManifest, list[bytes]]:
     """A manifest signed by its founder, and the run's blocks."""
     sync: SyncMode = msgspec.convert(codec if codec in ("sparse", "distro") else "diloco", SyncMode)
@@ -384,6 +391,8 @@ def found(
     if last_round is not None:
         steps = manifest.outer.first_inner_step_of(last_round + 1)
         manifest = replace(manifest, inner=replace(manifest.inner, total_steps=steps, ends=True))
+    if schedule is not None:
+        manifest = replace(manifest, inner=replace(manifest.inner, schedule=schedule, ends=True))
     require_valid(manifest)
     signature = identity.sign(signing_bytes(manifest.run_id))
     return SignedManifest(manifest=encode_manifest(manifest), signature=signature), blocks
@@ -420,6 +429,8 @@ class World:
     trust: Trust = "members"
     last_round: int | None = None
     """The round after which the run is finished; None for a run that does not end."""
+    schedule: TokenSchedule | None = None
+    """The schedule of a run that counts tokens, and ends by them."""
     serve_after: str = "forever"
     """For how long a node serves the final state of such a run."""
     run_in_thread: RunInThread = in_no_thread
@@ -450,6 +461,7 @@ class World:
             is_by_invitation=self.is_by_invitation,
             trust=self.trust,
             last_round=self.last_round,
+            schedule=self.schedule,
         )
         digests = [digest_of(block).hex() for block in self._blocks]
         self._shard_files = [f"{digest[:2]}/{digest}" for digest in digests]

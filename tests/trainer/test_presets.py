@@ -42,10 +42,12 @@ def test_shapes_that_were_published() -> None:
     assert PRESETS["1.1b"].model.num_parameters == 1_100_048_384  # TinyLlama's own count
     assert shape_of["150m"][:2] == (12, 1024)
     assert PRESETS["tiny"].model.context == 64
-    for name, inner_steps, sequences in (("150m", 500, 512), ("1.1b", 125, 2_048)):
+    for name, sequences in (("150m", 512), ("1.1b", 2_048)):
         preset = PRESETS[name]
-        assert preset.outer.inner_steps == inner_steps
-        assert preset.inner.sequences_per_step == sequences
+        schedule = preset.inner.schedule
+        assert schedule
+        assert schedule.total_tokens == 88_000 * sequences * preset.model.context
+        assert preset.outer.inner_steps == 500
         assert (preset.inner.learning_rate, preset.inner.warmup_steps) == (4e-4, 1_000)
         assert (preset.outer.learning_rate, preset.outer.momentum) == (0.7, 0.9)
 

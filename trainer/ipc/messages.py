@@ -35,6 +35,7 @@ from typing import Literal
 import msgspec
 
 from gossamer.protocol.manifest import InnerConfig, ModelConfig
+from gossamer.protocol.state.run_end import SchedulePlace
 
 # Ranges that may be queued and not yet consumed, and a bound on memory (some 10 MB): two rounds of
 # the largest preset are 8,127 shards of a corpus of 0.25 billion tokens, and half of these are left
@@ -128,7 +129,7 @@ that it leads to is not known yet (Rebase brings it)."""
 
 
 class Begin(_ToWorker, frozen=True, kw_only=True):
-    """Start a round. `first_step` is the first inner step's place in the schedule.
+    """Start a round. `first_step` is the first inner step's place in a schedule of planned steps.
 
     A worker that has had no round starts from `base` in any case.
     """
@@ -141,6 +142,8 @@ class Begin(_ToWorker, frozen=True, kw_only=True):
     new: Ranges = ()
     """Ranges of `base` that are new since the last round. They are taken as by a Rebase before the
     first step, if the round starts from the local parameters."""
+    place: SchedulePlace | None = None
+    """The round's place in a schedule of tokens; None in a run that counts planned steps."""
 
 
 class Stop(_ToWorker, frozen=True, kw_only=True):

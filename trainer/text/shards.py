@@ -58,8 +58,8 @@ SHARD_TOKENS_MIN = 4 * KIB
 SHARDS_DEFAULT_MAX = 4096
 # A shard's tail that is shorter than a sequence is not trained on: it should be a small part.
 SHARD_SEQUENCES_MIN = 8
-# Before compression. Half a block: even noise, which zstd makes a little longer, fits a block.
-SHARD_BYTES_MAX = limits.BLOCK_BYTES_MAX // 2
+# Before compression. Noise, which zstd makes longer by a 256th, still fits a block.
+SHARD_BYTES_MAX = limits.BLOCK_BYTES_MAX - 32 * KIB
 
 # Of tokens in memory at once. More text than this is shuffled piece by piece.
 SHUFFLE_BYTES = 64 * MIB
@@ -200,7 +200,7 @@ def split_documents(
 
 
 def default_shard_tokens(num_tokens: int, token_bytes: TokenBytes, context: int) -> int:
-    """Tokens of a shard for a corpus of about `num_tokens`, a power of two.
+    """Tokens of a shard for a corpus of about `num_tokens`: a power of two, or the most allowed.
 
     65,536, but less where that would give under 64 shards and more where it would give over 4,096
     or a shard would hold fewer than 8 sequences of `context` tokens.
@@ -212,7 +212,7 @@ def default_shard_tokens(num_tokens: int, token_bytes: TokenBytes, context: int)
         num_tokens > SHARDS_DEFAULT_MAX * size or size < SHARD_SEQUENCES_MIN * context
     ):
         size *= 2
-    return size
+    return min(size, SHARD_BYTES_MAX // token_bytes)
 
 
 def tokenise(

@@ -24,8 +24,9 @@ from gossamer.protocol import limits
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.policy.head_choice import UNDO_ROUNDS_MAX, HeadChoice
 from gossamer.protocol.state.chain import Commit, Header, Member, encode_header
+from gossamer.protocol.state.run_end import RunEnd
 from gossamer.protocol.wire.statements import Rollback, Signed
-from tests.support.builders import peers
+from tests.support.builders import manifest, peers
 
 RUN_ID = Digest(bytes(32))
 ME, B, C, STRANGER = peers(4)
@@ -33,6 +34,8 @@ ALL = (ME, B, C)
 TOKENS = 100
 MY_RING, OTHER_RING = digest_of(b"mine"), digest_of(b"other")
 GATHER_SECONDS = 10.0
+END = RunEnd(manifest().model, manifest().inner, manifest().outer)
+"""Of a run that does not end."""
 
 
 def signed(author: PeerId) -> Signed:
@@ -57,7 +60,7 @@ class Chain:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.store = ChainStore(directory, RUN_ID, Digest(bytes(32)))
-        self.committed = SimpleNamespace(chain=self.store, head=RUN_ID, is_loaded=True)
+        self.committed = SimpleNamespace(chain=self.store, head=RUN_ID, is_loaded=True, end=END)
         self.at_work: Collection[PeerId] = ALL
         swarm = SimpleNamespace(me=ME, living=self._living, ready_since=lambda _head: None)
         rounds = KnownRounds(self.store)

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from gossamer.node.runs.draft import (
     Draft,
+    ScheduleDraft,
     SourceDraft,
     draft_of_preset,
     open_chunk_elements_max,
     problems_of_draft,
+    schedule_of,
 )
 from gossamer.node.runs.manifest_file import (
     MANIFEST_FILE_BYTES_MAX,
@@ -73,7 +75,10 @@ def test_a_written_file_gives_the_presets_values_back(preset: str, tmp_path: Pat
     draft = read_manifest_file(path)
 
     assert draft == draft_of_preset(preset)
-    assert (draft.model, draft.inner) == (PRESETS[preset].model, PRESETS[preset].inner)
+    chosen = PRESETS[preset]
+    inner = replace(chosen.inner, schedule=msgspec.UNSET)
+    assert (draft.model, draft.inner) == (chosen.model, inner)
+    assert draft.schedule == schedule_of(chosen.inner)
     assert (draft.outer, draft.rounds) == (PRESETS[preset].outer, PRESETS[preset].rounds)
 
 
@@ -238,7 +243,7 @@ MISTAKES = [
     ("[model]\nnum_heads = 0", "model.num_heads is 0; allowed: 1 to 1024"),
     ("[model]\nnum_kv_heads = 3", "model.num_kv_heads is 3; it must divide model.num_heads (4)"),
     ("[model]\ntied_embeddings = 1", "model.tied_embeddings is 1; allowed: true or false"),
-    ("[model]\ncontext = 200000", "model.context is 200000; allowed: 8 to 131072"),
+    ("[model]\ncontext = 300000", "model.context is 300000; allowed: 8 to 260096"),
     ("[inner]\nlearning_rate = nan", "inner.learning_rate is nan; allowed: 1e-08 to 10"),
     ("[inner]\nbeta1 = true", "inner.beta1 is true; allowed: a number"),
     (
@@ -422,3 +427,24 @@ def test_sources_can_be_added_to_a_written_file() -> None:
 def test_wrong_sources_are_explained(sources: str, expected: str) -> None:
     (problem,) = problems_of(f'preset = "tiny"\n[corpus]\nsources = {sources}')
     assert expected in problem
+
+
+def test_a_file_chooses_how_the_run_is_counted() -> None:
+    tokens = parse('preset = "150m"').schedule
+    assert (tokens.kind, tokens.total_tokens) == ("wsd", 88_000 * 512 * 1024)
+    assert parse('preset = "150m"\n[schedule]\nkind = "cosine"').schedule == ScheduleDraft()
+    assert parse('preset = "150m"\nsync = "distro"').schedule == ScheduleDraft()
+    small = parse(
+        'preset = "1m"\n[schedule]\nkind = "wsd"\ntotal_tokens = 1000\ncooldown_tokens = 200'
+    )
+    assert small.schedule == ScheduleDraft(kind="wsd", total_tokens=1000, cooldown_tokens=200)
+    assert parse_manifest_file(render(small), Path("/")) == small
+    for text, problem in (
+        ('preset = "1m"\n[schedule]\nkind = "wsd"', "schedule.total_tokens is 0; allowed: 1 to"),
+        ('preset = "1m"\n[schedule]\ntotal_tokens = 5', 'schedule.kind is "cosine"'),
+        (
+            'preset = "1m"\n[schedule]\nkind = "wsd"\ntotal_tokens = 5\nwarmup_tokens = 6',
+            "6 together; allowed: at most schedule.total_tokens (5)",
+        ),
+    ):
+        assert any(problem in each for each in problems_of(text)), text

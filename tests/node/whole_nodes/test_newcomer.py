@@ -203,7 +203,7 @@ def test_a_newcomer_gets_into_rounds_that_take_a_fraction_of_a_second(tmp_path: 
     world = World(tmp_path, seed=4, codec="sparse", latency_seconds=0.03)
     c = world.identity("c").peer_id
 
-    def contributors() -> set[PeerId]:
+    def contributors() -> set[str]:
         return {member.peer_id for member in newest_header(world, "a").members}
 
     async def story(nursery: trio.Nursery) -> None:

@@ -37,6 +37,7 @@ from gossamer.protocol.state.digest import StateIndex, decode_state_index, encod
 from gossamer.protocol.wire.block_messages import decode_reply, decode_request, encode_reply
 from gossamer.protocol.wire.framing import PREFIX_BYTES, decode_prefix
 from gossamer.protocol.wire.statements import (
+    Extension,
     LinkRate,
     Rollback,
     Roster,
@@ -99,6 +100,7 @@ STATEMENTS: list[Statement] = [
     vote(HEAD, removed=[peer(2)]),
     LinkRate(RING_ID, 2, 1e6),
     Rollback(HEAD, RING_ID, 7),
+    Extension(3, 2_000, 500),
     equivocation_of(peer(2)),
     ring_of(peers(3)).roster,
 ]

@@ -11,6 +11,7 @@ from gossamer.protocol.errors import ForgedError, MalformedError, OversizedError
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.wire.statements import (
     Capacity,
+    Extension,
     LinkRate,
     Rollback,
     Signed,
@@ -49,6 +50,8 @@ STATEMENTS: list[Statement] = [
     vote(HEAD, removed=[peer(1)]),
     LinkRate(RING_ID, 2, 1e6),
     Rollback(HEAD, RING_ID, 7),
+    Extension(1, 2_000, 500),
+    Extension(limits.EXTENSIONS_MAX, limits.TOKENS_TOTAL_MAX, limits.TOKENS_TOTAL_MAX),
     equivocation_of(peer(2)),
 ]
 
@@ -137,6 +140,12 @@ NAN = float("nan")
         Rollback(HEAD, SHORT, 1),
         Rollback(HEAD, HEAD, -1),
         Rollback(HEAD, HEAD, limits.ROUNDS_MAX + 1),
+        Extension(0, 2_000, 500),
+        Extension(limits.EXTENSIONS_MAX + 1, 2_000, 500),
+        Extension(1, 0, 0),
+        Extension(1, 2_000, -1),
+        Extension(1, 2_000, 2_001),
+        Extension(1, limits.TOKENS_TOTAL_MAX + 1, 500),
         replace(PROOF, second=PROOF.first),
         replace(PROOF, first=PROOF.second, second=PROOF.first),
         replace(PROOF, second=replace(PROOF.second, author=peer(3))),
@@ -202,6 +211,7 @@ def test_statements_about_different_things_do_not_replace_each_other() -> None:
         LinkRate(RING_ID, 1, 1e6),
         Rollback(HEAD, RING_ID, 7),
         Rollback(RING_ID, HEAD, 7),
+        Extension(1, 2_000, 500),
     ]
     keys = {key_of(author, s) for author in peers(2) for s in statements}
     assert len(keys) == 2 * len(statements)

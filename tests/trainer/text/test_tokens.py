@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from gossamer.protocol import limits
 from gossamer.protocol.errors import MalformedError
 from gossamer.protocol.ids import Digest, digest_of
-from gossamer.protocol.shard_index import ShardInfo
+from gossamer.protocol.shard_index import ShardIndex, ShardInfo, encode_index
+from gossamer.trainer.presets import PRESETS, Preset
 from gossamer.trainer.text import shards as shards_module
 from gossamer.trainer.text import tokens as tokens_module
 from gossamer.trainer.text.corpus import Corpus, scan_corpus
@@ -356,6 +357,20 @@ def test_even_noise_fits_a_block(token_bytes: TokenBytes) -> None:
     count = SHARD_BYTES_MAX // token_bytes
     noise = np.random.default_rng(0).integers(0, 2 ** (8 * token_bytes), count, dtype=np.uint32)
     assert len(encode_shard(noise, token_bytes)) <= limits.BLOCK_BYTES_MAX
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_one_corpus_can_have_all_tokens_that_a_preset_plans(preset: Preset) -> None:
+    inner, context = preset.inner, preset.model.context
+    planned = inner.total_steps * inner.sequences_per_step * context
+    if inner.schedule:
+        planned = max(planned, inner.schedule.total_tokens)
+    size = default_shard_tokens(planned, 2, context)
+    num_shards = -(-planned // size)
+    assert num_shards < limits.SHARDS_MAX
+    largest = ShardInfo(bytes(32), limits.SHARD_TOKENS_MAX, limits.BLOCK_BYTES_MAX)
+    index = ShardIndex(shards=(largest,) * (limits.SHARDS_MAX - 1), heldout=(largest,))
+    assert len(encode_index(index)) <= limits.BLOCK_BYTES_MAX
 
 
 def test_too_many_shards_stop_early(

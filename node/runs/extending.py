@@ -1,0 +1,152 @@
+"""Setting the end of a run anew, from what lies in the founder's state directory.
+
+The directory is read without its lock, so the node may run. It takes the extension within a second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gossamer.node.base.settings import Settings
+from gossamer.node.heads.extensions import ExtensionFile
+from gossamer.node.network.identity import Identity
+from gossamer.node.peers.run_exchange import open_signed_manifest
+from gossamer.node.storage.chain_store import ChainStore, Entry
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol import limits
+from gossamer.protocol.errors import RemoteProtocolError
+from gossamer.protocol.ids import Digest
+from gossamer.protocol.manifest import Manifest, TokenSchedule
+from gossamer.protocol.state.run_end import RunEnd, check_extension
+from gossamer.protocol.wire.statements import Extension, seal
+
+ROUNDS_LEFT_MIN = 2
+"""Rounds that a run has at least before its new end: one may be under way at other nodes, and one
+committed there that this disk does not have yet."""
+
+
+class ExtendError(Exception):
+    """The end of the run cannot be set; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """The end that an extension gives a run."""
+
+    statement: Extension
+    name: str
+    tokens: int
+    """Tokens in the chain on this disk."""
+
+
+class FoundersSchedule:
+    """The schedule of the run in a state directory, as its founder sees it."""
+
+    def __init__(self, manifest: Manifest, identity: Identity, state_dir: StateDir) -> None:
+        """
+        Raises:
+            ExtendError: this node did not found the run, or its schedule does not count tokens, or
+                the extension on the disk is damaged.
+        """
+        self._manifest = manifest
+        self._identity = identity
+        self._state_dir = state_dir
+        if identity.peer_id != manifest.founder:
+            raise ExtendError(
+                f"only the founder sets the end of a run: that is {manifest.founder}, and this "
+                f"node is {identity.peer_id}"
+            )
+        end = RunEnd(manifest.model, manifest.inner, manifest.outer)
+        if end.schedule is None:
+            raise ExtendError(
+                f"the end of {manifest.name} is fixed: it counts planned "
+                'steps, and has no schedule.kind = "wsd"'
+            )
+        self._file = ExtensionFile(state_dir.root, manifest)
+        try:
+            found = self._file.read()
+        except (OSError, RemoteProtocolError) as error:
+            raise ExtendError(
+                f"the file extension in {state_dir.root} is damaged ({error}): start the node, "
+                "which gets it from its peers, or remove the file"
+            ) from error
+        if found is not None:
+            end.extend(found[1])
+        self._number = 0 if found is None else found[1].number
+        self.schedule: TokenSchedule = end.schedule
+        """The schedule as it is on this disk."""
+
+    @classmethod
+    def here(cls, settings: Settings) -> FoundersSchedule:
+        """Reads the state directory.
+
+        Raises:
+            ExtendError: there is no run, or as above.
+            StateDirError, IdentityError: a file of it is damaged.
+        """
+        state_dir = StateDir(settings.state_dir)
+        signed = state_dir.read_manifest()
+        if signed is None:
+            raise ExtendError(f"there is no run in {state_dir.root}: name its --state-dir")
+        identity = Identity.load_or_create(state_dir.identity_path)
+        return cls(open_signed_manifest(signed), identity, state_dir)
+
+    def plan(self, total_tokens: int | None, cooldown_tokens: int | None) -> Outlook:
+        """Returns what an extension makes of the run.
+
+        Args:
+            total_tokens: tokens of all peers with which the run is to end; None: the cool-down
+                begins now.
+            cooldown_tokens: tokens of the cool-down; None: as many as until now.
+
+        Raises:
+            ExtendError: the numbers are not allowed.
+        """
+        entry, round_tokens = self._newest()
+        left = ROUNDS_LEFT_MIN * round_tokens
+        cooldown = self.schedule.cooldown_tokens if cooldown_tokens is None else cooldown_tokens
+        total = total_tokens
+        if total is None:
+            start = max(entry.tokens_total, self.schedule.warmup_tokens)
+            total = start + max(cooldown, left)
+        if not 0 <= cooldown <= total <= limits.TOKENS_TOTAL_MAX:
+            raise ExtendError(
+                f"a cool-down of {cooldown:,} tokens in a run of {total:,} is not possible; "
+                f"allowed: 0 to all tokens of the run, which are {limits.TOKENS_TOTAL_MAX:,} at "
+                "most"
+            )
+        if total < max(entry.tokens_total + left, 1):
+            raise ExtendError(
+                f"the run has {entry.tokens_total:,} tokens, and its rounds {round_tokens:,} each; "
+                f"an end with {total:,} is too near. Name at least {entry.tokens_total + left:,}"
+            )
+        if self._number >= limits.EXTENSIONS_MAX:
+            raise ExtendError(
+                f"the end of this run was set {self._number:,} times, which is the limit: found "
+                "another run from its exported model"
+            )
+        statement = Extension(self._number + 1, total, cooldown)
+        try:
+            check_extension(statement, self._manifest)
+        except RemoteProtocolError as error:
+            raise ExtendError(f"{error}: name more tokens, or a shorter cool-down") from error
+        return Outlook(statement, self._manifest.name, entry.tokens_total)
+
+    def _newest(self) -> tuple[Entry, int]:
+        """Returns the newest round on this disk, and its tokens."""
+        run_id, genesis = self._manifest.run_id, Digest(self._manifest.genesis_digest)
+        chain = ChainStore(self._state_dir.chain_path, run_id, genesis, read_only=True)
+        try:
+            head = self._state_dir.read_head()
+        except (OSError, ValueError):
+            head = None
+        if head is None or head not in chain:
+            head = next(iter(chain.heads_by_weight()), chain.genesis)
+        entry = chain.entry(head)
+        return entry, chain.header(head).tokens if entry.round else 0
+
+    def extend(self, outlook: Outlook) -> None:
+        """Leaves a signed extension for the node. Raises DiskError."""
+        identity = self._identity
+        run_id = self._manifest.run_id
+        self._file.write(seal(outlook.statement, identity.peer_id, run_id, identity.sign))

@@ -1,0 +1,50 @@
+"""The time of an inner step on a card that people have at home, by arithmetic.
+
+    operations  6 for each token and parameter of a matrix (2 forward, 4 backward), and for
+                attention 6 times context and query width a layer: half of all pairs, since it is
+                causal. Where activations are computed twice, the layers' forward pass counts twice
+    rate        `CARD_OPERATIONS` a second, of which training reaches `CARD_SHARE`
+
+No card has shown these figures yet. `docs/benchmarks` says what was measured.
+"""
+
+from __future__ import annotations
+
+from gossamer.node.machine.capacity import DeviceMemory
+from gossamer.node.runs.device_fit import device_fit
+from gossamer.node.runs.draft import Draft
+from gossamer.protocol.manifest import Manifest, ModelConfig
+
+CARD_BYTES = 24 * 2**30
+"""Memory of the card: that of a GeForce RTX 4090 or 3090."""
+
+DESKTOP_BYTES = 2 * 10**9
+"""Memory of it that its owner's desktop and browser take, supposed."""
+
+CARD_OPERATIONS = 165e12
+"""bf16 operations a second of a GeForce RTX 4090, dense, with sums in fp32, by its maker. A 3090
+has 71e12."""
+
+CARD_SHARE = 0.4
+"""Part of these that a training step reaches, supposed: large matrices reach half and more, and
+optimiser, norms and logits take time without counting here."""
+
+
+def step_seconds(run: Manifest | Draft) -> float:
+    """Returns the seconds of one inner step of a run on such a card."""
+    card = DeviceMemory("a card of 24 GB", CARD_BYTES, CARD_BYTES - DESKTOP_BYTES)
+    twice = device_fit(run, card).checkpointing
+    num_tokens = run.inner.sequences_per_step * run.model.context
+    return num_tokens * operations_of_token(run.model, twice=twice) / (CARD_OPERATIONS * CARD_SHARE)
+
+
+def operations_of_token(model: ModelConfig, *, twice: bool) -> float:
+    """Returns the operations of a step for each of its tokens.
+
+    Args:
+        twice: whether the layers' activations are computed twice.
+    """
+    attention = model.num_layers * model.context * model.query_width
+    layers = 2.0 * (model.hidden_matrices + attention)
+    head = 2.0 * model.vocabulary * model.width
+    return 3 * (layers + head) + (layers if twice else 0.0)
