@@ -25,6 +25,7 @@ def export(
         int | None, Parameter(name="--round", show_default="the newest on this disk")
     ] = None,
     max_shard_size: str = "5GB",
+    gguf: bool = False,
     force: bool = False,
     options: State = None,
 ) -> int:
@@ -41,7 +42,9 @@ def export(
         Round after which the state is.
     max_shard_size
         Size of a file of weights, such as 5GB. A larger model is cut into several files with an
-        index.
+        index. A GGUF file is always one.
+    gguf
+        Write one file model.gguf instead, which llama.cpp and programs built on it read.
     force
         Write also into a folder that has something in it.
     """
@@ -50,7 +53,7 @@ def export(
             f"{directory} exists already, and is not an empty folder: name another one, or give "
             "--force to write over the model that lies there"
         )
-    how = ExportOptions(dtype=dtype, shard_bytes=_shard_bytes(max_shard_size))
+    how = ExportOptions(dtype=dtype, shard_bytes=_shard_bytes(max_shard_size), gguf=gguf)
     return export_state(reading_settings_of(options), directory, how, round_number)
 
 

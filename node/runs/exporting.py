@@ -12,8 +12,10 @@ from gossamer.node.runs.model_card import model_card
 from gossamer.node.runs.reading import StateOnDisk, read_state, warn_if_older
 from gossamer.node.storage.loss_file import LossFile
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.errors import MalformedError
 from gossamer.trainer.export import ExportError, byte_tokenizer_json, export_model
+from gossamer.trainer.gguf_export import export_gguf
 from gossamer.trainer.pretrained.model_files import ModelFiles, unpack_model_files
 from gossamer.trainer.text.tokens import END_OF_DOCUMENT
 from gossamer.trainer.weight_files import SHARD_BYTES, ExportType
@@ -26,6 +28,8 @@ class ExportOptions:
     dtype: ExportType = "fp32"
     shard_bytes: int = SHARD_BYTES
     """Of the tensors in one file at most."""
+    gguf: bool = False
+    """One GGUF file in the place of the folder's other files."""
 
 
 def export_state(
@@ -45,22 +49,37 @@ def export_state(
     """
     state = read_state(settings, round_number)
     warn_if_older(state)
-    export_model(
-        state.parameters,
-        state.manifest.model,
-        _tokenizer_of(state),
-        directory,
-        end_token=END_OF_DOCUMENT,
-        dtype=options.dtype,
-        shard_bytes=options.shard_bytes,
-        card=_card_of(settings, state, options.dtype),
-    )
+    if options.gguf:
+        _export_gguf(state, directory, options)
+    else:
+        export_model(
+            state.parameters,
+            state.manifest.model,
+            _tokenizer_of(state),
+            directory,
+            end_token=END_OF_DOCUMENT,
+            dtype=options.dtype,
+            shard_bytes=options.shard_bytes,
+            card=_card_of(settings, state, options.dtype),
+        )
     entry = state.entry
     open_console().print(
         f"round {entry.round}, head {entry.head.hex()[:16]}, state "
         f"{entry.state_digest.hex()[:16]} written to {directory}"
     )
     return 0
+
+
+def _export_gguf(state: StateOnDisk, directory: Path, options: ExportOptions) -> None:
+    export_gguf(
+        state.parameters,
+        state.manifest.model,
+        _tokenizer_of(state),
+        directory,
+        name=printable(state.manifest.name),
+        end_token=END_OF_DOCUMENT,
+        dtype=options.dtype,
+    )
 
 
 def _card_of(settings: Settings, state: StateOnDisk, dtype: ExportType) -> bytes:

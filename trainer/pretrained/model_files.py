@@ -113,6 +113,24 @@ class ModelFiles:
                 return ids
         return []
 
+    @property
+    def chat_template(self) -> str | None:
+        """The template that makes a text of messages (Jinja); None if the model has none."""
+        if "chat_template.jinja" in self.files:
+            return self.files["chat_template.jinja"].decode(errors="replace")
+        for name in ("chat_template.json", TOKENIZER_CONFIG_NAME):
+            given = self.parsed(name).get("chat_template")
+            if isinstance(given, list):  # several by name
+                named = {
+                    each.get("name"): each.get("template")
+                    for each in given
+                    if isinstance(each, dict)
+                }
+                given = named.get("default")
+            if isinstance(given, str):
+                return given
+        return None
+
     def exported(self, dtype: str) -> dict[str, bytes]:
         """The files of an export whose weights have this type (`float32`, `bfloat16`)."""
         config = self.config
