@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from gossamer.node.base.settings import Settings
 from gossamer.node.network.identity import Identity
@@ -15,13 +16,17 @@ from gossamer.trainer.pretrained.folder import open_pretrained
 from tests.support.model_folders import config_of_family, make_folder
 
 
-def found_imported_run(root: Path, family: Family = "qwen3") -> Settings:
+def found_imported_run(
+    root: Path, family: Family = "qwen3", *, has_template: bool = True, **changes: Any
+) -> Settings:
     """Returns the settings of a node that has founded the run below `root` and not trained yet.
-    `root / "model"` is the folder."""
+    `root / "model"` is the folder. `changes`: of its configuration."""
     (root / "texts").mkdir()
     for number in range(20):
         (root / "texts" / f"{number}.txt").write_text(f"Text {number}.\n" + "some words\n" * 50)
-    make_folder(root / "model", config_of_family(family))
+    make_folder(root / "model", config_of_family(family, **changes))
+    if not has_template:
+        (root / "model" / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
     pretrained = open_pretrained(root / "model")
     settings = Settings(state_dir=root / "state")
     state_dir = StateDir(settings.state_dir)

@@ -13,7 +13,8 @@ import structlog
 import trio
 from prometheus_client import CollectorRegistry
 
-from gossamer.node.app.http import ApiBindError, build_app, serve_http
+from gossamer.node.app.http import build_app, serve_http
+from gossamer.node.app.http_server import ApiBindError
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.telemetry.logs import configure_logs
 from gossamer.node.telemetry.metrics import Metrics

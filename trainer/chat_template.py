@@ -1,0 +1,90 @@
+"""The chat template of an imported model: messages to tokens, as `transformers` does it.
+
+A template is a program in Jinja that the model's authors wrote. It runs in Jinja's sandbox, in a
+process that has given up files and network (`trainer.generate`), and its caller bounds its time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError as JinjaError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from gossamer.trainer.ipc.generation import PROMPT_BYTES_MAX, ChatMessage
+from gossamer.trainer.pretrained.model_files import ModelFiles
+
+
+class TemplateError(ValueError):
+    """A chat that the template does not make a text of. The message says why."""
+
+
+class ChatTemplate:
+    """One template with the tokenizer to which it belongs."""
+
+    def __init__(self, text: str, files: ModelFiles) -> None:
+        self._text = text
+        self._tokenizer = Tokenizer.from_str(files.tokenizer_json.decode())
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._names = {
+            name: files.named_token(name) or ""
+            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+        }
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        """The text of a chat, up to where the model's answer begins.
+
+        Raises:
+            TemplateError: the template is damaged, does not take these messages, or makes too long
+                a text.
+        """
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {
+            "raise_exception": _refuse,
+            "strftime_now": _now,
+        }
+        given = [{"role": one.role, "content": one.content} for one in messages]
+        try:
+            template = environment.from_string(self._text)
+            text = template.render(messages=given, add_generation_prompt=True, **self._names)
+        except TemplateError:
+            raise
+        # A template is a program of somebody else: whatever it raises is about these messages.
+        except (JinjaError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            raise TemplateError(f"the model's chat template failed: {error}") from error
+        if len(text.encode()) > 2 * PROMPT_BYTES_MAX:
+            raise TemplateError("the model's chat template made too long a text of the messages")
+        return text
+
+    def encode(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """The tokens of a chat. The template itself writes what begins a text. TemplateError as
+        `render`."""
+        tokens: list[int] = self._tokenizer.encode(
+            self.render(messages), add_special_tokens=False
+        ).ids
+        if not tokens:
+            raise TemplateError("the model's chat template made an empty text of the messages")
+        return tokens
+
+
+def _refuse(message: object) -> NoReturn:
+    raise TemplateError(f"the model's chat template does not take these messages: {message}")
+
+
+def _now(form: str) -> str:
+    """Some templates tell the model the date."""
+    return datetime.now().strftime(form)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    """Jinja's own filter escapes for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
