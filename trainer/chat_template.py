@@ -1,14 +1,18 @@
 """The chat template of an imported model: messages to tokens, as `transformers` does it.
 
 A template is a program in Jinja that the model's authors wrote. It runs in Jinja's sandbox, in a
-process that has given up files and network (`trainer.generate`), and its caller bounds its time.
+process that has given up files and network (`trainer.generate`), in a bound of memory. The caller
+bounds its time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError as JinjaError
@@ -16,8 +20,12 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from gossamer.protocol.limits import MIB
 from gossamer.trainer.ipc.generation import PROMPT_BYTES_MAX, ChatMessage
 from gossamer.trainer.pretrained.model_files import ModelFiles
+
+MEMORY_BYTES_MAX = 256 * MIB
+"""What a template may allocate: far more than the text that it may make."""
 
 
 class TemplateError(ValueError):
@@ -54,10 +62,13 @@ class ChatTemplate:
         }
         given = [{"role": one.role, "content": one.content} for one in messages]
         try:
-            template = environment.from_string(self._text)
-            text = template.render(messages=given, add_generation_prompt=True, **self._names)
+            with _bounded_memory():  # the compiler computes with constants already
+                template = environment.from_string(self._text)
+                text = template.render(messages=given, add_generation_prompt=True, **self._names)
         except TemplateError:
             raise
+        except MemoryError as error:
+            raise TemplateError("the model's chat template took too much memory") from error
         # A template is a program of somebody else: whatever it raises is about these messages.
         except (JinjaError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             raise TemplateError(f"the model's chat template failed: {error}") from error
@@ -74,6 +85,25 @@ class ChatTemplate:
         if not tokens:
             raise TemplateError("the model's chat template made an empty text of the messages")
         return tokens
+
+
+@contextmanager
+def _bounded_memory() -> Iterator[None]:
+    """Bounds what the process may allocate meanwhile, where the system tells its size (Linux)."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (OSError, ValueError):
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = pages * resource.getpagesize() + MEMORY_BYTES_MAX
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _refuse(message: object) -> NoReturn:
