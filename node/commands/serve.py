@@ -24,10 +24,11 @@ def serve(
     follow: bool = False,
     options: State = None,
 ) -> int:
-    """Answer programs that speak OpenAI's interface, with the model as it is on this disk.
+    """Answer programs that speak OpenAI's interface with the model.
 
-    It has /v1/models, /v1/completions and /v1/chat/completions. There are no accounts: everybody
-    who reaches the address can use the model. The node may run meanwhile. Ctrl-C ends it.
+    The model is the one on this disk. The interface has /v1/models, /v1/completions and
+    /v1/chat/completions. There are no accounts: everybody who reaches the address can use the
+    model. The node may run meanwhile. Ctrl-C ends it.
 
     Parameters
     ----------
