@@ -43,6 +43,7 @@ COMMANDS = (
     ("extend", "extend:extend", "Set another end of the run, or begin its cool-down."),
     ("export", "export_model:export", "Write the newest committed state as a Hugging Face model."),
     ("generate", "generate:generate", "Continue a text with the model as it is on this disk."),
+    ("serve", "serve:serve", "Answer programs that speak OpenAI's interface with the model."),
     ("presets", "presets:presets", "List the presets: size, memory, bytes a round."),
     ("plan", "plan:plan", "Estimate what a round costs each peer: bytes, seconds, utilisation."),
     ("doctor", "doctor:doctor", "Check this machine, and say what to change."),

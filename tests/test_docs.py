@@ -35,6 +35,8 @@ NOT_OF_THE_REPOSITORY |= {
     "tokenizer_config.json",
     "smollm2",
     "better",
+    "better-gguf",
+    "model.gguf",
 }
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "protocol/SPEC.md"])

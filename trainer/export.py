@@ -9,30 +9,37 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.protocol.state.parameter_layout import HEAD, layout_of
 from gossamer.trainer.pretrained.config import model_of_config
 from gossamer.trainer.pretrained.errors import FolderError
 from gossamer.trainer.pretrained.model_files import ModelFiles
+from gossamer.trainer.pretrained.weights import INDEX_NAME
+from gossamer.trainer.weight_files import (
+    SHARD_BYTES,
+    ExportType,
+    WeightFile,
+    index_json,
+    plan_files,
+    stale_files,
+    write_weights,
+)
 
-ExportType = Literal["fp32", "bf16"]
+CARD_NAME = "README.md"
+
+CARD_MARK = "<!-- Written by gossamer export. Remove this line to keep your own text. -->"
+
+_NEW = ".new"
+"""Behind the name of a file that is not complete."""
 
 _TYPE_NAMES = {"fp32": "float32", "bf16": "bfloat16"}
 """The types as configurations and safetensors name them."""
-
-
-_ALIGNMENT = 8
-"""Of the tensors' first byte, which the format recommends for readers that map the file."""
-
-_PIECE = 2**22
-"""Values that are rounded at a time: the copies of more would take memory for nothing."""
 
 
 class ExportError(ValueError):
@@ -46,10 +53,14 @@ def export_model(
     directory: Path,
     end_token: int | None = None,
     dtype: ExportType = "fp32",
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    card: bytes | None = None,
 ) -> None:
-    """Writes model.safetensors, config.json, generation_config.json, and, with a tokenizer,
+    """Writes the weights, config.json, generation_config.json, and, with a tokenizer,
     tokenizer.json and tokenizer_config.json; for an imported model instead the files that it came
-    with. Makes the folder; files of these names are replaced.
+    with. Makes the folder; files of these names are replaced, and other weights of an earlier
+    export are removed. Until everything is on the disk, the folder stays as it was.
 
     Args:
         flat_params: (num_parameters,) in the order of `flat.layout_of`.
@@ -57,6 +68,8 @@ def export_model(
             the files of an imported model.
         end_token: the token that ends a document, where generation stops. An imported model's files
             say it themselves.
+        shard_bytes: of the tensors in one file at most.
+        card: the content of README.md. A README.md that is there and lacks `CARD_MARK` stays.
 
     Raises:
         ExportError: the wrong number of parameters, files of another model, or the folder cannot be
@@ -67,23 +80,59 @@ def export_model(
             f"{flat_params.size} parameters; the model has {model.num_parameters} of fp32"
         )
     if isinstance(tokenizer, ModelFiles):
-        _require_same_model(model, tokenizer)
+        require_same_model(model, tokenizer)
         files = tokenizer.exported(_TYPE_NAMES[dtype])
     else:
         files = _own_files(model, tokenizer, end_token, dtype)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            _replace(directory / name, content)
-        # Last: a folder with the weights is a folder with everything.
-        weights = directory / "model.safetensors"
-        temporary = weights.with_name("model.safetensors.new")
-        _save_weights(flat_params, model, temporary, dtype)
-        os.replace(temporary, weights)
+        weights = plan_files(model, dtype, shard_bytes)
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+    if card is not None and _may_write_card(directory / CARD_NAME):
+        files[CARD_NAME] = card
+    if len(weights) > 1:
+        files[INDEX_NAME] = index_json(weights, dtype)
+    try:
+        _write_folder(directory, files, weights, flat_params, dtype)
     except OSError as error:
         raise ExportError(
             f"cannot write the model to {directory}: {error.strerror or error}"
         ) from error
+
+
+def _write_folder(
+    directory: Path,
+    files: Mapping[str, bytes],
+    weights: Sequence[WeightFile],
+    flat_params: NDArray[np.float32],
+    dtype: ExportType,
+) -> None:
+    """Writes everything beside what is there, and then puts it in its place. Raises OSError."""
+    directory.mkdir(parents=True, exist_ok=True)
+    # The index and the weights last: a folder with the weights is a folder with everything.
+    names = [*sorted(files, key=lambda name: name == INDEX_NAME), *(file.name for file in weights)]
+    try:
+        for file in weights:
+            write_weights(directory / (file.name + _NEW), file.tensors, flat_params, dtype)
+        for name, content in files.items():
+            (directory / (name + _NEW)).write_bytes(content)
+        for path in stale_files(directory, weights):
+            path.unlink()
+        for name in names:
+            os.replace(directory / (name + _NEW), directory / name)
+    except OSError:
+        for name in names:
+            (directory / (name + _NEW)).unlink(missing_ok=True)
+        raise
+
+
+def _may_write_card(path: Path) -> bool:
+    """Returns whether no card is there, or one that an export wrote and nobody has made their
+    own."""
+    try:
+        return CARD_MARK.encode() in path.read_bytes()
+    except OSError:
+        return not path.exists()
 
 
 def _own_files(
@@ -106,8 +155,9 @@ def _own_files(
     return files
 
 
-def _require_same_model(model: ModelConfig, files: ModelFiles) -> None:
-    """The founder wrote both, and nobody has compared them yet on this machine."""
+def require_same_model(model: ModelConfig, files: ModelFiles) -> None:
+    """Raises ExportError if an imported model's configuration is not that of the run. The founder
+    wrote both, and nobody has compared them yet on this machine."""
     try:
         theirs = model_of_config(files.config)
     except FolderError as error:
@@ -118,36 +168,6 @@ def _require_same_model(model: ModelConfig, files: ModelFiles) -> None:
             "the run's configuration is of another model than the one that it trains: its founder "
             "made a mistake, and an export would compute something else"
         )
-
-
-def _save_weights(
-    flat_params: NDArray[np.float32], model: ModelConfig, path: Path, dtype: ExportType
-) -> None:
-    """Writes a safetensors file (`trainer.pretrained.weights` has the format): the flat vector is
-    its data as it is, since it holds the tensors one after the other."""
-    stored = _to_bf16(flat_params) if dtype == "bf16" else flat_params.astype("<f4", copy=False)
-    item_bytes = stored.itemsize
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    for tensor in layout_of(model):
-        name = tensor.name if tensor.name == HEAD else f"model.{tensor.name}"
-        places = [tensor.range.start * item_bytes, tensor.range.stop * item_bytes]
-        stored_type = {"fp32": "F32", "bf16": "BF16"}[dtype]
-        header[name] = {"dtype": stored_type, "shape": tensor.shape, "data_offsets": places}
-    encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % _ALIGNMENT)
-    with path.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
-        file.write(stored.data)
-
-
-def _to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The upper halves of finite fp32 values, rounded to the nearest, ties to even. (n,) -> (n,)"""
-    result = np.empty(len(values), dtype="<u2")
-    for start in range(0, len(values), _PIECE):
-        bits = values[start : start + _PIECE].view(np.uint32)
-        rounding = 0x7FFF + ((bits >> 16) & 1)
-        result[start : start + _PIECE] = (bits + rounding) >> 16
-    return result
 
 
 def config_of(
@@ -220,9 +240,3 @@ def byte_tokenizer_json() -> bytes:
 
 def _json(value: dict[str, object]) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)

@@ -1,54 +1,41 @@
 """The local HTTP endpoint: the page and what it shows, metrics, probes, and orders.
 
 The endpoint listens on loopback by default. Even there, a web page that is open in a browser on
-this machine can attack it in two ways:
-
-- A page can resolve a name of its own to 127.0.0.1 (DNS rebinding) and read everything. Therefore
-  the Host header must be an address, a loopback name, or a name from the settings.
-- A page can send a plain form. Therefore an order (POST) needs the header `X-Gossamer: 1`. A
-  foreign page can send that header only after a CORS preflight, which nothing here answers.
-  Orders are accepted only from this machine.
+this machine can send a plain form. Therefore an order (POST) needs the header `X-Gossamer: 1`. A
+foreign page can send that header only after a CORS preflight, which nothing here answers. Orders
+are accepted only from this machine.
 
 Orders have more rules, see `order_rules`. The log has the same: it may name files and peers that
 are nobody else's business.
 
-Requests have no body. h11 bounds the headers (16 KiB). Idle and stalled connections are closed.
+Requests have no body. `http_server` has what holds for every HTTP server of the project.
 """
 
 from __future__ import annotations
 
-import ipaddress
-import logging
-import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
-import structlog
 import trio
-from hypercorn.config import Config
-from hypercorn.trio import serve
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from gossamer.node.app.credit_view import CreditView
-from gossamer.node.app.order_rules import LOOPBACK_NAMES, host_of, parse_pause, refuse_order
+from gossamer.node.app.http_server import IDLE_SECONDS_MAX, Guard, bind_address, serve_app
+from gossamer.node.app.order_rules import parse_pause, refuse_order
 from gossamer.node.app.page import load_page, qr_code
-from gossamer.node.base.address_text import HostPort, parse_host_port
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.telemetry.logs import newest_lines
 from gossamer.node.telemetry.status import Status, encode_status, is_ready, link_of
 
 if TYPE_CHECKING:
-    from hypercorn.typing import Framework
     from trio_typing import TaskStatus
-
-log = structlog.get_logger()
 
 
 class _Encode(Protocol):
@@ -73,17 +60,8 @@ class _RunInThread(Protocol):
 
 _run_in_thread = cast(_RunInThread, trio.to_thread.run_sync)
 
-# A client that reads nothing delays the end of its connection, and an orderly exit, no longer.
-_STALLED_CLIENT_MS_MAX = 5_000
-_IDLE_SECONDS_MAX = 15
 # Orders have no body, so a request with one does not come from a Gossamer client.
 _BODY_BYTES_MAX = 0
-# Pause after a failure of the server itself. Without it a persistent failure would loop at once.
-_RESTART_SECONDS = 1.0
-
-
-class ApiBindError(OSError):
-    """The HTTP endpoint cannot use its address. The message says what to do."""
 
 
 class Controls(Protocol):
@@ -125,79 +103,14 @@ async def serve_http(
     Raises:
         ApiBindError: the address is in use, or does not belong to this machine.
     """
-    listener = _bind(parse_host_port(bind))
-    name = listener.getsockname()
-    address = str(HostPort(name[0], name[1]))
     app = build_app(status, registry, controls, token, hosts, credit)
-    with listener:
-        started = task_status
-        while True:
-            try:
-                await serve(
-                    cast("Framework", app),
-                    _config(listener),
-                    mode="asgi",
-                    task_status=_Started(started, address),
-                )
-                return
-            except Exception as error:
-                # Hypercorn ends as a whole when its handling of one connection fails.
-                log.error("the HTTP endpoint failed; it starts again", error=repr(error))
-                started = trio.TASK_STATUS_IGNORED
-                await trio.sleep(_RESTART_SECONDS)
-
-
-class _Started:
-    """Passes our address, in place of hypercorn's list, to the task that waits for the start."""
-
-    def __init__(self, task_status: TaskStatus[str], address: str) -> None:
-        self._task_status = task_status
-        self._address = address
-
-    def started(self, _binds: Sequence[str] | None = None) -> None:
-        self._task_status.started(self._address)
+    with bind_address("--api", bind) as listener:
+        await serve_app(app, listener, read_seconds=IDLE_SECONDS_MAX, task_status=task_status)
 
 
 def require_free(bind: str) -> None:
     """Checks an address before minutes of other work. Raises ApiBindError if it cannot be used."""
-    _bind(parse_host_port(bind)).close()
-
-
-def _bind(where: HostPort) -> socket.socket:
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            where.host, where.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind)
-    except OSError as error:
-        raise ApiBindError(
-            f"--api {where}: {error.strerror}; use an address of this machine, such as 127.0.0.1:0"
-        ) from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # inherited by what it accepts
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STALLED_CLIENT_MS_MAX)
-        listener.bind(address)
-        listener.listen(100)
-    except OSError as error:
-        listener.close()
-        raise ApiBindError(
-            f"--api {where}: {error.strerror}. Give another port (0 picks a free one), "
-            "or stop the program that listens there"
-        ) from error
-    return listener
-
-
-def _config(listener: socket.socket) -> Config:
-    config = Config()
-    config.bind = [f"fd://{listener.dup().detach()}"]
-    config.errorlog = logging.getLogger("hypercorn.error")
-    config.include_server_header = False
-    config.keep_alive_timeout = _IDLE_SECONDS_MAX
-    config.read_timeout = _IDLE_SECONDS_MAX
-    config.graceful_timeout = 1.0
-    return config
+    bind_address("--api", bind).close()
 
 
 def build_app(
@@ -283,7 +196,7 @@ def build_app(
             Route("/api/leave", _order(lambda _: controls.leave(), token), methods=["POST"]),
         ]
     )
-    return _Guard(app, hosts)
+    return Guard(app, hosts, _BODY_BYTES_MAX)
 
 
 def _order(act: Callable[[Request], None], token: str) -> Callable[[Request], Awaitable[Response]]:
@@ -299,75 +212,3 @@ def _order(act: Callable[[Request], None], token: str) -> Callable[[Request], Aw
         return JSONResponse({"accepted": True}, status_code=202)
 
     return handle
-
-
-class _Guard:
-    """Refuses requests that break the rules of the endpoint, and adds headers to every answer."""
-
-    _HEADERS = (
-        (b"cache-control", b"no-store"),
-        (b"cross-origin-resource-policy", b"same-origin"),
-        (b"cross-origin-opener-policy", b"same-origin"),
-        (b"referrer-policy", b"no-referrer"),
-        (b"x-content-type-options", b"nosniff"),
-        (b"x-frame-options", b"DENY"),
-    )
-    _POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
-
-    def __init__(self, app: ASGIApp, hosts: Sequence[str]) -> None:
-        self._app = app
-        self._hosts = frozenset(name.lower() for name in (*LOOPBACK_NAMES, *hosts))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008})
-            return
-
-        async def send_guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = list(message.get("headers", ()))
-                headers.extend(self._HEADERS)
-                if not any(name == self._POLICY[0] for name, _ in headers):
-                    headers.append(self._POLICY)
-                message = {**message, "headers": headers}
-            await send(message)
-
-        headers: dict[bytes, list[bytes]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name.lower(), []).append(value)
-        refusal = self._refuse(headers)
-        await (refusal or self._app)(scope, receive, send_guarded)
-
-    def _refuse(self, headers: dict[bytes, list[bytes]]) -> Response | None:
-        if not self._is_known_host(headers.get(b"host", [])):
-            return PlainTextResponse(
-                "this node does not answer to that host name. Use its address, or add the name "
-                "to the setting api_hosts (GOSSAMER_API_HOSTS)\n",
-                status_code=421,
-            )
-        length = headers.get(b"content-length", [b"0"])[0]
-        if b"transfer-encoding" in headers or length.strip() != str(_BODY_BYTES_MAX).encode():
-            return PlainTextResponse(
-                "requests to this endpoint have no body\n",
-                status_code=413,
-                headers={"connection": "close"},
-            )
-        return None
-
-    def _is_known_host(self, values: list[bytes]) -> bool:
-        if len(values) != 1:
-            return False
-        host = host_of(values[0].decode("latin-1"))
-        # Only names can be rebound: the owner of a name decides where it points.
-        return host in self._hosts or _is_address(host)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

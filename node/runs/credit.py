@@ -68,8 +68,11 @@ class Credits:
         return sorted(self.rows, key=keys[order])
 
 
-def read_credits(state_dir: StateDir) -> Credits:
+def read_credits(state_dir: StateDir, at: Digest | None = None) -> Credits:
     """Reads the credit of all members. A daemon may run on the directory meanwhile.
+
+    Args:
+        at: the head up to which rounds count, which is on the disk; None: the newest.
 
     Raises:
         StateDirError: there is no run, or its files are damaged.
@@ -80,7 +83,7 @@ def read_credits(state_dir: StateDir) -> Credits:
     except RemoteProtocolError as error:
         raise StateDirError(f"{state_dir.manifest_path} is damaged ({error})") from error
     # The head before the records: a daemon writes them in the other order.
-    newest = _newest_head(state_dir)
+    newest = at or _newest_head(state_dir)
     genesis_state = Digest(manifest.genesis_digest)
     chain = ChainStore(state_dir.chain_path, manifest.run_id, genesis_state, read_only=True)
     head = newest if newest is not None and newest in chain else chain.heads_by_weight()[0]

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from gossamer.node.base.settings import Settings
 from gossamer.node.base.terminal import open_console
+from gossamer.node.runs.credit import read_credits
+from gossamer.node.runs.model_card import model_card
 from gossamer.node.runs.reading import StateOnDisk, read_state, warn_if_older
+from gossamer.node.storage.loss_file import LossFile
+from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.logs import printable
 from gossamer.protocol.errors import MalformedError
-from gossamer.trainer.export import ExportError, ExportType, byte_tokenizer_json, export_model
+from gossamer.trainer.export import ExportError, byte_tokenizer_json, export_model
+from gossamer.trainer.gguf_export import export_gguf
 from gossamer.trainer.pretrained.model_files import ModelFiles, unpack_model_files
 from gossamer.trainer.text.tokens import END_OF_DOCUMENT
+from gossamer.trainer.weight_files import SHARD_BYTES, ExportType
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """How a model is written."""
+
+    dtype: ExportType = "fp32"
+    shard_bytes: int = SHARD_BYTES
+    """Of the tensors in one file at most."""
+    gguf: bool = False
+    """One GGUF file in the place of the folder's other files."""
 
 
 def export_state(
     settings: Settings,
     directory: Path,
-    dtype: ExportType = "fp32",
+    options: ExportOptions,
     round_number: int | None = None,
 ) -> int:
     """Writes the model to `directory` and returns the exit status.
@@ -30,20 +49,44 @@ def export_state(
     """
     state = read_state(settings, round_number)
     warn_if_older(state)
-    export_model(
-        state.parameters,
-        state.manifest.model,
-        _tokenizer_of(state),
-        directory,
-        end_token=END_OF_DOCUMENT,
-        dtype=dtype,
-    )
+    if options.gguf:
+        _export_gguf(state, directory, options)
+    else:
+        export_model(
+            state.parameters,
+            state.manifest.model,
+            _tokenizer_of(state),
+            directory,
+            end_token=END_OF_DOCUMENT,
+            dtype=options.dtype,
+            shard_bytes=options.shard_bytes,
+            card=_card_of(settings, state, options.dtype),
+        )
     entry = state.entry
     open_console().print(
         f"round {entry.round}, head {entry.head.hex()[:16]}, state "
         f"{entry.state_digest.hex()[:16]} written to {directory}"
     )
     return 0
+
+
+def _export_gguf(state: StateOnDisk, directory: Path, options: ExportOptions) -> None:
+    export_gguf(
+        state.parameters,
+        state.manifest.model,
+        _tokenizer_of(state),
+        directory,
+        name=printable(state.manifest.name),
+        end_token=END_OF_DOCUMENT,
+        dtype=options.dtype,
+    )
+
+
+def _card_of(settings: Settings, state: StateOnDisk, dtype: ExportType) -> bytes:
+    state_dir = StateDir(settings.state_dir)
+    credits = read_credits(state_dir, at=state.entry.head)
+    history, _ = LossFile(state_dir.losses_path, state.manifest.run_id).load()
+    return model_card(credits, state.entry.state_digest, history.points(), dtype)
 
 
 def _tokenizer_of(state: StateOnDisk) -> bytes | ModelFiles:

@@ -21,8 +21,13 @@ from gossamer.trainer.ipc.generation import (
     PROMPT_BYTES_MAX,
     TEMPERATURE_MAX,
     TOKENS_MAX,
+    Done,
+    FromGenerator,
     GenerateText,
+    LoadModel,
     Refused,
+    Text,
+    frame,
     lines,
 )
 
@@ -90,22 +95,14 @@ def pieces(
     Raises:
         GenerateError: the model cannot be run.
     """
-    model = state.manifest.model
+    given = msgspec.structs.asdict(sampling)
+    device = given.pop("device")
     with TemporaryDirectory(prefix="gossamer-generate-") as folder:
-        descriptor = memory.create("gossamer-generate", model.num_parameters)
+        descriptor = share_parameters(state)
         try:
-            np.copyto(memory.open_vector(descriptor, model.num_parameters), state.parameters)
-            task = GenerateText(
-                model=model,
-                base_fd=descriptor,
-                tokenizer=state.manifest.data.tokenizer,
-                tokenizer_block=state.tokenizer or b"",
-                prompt=prompt,
-                **msgspec.structs.asdict(sampling),
-            )
-            confined_to = [folder] if settings.confine_trainer == "on" else []
+            tasks = load_model(state, descriptor, device), GenerateText(prompt=prompt, **given)
             process = subprocess.Popen(
-                [sys.executable, "-m", "gossamer.trainer.generate", *confined_to],
+                generator_command(settings, folder),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[descriptor],
@@ -114,31 +111,66 @@ def pieces(
             os.close(descriptor)
         with process:
             try:
-                yield from _answers(process, msgspec.msgpack.encode(task))
+                for answer in _answers(process, b"".join(frame(task) for task in tasks)):
+                    if isinstance(answer, Text):
+                        yield answer.text
             finally:
                 process.kill()
 
 
-def _answers(process: subprocess.Popen[bytes], task: bytes) -> Iterator[str]:
+def share_parameters(state: StateOnDisk) -> int:
+    """Returns a new file descriptor with the parameters of a state. Raises OSError if memory is
+    short."""
+    num_parameters = state.manifest.model.num_parameters
+    descriptor = memory.create("gossamer-generate", num_parameters)
+    np.copyto(memory.open_vector(descriptor, num_parameters), state.parameters)
+    return descriptor
+
+
+def load_model(state: StateOnDisk, descriptor: int, device: str) -> LoadModel:
+    """Returns the first message to a process with the model."""
+    return LoadModel(
+        model=state.manifest.model,
+        base_fd=descriptor,
+        tokenizer=state.manifest.data.tokenizer,
+        tokenizer_block=state.tokenizer or b"",
+        device=device,
+    )
+
+
+def generator_command(settings: Settings, folder: str) -> list[str]:
+    """Returns the command of the process with the model, which may write to one folder."""
+    confined_to = [folder] if settings.confine_trainer == "on" else []
+    return [sys.executable, "-m", "gossamer.trainer.generate", *confined_to]
+
+
+def read_answer(line: bytes) -> FromGenerator:
+    """Returns the message of the process in a line. Raises GenerateError if it is none."""
+    try:
+        return lines.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise GenerateError(f"the process with the model wrote no message: {error}") from error
+
+
+def _answers(process: subprocess.Popen[bytes], tasks: bytes) -> Iterator[FromGenerator]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        process.stdin.write(task)
+        process.stdin.write(tasks)
         process.stdin.close()
     except BrokenPipeError:
         pass  # it died; its exit status is told below
     while line := process.stdout.readline(LINE_BYTES_MAX):
-        try:
-            message = lines.decode(line)
-        except msgspec.DecodeError as error:
-            raise GenerateError(f"the process with the model wrote no message: {error}") from error
+        message = read_answer(line)
         if isinstance(message, Refused):
             raise GenerateError(message.problem)
-        yield message.text
-    if status := process.wait():
-        raise GenerateError(
-            f"the process with the model ended with status {status}; if memory is short, free some"
-        )
+        yield message
+        if isinstance(message, Done):
+            return
+    raise GenerateError(
+        f"the process with the model ended with status {process.wait()}; if memory is short, free "
+        "some"
+    )
 
 
 def for_terminal(text: str) -> str:

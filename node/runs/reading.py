@@ -49,17 +49,18 @@ def read_state(settings: Settings, round_number: int | None = None) -> StateOnDi
     is_newest = True
     problem = "start the node until it has joined, and try again"
     for attempt in range(ATTEMPTS_MAX):
+        # The head before the records and the blocks: a daemon writes them in the other order. On a
+        # machine with too much to do rounds may be committed while either is opened, every time.
+        newest = _newest_head(state_dir)
         committed, store = open_read_only(manifest, state_dir, settings.cache_bytes)
         try:
             if round_number is None:
-                # The newest before the reading, which may take longer than a round.
-                newest = committed.head_on_disk()
                 is_here = restore(committed)
                 is_newest = newest in (None, committed.head)
                 if is_here and not is_newest and attempt < ATTEMPTS_MAX - 1:
-                    continue  # a round was committed between the opening of chain and blocks
+                    continue  # the daemon has discarded blocks meanwhile, or is on another branch
             else:
-                target = _head_after(committed, round_number)
+                target = _head_after(committed, newest, round_number)
                 is_here = rebuild(committed, target) and committed.head == target
                 problem = "name a newer round, or leave the round out"
             if not is_here:
@@ -83,9 +84,17 @@ def warn_if_older(state: StateOnDisk) -> None:
         )
 
 
-def _head_after(committed: CommittedState, round_number: int) -> Digest:
-    """Returns the head of a round on the node's chain. Raises StateDirError if it has none."""
-    chain, newest = committed.chain, committed.head_on_disk()
+def _newest_head(state_dir: StateDir) -> Digest | None:
+    try:
+        return state_dir.read_head()
+    except (OSError, ValueError):
+        return None  # the chain tells it too
+
+
+def _head_after(committed: CommittedState, newest: Digest | None, round_number: int) -> Digest:
+    """Returns the head of a round on the way to the newest one. Raises StateDirError if it has
+    none."""
+    chain = committed.chain
     path = [] if newest is None else chain.path_between(chain.genesis, newest) or []
     if not 0 <= round_number <= len(path):
         raise StateDirError(f"there is no round {round_number} here: the newest one is {len(path)}")

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from gossamer.node.demo.local_swarm import LocalSwarm
+from gossamer.node.demo.local_swarm import LocalNode, LocalSwarm
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.protocol.state.digest import FloatVector
+from gossamer.trainer.pretrained.config import model_of_config
+from gossamer.trainer.pretrained.weights import find_weights
 from tests.support.daemons import (
     MANIFEST,
     OPTIONS,
     PATIENCE_SECONDS,
     digests_on_disk,
+    gossamer,
     in_rounds_of,
     poll,
     said,
@@ -33,6 +39,16 @@ def write_manifest(folder: Path, top: str, outer: str) -> Path:
         text = text.replace("num_layers = 1", "num_layers = 2", 1)
     manifest.write_text(text.replace("[outer]", f"[outer]\n{outer}", 1))
     return manifest
+
+
+def exported(node: LocalNode, folder: Path, round_number: int) -> FloatVector:
+    """The weights of a node's state after a round, from an export."""
+    options = ("--round", str(round_number), "--dtype", "bf16")
+    answer = gossamer("export", folder, *options, "--state-dir", node.root)
+    assert answer.status == 0, answer
+    assert f"| rounds | {round_number}" in (folder / "README.md").read_text()
+    model = model_of_config(json.loads((folder / "config.json").read_text()))
+    return find_weights(folder, model).read()
 
 
 @pytest.mark.parametrize(
@@ -64,6 +80,13 @@ def test_three_agree_and_two_go_on(tmp_path: Path, corpus: Path, top: str, outer
         for number in range(1, reached + 1):
             assert len({chain[number] for chain in chains if number in chain}) == 1
         assert len(chains[2]) > 0, "the one that was killed had none to compare"
+        for node in (seed, first):
+            assert node.leave() == 0, node.tail()
+        newest = max(set(digests_on_disk(seed)) & set(digests_on_disk(first)))
+        weights = [
+            exported(node, tmp_path / f"model-{node.root.name}", newest) for node in nodes[:2]
+        ]
+        np.testing.assert_array_equal(weights[0], weights[1])
         assert "Traceback" not in "".join(node.tail(10_000) for node in nodes)
 
 

@@ -124,7 +124,7 @@ def test_two_peers_export_the_same_model(nodes: list[LocalNode], tmp_path: Path)
     def exported() -> bool:
         # Both go on committing, so it takes some luck to find them at the same round.
         for name, node in (("one", nodes[0]), ("other", nodes[1])):
-            answer = gossamer("export", tmp_path / name, "--state-dir", node.root)
+            answer = gossamer("export", tmp_path / name, "--force", "--state-dir", node.root)
             assert answer.status == 0, answer
             found = re.search(r"head\s+([0-9a-f]{16})", answer.out)
             assert found, answer.out

@@ -5,8 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -23,6 +29,7 @@ from tests.support.daemons import (
     digests_on_disk,
     gossamer,
     in_rounds_of,
+    poll,
     said,
     wait_for_round,
 )
@@ -65,6 +72,35 @@ def ask(node: LocalNode, command: list[str]) -> Answer:
     return answer
 
 
+@contextmanager
+def served(node: LocalNode, command: list[str]) -> Iterator[httpx.Client]:
+    """A client of the guide's server on one of the machines, at a free port."""
+    place = command.index("--bind") + 1
+    chosen = [*command[:place], "127.0.0.1:0", *command[place + 1 :]]
+    with subprocess.Popen(
+        [sys.executable, "-m", "gossamer.node.cli", *chosen, "--state-dir", str(node.root)],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().split()[0]
+            with httpx.Client(base_url=address, timeout=PATIENCE_SECONDS) as client:
+                yield client
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
+def model_of(client: httpx.Client) -> dict[str, Any]:
+    (model,) = client.get("models").json()["data"]
+    return dict(model)
+
+
+def newer_than(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
+    return other if other["round"] > first["round"] else None
+
+
 def loss_of(status: Status) -> float:
     assert status.loss is not None
     return status.loss
@@ -79,8 +115,9 @@ def test_the_guide_leads_from_a_folder_to_text(
     Path("texts").symlink_to(corpus)
     Path("run.toml").write_text(SMALL)
     commands = [shlex.split(line)[1:] for fence in fences("sh") for line in fence.splitlines()]
-    start, join, status, generate, export = commands
-    assert [command[0] for command in commands] == ["start", "join", "status", "generate", "export"]
+    start, join, status, generate, serve, export, to_gguf = commands
+    names = ["start", "join", "status", "generate", "serve", "export", "export"]
+    assert [command[0] for command in commands] == names
 
     founder = swarm.add()
     founder.start(*start)
@@ -89,7 +126,18 @@ def test_the_guide_leads_from_a_folder_to_text(
     early = founder.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of two")
     # No round began before the other was there, so it fetched the weights of the folder.
     assert not said(other, "draws other initial weights")
-    late = wait_for_round(founder, ROUNDS)
+    with served(other, serve) as client:
+        first = model_of(client)
+        chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+        chats = [client.post("chat/completions", json=chat | {"seed": n}) for n in range(4)]
+        assert [each.status_code for each in chats] == [200] * 4
+        bodies = [each.json() for each in chats]
+        assert {body["model"] for body in bodies} == {first["id"]}
+        # Random weights may end a text at once, but not every time.
+        assert any(body["choices"][0]["message"]["content"] for body in bodies)
+        late = wait_for_round(founder, ROUNDS)
+        newer = poll(lambda: newer_than(first, model_of(client)), "newer model")
+        assert newer["state"] != first["state"]
     assert loss_of(late) < loss_of(early) - 0.2
     wait_for_round(other, ROUNDS)
     assert "round" in ask(other, status).out
@@ -111,7 +159,17 @@ def test_the_guide_leads_from_a_folder_to_text(
     texts = {ask(node, [*generate, "--round", str(newest)]).out for node in (founder, other)}
     assert len(texts) == 1
     ask(other, export)
-    weights = open_pretrained(Path("better")).weights.read()
+    ask(other, to_gguf)
+    better = open_pretrained(Path("better"))
+    weights = better.weights.read()
+    gguf = pytest.importorskip("gguf")
+    (embedding,) = (
+        tensor
+        for tensor in gguf.GGUFReader("better-gguf/model.gguf").tensors
+        if tensor.name == "token_embd.weight"
+    )
+    values = gguf.quants.dequantize(embedding.data, embedding.tensor_type).ravel()
+    np.testing.assert_array_equal(values, weights[: values.size])
     assert np.abs(weights - open_pretrained(Path("smollm2")).weights.read()).max() > 1e-3
     transformers = pytest.importorskip("transformers")
     # `print` of the guide's program goes to the captured output.

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from gossamer.protocol.manifest import ModelConfig
-from gossamer.trainer.continuation import GenerationError, generate
+from gossamer.trainer.continuation import Continuation, GenerationError, RequestError, _choose
 from gossamer.trainer.ipc import memory
-from gossamer.trainer.ipc.generation import GenerateText
+from gossamer.trainer.ipc.generation import Done, GenerateText, LoadModel, Text
 from gossamer.trainer.model import Decoder, KeyValues
 from gossamer.trainer.pretrained.folder import open_pretrained
 from tests.support.model_folders import LLAMA3_ROPE, config_of_family, make_folder
@@ -26,20 +26,29 @@ CONFIGS = [
 ]
 
 
-def task_of(model: ModelConfig, flat: np.ndarray, **changes: Any) -> GenerateText:
-    """A task on plain bytes, at temperature 0."""
+def continuation_of(model: ModelConfig, flat: np.ndarray, **changes: Any) -> Continuation:
+    """A model on plain bytes."""
     descriptor = memory.create("test", model.num_parameters)
     memory.open_vector(descriptor, model.num_parameters)[:] = flat
-    given: dict[str, Any] = {
-        "tokenizer": "bytes",
-        "tokenizer_block": b"",
-        "prompt": "a text",
-        "tokens": 20,
-        "temperature": 0.0,
-        "seed": 0,
-        "device": "cpu",
-    }
-    return GenerateText(model=model, base_fd=descriptor, **(given | changes))
+    given: dict[str, Any] = {"tokenizer": "bytes", "tokenizer_block": b"", "device": "cpu"}
+    return Continuation(LoadModel(model=model, base_fd=descriptor, **(given | changes)))
+
+
+def request(**changes: Any) -> GenerateText:
+    """A request at temperature 0."""
+    given: dict[str, Any] = {"prompt": "a text", "tokens": 20, "temperature": 0.0, "seed": 0}
+    return GenerateText(**(given | changes))
+
+
+def answer_of(continuation: Continuation, **changes: Any) -> tuple[list[str], Done]:
+    """The pieces of an answer, and its end."""
+    *pieces, done = continuation.answer(request(**changes))
+    assert isinstance(done, Done)
+    return [piece.text for piece in pieces if isinstance(piece, Text)], done
+
+
+def generate(continuation: Continuation, **changes: Any) -> list[str]:
+    return answer_of(continuation, **changes)[0]
 
 
 @pytest.fixture
@@ -72,13 +81,13 @@ def test_the_likeliest_tokens_are_those_of_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     make_folder(tmp_path / "model", config_of_family("llama"))
     pretrained = open_pretrained(tmp_path / "model")
-    task = task_of(
+    continuation = continuation_of(
         pretrained.model,
         pretrained.weights.read(),
         tokenizer="files",
         tokenizer_block=pretrained.files.pack(),
     )
-    ours = "".join(generate(task))
+    ours = "".join(generate(continuation))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     # Rows of the embedding that no token has are not drawn here.
@@ -93,7 +102,7 @@ def test_the_likeliest_tokens_are_those_of_transformers(tmp_path: Path) -> None:
 def test_a_seed_says_what_is_drawn(bytes_model: ModelConfig) -> None:
     flat = drawn(bytes_model)
     texts = [
-        "".join(generate(task_of(bytes_model, flat, temperature=1.0, seed=seed)))
+        "".join(generate(continuation_of(bytes_model, flat), temperature=1.0, seed=seed))
         for seed in (1, 1, 2)
     ]
     assert texts[0] == texts[1] != texts[2]
@@ -102,15 +111,17 @@ def test_a_seed_says_what_is_drawn(bytes_model: ModelConfig) -> None:
 def test_a_text_may_be_longer_than_the_context(bytes_model: ModelConfig) -> None:
     flat = drawn(bytes_model)
     assert bytes_model.context == 16
-    task = task_of(bytes_model, flat, prompt="x" * 40, tokens=50, temperature=1.0)
-    pieces = list(generate(task))
+    continuation = continuation_of(bytes_model, flat)
+    pieces = generate(continuation, prompt="x" * 40, tokens=50, temperature=1.0)
     assert len("".join(pieces)) > 25
 
 
 def test_the_end_of_a_text_ends_it(bytes_model: ModelConfig) -> None:
     decoder = Decoder(bytes_model)
     decoder.flat.zero_()  # all tokens are equally likely, so the first one: the end of a document
-    assert list(generate(task_of(bytes_model, decoder.flat.numpy()))) == []
+    pieces, done = answer_of(continuation_of(bytes_model, decoder.flat.numpy()))
+    assert pieces == []
+    assert done == Done(reason="stop", prompt_tokens=6, tokens=1)
 
 
 def test_half_a_character_waits_for_the_rest(bytes_model: ModelConfig) -> None:
@@ -120,13 +131,105 @@ def test_half_a_character_waits_for_the_rest(bytes_model: ModelConfig) -> None:
     decoder.flat.zero_()
     torch.nn.init.orthogonal_(decoder.embed_tokens.weight, generator=torch.Generator())
     decoder.norm.weight.data.fill_(1.0)
-    task = task_of(bytes_model, decoder.flat.numpy(), prompt="\u00fc", tokens=4)
-    assert "".join(generate(task)) == "\N{REPLACEMENT CHARACTER}" * 4
-    assert len(list(generate(task))) == 1
+    continuation = continuation_of(bytes_model, decoder.flat.numpy())
+    pieces = generate(continuation, prompt="\u00fc", tokens=4)
+    assert pieces == ["\N{REPLACEMENT CHARACTER}" * 4]
 
 
 def test_a_model_that_diverged_says_so(bytes_model: ModelConfig) -> None:
     flat = drawn(bytes_model)
     flat[:] = np.inf
     with pytest.raises(GenerationError, match="diverged"):
-        list(generate(task_of(bytes_model, flat)))
+        generate(continuation_of(bytes_model, flat))
+
+
+def test_an_answer_ends_with_the_context_if_it_may_not_go_beyond(bytes_model: ModelConfig) -> None:
+    continuation = continuation_of(bytes_model, drawn(bytes_model))
+    given = {"tokens": 50, "temperature": 1.0, "seed": 4, "beyond_context": False}
+    _, done = answer_of(continuation, prompt="x" * 10, **given)
+    assert done == Done(reason="length", prompt_tokens=10, tokens=7)  # the last one is not read
+    with pytest.raises(RequestError, match="the prompt has 16 tokens; the model takes 16"):
+        generate(continuation, prompt="x" * 16, **given)
+    _, done = answer_of(continuation, **(given | {"tokens": 3}))
+    assert (done.reason, done.tokens) == ("length", 3)
+
+
+def repeating(model: ModelConfig) -> Continuation:
+    """A model that says the letters after a letter, one after the other, and begins anew after z:
+    between the embedding and the head lies nothing, and the head has its rows moved by one."""
+    untied = msgspec.structs.replace(model, tied_embeddings=False, width=64)
+    decoder = Decoder(untied)
+    decoder.flat.zero_()
+    torch.nn.init.orthogonal_(decoder.embed_tokens.weight, generator=torch.Generator())
+    decoder.norm.weight.data.fill_(1.0)
+    following = torch.arange(256) - 1
+    following[ord("a")] = ord("z")
+    decoder.lm_head.weight.data.copy_(decoder.embed_tokens.weight[following])
+    return continuation_of(untied, decoder.flat.numpy())
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "reason"),
+    [
+        ((), "bcdefghi", "length"),
+        (("ef",), "bcd", "stop"),
+        (("zz", "e"), "bcd", "stop"),
+        (("efz",), "bcdefghi", "length"),
+        (("hij",), "bcdefghi", "length"),
+        (("b",), "", "stop"),
+    ],
+)
+def test_a_stop_ends_the_text_before_it(
+    bytes_model: ModelConfig, stops: tuple[str, ...], text: str, reason: str
+) -> None:
+    pieces, done = answer_of(repeating(bytes_model), prompt="a", tokens=8, stops=stops)
+    assert "".join(pieces) == text
+    assert "" not in pieces
+    assert done.reason == reason
+
+
+def test_a_text_that_nobody_wants_ends_at_once(bytes_model: ModelConfig) -> None:
+    said: list[object] = []
+    asked = request(prompt="a", tokens=10_000)
+    for answer in repeating(bytes_model).answer(asked, lambda: len(said) >= 3):
+        said.append(answer)
+    assert said == [Text("b"), Text("c"), Text("d"), Done(reason="stop", prompt_tokens=1, tokens=3)]
+
+
+def test_only_the_likeliest_tokens_are_drawn_with_top_p(bytes_model: ModelConfig) -> None:
+    flat = drawn(bytes_model)
+    continuation = continuation_of(bytes_model, flat)
+    likeliest = generate(continuation)
+    hot = {"temperature": 5.0, "seed": 1}
+    for top_p in (0.0, 1e-6):
+        assert "".join(generate(continuation, top_p=top_p, **hot)) == "".join(likeliest)
+    assert "".join(generate(continuation, top_p=1.0, **hot)) != "".join(likeliest)
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
+    share = torch.softmax(logits, 0)
+    random = torch.Generator().manual_seed(0)
+    asked = request(temperature=1.0, top_p=float(share[0] + share[1]) - 1e-6)
+    drawn_numbers = [_choose(logits, asked, random) for _ in range(400)]
+    assert set(drawn_numbers) == {0, 1}
+    assert drawn_numbers.count(0) / 400 == pytest.approx(
+        float(share[0] / (share[0] + share[1])), abs=0.1
+    )
+
+
+def test_other_parameters_are_taken_when_told(bytes_model: ModelConfig) -> None:
+    flat = drawn(bytes_model)
+    descriptor = memory.create("test", bytes_model.num_parameters)
+    shared = memory.open_vector(descriptor, bytes_model.num_parameters)
+    shared[:] = flat
+    task = LoadModel(
+        model=bytes_model,
+        base_fd=descriptor,
+        tokenizer="bytes",
+        tokenizer_block=b"",
+        device="cpu",
+    )
+    continuation = Continuation(task)
+    before = generate(continuation)
+    shared[:] = -flat
+    assert generate(continuation) == before
+    continuation.reload()
+    assert generate(continuation) != before

@@ -12,22 +12,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 from gossamer.protocol.shard_index import PROMPT_BIT
+from gossamer.trainer.chat_environment import chat_environment
 from gossamer.trainer.text.corpus_errors import BadDocumentError, CorpusError
 from gossamer.trainer.text.documents import json_record
 
@@ -72,7 +67,7 @@ class Chat:
             CorpusError: the template is no such program.
         """
         try:
-            self._template = _environment().from_string(template)
+            self._template = chat_environment().from_string(template)
         except jinja2.TemplateError as error:
             raise CorpusError([f"the model's chat template cannot be read: {error}"]) from error
         self._tokens = dict(tokens)
@@ -224,32 +219,3 @@ def _changed_by_template(number: int) -> BadDocumentError:
         "it is not known which tokens are its own; leave it out, or shorten it to what the "
         "template keeps"
     )
-
-
-def _environment() -> jinja2.Environment:
-    """Jinja as chat templates expect it, which is what `transformers` gives them."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
-
-
-def _to_json(value: object, indent: int | None = None, **_: object) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` of some templates, whose body is written like everything else."""
-
-    tags = {"generation"}  # noqa: RUF012  Jinja declares it as of the instance
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

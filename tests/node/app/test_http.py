@@ -13,7 +13,8 @@ import structlog
 import trio
 from prometheus_client import CollectorRegistry
 
-from gossamer.node.app.http import ApiBindError, build_app, serve_http
+from gossamer.node.app.http import build_app, serve_http
+from gossamer.node.app.http_server import ApiBindError
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.telemetry.logs import configure_logs
 from gossamer.node.telemetry.metrics import Metrics
@@ -403,8 +404,8 @@ def test_a_failing_server_is_started_again_on_the_same_address(
             *arguments, **{**options, "task_status": trio.TASK_STATUS_IGNORED}
         )
 
-    monkeypatch.setattr("gossamer.node.app.http.serve", failing_serve)
-    monkeypatch.setattr("gossamer.node.app.http._RESTART_SECONDS", 0.0)
+    monkeypatch.setattr("gossamer.node.app.http_server.serve", failing_serve)
+    monkeypatch.setattr("gossamer.node.app.http_server._RESTART_SECONDS", 0.0)
 
     async def use(address: str) -> None:
         async with httpx.AsyncClient(base_url=f"http://{address}") as asking:

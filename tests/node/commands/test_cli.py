@@ -470,6 +470,10 @@ def test_export_does_not_overwrite_unless_it_is_told_to(
     assert run_command(["export", str(model), "--force"]) == 0
     assert run_command(["export", str(new)]) == 0
     assert written == [model, model, new]
+    for size in ("some", "1kB"):
+        assert run_command(["export", str(tmp_path / "other"), "--max-shard-size", size]) == 2
+        assert "--max-shard-size" in errors(capsys)[0]
+    assert written == [model, model, new]
 
 
 def test_presets_are_listed_with_their_parameters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.node.app.http import ApiBindError
+from gossamer.node.app.http_server import ApiBindError
 from gossamer.node.base.disk_health import DiskError
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.commands.nearby import only_run

@@ -10,8 +10,6 @@ import psutil
 import pytest
 
 from gossamer.node.base.settings import Settings
-from gossamer.node.network.identity import Identity
-from gossamer.node.runs.founding import found_run
 from gossamer.node.runs.generating import (
     GenerateError,
     Sampling,
@@ -19,38 +17,16 @@ from gossamer.node.runs.generating import (
     generate_text,
     pieces,
 )
-from gossamer.node.runs.importing import draft_for, write_genesis
 from gossamer.node.runs.reading import read_state
-from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.trainer.confinement import landlock
-from gossamer.trainer.pretrained.folder import open_pretrained
-from tests.support.model_folders import config_of_family, make_folder
+from tests.support.imported_run import found_imported_run
 
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """A state directory with the first state of a run, as its daemon locks it."""
-    root = tmp_path_factory.mktemp("run")
-    (root / "texts").mkdir()
-    for number in range(20):
-        (root / "texts" / f"{number}.txt").write_text(f"Text {number}.\n" + "some words\n" * 50)
-    make_folder(root / "model", config_of_family("qwen3"))
-    pretrained = open_pretrained(root / "model")
-    settings = Settings(state_dir=root / "state")
-    state_dir = StateDir(settings.state_dir)
-    weights = pretrained.weights.read()
-    with state_dir.locked():
-        founded = found_run(
-            draft_for(pretrained, None)[0],
-            [root / "texts"],
-            identity=Identity.load_or_create(state_dir.identity_path),
-            put=BlockStore(state_dir.blocks_path, settings.cache_bytes).put,
-            init_genesis=lambda _model, _seed: weights,
-        )
-        write_genesis(founded, weights, state_dir.blocks_path, settings.cache_bytes)
-        state_dir.write_manifest(founded.signed)
-    return settings
+    return found_imported_run(tmp_path_factory.mktemp("run"))
 
 
 def sampling(**changes: Any) -> Sampling:

@@ -1,0 +1,224 @@
+"""What all HTTP servers of the project have in common.
+
+They listen on loopback by default. Even there, a web page that is open in a browser on this machine
+can resolve a name of its own to 127.0.0.1 (DNS rebinding) and read everything. Therefore the Host
+header must be an address, a loopback name, or a name from the settings.
+
+h11 bounds the headers (16 KiB), and `Guard` the body. Idle and stalled connections are closed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import structlog
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gossamer.node.app.order_rules import LOOPBACK_NAMES, host_of
+from gossamer.node.base.address_text import HostPort, parse_host_port
+
+if TYPE_CHECKING:
+    from hypercorn.typing import Framework
+    from trio_typing import TaskStatus
+
+log = structlog.get_logger()
+
+# A client that reads nothing delays the end of its connection, and an orderly exit, no longer.
+STALLED_CLIENT_MS_MAX = 5_000
+IDLE_SECONDS_MAX = 15
+# Pause after a failure of the server itself. Without it a persistent failure would loop at once.
+_RESTART_SECONDS = 1.0
+
+
+class ApiBindError(OSError):
+    """The HTTP endpoint cannot use its address. The message says what to do."""
+
+
+async def serve_app(
+    app: ASGIApp,
+    listener: socket.socket,
+    *,
+    read_seconds: float | None,
+    task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serves until cancelled; `task_status` gets the HOST:PORT that it really listens on.
+
+    Cancelling drops open connections. A failure while serving a client never leaves this function.
+
+    Args:
+        read_seconds: after which a connection whose client sends nothing is closed, also while it
+            waits for an answer; None: it may wait.
+    """
+    name = listener.getsockname()
+    address = str(HostPort(name[0], name[1]))
+    started = task_status
+    while True:
+        try:
+            await serve(
+                cast("Framework", app),
+                _config(listener, read_seconds),
+                mode="asgi",
+                task_status=_Started(started, address),
+            )
+            return
+        except Exception as error:
+            # Hypercorn ends as a whole when its handling of one connection fails.
+            log.error("the HTTP endpoint failed; it starts again", error=repr(error))
+            started = trio.TASK_STATUS_IGNORED
+            await trio.sleep(_RESTART_SECONDS)
+
+
+class _Started:
+    """Passes our address, in place of hypercorn's list, to the task that waits for the start."""
+
+    def __init__(self, task_status: TaskStatus[str], address: str) -> None:
+        self._task_status = task_status
+        self._address = address
+
+    def started(self, _binds: Sequence[str] | None = None) -> None:
+        self._task_status.started(self._address)
+
+
+def bind_address(option: str, address_text: str) -> socket.socket:
+    """Returns a listening socket on a HOST:PORT; port 0 picks a free one.
+
+    Args:
+        option: that gave the address, for the error.
+
+    Raises:
+        ApiBindError: the address is in use, or does not belong to this machine.
+    """
+    where = parse_host_port(address_text)
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            where.host, where.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind)
+    except OSError as error:
+        raise ApiBindError(
+            f"{option} {where}: {error.strerror}; use an address of this machine, such as "
+            "127.0.0.1:0"
+        ) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # inherited by what it accepts
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALLED_CLIENT_MS_MAX)
+        listener.bind(address)
+        listener.listen(100)
+    except OSError as error:
+        listener.close()
+        raise ApiBindError(
+            f"{option} {where}: {error.strerror}. Give another port (0 picks a free one), "
+            "or stop the program that listens there"
+        ) from error
+    return listener
+
+
+def _config(listener: socket.socket, read_seconds: float | None) -> Config:
+    config = Config()
+    config.bind = [f"fd://{listener.dup().detach()}"]
+    config.errorlog = logging.getLogger("hypercorn.error")
+    config.include_server_header = False
+    config.keep_alive_timeout = IDLE_SECONDS_MAX
+    # The stubs do not know None, hypercorn's default.
+    config.read_timeout = read_seconds  # type: ignore[assignment]
+    config.graceful_timeout = 1.0
+    return config
+
+
+class Guard:
+    """Refuses requests that break the rules of an endpoint, and adds headers to every answer."""
+
+    _HEADERS = (
+        (b"cache-control", b"no-store"),
+        (b"cross-origin-resource-policy", b"same-origin"),
+        (b"cross-origin-opener-policy", b"same-origin"),
+        (b"referrer-policy", b"no-referrer"),
+        (b"x-content-type-options", b"nosniff"),
+        (b"x-frame-options", b"DENY"),
+    )
+    _POLICY = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str], body_bytes_max: int) -> None:
+        """
+        Args:
+            hosts: host names that requests may use besides loopback names and addresses.
+            body_bytes_max: 0 for an endpoint whose requests have no body.
+        """
+        self._app = app
+        self._body_bytes_max = body_bytes_max
+        self._hosts = frozenset(name.lower() for name in (*LOOPBACK_NAMES, *hosts))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = list(message.get("headers", ()))
+                headers.extend(self._HEADERS)
+                if not any(name == self._POLICY[0] for name, _ in headers):
+                    headers.append(self._POLICY)
+                message = {**message, "headers": headers}
+            await send(message)
+
+        headers: dict[bytes, list[bytes]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name.lower(), []).append(value)
+        refusal = self._refuse(headers)
+        await (refusal or self._app)(scope, receive, send_guarded)
+
+    def _refuse(self, headers: dict[bytes, list[bytes]]) -> Response | None:
+        if not self._is_known_host(headers.get(b"host", [])):
+            return PlainTextResponse(
+                "this node does not answer to that host name. Use its address, or add the name "
+                "to the setting api_hosts (GOSSAMER_API_HOSTS)\n",
+                status_code=421,
+            )
+        if not self._has_fitting_body(headers):
+            allowed = (
+                f"have a body of at most {self._body_bytes_max:,} bytes, and say its length"
+                if self._body_bytes_max
+                else "have no body"
+            )
+            return PlainTextResponse(
+                f"requests to this endpoint {allowed}\n",
+                status_code=413,
+                headers={"connection": "close"},
+            )
+        return None
+
+    def _has_fitting_body(self, headers: dict[bytes, list[bytes]]) -> bool:
+        length = headers.get(b"content-length", [b"0"])[0].strip()
+        # The length is checked here, and h11 takes no more than it says.
+        if b"transfer-encoding" in headers or not length.isdigit() or len(length) > 12:
+            return False
+        return int(length) <= self._body_bytes_max
+
+    def _is_known_host(self, values: list[bytes]) -> bool:
+        if len(values) != 1:
+            return False
+        host = host_of(values[0].decode("latin-1"))
+        # Only names can be rebound: the owner of a name decides where it points.
+        return host in self._hosts or _is_address(host)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,51 @@
+"""`gossamer serve`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from gossamer.node.base.settings import ConfigError
+from gossamer.node.commands.options import State, settings_of
+from gossamer.node.telemetry.logs import configure_logs
+
+BIND = "127.0.0.1:4680"
+"""Away from the ports of nodes and their pages, which begin at 4610."""
+
+
+def serve(
+    *,
+    bind: str = BIND,
+    device: str = "cpu",
+    round_number: Annotated[
+        int | None, Parameter(name="--round", show_default="the newest on this disk")
+    ] = None,
+    follow: bool = False,
+    options: State = None,
+) -> int:
+    """Answer programs that speak OpenAI's interface with the model.
+
+    The model is the one on this disk. The interface has /v1/models, /v1/completions and
+    /v1/chat/completions. There are no accounts: everybody who reaches the address can use the
+    model. The node may run meanwhile. Ctrl-C ends it.
+
+    Parameters
+    ----------
+    bind
+        HOST:PORT to listen on. Port 0 picks a free one.
+    device
+        Device to compute on: cpu, cuda, cuda:N or mps.
+    round_number
+        Round after which the state is.
+    follow
+        Take each new round when it is on the disk. Without that the model stays as it was.
+    """
+    if follow and round_number is not None:
+        raise ConfigError(["--follow takes the newest round, and --round another: give one"])
+    # The server brings starlette and trio; a mistake in the options is told before that.
+    from gossamer.node.serving.server import serve_model
+
+    settings = settings_of(options)
+    configure_logs(settings.log_format, "info" if follow else "warning")
+    return serve_model(settings, bind, device, round_number, follow=follow)

@@ -1,0 +1,139 @@
+"""The HTTP interface of `gossamer serve`, in the form of OpenAI's.
+
+It has no accounts and listens on loopback by default. A web page that is open in a browser on this
+machine could send it plain forms, and make it compute: so a request must be JSON by its header,
+which a page may send to another origin only after a CORS preflight, and nothing here answers those.
+`http_server` has the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gossamer.node.app.http_server import Guard
+from gossamer.node.serving.answers import Answer, error_body, error_of
+from gossamer.node.serving.model import BusyError, RefusedError, ServedModel
+from gossamer.node.serving.questions import (
+    BODY_BYTES_MAX,
+    Question,
+    QuestionError,
+    read_chat,
+    read_completion,
+)
+from gossamer.protocol.ids import short
+
+BODY_SECONDS_MAX = 30.0
+"""Time in which the body of a request has to be here."""
+
+
+def build_app(model: ServedModel) -> ASGIApp:
+    """Returns the interface to a model as an ASGI application."""
+
+    async def show_models(_request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [_model_of(model)]})
+
+    async def show_model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name != model.manifest.name:
+            return _no_such_model(name, model)
+        return JSONResponse(_model_of(model))
+
+    app = Starlette(
+        routes=[
+            Route("/v1/models", show_models),
+            Route("/v1/models/{name:path}", show_model),
+            Route("/v1/completions", _Endpoint(model, read_completion), methods=["POST"]),
+            Route("/v1/chat/completions", _Endpoint(model, read_chat), methods=["POST"]),
+        ]
+    )
+    return Guard(app, (), BODY_BYTES_MAX)
+
+
+def _model_of(model: ServedModel) -> dict[str, object]:
+    return {
+        "id": model.manifest.name,
+        "object": "model",
+        "created": model.manifest.created_unix_seconds,
+        "owned_by": model.manifest.founder,
+        "round": model.entry.round,
+        "state": model.entry.state_digest.hex(),
+    }
+
+
+def _no_such_model(name: str, model: ServedModel) -> Response:
+    problem = f"there is no model {name!r} here; this one is {model.manifest.name!r}"
+    return JSONResponse(error_body(problem, "invalid_request_error", "model"), 404)
+
+
+class _Endpoint:
+    """One kind of requests."""
+
+    def __init__(self, model: ServedModel, read: Callable[[bytes], Question]) -> None:
+        self._model, self._read = model, read
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        refusal: Response | None = None
+        question: Question | None = None
+        if kind != "application/json":
+            problem = "the header content-type must be application/json"
+            refusal = JSONResponse(error_body(problem, "invalid_request_error"), 415)
+        else:
+            body = await _read_body(receive)
+            if body is None:
+                return  # the client has gone, or is too slow
+            try:
+                question = self._read(body)
+            except QuestionError as error:
+                status, answer = error_of(error)
+                refusal = JSONResponse(answer, status)
+            else:
+                if question.model not in (None, "", self._model.manifest.name):
+                    refusal = _no_such_model(str(question.model), self._model)
+        if refusal is not None or question is None:
+            await (refusal or Response(status_code=400))(scope, receive, send)
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_when_gone, receive, nursery.cancel_scope)
+            await self._answer(question, scope, receive, send)
+            nursery.cancel_scope.cancel()
+
+    async def _answer(self, question: Question, scope: Scope, receive: Receive, send: Send) -> None:
+        entry = self._model.entry
+        fingerprint = f"round-{entry.round}-{short(entry.state_digest)}"
+        answer = Answer(question, self._model.manifest.name, fingerprint, send)
+        try:
+            done = await self._model.generate(question.text, answer.add)
+        except (BusyError, RefusedError) as error:
+            await answer.fail(error, scope, receive)
+        else:
+            await answer.end(done, scope, receive)
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """Returns the body, whose length `Guard` has checked; None if it does not come."""
+    body = bytearray()
+    with trio.move_on_after(BODY_SECONDS_MAX):
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            body += message.get("body", b"")
+            if not message.get("more_body", False):
+                return bytes(body)
+    return None
+
+
+async def _cancel_when_gone(receive: Receive, scope: trio.CancelScope) -> None:
+    """Cancels the answer when its client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

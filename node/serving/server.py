@@ -1,0 +1,82 @@
+"""`gossamer serve` as a whole: the state, its model, and the HTTP server in front of it."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import socket
+import sys
+
+import trio
+
+from gossamer.node.app.http_server import bind_address, serve_app
+from gossamer.node.base.settings import Settings
+from gossamer.node.runs.generating import GenerateError
+from gossamer.node.runs.reading import read_state, warn_if_older
+from gossamer.node.serving.app import build_app
+from gossamer.node.serving.model import RefusedError, ServedModel
+from gossamer.node.telemetry.logs import printable
+from gossamer.protocol.ids import short
+
+
+def serve_model(
+    settings: Settings, bind: str, device: str, round_number: int | None, *, follow: bool
+) -> int:
+    """Serves until SIGINT or SIGTERM, and returns the exit status.
+
+    Args:
+        bind: HOST:PORT; port 0 picks a free one.
+        round_number: after which the state is; None: the newest.
+
+    Raises:
+        ApiBindError: the address cannot be used.
+        StateDirError: there is no run, no such round, or the disk has too little to rebuild it.
+        GenerateError: the model cannot be run.
+    """
+    with bind_address("--bind", bind) as listener:
+        state = read_state(settings, round_number)
+        warn_if_older(state)
+        model = ServedModel(settings, state, device)
+        del state  # its parameters are in the model's memory
+        try:
+            trio.run(_serve, model, listener, follow)
+        except ExceptionGroup as group:
+            refused, others = group.split(RefusedError)
+            if refused is None or others is not None:
+                raise
+            raise GenerateError(str(_first(refused))) from group
+    return 0
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Returns the first error of nested groups."""
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+async def _serve(model: ServedModel, listener: socket.socket, follow: bool) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_cancel_on_signal, nursery.cancel_scope)
+        await nursery.start(lambda task_status: model.run(follow=follow, task_status=task_status))
+        address = await nursery.start(
+            lambda task_status: serve_app(
+                build_app(model), listener, read_seconds=None, task_status=task_status
+            )
+        )
+        if not ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
+            print(
+                f"everybody who reaches {address} can use this model: there are no accounts",
+                file=sys.stderr,
+            )
+        print(
+            f"http://{address}/v1 serves {printable(model.manifest.name)}, round "
+            f"{model.entry.round}, state {short(model.entry.state_digest)}",
+            flush=True,
+        )
+
+
+async def _cancel_on_signal(scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()
+            return

@@ -1,0 +1,50 @@
+"""`gossamer export` on a state directory, with its command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gossamer.node.base.settings import Settings
+from gossamer.node.cli import run_command
+from gossamer.trainer.export import CARD_MARK
+from gossamer.trainer.pretrained.folder import open_pretrained
+from tests.support.gguf_forward import GgufModel
+from tests.support.imported_run import found_imported_run
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    return found_imported_run(tmp_path_factory.mktemp("run"))
+
+
+def export(settings: Settings, folder: Path, *options: str) -> int:
+    return run_command(["export", str(folder), "--state-dir", str(settings.state_dir), *options])
+
+
+def test_a_folder_comes_back_with_a_card(settings: Settings, tmp_path: Path) -> None:
+    assert export(settings, tmp_path / "out", "--round", "0") == 0
+    given = open_pretrained(settings.state_dir.parent / "model")
+    again = open_pretrained(tmp_path / "out")
+    np.testing.assert_array_equal(again.weights.read(), given.weights.read())
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert CARD_MARK in card
+    assert "| rounds | 0" in card
+    assert "imported weights" in card
+    assert "their licence holds" in card
+
+
+def test_a_gguf_file_has_the_weights(
+    settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export(settings, tmp_path / "out", "--gguf") == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.gguf"]
+    read = GgufModel(tmp_path / "out" / "model.gguf")
+    given = open_pretrained(settings.state_dir.parent / "model")
+    embedding = given.weights.read()[: given.model.vocabulary * given.model.width]
+    np.testing.assert_array_equal(read.tensors["token_embd.weight"].numpy().ravel(), embedding)
+    assert export(settings, tmp_path / "out", "--gguf") == 1
+    assert "--force" in capsys.readouterr().err
+    assert export(settings, tmp_path / "out", "--gguf", "--force") == 0

@@ -1,0 +1,141 @@
+"""The queue and the process behind `gossamer serve`, where something takes too long."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import trio
+
+from gossamer.node.base.settings import Settings
+from gossamer.node.runs.reading import read_state
+from gossamer.node.serving import model as model_module
+from gossamer.node.serving.model import BusyError, RefusedError, ServedModel
+from gossamer.trainer.ipc.generation import Done, GenerateText
+from tests.support.imported_run import found_imported_run
+
+CONTEXT = 16_384
+
+SHORT = GenerateText(prompt="A text", tokens=4, temperature=0.0, seed=0, beyond_context=False)
+LONG = GenerateText(prompt="A text", tokens=CONTEXT, temperature=0.0, seed=0, beyond_context=False)
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    root = tmp_path_factory.mktemp("run")
+    return found_imported_run(root, "llama", max_position_embeddings=CONTEXT)
+
+
+def with_model(settings: Settings, use: Callable[[ServedModel], Awaitable[None]]) -> None:
+    model = ServedModel(settings, read_state(settings), "cpu")
+
+    async def main() -> None:
+        with trio.fail_after(120):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(
+                    lambda task_status: model.run(follow=False, task_status=task_status)
+                )
+                await use(model)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert not [each for each in psutil.Process().children() if is_worker(each)]
+
+
+def is_worker(process: psutil.Process) -> bool:
+    return "gossamer.trainer.generate" in process.cmdline()
+
+
+def worker() -> psutil.Process:
+    (found,) = (each for each in psutil.Process().children() if is_worker(each))
+    return found
+
+
+async def nowhere(_text: str) -> None:
+    pass
+
+
+async def text_of(model: ServedModel) -> str:
+    pieces: list[str] = []
+
+    async def add(text: str) -> None:
+        pieces.append(text)
+
+    done = await model.generate(SHORT, add)
+    assert done == Done(reason="length", prompt_tokens=6, tokens=4)
+    return "".join(pieces)
+
+
+def test_a_turn_that_does_not_come_is_given_up(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_module, "WAIT_SECONDS_MAX", 0.2)
+
+    async def use(model: ServedModel) -> None:
+        begun = trio.Event()
+
+        async def add(_text: str) -> None:
+            begun.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(model.generate, LONG, add)
+            await begun.wait()
+            with pytest.raises(BusyError, match="turn did not come") as told:
+                await model.generate(SHORT, nowhere)
+            assert not told.value.is_full
+            nursery.cancel_scope.cancel()
+        assert await text_of(model)
+
+    with_model(settings, use)
+
+
+def test_a_silent_process_is_ended_and_another_one_answers(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(model: ServedModel) -> None:
+        before = await text_of(model)
+        silent = worker()
+        silent.suspend()
+        with monkeypatch.context() as patch:
+            patch.setattr(model_module, "ANSWER_SECONDS_MAX", 0.5)
+            with pytest.raises(RefusedError, match="the process with the model ended") as told:
+                await model.generate(SHORT, nowhere)
+        assert not told.value.is_request
+        assert not silent.is_running()
+        assert await text_of(model) == before
+
+    with_model(settings, use)
+
+
+def test_a_process_that_does_not_hear_a_stop_is_ended(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_module, "STOP_SECONDS_MAX", 0.5)
+
+    async def use(model: ServedModel) -> None:
+        deaf = worker()
+        with trio.CancelScope() as scope:
+
+            async def leave(_text: str) -> None:
+                deaf.suspend()
+                scope.cancel()
+                await trio.lowlevel.checkpoint()
+
+            await model.generate(LONG, leave)
+        assert scope.cancelled_caught
+        assert not deaf.is_running()
+        assert await text_of(model)
+
+    with_model(settings, use)
+
+
+def test_a_device_that_is_not_there_is_told(settings: Settings, tmp_path: Path) -> None:
+    model = ServedModel(settings, read_state(settings), "cuda:77")
+
+    async def main() -> None:
+        with pytest.raises(RefusedError, match="cuda:77"):
+            await model.run(follow=False)
+
+    trio.run(main)

@@ -1,0 +1,56 @@
+"""The language of chat templates: Jinja in its sandbox, as `transformers` gives it to them.
+
+A template is a program that the authors of a model wrote. The sandbox gives it neither files nor
+attributes of objects. Callers bound its time and memory.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+
+class RefusedByTemplate(jinja2.TemplateError):
+    """The template does not take these messages. Its text is the template's."""
+
+
+def chat_environment() -> jinja2.Environment:
+    """Returns an environment that compiles chat templates."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _now
+    return environment
+
+
+def _refuse(message: object) -> NoReturn:
+    raise RefusedByTemplate(str(message))
+
+
+def _now(form: str) -> str:
+    """Some templates tell the model the date."""
+    return datetime.now().strftime(form)
+
+
+def _to_json(value: Any, indent: int | None = None, **_: object) -> str:
+    """Jinja's own filter escapes for HTML."""
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` of some templates, whose body is written like everything else."""
+
+    tags = {"generation"}  # noqa: RUF012  Jinja declares it as of the instance
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
