@@ -326,6 +326,7 @@ class Node:
         feed = self._build_feed(core, index)
         orders = Orders(self._pause_orders.read(), await self._pause_watch.look())
         self.participant = participant = self._build_participant(core, feed, orders)
+        self._blocks.spares_line = swarm.spares_line = lambda: orders.spares_line
         if self._leaving.is_set():
             participant.leave()
         core.chain_sync.report_to(participant)

@@ -43,6 +43,12 @@ class Orders:
         return self.hold is not None
 
     @property
+    def spares_line(self) -> bool:
+        """Returns whether this node moves as few bytes as it can: model and corpus stay where they
+        are. Signs of life and other small messages go on."""
+        return any(hold.reason == "metered" for hold in self.others)
+
+    @property
     def wants_device(self) -> bool:
         """Returns whether the operator wants this node's training to stop."""
         return self.pause or self.leave

@@ -206,7 +206,7 @@ def _work_hours(value: GivenValue) -> str:
     return text
 
 
-def _on_battery(value: GivenValue) -> str:
+def _yes_or_no(value: GivenValue) -> str:
     words = {True: "on", False: "off", "true": "on", "false": "off"}
     is_word = isinstance(value, (bool, str))
     return str(_choice(get_args(Switch))(words.get(value, value) if is_word else value))
@@ -304,7 +304,8 @@ PARSERS: dict[str, Parser] = {
     "gpu_temperature_max": _or_none(GPU_CELSIUS_MIN, GPU_CELSIUS_MAX, "degrees"),
     "micro_batch": _integer(0, MICRO_BATCH_MAX),
     "work_hours": _work_hours,
-    "on_battery": _on_battery,
+    "on_battery": _yes_or_no,
+    "on_metered": _yes_or_no,
     "pause_for": lambda value: parse_programs(_texts(value)),
     "only_when_idle": lambda value: parse_idle(str(value)),
     "confine_trainer": _choice(get_args(Switch)),

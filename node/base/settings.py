@@ -116,6 +116,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `mon-fri 22:00-07:00, sat-sun 00:00-24:00`; empty means always."""
     on_battery: Switch = "off"
     """Whether this node trains while the machine runs on its battery."""
+    on_metered: Switch = "off"
+    """Whether this node trains, fetches and serves while the system says that the line is metered,
+    as that of a phone is. Only NetworkManager on Linux says so."""
     pause_for: tuple[str, ...] = ()
     """Names of programs, such as `blender`, beside which this node does not train."""
     only_when_idle: int = 0

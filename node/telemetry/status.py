@@ -198,8 +198,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
     """The reason why the phase is `failed`, for people."""
     paused_reason: str | None = None
-    """`user`, `schedule`, `battery`, `process`, `idle`, `temperature` or `disk`, while the phase is
-    `paused`. Of several the first one here."""
+    """`user`, `schedule`, `battery`, `metered`, `process`, `idle`, `temperature` or `disk`, while
+    the phase is `paused`. Of several the first one here."""
     resumes_at: str | None = None
     """When the node goes on by itself, as far as it knows: ISO 8601, local time with its offset."""
     pauses: tuple[PauseStatus, ...] = ()

@@ -12,7 +12,7 @@ import trio
 
 from gossamer.node.machine.machine_use import Idle, MachineUse
 from gossamer.node.telemetry.status import PauseStatus, Status
-from tests.support.node_world import NumbersTrainer, World, simulate
+from tests.support.node_world import NumbersTrainer, World, headers_of, simulate, tokens_of
 
 # The virtual clock begins on 14 November 2023 at 22:13:20 UTC.
 
@@ -28,12 +28,14 @@ def phase_of(world: World, name: str = "a") -> str:
     return "" if participant is None else participant.progress.phase
 
 
-async def until_paused(world: World, reason: str) -> Status:
+async def until_paused(world: World, reason: str, name: str = "a") -> Status:
     await world.until(
-        lambda: phase_of(world) == "paused" and status_of(world).paused_reason == reason,
+        lambda: (
+            phase_of(world, name) == "paused" and status_of(world, name).paused_reason == reason
+        ),
         seconds=30,
     )
-    return status_of(world)
+    return status_of(world, name)
 
 
 async def start_again(world: World, nursery: trio.Nursery) -> None:
@@ -264,11 +266,18 @@ class Machine:
     programs: tuple[str, ...] | None = ()
     idle: Idle | None = LONG_IDLE
     sees: bool = True
+    is_metered: bool | None = False
     num_looks: int = 0
 
     @property
     def use(self) -> MachineUse:
-        return MachineUse(self._battery, self._programs, lambda: self.idle, lambda: self.sees)
+        return MachineUse(
+            self._battery,
+            self._programs,
+            lambda: self.idle,
+            lambda: self.sees,
+            is_metered=lambda: self.is_metered,
+        )
 
     def _battery(self) -> bool | None:
         if self.is_on_battery is None:
@@ -391,5 +400,32 @@ def test_a_cause_that_comes_back_while_the_trainer_stops_is_obeyed(tmp_path: Pat
         await trio.sleep(30)
         assert phase_of(world) == "paused"
         assert not trainer.is_up
+
+    simulate(world, story)
+
+
+def test_a_metered_line_moves_no_model(tmp_path: Path) -> None:
+    """Other pauses follow the run. This one lets it go on, and catches up when it is over."""
+    machine = Machine()
+    world = World(tmp_path, seed=14, look_seconds=0.05)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        world.use = machine.use
+        await nursery.start(world.run, "b", ["a"], StoppableTrainer)
+        await world.reach(2, "a", "b")
+        machine.is_metered = True
+        status = await until_paused(world, "metered", "b")
+        assert status.pauses == (PauseStatus(reason="metered", text="the line is metered"),)
+        blocks = world.nodes["b"]._blocks
+        moved, held = (blocks.blocks_served, blocks.blocks_fetched), world.round("b")
+        await world.reach(held + 5, "a")
+        await trio.sleep(30)
+        assert (blocks.blocks_served, blocks.blocks_fetched) == moved
+        assert world.round("b") == held
+        machine.is_metered = False
+        await world.until(
+            lambda: tokens_of(world, headers_of(world, "b")[-1], "b") > 0, seconds=120
+        )
 
     simulate(world, story)
