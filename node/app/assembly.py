@@ -203,6 +203,13 @@ class Node:
         if self.participant is not None:
             self.participant.leave()
 
+    def finish(self) -> None:
+        """Makes `run` return when the present round ends; at once if there is none."""
+        if self.participant is None:
+            self.leave()
+        else:
+            self.participant.finish()
+
     # Life
 
     async def run(self) -> None:

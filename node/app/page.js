@@ -11,6 +11,7 @@ function doing(s) {
   const next = s.round + 1;
   const ends = (s.pauses || []).some(each => each.after_round);
   if (ends && (s.phase === "training" || s.phase === "averaging")) return ["Finishing round " + next, "This node pauses when the round ends."];
+  if (s.leaves_after_round) return ["Finishing round " + next, "This node leaves when the round ends."];
   switch (s.phase) {
     case "joining": return ["Looking for the swarm", "Dialling peers and checking the run's manifest."];
     case "syncing": return ["Fetching the model", s.rounds_behind ? plural(s.rounds_behind, "round", "rounds") + " behind the swarm." : "Blocks come from several peers at once and are checked one by one."];

@@ -113,6 +113,7 @@ class Reporter:
             paused_reason=progress.paused_reason,
             resumes_at=iso_moment(resumes_at(holds), self._zone) if is_paused else None,
             pauses=tuple(PauseStatus.of(hold, self._zone) for hold in holds),
+            leaves_after_round=self._participant.leaves_after_round,
             round=entry.round,
             final_round=node.manifest.last_round,
             head=entry.head.hex(),

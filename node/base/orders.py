@@ -23,6 +23,8 @@ class Orders:
         self.others: tuple[Hold, ...] = tuple(others)
         """What keeps the node from training besides the owner's order."""
         self.leave = False
+        self.leaves_after_round = False
+        """Whether the node leaves when its present round ends."""
         self.is_in_round = False
         """Whether the node is in a round, which some orders let it finish."""
         self._news = trio.Event()

@@ -68,6 +68,8 @@ def _render_node(status: Status) -> Table:
         doing = Text(f"  step {status.inner_step} of {status.inner_steps}")
     elif status.paused_reason:
         doing = Text(f"  ({printable(_pause(status))})")
+    if status.leaves_after_round:
+        doing.append("  (leaves when this round ends)")
     row("phase", _phase(status.phase), doing)
     if status.pauses and (status.phase != "paused" or len(status.pauses) > 1):
         row("pauses", pauses_text(status, time.time()))

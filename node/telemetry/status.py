@@ -204,6 +204,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """When the node goes on by itself, as far as it knows: ISO 8601, local time with its offset."""
     pauses: tuple[PauseStatus, ...] = ()
     """Everything that keeps this node from training, or will when the present round ends."""
+    leaves_after_round: bool = False
+    """Whether this node leaves when its present round ends."""
     round: int = 0
     """The newest committed round; 0 is the genesis state."""
     final_round: int | None = None

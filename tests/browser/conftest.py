@@ -124,6 +124,9 @@ class Node:
         self.orders.append("resume")
         self.now = BUSY
 
+    def finish(self) -> None:
+        self.orders.append("finish")
+
     def leave(self) -> None:
         self.orders.append("leave")
 
