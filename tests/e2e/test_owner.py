@@ -193,6 +193,8 @@ def test_a_stranger_to_an_allow_run_is_told_its_id_and_not_started_again(
         assert "does not admit this node" in error
         assert own.out.strip() in error
     assert not StateDir(state).has_run()
+    watched = gossamer("watch", address)
+    assert (watched.status, "only members of this run" in watched.err) == (2, True), watched
     assert said(founder, f"{address}#")
 
 
