@@ -341,7 +341,7 @@ class Node:
         swarm.start(participant.rounds, self._standing)
         self.reporter = reporter = Reporter(
             participant, self._store, self._blocks, self._hardware.capacity, self._state_dir,
-            self._runtime.zone, self._limits, self._limit_parts.disk,
+            self._runtime.zone, self._limits, self._limit_parts.disk, self._settings.name,
         )  # fmt: skip
         if self._runtime.serves_http:
             await self._start_http(nursery, reporter)
@@ -449,6 +449,7 @@ class Node:
             context.committed.checkpoint_round,
             context.feed.claims,
             self._hardware.capacity(),
+            self._settings.name,
         )
 
     async def _serve_ring(self, stream: Stream) -> None:

@@ -18,6 +18,7 @@ from gossamer.node.base.links import parse_links
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
 from gossamer.node.base.units import format_count
+from gossamer.node.commands.status_view import shown_peer
 from gossamer.node.commands.unnamed_peers import confirm_on_terminal
 from gossamer.node.peers.watching import Show, View
 from gossamer.node.telemetry.logs import configure_logs, printable
@@ -106,6 +107,7 @@ def _fields(manifest: Manifest, view: View) -> dict[str, Any]:
         "peers": [
             {
                 "peer_id": peer,
+                "name": announce.name,
                 "phase": announce.phase,
                 "round": announce.round,
                 "tokens_per_second": announce.capacity.tokens_per_second or None,
@@ -160,7 +162,7 @@ def _peers(view: View) -> Table:
         table.add_row(
             f"{announce.round:,}",
             f"{speed:,.0f}" if speed else _DASH,
-            printable(peer[-6:]),
+            Text(shown_peer(peer, announce.name)),
             announce.phase,
             Text(printable(announce.capacity.device)),
         )

@@ -54,6 +54,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Another peer, as it describes itself in its announcements."""
 
     peer_id: str
+    name: str = ""
+    """The name that its owner wants to be shown; nobody checks that it is the only one."""
     phase: str
     round: int
     head: str | None = None
@@ -187,6 +189,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     run_name: str | None = None
     admission: str | None = None
     """The manifest's rule of who comes in: `open`, `allow` or `invite`."""
+    name: str = ""
+    """The name by which others see this node; empty for none."""
     version: str
     addresses: tuple[str, ...] = ()
     """Addresses that other peers can dial, with `/p2p/`."""

@@ -162,7 +162,7 @@ def test_link_log_peers_and_curve(window: Any, address: str) -> None:
     assert window.execute_script("return document.getElementById('join-code').naturalWidth") > 0
 
     until(lambda: "431 k (20 %)" in text_of(window, "peers"), "the credit of the members")
-    for shown in ("1.70 M (80 %)", "direct", "through …", "<b>Apple M4</b>"):
+    for shown in ("1.70 M (80 %)", "direct", "through …", "<b>Apple M4</b>", "<i>Ada</i>"):
         assert shown in text_of(window, "peers")
     assert "60 rounds, about 12 min" in text_of(window, "swarm-facts")
 

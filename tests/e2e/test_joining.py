@@ -133,11 +133,14 @@ def test_on_a_terminal_the_owner_is_asked_first(
 
 def test_a_run_is_watched_from_outside(swarm: LocalSwarm, founded: Path, tmp_path: Path) -> None:
     founder = start_founder(swarm, founded)
-    second = swarm.join(founder.address())
+    second = swarm.join(founder.address(), "--name", "<i>Ada</i>")
     for node in (founder, second):
         node.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of two")
     status = founder.status()
     assert status is not None
+    assert [peer.name for peer in status.peers] == ["<i>Ada</i>"]
+    given = gossamer("peers", "--state-dir", founder.root)
+    assert f"{status.peers[0].peer_id} <i>Ada</i>" in given.out
     link = f"{founder.address()}#{status.run_id}"
     (tmp_path / "home").mkdir()
     plain = {name: text for name, text in os.environ.items() if not name.startswith("XDG_")}
@@ -159,6 +162,7 @@ def test_a_run_is_watched_from_outside(swarm: LocalSwarm, founded: Path, tmp_pat
     shown = subprocess.run(command, env=home, capture_output=True, text=True, timeout=60)
     assert shown.returncode == 0, shown.stderr
     assert "with 2 members" in shown.stdout
+    assert f"<i>Ada</i> {status.peers[0].peer_id[-6:]}" in shown.stdout
     # It leaves nothing on the machine that looked.
     assert not any((tmp_path / "home").iterdir())
     other = gossamer("watch", f"{founder.address()}#{'0' * 64}")

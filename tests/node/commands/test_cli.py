@@ -63,7 +63,7 @@ STATUS = Status(
 
 
 WITHOUT_STATE = (
-    *("init", "plan", "presets", "demo"),
+    *("init", "plan", "presets", "demo", "watch"),
     *("service uninstall", "service status", "service logs"),
 )
 ALL_COMMANDS = [
