@@ -1,7 +1,6 @@
 """Stories of volunteers, each from a fresh home directory through the commands that people type.
 
-Other stories are told elsewhere, see `docs/guides/compared.md`: the private run, the closed
-terminal, the full disk, and the question before a first join.
+`docs/guides/compared.md` lists all stories and the tests that tell them.
 """
 
 from __future__ import annotations
@@ -184,8 +183,7 @@ def test_an_upgrade_goes_on_with_the_directory_of_the_release_before(
     shutil.copytree(founded, home.state)
     # Release 0.2 wrote no format, and kept the moments of the optimiser beside the other files.
     (home.state / "format").unlink()
-    if (home.state / "trainer" / "optimizer").exists():
-        (home.state / "trainer" / "optimizer").rename(home.state / "optimizer")
+    (home.state / "trainer" / "optimizer").rename(home.state / "optimizer")
     before = home.types("peers", "--json")
     assert before.status == 0, before
     node = home.node()
