@@ -243,6 +243,7 @@ _ROUTE_TEXTS = {
     "/api/resume": "Like `gossamer resume`.",
     "/api/limits": "Like `gossamer limits set`: `?upload=10&memory=8GiB`. 400 with a sentence for "
     "each limit that cannot be set; then none is.",
+    "/api/finish": "Like `gossamer finish`.",
     "/api/leave": "Like `gossamer leave`.",
 }
 

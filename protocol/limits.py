@@ -59,6 +59,9 @@ ADDRESSES_MAX = 16
 ADDRESS_CHARACTERS_MAX = 256
 TEXT_CHARACTERS_MAX = 256
 
+NAME_CHARACTERS_MAX = 32
+"""Length of a peer's display name: longer ones do not fit into a table of peers."""
+
 # Bounds on numbers that peers say of themselves. 2**48 tokens a round is beyond any machine.
 TOKENS_MAX = 2**48
 # Of a pseudo-gradient: its square, and the sum of two such, are finite in float64.

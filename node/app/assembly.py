@@ -209,6 +209,13 @@ class Node:
         if self.participant is not None:
             self.participant.leave()
 
+    def finish(self) -> None:
+        """Makes `run` return when the present round ends; at once if there is none."""
+        if self.participant is None:
+            self.leave()
+        else:
+            self.participant.finish()
+
     # Life
 
     async def run(self, own_text: OwnText | None = None) -> None:
@@ -355,6 +362,7 @@ class Node:
         swarm, trainer = core.swarm, core.trainer
         orders = Orders(self._pause_orders.read(), await self._pause_watch.look())
         self.participant = participant = self._build_participant(core, feed, orders)
+        self._blocks.spares_line = swarm.spares_line = lambda: orders.spares_line
         if self._leaving.is_set():
             participant.leave()
         core.chain_sync.report_to(participant)
@@ -362,7 +370,7 @@ class Node:
         swarm.start(participant.rounds, self._standing)
         self.reporter = reporter = Reporter(
             participant, self._store, self._blocks, self._hardware.capacity, self._state_dir,
-            self._runtime.zone, self._limits, self._limit_parts.disk,
+            self._runtime.zone, self._limits, self._limit_parts.disk, self._settings.name,
         )  # fmt: skip
         if self._runtime.serves_http:
             await self._start_http(nursery, reporter)
@@ -485,6 +493,7 @@ class Node:
             context.committed.checkpoint_round,
             context.feed.claims,
             self._hardware.capacity(),
+            self._settings.name,
         )
 
     async def _serve_ring(self, stream: Stream) -> None:

@@ -1,5 +1,4 @@
-"""The client of a running daemon: `gossamer status | page | pause | resume | leave` use
-it."""
+"""The client of a running daemon, which `gossamer status`, `page` and the orders use."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from gossamer.node.base.settings import ConfigError
 from gossamer.node.storage.state_dir import StateDir, StateDirError
 from gossamer.node.telemetry.status import Status, decode_status
 
-Order = Literal["pause", "resume", "leave"]
+Order = Literal["pause", "resume", "finish", "leave"]
 
 # The daemon answers within 100 ms. A machine that swaps may need longer.
 TIMEOUT_SECONDS = 10.0
@@ -69,7 +68,7 @@ def fetch_status(state_dir: StateDir) -> Status:
 def give_order(
     state_dir: StateDir, order: Order, options: Mapping[str, int] = MappingProxyType({})
 ) -> None:
-    """Asks the running daemon to pause, resume or leave. Returns when the daemon has accepted.
+    """Gives an order to the running daemon. Returns when the daemon has accepted.
 
     Args:
         options: of the order: for a pause `seconds` and `after_round` (0 or 1).

@@ -73,6 +73,8 @@ class Controls(Protocol):
 
     def leave(self) -> None: ...
 
+    def finish(self) -> None: ...
+
     async def set_limits(self, changes: Mapping[str, str]) -> None:
         """Raises ConfigError for a change that cannot be made, and DiskError."""
 
@@ -193,6 +195,7 @@ def build_app(
             Route("/api/pause", _order(pause, token), methods=["POST"]),
             Route("/api/resume", _order(lambda _: controls.resume(), token), methods=["POST"]),
             Route("/api/limits", set_limits, methods=["POST"]),
+            Route("/api/finish", _order(lambda _: controls.finish(), token), methods=["POST"]),
             Route("/api/leave", _order(lambda _: controls.leave(), token), methods=["POST"]),
         ]
     )

@@ -52,7 +52,7 @@ def refuse_order(request: Request, token: str) -> Response | None:
         )
     if request.headers.get(CONTROL_HEADER) != "1":
         return PlainTextResponse(
-            "orders come from `gossamer pause | resume | leave` or from the node's own page: "
+            "orders come from commands such as `gossamer pause` or from the node's own page: "
             "header X-Gossamer: 1 is missing\n",
             status_code=403,
         )
@@ -64,7 +64,7 @@ def refuse_order(request: Request, token: str) -> Response | None:
     is_right = hmac.compare_digest(given.strip().encode(), token.encode())
     if kind.lower() != "bearer" or not is_right:
         return PlainTextResponse(
-            "orders need the token of the state directory: use `gossamer pause | resume | leave`, "
+            "orders need the token of the state directory: use `gossamer pause` and its like, "
             "or the link of `gossamer page`, as the user who runs the node\n",
             status_code=401,
             headers={"www-authenticate": "Bearer"},

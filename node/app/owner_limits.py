@@ -17,6 +17,7 @@ from gossamer.node.base.owner_limits import SETTING_OF, changed, with_limits
 from gossamer.node.base.rate_limit import BITS, MBIT, Limits, RateLimit, parse_limit, rate_limit_of
 from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.base.threads import RunInThread
+from gossamer.node.machine.limit_uses import NodeUses
 from gossamer.node.storage.limits_file import read_limits, write_limits
 from gossamer.node.storage.state_dir import StateDir
 from gossamer.node.telemetry.metrics import Metrics
@@ -29,9 +30,6 @@ READ_SECONDS_MAX = 10.0
 """Limit of the wait for what the machine says; a driver may hang."""
 
 log = structlog.get_logger("node")
-
-Uses = Mapping[str, float]
-"""The use of some limits by name: Mbit/s, threads, bytes, watts or degrees Celsius."""
 
 Check = Callable[[Settings], Sequence[str]]
 """Returns a sentence for each limit that is too low for the run, with the least that would do."""
@@ -54,8 +52,8 @@ UNITS: Mapping[str, str] = {
 class Reads(Protocol):
     """The reader of what a node uses now, apart from its line. It blocks for milliseconds."""
 
-    def __call__(self, settings: Settings) -> tuple[Uses, Mapping[str, float]]:
-        """Returns the uses, and the present limits of those in bytes that are shares."""
+    def __call__(self, settings: Settings) -> NodeUses:
+        """Returns what the node uses now, with these settings."""
 
 
 class OwnerLimits:
@@ -157,12 +155,15 @@ class OwnerLimits:
         while True:
             with trio.move_on_after(READ_SECONDS_MAX):
                 settings = self.settings
-                uses, sizes = await read_in_thread(lambda: reads(settings))  # noqa: B023
-                self._uses.update(uses)
-                self._sizes = sizes
-            metrics.set_limits(
-                {name: self._limit_of(name) for name in SETTING_OF}, self._uses, self._moved()
-            )
+                read = await read_in_thread(lambda: reads(settings))  # noqa: B023
+                self._uses.update(read.uses)
+                self._sizes = read.sizes
+                metrics.uses.set_used(
+                    read.uses["memory"], read.trainer_bytes, read.trainer_cpu_seconds
+                )
+            metrics.uses.set_limits({name: self._limit_of(name) for name in SETTING_OF})
+            moved_now = self._moved()
+            metrics.uses.set_moved(moved_now["upload"], moved_now["download"])
             await trio.sleep(LOOK_SECONDS)
             before, since = moved, at_seconds
             moved, at_seconds = self._moved(), trio.current_time()

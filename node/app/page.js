@@ -11,6 +11,7 @@ function doing(s) {
   const next = s.round + 1;
   const ends = (s.pauses || []).some(each => each.after_round);
   if (ends && (s.phase === "training" || s.phase === "averaging")) return ["Finishing round " + next, "This node pauses when the round ends."];
+  if (s.leaves_after_round) return ["Finishing round " + next, "This node leaves when the round ends."];
   switch (s.phase) {
     case "joining": return ["Looking for the swarm", "Dialling peers and checking the run's manifest."];
     case "syncing": return ["Fetching the model", s.rounds_behind ? plural(s.rounds_behind, "round", "rounds") + " behind the swarm." : "Blocks come from several peers at once and are checked one by one."];
@@ -184,10 +185,10 @@ const COLUMNS = ["Peer", "Phase", "Round", "Tokens given", "Tokens/s", "Path", "
 const PATHS = {direct: "direct", crossed: "crossed"};
 function cells(p, own) {
   const path = p.path === "relayed" ? "through " + short(p.relay || "") : PATHS[p.path] || "none";
-  return [p.peer_id, p.phase, p.round.toLocaleString("en"), given(p.peer_id), count(p.tokens_per_second),
+  return [[p.peer_id, p.name || ""], p.phase, p.round.toLocaleString("en"), given(p.peer_id), count(p.tokens_per_second),
     own ? "this node" : path, p.device || "–", p.device_memory_bytes ? bytes(p.device_memory_bytes) : "–"];
 }
-function row([id, ...texts], place) {
+function row([[id, name], ...texts], place) {
   const tr = document.createElement("tr");
   tr.setAttribute("role", "row");
   [short(id), ...texts].forEach((text, column) => {
@@ -198,6 +199,7 @@ function row([id, ...texts], place) {
       cell.scope = "row";
       cell.title = id;
       cell.className = "mono";
+      if (name) cell.append(make("span", " " + name, "name"));
       if (!place) cell.append(make("span", " you", "you"));
     }
     if (column === 1) {
@@ -211,7 +213,7 @@ function row([id, ...texts], place) {
 }
 function showPeers(s) {
   const c = s.capacity || {};
-  const me = {peer_id: s.peer_id, phase: s.phase, round: s.round, tokens_per_second: s.tokens_per_second,
+  const me = {peer_id: s.peer_id, name: s.name, phase: s.phase, round: s.round, tokens_per_second: s.tokens_per_second,
     device: c.device, device_memory_bytes: c.device_memory_bytes};
   const others = s.peers.filter((p) => p.peer_id !== s.peer_id);
   showParts($("peers"), [cells(me, true), ...others.map((p) => cells(p, false))], row);

@@ -90,6 +90,7 @@ async function copyLink() {
 
 $("pause").addEventListener("click", orderPause);
 $("resume").addEventListener("click", () => order("/api/resume", "The node goes on, unless something else in its settings holds it."));
+$("finish").addEventListener("click", () => order("/api/finish", "The node leaves and exits when its present round ends."));
 $("set-limit").addEventListener("click", orderLimit);
 $("limit-value").addEventListener("keydown", (event) => { if (event.key === "Enter") orderLimit(); });
 $("copy").addEventListener("click", copyLink);

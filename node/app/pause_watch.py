@@ -31,6 +31,9 @@ _T = TypeVar("_T")
 READ_SECONDS_MAX = 10.0
 """Limit of the wait for what the machine says: a program that is asked has 2 seconds."""
 
+_READ_SETTINGS = "on_battery, on_metered, pause_for or only_when_idle"
+"""Settings for which the system is asked."""
+
 log = structlog.get_logger("node")
 
 
@@ -41,6 +44,7 @@ def pause_rules(settings: Settings, zone: tzinfo | None = None) -> PauseRules:
         hours,
         zone,
         runs_on_battery=settings.on_battery == "on",
+        runs_on_metered=settings.on_metered == "on",
         pause_for=settings.pause_for,
         idle_seconds=settings.only_when_idle,
         gpu_celsius_max=settings.gpu_temperature_max,
@@ -112,7 +116,7 @@ class PauseWatch:
             with trio.move_on_after(READ_SECONDS_MAX) as scope:
                 reading = await self._run_in_thread(lambda: self._read(now))
             if scope.cancelled_caught:
-                self._tell_failure("on_battery, pause_for or only_when_idle", "the system hangs")
+                self._tell_failure(_READ_SETTINGS, "the system hangs")
         return reading
 
     def _read(self, now: float) -> Reading:
@@ -126,6 +130,7 @@ class PauseWatch:
         """Reads what the rules ask for, in a thread."""
         rules, use = self._rules, self._use
         on_battery = None if rules.runs_on_battery else self._ask("on_battery", use.is_on_battery)
+        metered = None if rules.runs_on_metered else self._ask("on_metered", use.is_metered)
         programs: tuple[str, ...] | None = None
         if rules.pause_for:
             if not use.sees_programs():
@@ -139,6 +144,7 @@ class PauseWatch:
         return Reading(
             now,
             is_on_battery=on_battery,
+            is_metered=metered,
             idle_seconds=None if idle is None else idle.seconds,
             programs=programs or (),
             gpu_celsius=self._read_temperature(),

@@ -62,8 +62,14 @@ class Reporter:
         zone: tzinfo | None = None,
         limits: OwnerLimits | None = None,
         disk_limit: DiskLimit | None = None,
+        name: str = "",
     ) -> None:
-        """`zone`: of the times in the status; None means that of this machine."""
+        """
+        Args:
+            zone: of the times in the status; None means that of this machine.
+            name: the display name that the owner chose.
+        """
+        self._name = name
         self._participant = participant
         self._state_dir = state_dir
         self._zone = zone
@@ -102,6 +108,7 @@ class Reporter:
             run_id=node.manifest.run_id.hex(),
             run_name=node.manifest.name,
             admission=node.manifest.admission,
+            name=self._name,
             version=package_version("gossamer"),
             addresses=tuple(addresses),
             reach=reach.reach,
@@ -113,6 +120,7 @@ class Reporter:
             paused_reason=progress.paused_reason,
             resumes_at=iso_moment(resumes_at(holds), self._zone) if is_paused else None,
             pauses=tuple(PauseStatus.of(hold, self._zone) for hold in holds),
+            leaves_after_round=self._participant.leaves_after_round,
             round=entry.round,
             final_round=node.manifest.last_round,
             final_tokens=node.committed.end.final_tokens,
@@ -290,6 +298,7 @@ def _peer_status(peer: str, announce: Announce, path: Path | None) -> PeerStatus
     capacity = announce.capacity
     return PeerStatus(
         peer_id=peer,
+        name=announce.name,
         phase=announce.phase,
         round=announce.round,
         head=announce.head.hex(),

@@ -23,6 +23,8 @@ class Orders:
         self.others: tuple[Hold, ...] = tuple(others)
         """What keeps the node from training besides the owner's order."""
         self.leave = False
+        self.leaves_after_round = False
+        """Whether the node leaves when its present round ends."""
         self.is_in_round = False
         """Whether the node is in a round, which some orders let it finish."""
         self._news = trio.Event()
@@ -41,6 +43,12 @@ class Orders:
     def pause(self) -> bool:
         """Returns whether the node may not train now."""
         return self.hold is not None
+
+    @property
+    def spares_line(self) -> bool:
+        """Returns whether this node moves as few bytes as it can: model and corpus stay where they
+        are. Signs of life and other small messages go on."""
+        return any(hold.reason == "metered" for hold in self.others)
 
     @property
     def wants_device(self) -> bool:

@@ -14,9 +14,12 @@ from typing import Literal, get_args
 from gossamer.node.base.durations import parse_duration
 from gossamer.node.base.work_hours import WorkHours
 
-PauseReason = Literal["user", "schedule", "battery", "process", "idle", "temperature", "disk"]
-"""The cause of a pause: the owner's order, the hours, a battery, a program that runs, a person at
-the machine, a hot device, or a disk that takes nothing. Of several the first one here is shown."""
+PauseReason = Literal[
+    "user", "schedule", "battery", "metered", "process", "idle", "temperature", "disk"
+]
+"""The cause of a pause: the owner's order, the hours, a battery, a line whose bytes cost money, a
+program that runs, a person at the machine, a hot device, or a disk that takes nothing. Of several
+the first one here is shown."""
 
 PAUSE_REASONS: tuple[PauseReason, ...] = get_args(PauseReason)
 
@@ -71,6 +74,8 @@ class Reading:
 
     unix_seconds: float
     is_on_battery: bool | None = None
+    is_metered: bool | None = None
+    """Whether each byte of the line may cost money."""
     idle_seconds: float | None = None
     """Time since somebody used keyboard or mouse."""
     programs: tuple[str, ...] = ()
@@ -92,6 +97,7 @@ class PauseRules:
     zone: tzinfo | None = None
     """The zone of the hours; None: that of this machine."""
     runs_on_battery: bool = False
+    runs_on_metered: bool = False
     pause_for: tuple[str, ...] = ()
     """Names of programs beside which the node does not train."""
     gpu_celsius_max: int = 0
@@ -107,6 +113,8 @@ class PauseRules:
             found.append(Hold("schedule", resumes_at=self.hours.next_start(now, self.zone)))
         if reading.is_on_battery and not self.runs_on_battery:
             found.append(Hold("battery", "the machine runs on its battery"))
+        if reading.is_metered and not self.runs_on_metered:
+            found.append(Hold("metered", "the line is metered"))
         if reading.programs:
             verb = "runs" if len(reading.programs) == 1 else "run"
             found.append(Hold("process", f"{', '.join(reading.programs)} {verb}"))

@@ -22,6 +22,8 @@ from gossamer.node.base.pausing import parse_idle, parse_programs
 from gossamer.node.base.rate_limit import PERIODS_MAX, parse_limit
 from gossamer.node.base.work_hours import parse_work_hours
 from gossamer.protocol import limits
+from gossamer.protocol.errors import MalformedError
+from gossamer.protocol.wire.statements import check_name
 
 # A smaller cache would hold only a few of the largest blocks and drop them again at once.
 CACHE_BYTES_MIN = 16 * limits.BLOCK_BYTES_MAX
@@ -206,7 +208,18 @@ def _work_hours(value: GivenValue) -> str:
     return text
 
 
-def _on_battery(value: GivenValue) -> str:
+def _name(value: GivenValue) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    name = value.strip()
+    try:
+        check_name(name)
+    except MalformedError as error:
+        raise ValueError(str(error)) from None
+    return name
+
+
+def _yes_or_no(value: GivenValue) -> str:
     words = {True: "on", False: "off", "true": "on", "false": "off"}
     is_word = isinstance(value, (bool, str))
     return str(_choice(get_args(Switch))(words.get(value, value) if is_word else value))
@@ -304,7 +317,9 @@ PARSERS: dict[str, Parser] = {
     "gpu_temperature_max": _or_none(GPU_CELSIUS_MIN, GPU_CELSIUS_MAX, "degrees"),
     "micro_batch": _integer(0, MICRO_BATCH_MAX),
     "work_hours": _work_hours,
-    "on_battery": _on_battery,
+    "name": _name,
+    "on_battery": _yes_or_no,
+    "on_metered": _yes_or_no,
     "pause_for": lambda value: parse_programs(_texts(value)),
     "only_when_idle": lambda value: parse_idle(str(value)),
     "confine_trainer": _choice(get_args(Switch)),

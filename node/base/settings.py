@@ -111,11 +111,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     micro_batch: int = 0
     """Sequences that go through the model at once, to begin with; 0 begins with what fits into the
     device's memory by an estimate. Fewer are taken where memory runs out."""
+    name: str = ""
+    """Name by which others see this node, beside its peer id, at most 32 characters; empty shows
+    none. It is signed, and nobody else has it checked."""
     work_hours: str = ""
     """Hours in which this node trains, in local time, such as `22:00-07:00` or
     `mon-fri 22:00-07:00, sat-sun 00:00-24:00`; empty means always."""
     on_battery: Switch = "off"
     """Whether this node trains while the machine runs on its battery."""
+    on_metered: Switch = "off"
+    """Whether this node trains, fetches and serves while the system says that the line is metered,
+    as that of a phone is. Only NetworkManager on Linux says so."""
     pause_for: tuple[str, ...] = ()
     """Names of programs, such as `blender`, beside which this node does not train."""
     only_when_idle: int = 0

@@ -86,10 +86,14 @@ class NodeOptions(StateOptions):
     """Temperature of the card in degrees C above which to pause until it is 5 degrees less."""
     micro_batch: Annotated[int | None, _default("what fits into the device's memory")] = None
     """Number of sequences that go through the model at once, to begin with."""
+    name: Annotated[str | None, _default("none")] = None
+    """Name by which others see this node, beside its peer id; at most 32 characters."""
     work_hours: Annotated[str | None, _default("always")] = None
     """Hours in which to train, such as 22:00-07:00, or "mon-fri 22:00-07:00, sat 00:00-24:00"."""
     on_battery: Annotated[str | None, _default(_DEFAULTS.on_battery)] = None
     """Whether to train while the machine runs on its battery: on or off."""
+    on_metered: Annotated[str | None, _default(_DEFAULTS.on_metered)] = None
+    """Whether to train, fetch and serve while the system calls the line metered: on or off."""
     pause_for: Annotated[tuple[str, ...], _default("none")] = ()
     """Name of a program beside which not to train; repeatable."""
     only_when_idle: Annotated[str | None, _default("off")] = None

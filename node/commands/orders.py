@@ -1,4 +1,4 @@
-"""`gossamer pause`, `gossamer resume` and `gossamer leave`: one order each to a running node."""
+"""`gossamer pause`, `resume`, `finish` and `leave`: one order each to a running node."""
 
 from __future__ import annotations
 
@@ -112,6 +112,16 @@ def resume(*, options: State = None) -> int:
 
 def _is_ordered(status: Status) -> bool:
     return any(pause.reason == "user" for pause in status.pauses)
+
+
+def finish(*, options: State = None) -> int:
+    """Finish the present round, then leave and exit.
+
+    Outside of a round the node leaves at once. gossamer resume takes the order back, as long as the
+    round goes on, and so does gossamer pause.
+    """
+    done = "The node leaves and exits when its present round ends. Take it back: gossamer resume"
+    return _give(options, "finish", done)
 
 
 def leave(*, options: State = None) -> int:

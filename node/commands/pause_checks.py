@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -24,12 +25,14 @@ def check_pauses(
     settings: Settings,
     use: MachineUse = _HERE,
     now: Callable[[], float] = time.time,
+    platform: str = sys.platform,
 ) -> Iterator[Check]:
     """Says of each setting that can keep the node from training what it does now, and warns where
     this machine cannot tell."""
     if settings.work_hours:
         yield _check_hours(settings.work_hours, now())
     yield from _check_battery(settings, use)
+    yield from _check_line(settings, use, platform)
     if settings.pause_for:
         yield _check_programs(settings.pause_for, use)
     if settings.only_when_idle:
@@ -57,6 +60,24 @@ def _check_battery(settings: Settings, use: MachineUse) -> Iterator[Check]:
         yield Check("battery", "ok", "the machine runs on it: a node does not train now")
     else:
         yield Check("battery", "ok", "the machine is plugged in; without that a node pauses")
+
+
+def _check_line(settings: Settings, use: MachineUse, platform: str) -> Iterator[Check]:
+    is_metered, problem = _ask(use.is_metered)
+    if settings.on_metered == "on":
+        if is_metered:
+            yield Check("line", "ok", "it is metered, and a node works all the same")
+    elif problem:
+        advice = "A node works also while the line is metered"
+        yield Check("line", "warn", f"it is not known whether it is metered: {problem}", advice)
+    elif is_metered is None:
+        if platform != "linux":  # there, NetworkManager would tell, and a server has none
+            text = "this system does not tell whether it is metered: a node works always"
+            yield Check("line", "ok", text)
+    elif is_metered:
+        yield Check("line", "ok", "it is metered: a node does not work now")
+    else:
+        yield Check("line", "ok", "it is not metered; where it is, a node pauses")
 
 
 def _check_programs(names: tuple[str, ...], use: MachineUse) -> Check:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import csv as csv_text
 import json as json_text
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, TextIO
 
 from rich.table import Table
+from rich.text import Text
 
+from gossamer.node.app.client import ClientError, fetch_status
 from gossamer.node.base.settings import ConfigError
 from gossamer.node.base.terminal import open_console
 from gossamer.node.base.units import format_count
 from gossamer.node.commands.options import State, reading_settings_of
 from gossamer.node.runs.credit import Credit, Credits, read_credits
 from gossamer.node.storage.state_dir import StateDir
+from gossamer.node.telemetry.logs import printable
 
 COLUMNS = ("rank", "peer_id", "tokens", "share", "rounds", "first_round", "last_round", "you")
 
@@ -43,13 +46,16 @@ def peers(
     """
     if csv and json:
         raise ConfigError(["--csv and --json exclude each other"])
-    credits = read_credits(StateDir(reading_settings_of(options).state_dir))
+    state_dir = StateDir(reading_settings_of(options).state_dir)
+    credits = read_credits(state_dir)
     rows = credits.by(by)
     if csv:
         write_csv(rows, sys.stdout)
         return 0
+    names = names_here(state_dir)
     if json:
-        print(json_text.dumps({**_run_of(credits), "peers": list(map(_fields, rows))}, indent=2))
+        named = [{**_fields(row), "name": names.get(row.peer_id, "")} for row in rows]
+        print(json_text.dumps({**_run_of(credits), "peers": named}, indent=2))
         return 0
     table = Table.grid(padding=(0, 2))
     for title in ("rank", "peer", "tokens", "share", "rounds", "last round", ""):
@@ -58,7 +64,8 @@ def peers(
     table.add_row("rank", "peer", "tokens", "share", "rounds", "last round", "", style="dim")
     for row in rows:
         table.add_row(
-            *(str(row.rank), row.peer_id, f"{row.tokens:,}", f"{row.share:.1%}"),
+            *(str(row.rank), Text(_shown(row.peer_id, names)), f"{row.tokens:,}"),
+            f"{row.share:.1%}",
             *(f"{row.rounds:,}", f"{row.last_round:,}", "you" if row.is_you else ""),
         )
     console = open_console(width=None if sys.stdout.isatty() else 200)
@@ -73,6 +80,22 @@ def peers(
             soft_wrap=True,
         )
     return 0
+
+
+def names_here(state_dir: StateDir) -> dict[str, str]:
+    """Returns the display names that the peers have now, as the running node hears them, and its
+    own; empty where no node runs. A peer that is gone has none."""
+    try:
+        status = fetch_status(state_dir)
+    except ClientError:
+        return {}
+    names = {peer.peer_id: peer.name for peer in status.peers}
+    names[status.peer_id] = status.name
+    return {peer: name for peer, name in names.items() if name}
+
+
+def _shown(peer_id: str, names: Mapping[str, str]) -> str:
+    return f"{peer_id} {printable(names[peer_id])}" if peer_id in names else peer_id
 
 
 def summary(credits: Credits) -> str:

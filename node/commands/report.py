@@ -11,7 +11,7 @@ import msgspec
 from gossamer.node.base.disk_health import write_atomically
 from gossamer.node.base.settings import ConfigError, Settings
 from gossamer.node.commands.options import State, reading_settings_of
-from gossamer.node.commands.peers import write_csv
+from gossamer.node.commands.peers import names_here, write_csv
 from gossamer.node.runs.credit import Credits, read_credits
 from gossamer.node.runs.generating import Sampling, pieces, require_allowed
 from gossamer.node.runs.reading import read_state
@@ -54,11 +54,12 @@ def report(
         raise ConfigError(
             [f"{file} was not written by this command: name another folder, or give --force"]
         )
-    credits = read_credits(StateDir(settings.state_dir))
+    state_dir = StateDir(settings.state_dir)
+    credits = read_credits(state_dir)
     run_id = credits.manifest.run_id
-    history, _ = LossFile(StateDir(settings.state_dir).losses_path, run_id).load()
+    history, _ = LossFile(state_dir.losses_path, run_id).load()
     samples = _samples(settings, sample) if sample else []
-    text = page(credits, history.points(), samples, time.time())
+    text = page(credits, history.points(), samples, time.time(), names_here(state_dir))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(file, text.encode(), mode=0o644)
     write_atomically(folder / "members.csv", _csv(credits), mode=0o644)

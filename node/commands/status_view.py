@@ -68,6 +68,8 @@ def _render_node(status: Status) -> Table:
         doing = Text(f"  step {status.inner_step} of {status.inner_steps}")
     elif status.paused_reason:
         doing = Text(f"  ({printable(_pause(status))})")
+    if status.leaves_after_round:
+        doing.append("  (leaves when this round ends)")
     row("phase", _phase(status.phase), doing)
     if status.pauses and (status.phase != "paused" or len(status.pauses) > 1):
         row("pauses", pauses_text(status, time.time()))
@@ -75,7 +77,7 @@ def _render_node(status: Status) -> Table:
         table.add_row("problem", Text(printable(status.problem), style="red"))
     name = f" ({status.run_name})" if status.run_name else ""
     row("run", f"{status.run_id or _DASH}{name}")
-    row("peer", status.peer_id)
+    row("peer", f"{status.peer_id}{f' ({status.name})' if status.name else ''}")
     for index, address in enumerate(status.addresses):
         row("" if index else "addresses", address)
     if status.reach_text:
@@ -146,11 +148,18 @@ def _render_peers(status: Status) -> Table:
     return table
 
 
+def shown_peer(peer_id: str, name: str) -> str:
+    """Returns the end of a peer id, and before it the name that the peer's owner chose. A name
+    alone tells nothing: any peer may have it."""
+    end = printable(peer_id[-6:])
+    return f"{printable(name)} {end}" if name else end
+
+
 def _peer_cells(peer: PeerStatus) -> list[Text]:
     speed = _DASH if peer.tokens_per_second is None else f"{peer.tokens_per_second:,.0f}"
     memory = format_bytes(peer.device_memory_bytes) if peer.device_memory_bytes else _DASH
     return [
-        Text(printable(peer.peer_id[-6:])),
+        Text(shown_peer(peer.peer_id, peer.name)),
         _phase(peer.phase),
         Text(str(peer.round)),
         Text(speed),

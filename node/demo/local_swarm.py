@@ -69,7 +69,12 @@ class LocalNode:
                 stdout=log,
                 stderr=log,
                 # These nodes are for their own user, who looks at them, also on a laptop.
-                env={**os.environ, **self.environment, "GOSSAMER_ON_BATTERY": "on"},
+                env={
+                    **os.environ,
+                    **self.environment,
+                    "GOSSAMER_ON_BATTERY": "on",
+                    "GOSSAMER_ON_METERED": "on",
+                },
                 start_new_session=True,  # Ctrl-C must reach only the parent process
             )
 

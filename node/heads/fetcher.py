@@ -57,7 +57,8 @@ class HeadFetcher:
         """Fetches until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                self._look(nursery)
+                if not self._orders.spares_line:
+                    self._look(nursery)
                 await self._orders.wait(LOOK_SECONDS)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import psutil
 
@@ -13,6 +14,19 @@ from gossamer.node.machine.capacity import training_gpu
 from gossamer.node.telemetry.gpus import Gpus
 
 
+class NodeUses(NamedTuple):
+    """What a node uses at one look."""
+
+    uses: Mapping[str, float]
+    """By the names of `base.owner_limits`: threads, bytes, watts or degrees Celsius."""
+    sizes: Mapping[str, float]
+    """The present bytes of limits that are shares."""
+    trainer_bytes: float
+    """Resident memory of the trainer; 0 where none runs."""
+    trainer_cpu_seconds: float
+    """Processor time of the trainer since the look before."""
+
+
 class LimitUses:
     """The reader of what a node uses. A call blocks for milliseconds, one at a time."""
 
@@ -20,28 +34,29 @@ class LimitUses:
         """`disk_bytes`: the size of the whole state directory."""
         self._gpus = gpus
         self._disk_bytes = disk_bytes
-        self._trainers: dict[int, psutil.Process] = {}
+        self._trainers: dict[int, _Trainer] = {}
         """The daemon's children by process id: their processor time counts from the look before."""
 
-    def __call__(self, settings: Settings) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        """Returns uses by the names of `base.owner_limits`, and the bytes of limits that are
-        shares."""
+    def __call__(self, settings: Settings) -> NodeUses:
+        """Returns what the node uses now, with these settings."""
         uses: dict[str, float] = {"disk": float(self._disk_bytes())}
         sizes: dict[str, float] = {}
         me = psutil.Process(os.getpid())
-        memory, cores = float(me.memory_info().rss), 0.0
+        trainer_bytes = trainer_seconds = cores = 0.0
         found = {}
         for child in me.children():
             known = self._trainers.get(child.pid)
-            process = known if known == child else child
+            trainer = known if known is not None and known.process == child else _Trainer(child)
             try:
-                memory += process.memory_info().rss
-                cores += process.cpu_percent() / 100
+                trainer_bytes += trainer.process.memory_info().rss
+                cores += trainer.process.cpu_percent() / 100
+                trainer_seconds += trainer.seconds_since()
             except psutil.Error:  # it has just ended
                 continue
-            found[child.pid] = process
+            found[child.pid] = trainer
         self._trainers = found
-        uses["memory"], uses["threads"] = memory, cores
+        uses["memory"] = me.memory_info().rss + trainer_bytes
+        uses["threads"] = cores
         gpu = training_gpu(settings.device, self._gpus.read())
         if gpu is not None:
             uses["gpu_memory"] = float(gpu.memory_used_bytes)
@@ -52,4 +67,20 @@ class LimitUses:
             if settings.gpu_memory:
                 total = gpu.memory_total_bytes
                 sizes["gpu_memory"] = float(gpu_memory_bytes(settings.gpu_memory, total))
-        return uses, sizes
+        return NodeUses(uses, sizes, trainer_bytes, trainer_seconds)
+
+
+class _Trainer:
+    """One child of the daemon, and the processor time that was counted of it."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self.process = process
+        self._seen_seconds = 0.0
+
+    def seconds_since(self) -> float:
+        """Returns its processor time since the call before, or since it began. psutil.Error: it has
+        ended."""
+        times = self.process.cpu_times()
+        seconds = times.user + times.system
+        since, self._seen_seconds = seconds - self._seen_seconds, seconds
+        return float(max(0.0, since))

@@ -1,4 +1,4 @@
-"""What the owner does with the machine: battery or mains, programs that run, a person at it.
+"""What the owner does with the machine: battery or mains, a metered line, programs, a person at it.
 
 Each reader is a function that says None where nothing can tell. A reader may fail, and then only
 its own question has no answer (`pause_watch`). Readers block for milliseconds: they run in threads.
@@ -31,6 +31,13 @@ _LOGIND = (
     *("org.freedesktop.login1.Manager", "IdleHint", "IdleSinceHintMonotonic"),
 )
 _LOGIND_ANSWER = re.compile(r"b (true|false)\s+t (\d{1,20})\s*")
+# NetworkManager is not started only to be asked.
+_NETWORK_MANAGER = (
+    *("busctl", "--auto-start=no", "get-property", "org.freedesktop.NetworkManager"),
+    *("/org/freedesktop/NetworkManager", "org.freedesktop.NetworkManager", "Metered"),
+)
+_METERED = {"u 1": True, "u 2": False, "u 3": True, "u 4": False}
+"""Answers of NetworkManager (NMMetered): yes, no, and what it guesses. `u 0` is not known."""
 _IOREG = ("ioreg", "-r", "-d", "1", "-w", "0", "-c", "IOHIDSystem")
 _IOREG_IDLE = re.compile(r'"HIDIdleTime"\s*=\s*(\d{1,20})')
 
@@ -133,6 +140,14 @@ def sees_programs(platform: str = sys.platform, processes: Path = Path("/proc"))
     return platform != "linux" or (processes / "1" / "stat").exists()
 
 
+def is_metered(ask: Ask = ask, platform: str = sys.platform) -> bool | None:
+    """Returns whether the line that the system uses is metered; None where nothing can tell, as on
+    macOS and Windows and without NetworkManager."""
+    if platform != "linux":
+        return None
+    return _METERED.get((ask(_NETWORK_MANAGER) or "").strip())
+
+
 def read_idle(
     ask: Ask = ask,
     platform: str = sys.platform,
@@ -174,3 +189,4 @@ class MachineUse:
     sees_programs: Callable[[], bool] = sees_programs
     read_gpu_celsius: Callable[[], float | None] = lambda: None
     """Temperature of the card that trains."""
+    is_metered: Callable[[], bool | None] = is_metered

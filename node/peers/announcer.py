@@ -39,6 +39,8 @@ class Standing:
     checkpoint_round: int
     claims: tuple[int, ...]
     capacity: Capacity
+    name: str = ""
+    """The display name that this node's owner chose; empty for none."""
 
 
 class Announcer:
@@ -98,6 +100,7 @@ class Announcer:
             addresses=tuple(self._transport.addresses()[:ADDRESSES_MAX]),
             capacity=standing.capacity,
             reach=self._transport.reach().reach,
+            name=standing.name,
         )
 
     def heard_own(self, announce: Announce) -> None:

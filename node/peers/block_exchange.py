@@ -101,6 +101,8 @@ class BlockService:
         self._fetch_limits = fetch_limits or FetchLimits()
         self._serve_limits = serve_limits or ServeLimits()
         self.uploads = uploads or Uploads()
+        self.spares_line: Callable[[], bool] = lambda: False
+        """Returns whether no blocks are to be moved now: the owner's line is metered."""
         self._num_streams = 0
         self._checking = trio.CapacityLimiter(_CHECKING_THREADS)
         self._fetch_numbers = itertools.count()
@@ -130,12 +132,15 @@ class BlockService:
         gives up, if not as often as the limits of this service say.
 
         Raises:
-            FetchError: no peer has some of them, after several attempts. The others are stored.
+            FetchError: no peer has some of them, after several attempts. The others are stored. Or
+                this node spares its line.
             DiskError: the store could not write.
 
         Cancellation: what has been stored stays, the next fetch goes on from there.
         """
         wanted = list(dict.fromkeys(digests))
+        if self.spares_line() and (missing := self._store.missing(wanted)):
+            raise FetchError(missing, len(wanted), "this node's line is metered")
         report = on_block or (lambda _: None)
         pin_name = f"fetch {next(self._fetch_numbers)}"
         self._store.pin(pin_name, wanted)
@@ -251,6 +256,9 @@ class BlockService:
     async def _serve(self, stream: Stream) -> None:
         """Handler of one inbound stream."""
         peer_id = stream.peer_id
+        if self.spares_line():
+            await stream.reset()
+            return
         if self._num_streams >= self.uploads.streams_max(peer_id, self._serve_limits.streams_max):
             await stream.reset()
             return

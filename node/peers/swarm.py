@@ -101,6 +101,8 @@ class Swarm:
         """Local time of the last look for signs of life."""
         self._heard: dict[PeerId, float] = {}
         """Local time of the newest sign of life of each connected peer, at that look."""
+        self.spares_line: Callable[[], bool] = lambda: False
+        """Returns whether this node carries no new connections of others: its line is metered."""
         self.gossip = Gossip(transport, identity, admission.run_id, self, randomness)
         self.equivocations = Equivocations(
             identity.peer_id,
@@ -236,6 +238,8 @@ class Swarm:
 
     def _why_not_relayed(self, *ends: PeerId) -> str:
         """Says why this node does not carry a circuit; empty for members of the run."""
+        if self.spares_line():
+            return "this peer's line is metered"
         known = self.membership.known()
         strangers = [peer for peer in ends if peer not in known or not self.is_welcome(peer)]
         return f"{short(strangers[0])} is not known as a member of the run" if strangers else ""

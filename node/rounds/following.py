@@ -123,7 +123,7 @@ class Follower:
 
     async def while_paused(self) -> None:
         """Frees the device until nothing keeps the node from training, or the run is finished;
-        heads are followed, blocks are served."""
+        heads are followed, blocks are served, unless the node spares its line."""
         log.info("pausing")
         await self._saver.save(now=True)
         await self._trainings.trainer.suspend()
@@ -134,7 +134,8 @@ class Follower:
                 await self._trainings.trainer.suspend()
             if (progress.phase, progress.paused_reason) != ("paused", hold.reason):
                 self.phases.pause(hold.reason)
-            await self.catch_up()
+            if not self._orders.spares_line:
+                await self.catch_up()
             if self.heads.is_finished:
                 return
             await self._orders.wait(POLL_SECONDS)

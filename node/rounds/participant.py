@@ -142,12 +142,14 @@ class Participant:
     def pause(self, order: UserPause = UserPause()) -> None:  # noqa: B008
         """Stops training and frees the device, or does so when the present round ends."""
         self._orders.user_pause = order
+        self._orders.leaves_after_round = False
         self._orders.notify()
 
     def resume(self) -> None:
-        """Ends the owner's pause, or goes on after a failure of the trainer. What else keeps the
-        node from training stays."""
+        """Ends the owner's pause, stays after all where the node was to leave after its round, or
+        goes on after a failure of the trainer. What else keeps the node from training stays."""
         self._orders.user_pause = None
+        self._orders.leaves_after_round = False
         self._go_on()
 
     def hold_off(self, holds: Sequence[Hold]) -> None:
@@ -189,6 +191,20 @@ class Participant:
         """Leaves in order: `run` returns when that is done."""
         self._orders.leave = True
         self._orders.notify()
+
+    def finish(self) -> None:
+        """Leaves when the present round ends, or at once outside of a round. A later pause, or an
+        order to resume, takes that back."""
+        if self._orders.is_in_round:
+            self._orders.leaves_after_round = True
+            self._orders.notify()
+        else:
+            self.leave()
+
+    @property
+    def leaves_after_round(self) -> bool:
+        """Returns whether the node leaves when its present round ends."""
+        return self._orders.leaves_after_round
 
     # Events
 
@@ -304,6 +320,8 @@ class Participant:
             await turn.run()
         finally:
             self._orders.is_in_round = False
+            if self._orders.leaves_after_round:
+                self._orders.leave = True
 
     async def _end_training_ahead(self) -> None:
         """The next round does not begin now: work that was done ahead for it is carried."""

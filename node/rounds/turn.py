@@ -102,7 +102,7 @@ class Turn:
         if opened.work.trains_in_ring:
             return
         self._phases.set("averaging")
-        if opened.work.may_train_ahead:
+        if opened.work.may_train_ahead and not self._orders.leaves_after_round:
             if not opened.hints.came_late:  # a peer that came late has no time to lose
                 await self._round_end.evaluate(opened)  # the device has nothing else to do
             opened.work.train_ahead()

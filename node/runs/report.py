@@ -10,8 +10,9 @@ import base64
 import hashlib
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import NamedTuple
 
 from gossamer.node.base.units import format_count
@@ -69,12 +70,14 @@ def page(
     points: Sequence[LossPoint],
     samples: Sequence[Sample],
     unix_seconds: float,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """Returns the page.
 
     Args:
         points: the curve of losses, in nats a token, oldest first.
         unix_seconds: the time that the page names as its own.
+        names: display names by peer id, as these peers chose them.
     """
     manifest = credits.manifest
     name = _escaped(manifest.name)
@@ -102,7 +105,7 @@ def page(
         f"<p class=soft>trained together by volunteers; {when}</p></section>",
         f"<section><h2>The run</h2><dl>{_facts(facts)}</dl></section>",
         f"<section><h2>Loss</h2>{_chart(points)}</section>",
-        f"<section><h2>Members</h2>{_members(credits)}</section>",
+        f"<section><h2>Members</h2>{_members(credits, names)}</section>",
     ]
     if samples:
         texts = "".join(
@@ -130,11 +133,11 @@ def _newest_heldout(points: Sequence[LossPoint]) -> str:
     return f"{values[-1]:.4f}" if values else "not known"
 
 
-def _members(credits: Credits) -> str:
+def _members(credits: Credits, names: Mapping[str, str]) -> str:
     if not credits.rows:
         return "<p class=soft>No round has been committed yet.</p>"
     rows = "".join(
-        f"<tr><td class=n>{row.rank}</td><td class=id>{_escaped(row.peer_id)}</td>"
+        f"<tr><td class=n>{row.rank}</td>{_id_cell(row.peer_id, names.get(row.peer_id, ''))}"
         f"<td class=n>{row.tokens:,}</td><td class=n>{row.share:.1%}</td>"
         f"<td class=n>{row.rounds:,}</td><td class=n>{row.last_round:,}</td></tr>"
         for row in credits.rows[:MEMBERS_MAX]
@@ -146,6 +149,11 @@ def _members(credits: Credits) -> str:
         for title in ("rank", "peer", "tokens", "share", "rounds", "last round")
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{rest}"
+
+
+def _id_cell(peer_id: str, name: str) -> str:
+    shown = f"<b>{_escaped(name)}</b> " if name else ""
+    return f"<td class=id>{shown}{_escaped(peer_id)}</td>"
 
 
 def _chart(points: Sequence[LossPoint]) -> str:

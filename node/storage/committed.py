@@ -27,7 +27,7 @@ import structlog
 from gossamer.node.base.disk_health import DiskError, write_atomically
 from gossamer.node.storage.blocks import BlockStore
 from gossamer.node.storage.chain_store import ChainStore, Entry
-from gossamer.node.storage.next_state import NextState, StateVectors
+from gossamer.node.storage.next_state import NextState, StateVectors, ring_rules_of
 from gossamer.node.storage.retention import Retention
 from gossamer.node.storage.shared_parameters import SharedParameters
 from gossamer.node.storage.state_blocks import (
@@ -137,8 +137,7 @@ class CommittedState:
     @property
     def ring_rules(self) -> RingRules:
         """The values that the manifest demands of every roster."""
-        payloads, chunk_elements = self.payloads, self._manifest.outer.chunk_elements
-        return RingRules(payloads.name, chunk_elements, payloads.members_max(chunk_elements))
+        return ring_rules_of(self._manifest, self.payloads)
 
     @property
     def shared_parameters(self) -> SharedParameters | None:

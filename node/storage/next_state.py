@@ -17,6 +17,7 @@ from gossamer.node.storage.shared_parameters import SharedParameters, sign_paylo
 from gossamer.protocol.codecs.payloads import AveragedPayloads, SignPayloads, payloads_of
 from gossamer.protocol.ids import digest_of
 from gossamer.protocol.manifest import Manifest
+from gossamer.protocol.rounds.commit_proof import RingRules
 from gossamer.protocol.rounds.ring import Payload
 from gossamer.protocol.state.chain import Member
 from gossamer.protocol.state.chunk_plan import ChunkPlan
@@ -44,6 +45,24 @@ class _Step(NamedTuple):
     momentum: float
 
 
+def payloads_for(manifest: Manifest) -> AveragedPayloads | SignPayloads:
+    """Returns the kind of what travels for a chunk in a run. VersionError for a codec that this
+    version does not know."""
+    if manifest.sync == "distro":
+        return sign_payloads(manifest.model, manifest.outer)
+    return payloads_of(manifest.sync, manifest.outer, manifest.trust)
+
+
+def ring_rules_of(manifest: Manifest, payloads: AveragedPayloads | SignPayloads) -> RingRules:
+    """Returns the values that a manifest demands of every roster.
+
+    Args:
+        payloads: those of the manifest (`payloads_for`).
+    """
+    chunk_elements = manifest.outer.chunk_elements
+    return RingRules(payloads.name, chunk_elements, payloads.members_max(chunk_elements))
+
+
 class NextState:
     """Computes the state that a round's averages lead to, as the manifest says.
 
@@ -58,13 +77,10 @@ class NextState:
         """
         self._manifest, self._plan = manifest, plan
         self.sync_sets = SyncSets(manifest.model, manifest.outer, manifest.sync)
-        self.payloads: AveragedPayloads | SignPayloads
+        self.payloads = payloads_for(manifest)
         self.shared_parameters: SharedParameters | None = None
-        if manifest.sync == "distro":
-            self.payloads = sign_payloads(manifest.model, manifest.outer)
+        if isinstance(self.payloads, SignPayloads):
             self.shared_parameters = SharedParameters(manifest, self.payloads, base)
-        else:
-            self.payloads = payloads_of(manifest.sync, manifest.outer, manifest.trust)
         self.spare: FloatVector = np.empty_like(base)
         """The average of the round in the places of its parameters; with shared steps, the next
         parameters. Others may use it after `forget`."""

@@ -394,4 +394,5 @@ class Work:
             carried=self.account.carried,
         )
         self._metrics.set_work(self._status)
+        self._metrics.late_work_tokens.set(self.account.late)
         self._journal.note(self._saved_number, self._event, state)

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gossamer.node.base.pausing import PAUSE_REASONS
 from gossamer.node.telemetry.gpus import GpuCollector, Gpus
+from gossamer.node.telemetry.metric_families import OTHER, Registrar
 from gossamer.node.telemetry.status import (
     OUTCOMES,
     PHASES,
@@ -25,9 +26,9 @@ from gossamer.node.telemetry.status import (
     OuterStep,
     WorkStatus,
 )
+from gossamer.node.telemetry.use_metrics import UseMetrics
 from gossamer.protocol.wire.statements import Phase
 
-OTHER = "other"
 RESTART_REASONS = ("failed", "killed", "hung")
 PEER_PATHS = ("direct", "crossed", "relayed")
 DIAL_OUTCOMES = ("connected", "unreachable", "timeout", "wrong_peer")
@@ -65,75 +66,9 @@ OFFENCE_REASONS = (
 )
 """Values of `reason` of `RemoteProtocolError` and its subclasses."""
 
-LINE_DIRECTIONS = ("sent", "received")
-_LIMIT_OF = {
-    "threads": "threads",
-    "memory_bytes": "memory",
-    "disk_bytes": "disk",
-    "gpu_memory_bytes": "gpu_memory",
-    "gpu_power_watts": "gpu_power",
-    "gpu_temperature_celsius": "gpu_temperature",
-}
-"""The owner's limit behind each gauge `limit_...`."""
-
 _STEP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _ROUND_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200)
 _RTT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 5)
-
-
-class CounterFamily:
-    """A counter with one label, whose values are known."""
-
-    def __init__(
-        self, registry: CollectorRegistry, name: str, text: str, label: str, values: tuple[str, ...]
-    ) -> None:
-        counter = Counter(name, text, [label], namespace="gossamer", registry=registry)
-        self._children = {value: counter.labels(value) for value in (*values, OTHER)}
-
-    def add(self, value: str, amount: float = 1) -> None:
-        """Counts under the label's value, or under `other` if the value is not known."""
-        self._children.get(value, self._children[OTHER]).inc(amount)
-
-
-class GaugeFamily:
-    """A gauge with one label, whose values are known."""
-
-    def __init__(
-        self, registry: CollectorRegistry, name: str, text: str, label: str, values: tuple[str, ...]
-    ) -> None:
-        gauge = Gauge(name, text, [label], namespace="gossamer", registry=registry)
-        self._children = {value: gauge.labels(value) for value in values}
-
-    def set(self, value: str, number: float) -> None:
-        """Sets the gauge of a value. Raises KeyError for an unknown value, which is a bug."""
-        self._children[value].set(number)
-
-    def set_only(self, value: str | None) -> None:
-        """Sets 1 for this value and 0 for all others, or 0 for all if it is None."""
-        for name, child in self._children.items():
-            child.set(1 if name == value else 0)
-
-
-class _Registrar:
-    """Makes the metrics of one registry, with their common prefix."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, namespace="gossamer", registry=self._registry)
-
-    def gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, namespace="gossamer", registry=self._registry)
-
-    def counters(self, name: str, text: str, label: str, values: tuple[str, ...]) -> CounterFamily:
-        return CounterFamily(self._registry, name, text, label, values)
-
-    def gauges(self, name: str, text: str, label: str, values: tuple[str, ...]) -> GaugeFamily:
-        return GaugeFamily(self._registry, name, text, label, values)
-
-    def histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, namespace="gossamer", registry=self._registry, buckets=buckets)
 
 
 class Metrics:
@@ -145,7 +80,7 @@ class Metrics:
     def __init__(self, gpus: Gpus | None = None) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry(auto_describe=False)
-        add = _Registrar(registry)
+        add = Registrar(registry)
         self._add_build_info(registry)
         self._add_node(add)
         self._add_network(add, registry)
@@ -153,7 +88,8 @@ class Metrics:
         self._add_rounds(add, registry)
         self._add_data(add)
         self._add_storage(add)
-        self._add_limits(add, registry)
+        self.uses = UseMetrics(add, registry)
+        """The owner's limits beside the use."""
         self._add_offences(add)
         prometheus_client.ProcessCollector(namespace="gossamer", registry=registry)
         if gpus is not None:
@@ -184,7 +120,7 @@ class Metrics:
         self._run.clear()
         self._run.labels(run).set(1)
 
-    def _add_node(self, add: _Registrar) -> None:
+    def _add_node(self, add: Registrar) -> None:
         self._phase = add.gauges("phase", "1 for the phase that the node is in.", "phase", PHASES)
         self._paused = add.gauges("paused", "1 if paused for this reason.", "reason", PAUSE_REASONS)
         self.restarts = add.counters(
@@ -195,7 +131,7 @@ class Metrics:
             "Time for which this process did not run: stopped, suspended or starved.",
         )
 
-    def _add_network(self, add: _Registrar, registry: CollectorRegistry) -> None:
+    def _add_network(self, add: Registrar, registry: CollectorRegistry) -> None:
         self.relayed_bytes = add.counter(
             "relayed_bytes_total", "Payload bytes carried between other peers."
         )
@@ -225,7 +161,7 @@ class Metrics:
             "peer_rtt_seconds", "Round trips to peers.", _RTT_BUCKETS
         )
 
-    def _add_training(self, add: _Registrar) -> None:
+    def _add_training(self, add: Registrar) -> None:
         self.inner_steps = add.counter("inner_steps_total", "Inner steps done.")
         self.tokens = add.counter("tokens_total", "Tokens trained on, committed or not.")
         self.tokens_committed = add.counters(
@@ -245,6 +181,10 @@ class Metrics:
             "All tokens that this node trained in the run, by their fate.",
             "fate",
             WORK_FATES,
+        )
+        self.late_work_tokens = add.gauge(
+            "late_work_tokens",
+            "Those of the carried tokens that missed their round and wait for a later one.",
         )
         self.tokens_dropped = add.counters(
             "tokens_dropped_total", "Own tokens that no round will contain.", "reason", DROP_REASONS
@@ -270,7 +210,7 @@ class Metrics:
             "last_step_timestamp_seconds", "When the newest inner step ended; 0 before the first."
         )
 
-    def _add_rounds(self, add: _Registrar, registry: CollectorRegistry) -> None:
+    def _add_rounds(self, add: Registrar, registry: CollectorRegistry) -> None:
         self.rounds = add.counters("rounds_total", "Rounds that ended here.", "outcome", OUTCOMES)
         round_duration = Histogram(
             "round_duration_seconds",
@@ -306,7 +246,7 @@ class Metrics:
             "ring_skips_total", "Members that this node skipped in a ring.", "reason", SKIP_REASONS
         )
 
-    def _add_data(self, add: _Registrar) -> None:
+    def _add_data(self, add: Registrar) -> None:
         self._data_epochs = add.gauge(
             "data_epochs",
             "Epochs of the data that the committed chain has consumed, or of its own text that "
@@ -317,7 +257,7 @@ class Metrics:
             "data_shards_consumed", "Shards of the present epoch that are consumed to their end."
         )
 
-    def _add_storage(self, add: _Registrar) -> None:
+    def _add_storage(self, add: Registrar) -> None:
         self.blocks = add.gauges("blocks", "Blocks of state and data.", "state", BLOCK_STATES)
         self.block_verify_failures = add.counter(
             "block_verify_failures_total",
@@ -338,63 +278,7 @@ class Metrics:
             "When the state last reached the disk; 0 before the first time.",
         )
 
-    def _add_limits(self, add: _Registrar, registry: CollectorRegistry) -> None:
-        self._line_bytes = Counter(
-            "line_bytes_total",
-            "Bytes on the wire with all peers, packet headers included: what the limits count.",
-            ["direction"],
-            namespace="gossamer",
-            registry=registry,
-        )
-        self._line_seen = dict.fromkeys(LINE_DIRECTIONS, 0)
-        for direction in LINE_DIRECTIONS:
-            self._line_bytes.labels(direction)
-        self._line_limit = add.gauges(
-            "line_limit_bytes_per_second",
-            "The owner's limit of the line; +Inf for none.",
-            "direction",
-            LINE_DIRECTIONS,
-        )
-        self._limits = {
-            name: add.gauge(f"limit_{name}", f"{text}; +Inf for none.")
-            for name, text in (
-                ("threads", "The owner's limit of the trainer's threads"),
-                ("memory_bytes", "The owner's limit of the memory of daemon and trainer"),
-                ("disk_bytes", "The owner's limit of the state directory"),
-                ("gpu_memory_bytes", "The owner's limit of the card's memory"),
-                ("gpu_power_watts", "The owner's limit of the card's power"),
-                ("gpu_temperature_celsius", "Temperature above which the node pauses"),
-            )
-        }
-        self._memory_used = add.gauge(
-            "memory_used_bytes", "Resident memory of the daemon and its trainer."
-        )
-        self._cores_used = add.gauge("trainer_cores_used", "Cores that the trainer keeps busy.")
-
-    def set_limits(
-        self,
-        limits: Mapping[str, float | None],
-        uses: Mapping[str, float],
-        moved_bytes: Mapping[str, int],
-    ) -> None:
-        """Sets the owner's limits beside the use, by the names of `base.owner_limits`.
-
-        Args:
-            limits: None for no limit. Those of the line are in Mbit/s.
-            moved_bytes: all bytes of the line so far.
-        """
-        for direction, name in (("sent", "upload"), ("received", "download")):
-            mbit = limits.get(name)
-            self._line_limit.set(direction, math.inf if mbit is None else mbit * 1e6 / 8)
-            self._line_bytes.labels(direction).inc(moved_bytes[name] - self._line_seen[direction])
-            self._line_seen[direction] = moved_bytes[name]
-        for metric, gauge in self._limits.items():
-            value = limits.get(_LIMIT_OF[metric])
-            gauge.set(math.inf if value is None else value)
-        self._memory_used.set(uses.get("memory", math.nan))
-        self._cores_used.set(uses.get("threads", math.nan))
-
-    def _add_offences(self, add: _Registrar) -> None:
+    def _add_offences(self, add: Registrar) -> None:
         self.offences = add.counters(
             "offences_total", "Violations of the protocol by peers.", "reason", OFFENCE_REASONS
         )

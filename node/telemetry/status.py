@@ -54,6 +54,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Another peer, as it describes itself in its announcements."""
 
     peer_id: str
+    name: str = ""
+    """The name that its owner wants to be shown; nobody checks that it is the only one."""
     phase: str
     round: int
     head: str | None = None
@@ -190,6 +192,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     run_name: str | None = None
     admission: str | None = None
     """The manifest's rule of who comes in: `open`, `allow` or `invite`."""
+    name: str = ""
+    """The name by which others see this node; empty for none."""
     version: str
     addresses: tuple[str, ...] = ()
     """Addresses that other peers can dial, with `/p2p/`."""
@@ -201,12 +205,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None = None
     """The reason why the phase is `failed`, for people."""
     paused_reason: str | None = None
-    """`user`, `schedule`, `battery`, `process`, `idle`, `temperature` or `disk`, while the phase is
-    `paused`. Of several the first one here."""
+    """`user`, `schedule`, `battery`, `metered`, `process`, `idle`, `temperature` or `disk`, while
+    the phase is `paused`. Of several the first one here."""
     resumes_at: str | None = None
     """When the node goes on by itself, as far as it knows: ISO 8601, local time with its offset."""
     pauses: tuple[PauseStatus, ...] = ()
     """Everything that keeps this node from training, or will when the present round ends."""
+    leaves_after_round: bool = False
+    """Whether this node leaves when its present round ends."""
     round: int = 0
     """The newest committed round; 0 is the genesis state."""
     final_round: int | None = None

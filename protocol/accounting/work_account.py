@@ -93,6 +93,13 @@ class WorkAccount:
         return sum(lot.carried for lot in self.state.lots.values())
 
     @property
+    def late(self) -> int:
+        """Returns the carried tokens that a round can take late only: they were not trained on the
+        present head. Before the first head there are none."""
+        head = self.state.head
+        return sum(lot.carried for lot in self.state.lots.values() if head and lot.head != head)
+
+    @property
     def has_work(self) -> bool:
         """Returns whether a chunk has work in it, also work of no tokens."""
         return any(self.state.since)

@@ -84,6 +84,9 @@ class Announce(
     reach: Reach = "unknown"
     """The peers that can connect to this one: all of them, those that dial at the same time, or
     none."""
+    name: str = ""
+    """The name that its owner wants to be shown; empty for none. Two peers may have the same one:
+    only the peer id tells who it is."""
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="ready"):
@@ -338,6 +341,15 @@ def _check_text(value: str, what: str) -> None:
     _require(len(value) <= limits.TEXT_CHARACTERS_MAX, f"{what} has {len(value)} characters")
 
 
+def check_name(name: str) -> None:
+    """Raises MalformedError for a display name that is too long, or that has letters which cannot
+    be shown or which turn other letters."""
+    high = limits.NAME_CHARACTERS_MAX
+    _require(len(name) <= high, f"a name has {len(name)} characters; at most {high}")
+    is_plain = name.isprintable() and name == name.strip()
+    _require(is_plain, "a name has characters that are not printable, or spaces at its ends")
+
+
 def _check_speed(value: float) -> None:
     _require(0 <= value < 1e15, "speed out of range")  # NaN fails both
 
@@ -446,6 +458,7 @@ def _check_announce(announce: Announce) -> None:
     _require(len(announce.addresses) <= limits.ADDRESSES_MAX, "too many addresses")
     for address in announce.addresses:
         _require(len(address) <= limits.ADDRESS_CHARACTERS_MAX, "address too long")
+    check_name(announce.name)
     capacity = announce.capacity
     _check_text(capacity.device, "device")
     _check_text(capacity.device_kind, "device kind")

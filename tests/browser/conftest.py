@@ -66,7 +66,7 @@ BUSY = Status(
     disk_used_bytes=1_234_567_890,
     peers=(
         PeerStatus(
-            peer_id=PEER, phase="averaging", round=40, tokens_per_second=8831.0,
+            peer_id=PEER, name="<i>Ada</i>", phase="averaging", round=40, tokens_per_second=8831.0,
             device="AMD EPYC", device_memory_bytes=25 * 10**9, connected=True, path="direct",
         ),
         PeerStatus(
@@ -123,6 +123,9 @@ class Node:
     def resume(self) -> None:
         self.orders.append("resume")
         self.now = BUSY
+
+    def finish(self) -> None:
+        self.orders.append("finish")
 
     def leave(self) -> None:
         self.orders.append("leave")

@@ -84,8 +84,10 @@ def test_pause_and_resume_by_keyboard(window: Any, address: str, node: Node) -> 
     press(window, "resume", "\ue007")
     until(lambda: "takes part" in text_of(window, "heard"), "the state is told")
     assert node.orders[1:] == ["pause 7200 False", "resume"]
+    press(window, "finish", "\ue007")
+    until(lambda: node.orders[-1] == "finish", "the node has the order")
     # The focus is where the reader left it, and can be seen.
-    assert window.switch_to.active_element.get_attribute("id") == "resume"
+    assert window.switch_to.active_element.get_attribute("id") == "finish"
     outline = "return getComputedStyle(document.activeElement).outlineStyle"
     assert window.execute_script(outline) == "solid"
     window.refresh()
@@ -160,7 +162,7 @@ def test_link_log_peers_and_curve(window: Any, address: str) -> None:
     assert window.execute_script("return document.getElementById('join-code').naturalWidth") > 0
 
     until(lambda: "431 k (20 %)" in text_of(window, "peers"), "the credit of the members")
-    for shown in ("1.70 M (80 %)", "direct", "through …", "<b>Apple M4</b>"):
+    for shown in ("1.70 M (80 %)", "direct", "through …", "<b>Apple M4</b>", "<i>Ada</i>"):
         assert shown in text_of(window, "peers")
     assert "60 rounds, about 12 min" in text_of(window, "swarm-facts")
 

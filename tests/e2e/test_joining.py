@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import shutil
@@ -128,3 +129,43 @@ def test_on_a_terminal_the_owner_is_asked_first(
     ):
         assert word in text, text
     assert not (folder / "manifest.msgpack").exists()
+
+
+def test_a_run_is_watched_from_outside(swarm: LocalSwarm, founded: Path, tmp_path: Path) -> None:
+    founder = start_founder(swarm, founded)
+    second = swarm.join(founder.address(), "--name", "<i>Ada</i>")
+    for node in (founder, second):
+        node.wait_for(in_rounds_of(2), PATIENCE_SECONDS, "round of two")
+    status = founder.status()
+    assert status is not None
+    assert [peer.name for peer in status.peers] == ["<i>Ada</i>"]
+    given = gossamer("peers", "--state-dir", founder.root)
+    assert f"{status.peers[0].peer_id} <i>Ada</i>" in given.out
+    link = f"{founder.address()}#{status.run_id}"
+    (tmp_path / "home").mkdir()
+    plain = {name: text for name, text in os.environ.items() if not name.startswith("XDG_")}
+    home = {**plain, "HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "gossamer.node.cli", "watch", link]
+    seen = subprocess.run(
+        [*command, "--json"], env=home, capture_output=True, text=True, timeout=60
+    )
+    assert seen.returncode == 0, seen.stderr
+    view = json.loads(seen.stdout)
+    assert view["run_id"] == status.run_id
+    assert view["round"] >= status.round
+    assert view["tokens_total"] > 0
+    assert {peer["peer_id"] for peer in view["peers"]} == {
+        node_status.peer_id for node in (founder, second) if (node_status := node.status())
+    }
+    assert len(view["rounds"][-1]["members"]) == 2
+    assert 0 < view["loss"] < 10
+    shown = subprocess.run(command, env=home, capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0, shown.stderr
+    assert "with 2 members" in shown.stdout
+    assert f"<i>Ada</i> {status.peers[0].peer_id[-6:]}" in shown.stdout
+    # It leaves nothing on the machine that looked.
+    assert not any((tmp_path / "home").iterdir())
+    other = gossamer("watch", f"{founder.address()}#{'0' * 64}")
+    assert (other.status, "the link says" in other.err) == (2, True)
+    for node in (founder, second):
+        assert node.leave() == 0, node.tail()

@@ -22,6 +22,7 @@ from tests.support.daemons import (
     OPTIONS,
     PATIENCE_SECONDS,
     add_founder,
+    digests_on_disk,
     gossamer,
     poll,
     refused,
@@ -56,6 +57,18 @@ def test_pause_and_curve_survive_a_restart(swarm: LocalSwarm, founded: Path) -> 
     wait_for_round(node, again.round + 2)
     assert node.leave() == 0, node.tail()
     assert not (node.root / "paused").exists()
+
+
+def test_finish_ends_the_round_and_the_node(swarm: LocalSwarm, founded: Path) -> None:
+    node = start_founder(swarm, founded)
+    wait_for_round(node, 4)
+    status = node.wait_for(takes_part, PATIENCE_SECONDS, "training")
+    answer = gossamer("finish", "--state-dir", node.root)
+    assert answer.status == 0, answer
+    assert "when its present round ends" in answer.out
+    assert node.wait(PATIENCE_SECONDS) == 0, node.tail()
+    assert said(node, "left in order")
+    assert max(digests_on_disk(node)) > status.round
 
 
 def test_the_link_of_the_page_steers(swarm: LocalSwarm, founded: Path) -> None:
@@ -180,6 +193,8 @@ def test_a_stranger_to_an_allow_run_is_told_its_id_and_not_started_again(
         assert "does not admit this node" in error
         assert own.out.strip() in error
     assert not StateDir(state).has_run()
+    watched = gossamer("watch", address)
+    assert (watched.status, "only members of this run" in watched.err) == (2, True), watched
     assert said(founder, f"{address}#")
 
 

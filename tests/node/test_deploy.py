@@ -116,6 +116,21 @@ def test_the_dashboard_shows_the_nodes_of_one_run() -> None:
     assert "allValue" not in nodes  # else "All" would be the nodes of all runs
 
 
+def test_the_dashboard_shows_several_nodes_beside_each_other() -> None:
+    """Every series is one of the chosen nodes, and each chart of a machine keeps them apart."""
+    for panel in dashboard()["panels"]:
+        for target in panel.get("targets", ()):
+            for matchers in re.findall(r"gossamer_\w+(?:\{([^}]*)\})?", target["expr"]):
+                assert 'instance=~"$node"' in matchers, target["expr"]
+            if "{{" in target["legendFormat"] and "sum by (" in target["expr"]:
+                labels = re.findall(r"{{(\w+)}}", target["legendFormat"])
+                kept = re.search(r"sum by \(([^)]*)\)", target["expr"])
+                assert kept is not None
+                assert set(labels) <= set(kept[1].split(", ")), target
+    (table,) = (panel for panel in dashboard()["panels"] if panel["title"] == "Nodes of the run")
+    assert all(target["expr"].startswith("sum by (instance) ") for target in table["targets"])
+
+
 def test_promtool_accepts_configuration_and_rules() -> None:
     promtool = tool("promtool", "prometheus")
     assert "SUCCESS" in check(promtool, "check", "config", str(DEPLOY / "prometheus.yml"))
@@ -155,12 +170,24 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
         'gossamer_dials_total{instance="founder",outcome="unreachable"}': "0x300",
         'gossamer_dials_total{instance="lone",outcome="unreachable"}': "0+1x300",
         'gossamer_dials_total{instance="healthy",outcome="unreachable"}': "0+1x300",
-        'gossamer_phase{instance="lone",phase="syncing"}': "1x300",
+        # It goes to and fro between the two phases and gets nowhere.
+        'gossamer_phase{instance="lone",phase="syncing"}': " ".join(["1x9 0x9"] * 15) + " 1x0",
+        'gossamer_phase{instance="lone",phase="joining"}': " ".join(["0x9 1x9"] * 15) + " 0x0",
         'gossamer_phase{instance="healthy",phase="syncing"}': "0x100 1x10 0x190",
         'gossamer_paused{instance="full",reason="disk"}': "1x300",
         'gossamer_paused{instance="full",reason="user"}': "0x300",
         'gossamer_paused{instance="healthy",reason="user"}': "1x300",
         'gossamer_paused{instance="healthy",reason="disk"}': "0x300",
+        'gossamer_memory_used_bytes{instance="healthy"}': "9e9x300",
+        # No limit: promtool's series cannot be +Inf.
+        'gossamer_limit_memory_bytes{instance="healthy"}': "1e300x300",
+        'gossamer_memory_used_bytes{instance="greedy"}': "9e9x300",
+        'gossamer_limit_memory_bytes{instance="greedy"}': "8e9x300",
+        # 60 bytes in a minute under a limit of 1 byte/s is what is allowed, and 120 bytes are not.
+        'gossamer_line_bytes_total{instance="healthy",direction="sent"}': "0+60x300",
+        'gossamer_line_bytes_total{instance="greedy",direction="sent"}': "0+120x300",
+        'gossamer_line_limit_bytes_per_second{instance="healthy",direction="sent"}': "1x300",
+        'gossamer_line_limit_bytes_per_second{instance="greedy",direction="sent"}': "1x300",
         'gossamer_phase{instance="healthy",phase="training"}': "1x300",
         'gossamer_phase{instance="stuck",phase="training"}': "1x300",
         'gossamer_phase{instance="healthy",phase="failed"}': "0x300",
@@ -189,7 +216,11 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
         "GossamerStepsStalled": [{"instance": "stuck", "phase": "training"}],
         "GossamerNoRoundCommitted": [{"run": "a"}],
         "GossamerDiskTakesNothing": [{"instance": "full", "reason": "disk"}],
-        "GossamerStuckSyncing": [{"instance": "lone", "phase": "syncing"}],
+        "GossamerStuckSyncing": [{"instance": "lone"}],
+        "GossamerOverLimit": [
+            {"instance": "greedy"},
+            {"instance": "greedy", "direction": "sent"},
+        ],
         "GossamerBehind": [{"instance": "stuck"}],
         "GossamerAlone": [{"instance": "lone"}, {"instance": "stuck"}],
         "GossamerTrainerRestarts": [{"instance": "broken"}],
@@ -215,6 +246,7 @@ def test_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
         "GossamerAlone",
         "GossamerDiskTakesNothing",
         "GossamerStuckSyncing",
+        "GossamerOverLimit",
     ):
         expectations.append({"eval_time": "4m", "alertname": early, "exp_alerts": []})
     expectations.append(

@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,14 +73,19 @@ def poll(condition: Callable[[], _T | None], what: str, seconds: float = PATIENC
     return result
 
 
-def gossamer(*arguments: str | Path, seconds: float = PATIENCE_SECONDS) -> Answer:
-    """Runs one command to its end, as a person would."""
+def gossamer(
+    *arguments: str | Path,
+    seconds: float = PATIENCE_SECONDS,
+    environment: Mapping[str, str] | None = None,
+) -> Answer:
+    """Runs one command to its end, as a person would. `environment`: None is that of the test."""
     done = subprocess.run(
         [sys.executable, "-m", "gossamer.node.cli", *map(str, arguments)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=seconds,
+        env=environment,
     )
     assert "Traceback" not in done.stderr, done.stderr
     return Answer(done.returncode, done.stdout, done.stderr)

@@ -291,7 +291,9 @@ class FastTrainer(NumbersTrainer):
     step_seconds = STEP_SECONDS / 10
 
 
-NOT_USED = MachineUse(lambda: None, lambda _names: (), lambda: None, lambda: True)
+NOT_USED = MachineUse(
+    lambda: None, lambda _names: (), lambda: None, lambda: True, is_metered=lambda: None
+)
 """Nobody uses the machines, whatever the one that runs the test does."""
 
 

@@ -44,6 +44,9 @@ class Node:
     def resume(self) -> None:
         self.orders.append("resume")
 
+    def finish(self) -> None:
+        self.orders.append("finish")
+
     def leave(self) -> None:
         self.orders.append("leave")
 
@@ -185,7 +188,7 @@ def test_a_rebound_name_is_refused(host: str) -> None:
         assert "me" not in answer.text.split()
 
 
-@pytest.mark.parametrize("order", ["pause", "resume", "leave"])
+@pytest.mark.parametrize("order", ["pause", "resume", "finish", "leave"])
 def test_orders(order: str) -> None:
     node = Node()
     assert ask(node, "POST", f"/api/{order}", headers=ORDER).status_code == 202
@@ -259,7 +262,7 @@ def test_the_node_s_own_page_gives_orders(host: str) -> None:
 def test_another_page_gives_no_orders_and_reads_no_log(headers: dict[str, str]) -> None:
     """Whatever secret it brings."""
     node = Node()
-    for order in ("pause", "resume", "leave"):
+    for order in ("pause", "resume", "finish", "leave"):
         answer = ask(node, "POST", f"/api/{order}", headers={**ORDER, **headers})
         assert (answer.status_code, node.orders) == (403, [])
     assert ask(node, "GET", "/api/log", headers={**ORDER, **headers}).status_code == 403
@@ -296,7 +299,7 @@ def test_an_order_without_the_token_is_refused(given: str | None) -> None:
     headers = {"x-gossamer": "1"}
     if given is not None:
         headers["authorization"] = given
-    for order in ("pause", "resume", "leave"):
+    for order in ("pause", "resume", "finish", "leave"):
         raw = {name: value.encode("latin-1") for name, value in headers.items()}
         answer = ask(node, "POST", f"/api/{order}", headers=raw)  # type: ignore[arg-type]
         assert answer.status_code == 401

@@ -27,6 +27,16 @@ def test_outside_of_the_hours_the_node_is_held_until_they_begin() -> None:
     assert PauseRules().holds(Reading(NOON)) == ()
 
 
+def test_a_metered_line_holds_the_node_and_its_bytes() -> None:
+    metered = Reading(NOON, is_metered=True)
+    holds = PauseRules().holds(metered)
+    assert holds == (Hold("metered", "the line is metered"),)
+    assert PauseRules(runs_on_metered=True).holds(metered) == ()
+    assert PauseRules().holds(Reading(NOON, is_metered=None)) == ()
+    assert Orders(None, holds).spares_line
+    assert not Orders(UserPause(), [Hold("battery")]).spares_line
+
+
 def test_the_owners_word_is_shown_first_and_each_hold_ends_by_itself() -> None:
     orders = Orders(UserPause(), [Hold("schedule", resumes_at=TEN)])
     assert [hold.reason for hold in orders.holds] == ["user", "schedule"]

@@ -127,6 +127,11 @@ def test_what_the_owner_does_with_the_machine(tmp_path: Path) -> None:
     settings = load_settings({}, {"GOSSAMER_PAUSE_FOR": "game, blender"}, file)
     assert (settings.on_battery, settings.only_when_idle) == ("off", 0)
     assert settings.pause_for == ("game", "blender")
+    assert load_settings({}, {}).name == ""
+    assert load_settings({}, {"GOSSAMER_NAME": " Ada "}).name == "Ada"
+    assert load_settings({}, {}).on_metered == "off"
+    file.write_text("on_metered = true\n")
+    assert load_settings({}, {}, file).on_metered == "on"
     assert load_settings({"on_battery": "on"}, {"GOSSAMER_ON_BATTERY": "off"}).on_battery == "on"
 
 
@@ -135,6 +140,11 @@ def test_what_the_owner_does_with_the_machine(tmp_path: Path) -> None:
     [
         ("on_battery", "maybe", "'maybe' is not one of on, off"),
         ("on_battery", 1, "1 is not one of on, off"),
+        ("name", "x" * 33, "a name has 33 characters; at most 32"),
+        ("name", "Ada\x1b[2J", "a name has characters that are not printable"),
+        ("name", "\u202eadA", "a name has characters that are not printable"),
+        ("name", 7, "7 is no text"),
+        ("on_metered", "sometimes", "'sometimes' is not one of on, off"),
         ("only_when_idle", "5", "'5' is no duration; write it as 90s, 30min"),
         ("only_when_idle", "5s", "5s is not allowed: 10s to 1d"),
         ("pause_for", ("/usr/bin/game",), "'/usr/bin/game' is no name of a program"),

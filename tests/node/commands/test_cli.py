@@ -63,7 +63,7 @@ STATUS = Status(
 
 
 WITHOUT_STATE = (
-    *("init", "plan", "presets", "demo"),
+    *("init", "plan", "presets", "demo", "watch"),
     *("service uninstall", "service status", "service logs"),
 )
 ALL_COMMANDS = [
@@ -389,7 +389,7 @@ def test_resume_says_what_still_holds(
     assert capsys.readouterr().out == "The node goes on.\n"
 
 
-@pytest.mark.parametrize("order", ["pause", "resume", "leave"])
+@pytest.mark.parametrize("order", ["pause", "resume", "finish", "leave"])
 def test_orders(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
     monkeypatch.setattr(orders, "fetch_status", lambda _state_dir: PAUSED)

@@ -21,9 +21,17 @@ def checks(
     programs: tuple[str, ...] = (),
     idle: Idle | None = None,
     sees: bool = True,
+    metered: bool | None = None,
+    platform: str = "linux",
 ) -> list[tuple[str, str, str]]:
-    use = MachineUse(lambda: battery, lambda _names: programs, lambda: idle, lambda: sees)
-    found: list[Check] = list(check_pauses(settings, use, lambda: NOON))
+    use = MachineUse(
+        lambda: battery,
+        lambda _names: programs,
+        lambda: idle,
+        lambda: sees,
+        is_metered=lambda: metered,
+    )
+    found: list[Check] = list(check_pauses(settings, use, lambda: NOON, platform))
     assert all(bool(check.advice) == (check.level == "warn") for check in found)
     return [(check.name, check.level, check.text) for check in found]
 
@@ -57,6 +65,25 @@ def test_a_laptop(on_battery: bool, setting: str, text: str) -> None:
     assert checks(settings, battery=on_battery) == [("battery", "ok", text)]
 
 
+@pytest.mark.parametrize(
+    ("metered", "setting", "platform", "text"),
+    [
+        (True, "off", "linux", "it is metered: a node does not work now"),
+        (False, "off", "linux", "it is not metered; where it is, a node pauses"),
+        (True, "on", "linux", "it is metered, and a node works all the same"),
+        (
+            None,
+            "off",
+            "darwin",
+            "this system does not tell whether it is metered: a node works always",
+        ),
+    ],
+)
+def test_a_line(metered: bool | None, setting: str, platform: str, text: str) -> None:
+    settings = replace(PLAIN, on_metered=setting)
+    assert checks(settings, metered=metered, platform=platform) == [("line", "ok", text)]
+
+
 def test_programs() -> None:
     settings = replace(PLAIN, pause_for=("game", "blender"))
     assert checks(settings) == [("programs", "ok", "none of game, blender runs")]
@@ -83,8 +110,8 @@ def test_readers_that_fail_are_warnings() -> None:
     def fails(*_names: Sequence[str]) -> None:
         raise OSError("the kernel does not say")
 
-    use = MachineUse(fails, fails, fails)  # type: ignore[arg-type]
+    use = MachineUse(fails, fails, fails, is_metered=fails)  # type: ignore[arg-type]
     settings = replace(PLAIN, pause_for=("game",), only_when_idle=300)
     found = list(check_pauses(settings, use, lambda: NOON))
-    assert [check.level for check in found] == ["warn"] * 3
+    assert [check.level for check in found] == ["warn"] * 4
     assert all("the kernel does not say" in check.text for check in found)

@@ -95,6 +95,13 @@ def test_texts_of_others_are_escaped(state: StateDir) -> None:
     assert Tags(text).open == []
 
 
+def test_names_stand_beside_ids_and_are_escaped(state: StateDir) -> None:
+    text = page(read_credits(state), POINTS, [], 0.0, {B: "<i>Ada</i>"})
+    assert f"<b>&lt;i&gt;Ada&lt;/i&gt;</b> {B}</td>" in text
+    assert f"<td class=id>{A}</td>" in text
+    assert Tags(text).open == []
+
+
 def test_a_page_of_somebody_else_stays(
     state: StateDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

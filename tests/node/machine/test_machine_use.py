@@ -15,6 +15,7 @@ from gossamer.node.machine import machine_use
 from gossamer.node.machine.machine_use import (
     Idle,
     ask,
+    is_metered,
     is_on_battery,
     read_idle,
     running_programs,
@@ -175,6 +176,44 @@ def test_how_long_nobody_has_used_the_machine(
         return answers.get(command[0])
 
     assert read_idle(answer, platform, environment, lambda: 1000.0) == idle
+
+
+@pytest.mark.parametrize(
+    ("platform", "answer", "metered"),
+    [
+        ("linux", "u 1\n", True),
+        ("linux", "u 2\n", False),
+        ("linux", "u 3\n", True),  # guessed: the hotspot of a phone
+        ("linux", "u 4\n", False),
+        ("linux", "u 0\n", None),
+        ("linux", "s surprise\n", None),
+        ("linux", None, None),
+        ("darwin", "u 1\n", None),
+        ("win32", "u 1\n", None),
+    ],
+)
+def test_what_network_manager_says_of_the_line(
+    platform: str, answer: str | None, metered: bool | None
+) -> None:
+    asked: list[Sequence[str]] = []
+
+    def ask_system(command: Sequence[str]) -> str | None:
+        asked.append(command)
+        return answer
+
+    assert is_metered(ask_system, platform) is metered
+    for command in asked:
+        assert command[0] == "busctl"
+        assert "--auto-start=no" in command
+
+
+def test_busctl_is_asked_as_it_wants_to_be() -> None:
+    """The real program takes the options, also where there is no bus to ask."""
+    if shutil.which("busctl") is None:
+        pytest.skip("busctl is not installed (Debian: apt install systemd)")
+    done = subprocess.run(machine_use._NETWORK_MANAGER, capture_output=True, text=True)
+    assert "option" not in done.stderr
+    assert "Invalid argument" not in done.stderr
 
 
 def test_a_program_that_is_asked_may_be_missing_fail_or_hang(

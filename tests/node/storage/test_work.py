@@ -100,6 +100,22 @@ def test_what_a_round_took_leaves_pending_and_its_rounding_error_stays(tmp_path:
     assert life.sample("tokens_committed_total", timing="on_time") == 50
 
 
+def test_work_that_missed_its_round_waits_in_the_queue_of_late_work(tmp_path: Path) -> None:
+    life = Life(tmp_path)
+    life.work.moved_to(H0)
+    life.train(H0, 1, 1.0)
+    life.work.offer(H0, 1)
+    assert life.sample("late_work_tokens") == 0
+    life.take(H1, H0, 0, 0)  # the round went on without this node
+    assert life.sample("late_work_tokens") == 100
+    life.train(H1, 2, 1.0, tokens=40)
+    assert life.sample("late_work_tokens") == 100
+    assert life.sample("work_tokens", fate="carried") == 140
+    life.work.offer(H1, 2)
+    life.take(H2, H1, 140, 0b1111)
+    assert life.sample("late_work_tokens") == 0
+
+
 @pytest.mark.parametrize("is_open", [True, False])
 def test_the_chunks_of_a_ring_may_be_some_of_all(tmp_path: Path, is_open: bool) -> None:
     life = Life(tmp_path)

@@ -34,6 +34,7 @@ def test_the_set_of_metrics() -> None:
         "tokens_reclaimed",
         "tokens_dropped",
         "work_tokens",
+        "late_work_tokens",
         "swarm_tokens",
         "data_epochs",
         "data_shards",
@@ -175,13 +176,19 @@ def test_two_nodes_in_one_process_do_not_share_metrics() -> None:
 
 def test_limits_are_shown_beside_their_use() -> None:
     metrics = Metrics()
-    moved = {"upload": 3000, "download": 5000}
-    metrics.set_limits({"upload": 8.0, "memory": 4e9}, {"memory": 1e9, "threads": 1.5}, moved)
-    metrics.set_limits({"upload": 8.0, "memory": None}, {"memory": 1e9}, {**moved, "upload": 4000})
     value = metrics.registry.get_sample_value
-    assert value("gossamer_line_bytes_total", {"direction": "sent"}) == 4000
-    assert value("gossamer_line_bytes_total", {"direction": "received"}) == 5000
+    metrics.uses.set_limits({"upload": 8.0, "memory": 4e9})
+    assert value("gossamer_limit_memory_bytes") == 4e9
+    metrics.uses.set_limits({"upload": 8.0, "memory": None})
+    assert value("gossamer_limit_memory_bytes") == math.inf
     assert value("gossamer_line_limit_bytes_per_second", {"direction": "sent"}) == 1e6
     assert value("gossamer_line_limit_bytes_per_second", {"direction": "received"}) == math.inf
-    assert value("gossamer_limit_memory_bytes") == math.inf
+    metrics.uses.set_moved(3000, 5000)
+    metrics.uses.set_moved(4000, 5000)
+    assert value("gossamer_line_bytes_total", {"direction": "sent"}) == 4000
+    assert value("gossamer_line_bytes_total", {"direction": "received"}) == 5000
+    metrics.uses.set_used(1e9, 6e8, 2.5)
+    metrics.uses.set_used(1e9, 7e8, 0.5)
     assert value("gossamer_memory_used_bytes") == 1e9
+    assert value("gossamer_trainer_resident_memory_bytes") == 7e8
+    assert value("gossamer_trainer_cpu_seconds_total") == 3.0

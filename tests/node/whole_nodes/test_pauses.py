@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -12,7 +13,10 @@ import trio
 
 from gossamer.node.machine.machine_use import Idle, MachineUse
 from gossamer.node.telemetry.status import PauseStatus, Status
-from tests.support.node_world import NumbersTrainer, World, simulate
+from tests.support.node_world import NumbersTrainer, World, headers_of, simulate, tokens_of
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
 
 # The virtual clock begins on 14 November 2023 at 22:13:20 UTC.
 
@@ -28,12 +32,14 @@ def phase_of(world: World, name: str = "a") -> str:
     return "" if participant is None else participant.progress.phase
 
 
-async def until_paused(world: World, reason: str) -> Status:
+async def until_paused(world: World, reason: str, name: str = "a") -> Status:
     await world.until(
-        lambda: phase_of(world) == "paused" and status_of(world).paused_reason == reason,
+        lambda: (
+            phase_of(world, name) == "paused" and status_of(world, name).paused_reason == reason
+        ),
         seconds=30,
     )
-    return status_of(world)
+    return status_of(world, name)
 
 
 async def start_again(world: World, nursery: trio.Nursery) -> None:
@@ -93,6 +99,62 @@ def test_a_node_that_starts_outside_of_its_hours_waits_for_them(tmp_path: Path) 
         assert not world.participant("a").context.committed.is_loaded
         await trio.sleep(100)
         await world.reach(2, "a")
+
+    simulate(world, story)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_node_finishes_its_round_and_leaves(tmp_path: Path, overlap: bool) -> None:
+    world = World(tmp_path, seed=15, overlap=overlap)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        left = trio.Event()
+
+        async def run_b(task_status: TaskStatus[None]) -> None:
+            await world.run("b", ["a"], task_status=task_status)
+            left.set()
+
+        await nursery.start(run_b)
+        await world.reach(3, "a", "b")
+        await world.until(lambda: phase_of(world, "b") == "training", seconds=30)
+        b = world.participant("b")
+        # The newest order counts.
+        b.finish()
+        assert status_of(world, "b").leaves_after_round
+        b.resume()
+        last = world.round("b") + 2
+        await world.reach(last, "b")
+        await world.until(lambda: phase_of(world, "b") == "training", seconds=30)
+        b.finish()
+        number = world.round("b") + 1
+        with trio.fail_after(60):
+            await left.wait()
+        (header,) = (each for each in headers_of(world, "b") if each.round == number)
+        assert tokens_of(world, header, "b") > 0
+        assert world.round("b") == number
+        assert b.context.work.status.carried == 0
+
+    simulate(world, story)
+
+
+def test_a_node_that_does_not_train_has_nothing_to_finish(tmp_path: Path) -> None:
+    world = World(tmp_path, seed=16)
+
+    async def story(nursery: trio.Nursery) -> None:
+        left = trio.Event()
+
+        async def run_a(task_status: TaskStatus[None]) -> None:
+            await world.run("a", (), StoppableTrainer, task_status=task_status)
+            left.set()
+
+        await nursery.start(run_a)
+        await world.reach(1, "a")
+        world.nodes["a"].pause()
+        await until_paused(world, "user")
+        world.nodes["a"].finish()
+        with trio.fail_after(10):
+            await left.wait()
 
     simulate(world, story)
 
@@ -264,11 +326,18 @@ class Machine:
     programs: tuple[str, ...] | None = ()
     idle: Idle | None = LONG_IDLE
     sees: bool = True
+    is_metered: bool | None = False
     num_looks: int = 0
 
     @property
     def use(self) -> MachineUse:
-        return MachineUse(self._battery, self._programs, lambda: self.idle, lambda: self.sees)
+        return MachineUse(
+            self._battery,
+            self._programs,
+            lambda: self.idle,
+            lambda: self.sees,
+            is_metered=lambda: self.is_metered,
+        )
 
     def _battery(self) -> bool | None:
         if self.is_on_battery is None:
@@ -391,5 +460,32 @@ def test_a_cause_that_comes_back_while_the_trainer_stops_is_obeyed(tmp_path: Pat
         await trio.sleep(30)
         assert phase_of(world) == "paused"
         assert not trainer.is_up
+
+    simulate(world, story)
+
+
+def test_a_metered_line_moves_no_model(tmp_path: Path) -> None:
+    """Other pauses follow the run. This one lets it go on, and catches up when it is over."""
+    machine = Machine()
+    world = World(tmp_path, seed=14, look_seconds=0.05)
+
+    async def story(nursery: trio.Nursery) -> None:
+        await nursery.start(world.run, "a")
+        world.use = machine.use
+        await nursery.start(world.run, "b", ["a"], StoppableTrainer)
+        await world.reach(2, "a", "b")
+        machine.is_metered = True
+        status = await until_paused(world, "metered", "b")
+        assert status.pauses == (PauseStatus(reason="metered", text="the line is metered"),)
+        blocks = world.nodes["b"]._blocks
+        moved, held = (blocks.blocks_served, blocks.blocks_fetched), world.round("b")
+        await world.reach(held + 5, "a")
+        await trio.sleep(30)
+        assert (blocks.blocks_served, blocks.blocks_fetched) == moved
+        assert world.round("b") == held
+        machine.is_metered = False
+        await world.until(
+            lambda: tokens_of(world, headers_of(world, "b")[-1], "b") > 0, seconds=120
+        )
 
     simulate(world, story)

@@ -44,6 +44,7 @@ ME = peer(0)
 PROOF = equivocation_of(peer(2))
 STATEMENTS: list[Statement] = [
     announce(),
+    announce(name="Ada L\u00e9vy \u4e2d"),
     ready(),
     ring_of(peers(3)).roster,
     accusation_of(peer(1)),
@@ -94,6 +95,10 @@ NAN = float("nan")
     "statement",
     [
         announce(incarnation=-1),
+        announce(name="x" * (limits.NAME_CHARACTERS_MAX + 1)),
+        announce(name="Ada\x1b[2J"),
+        announce(name="Ada\u202e"),
+        announce(name=" Ada"),
         announce(sequence=-1),
         announce(round=limits.ROUNDS_MAX + 1),
         announce(checkpoint_round=-1),

@@ -1,0 +1,44 @@
+"""The reader of what a node uses, on processes of this machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from gossamer.node.base.settings import Settings
+from gossamer.node.machine.limit_uses import LimitUses
+from gossamer.node.telemetry.gpus import Gpus
+
+# Its parent hears when it has worked for a while, and tells it to end.
+_WORK = """
+import time
+while time.process_time() < 0.3:
+    pass
+print("worked", flush=True)
+input()
+"""
+
+SETTINGS = Settings(state_dir=Path("/nowhere"))
+
+
+def test_memory_and_processor_time_of_the_trainer_are_its_own() -> None:
+    read = LimitUses(Gpus(), lambda: 7)
+    before = read(SETTINGS)
+    with subprocess.Popen(
+        [sys.executable, "-c", _WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdin is not None
+        assert trainer.stdout.readline() == b"worked\n"
+        during = read(SETTINGS)
+        again = read(SETTINGS)
+        trainer.stdin.write(b"\n")
+    after = read(SETTINGS)
+    assert during.uses["disk"] == 7
+    assert during.trainer_bytes >= before.trainer_bytes + 2**20
+    assert 0.25 <= during.trainer_cpu_seconds - before.trainer_cpu_seconds < 5
+    # Time that was counted is not counted again.
+    assert 0 <= again.trainer_cpu_seconds < 0.2
+    assert after.trainer_bytes == before.trainer_bytes
+    assert during.uses["memory"] > during.trainer_bytes
