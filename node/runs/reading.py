@@ -86,7 +86,11 @@ def warn_if_older(state: StateOnDisk) -> None:
 def _head_after(committed: CommittedState, round_number: int) -> Digest:
     """Returns the head of a round on the node's chain. Raises StateDirError if it has none."""
     chain, newest = committed.chain, committed.head_on_disk()
-    path = [] if newest is None else chain.path_between(chain.genesis, newest) or []
-    if not 0 <= round_number <= len(path):
-        raise StateDirError(f"there is no round {round_number} here: the newest one is {len(path)}")
-    return [chain.genesis, *path][round_number]
+    path = [] if newest is None else chain.path_between(chain.root, newest) or []
+    first = chain.entry(chain.root).round
+    if not 0 <= round_number - first <= len(path):
+        raise StateDirError(
+            f"there is no round {round_number} here: the disk has the rounds {first} to "
+            f"{first + len(path)}"
+        )
+    return [chain.root, *path][round_number - first]
