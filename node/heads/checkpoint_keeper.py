@@ -31,7 +31,6 @@ from gossamer.protocol.policy.chain_checkpoint import (
     CHECKPOINT_PERIOD,
     NO_SUMMARY,
     ChainSummary,
-    CheckpointSignature,
     checkpoint_of,
     due_round,
     extended,
@@ -41,6 +40,7 @@ from gossamer.protocol.policy.chain_checkpoint import (
 )
 from gossamer.protocol.policy.head_choice import STANDING_ROUNDS, HeadChoice
 from gossamer.protocol.state.chain import Header
+from gossamer.protocol.wire.checkpoint_messages import CheckpointSignature
 
 LOOK_SECONDS = 30.0
 """Time between two looks. A checkpoint is due every 256 rounds."""
@@ -222,6 +222,8 @@ class CheckpointKeeper:
         """Removes the headers that nobody needs any more, if there is a checkpoint for those that
         would."""
         committed, chain = self._committed, self._committed.chain
+        if chain.start is not None and chain.has_unlinked:
+            chain.begin_at(chain.start)  # the head that was left is not needed any more
         await run_in_thread(chain.remove_leftover)
         round_number = self._round_to_keep()
         first = 0 if chain.start is None else chain.start.round

@@ -3,9 +3,10 @@
 `protocol.wire.chain_messages` has the messages.
 
 First the commit records on the way to the wanted head, each checked with its votes, back to a round
-that is known here, or to a signed checkpoint of the chain (`chain_adoption`). Then the state: from the present one or an own checkpoint by replaying averaged
-chunks, or from the blocks of a newer checkpoint, fetched from several peers at once. Fetched blocks
-stay in the block store, so a node that is killed meanwhile goes on where it stopped.
+that is known here, or to a signed checkpoint of the chain (`chain_adoption`). Then the state: from
+the present one or an own checkpoint by replaying averaged chunks, or from the blocks of a newer
+checkpoint, fetched from several peers at once. Fetched blocks stay in the block store, so a node
+that is killed meanwhile goes on where it stopped.
 """
 
 from __future__ import annotations

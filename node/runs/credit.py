@@ -2,7 +2,7 @@
 
 The newest headers lie on the disk of every node of the run, and with them a summary of what the
 older ones took (`protocol.policy.chain_checkpoint`). So the totals hold over restarts, and are the
-same on every node that stands at the same head. The summary names 4,096 members: in a run with more,
+same on every node that stands at the same head. A summary names 4,096 members: in a larger run,
 those that gave least before may be missing or begin anew.
 """
 

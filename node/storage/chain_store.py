@@ -284,6 +284,11 @@ class ChainStore:
             if head not in (self.genesis, root):
                 self._link(entry)
 
+    @property
+    def has_unlinked(self) -> bool:
+        """Whether rounds are here that do not follow the start, as after a long absence."""
+        return self.start is not None and len(self._entries) > len(self._path_bytes) + 1
+
     def remove_leftover(self) -> int:
         """Removes the files of the rounds before the start. Returns their number."""
         leftover, self._leftover = self._leftover, []

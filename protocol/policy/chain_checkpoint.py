@@ -12,6 +12,9 @@ Rules
   stakes, and more than half of the stakes in the checkpoint. A proven one is where the next proof
   begins. At the run's beginning the founder has the only stake, so a newcomer takes nothing that
   does not lead back to the founder's signature.
+- A peer that was away begins from the stakes at its own head. There at least half is enough, as for
+  a deep fork (`HeadChoice.may_undo`): of two members each could otherwise never come back to the
+  other.
 - A *path* is a list of checkpoints, each proven from the one before it and the first one from the
   run's beginning. It has as few steps as the signers allow (`shortened`): one, while the founder
   signs; else about one each time half of the stake has changed hands. This is the skipping
@@ -328,27 +331,39 @@ def open_checkpoint(signed: SignedCheckpoint, run_id: Digest, verify: Verify) ->
 
 
 def has_majority(
-    stakes: Mapping[PeerId, int], signers: Iterable[PeerId], branch_of: BranchOf | None = None
+    stakes: Mapping[PeerId, int],
+    signers: Iterable[PeerId],
+    branch_of: BranchOf | None = None,
+    *,
+    or_half: bool = False,
 ) -> bool:
     """Returns whether signers hold more than half of the stakes.
 
     Args:
-        branch_of: of each member of an invite-only run, see `policy.branch_caps`; None in others.
+        branch_of: of each member of an invite-only run, see `branch_caps`; None in others.
+        or_half: whether exactly half is enough.
     """
     chosen = frozenset(signers)
     counted = {peer: stake for peer, stake in stakes.items() if peer in chosen}
     if branch_of is None:
-        return 2 * sum(counted.values()) > sum(stakes.values())
-    cap = branch_cap(stakes, branch_of)
-    total = capped_total(stakes, branch_of, cap)
-    return 2 * capped_total(counted, branch_of, cap) > total
+        support, total = sum(counted.values()), sum(stakes.values())
+    else:
+        cap = branch_cap(stakes, branch_of)
+        support = capped_total(counted, branch_of, cap)
+        total = capped_total(stakes, branch_of, cap)
+    return 2 * support > total or (or_half and 2 * support == total > 0)
 
 
 def is_proven(
-    stakes: Mapping[PeerId, int], opened: OpenedCheckpoint, branch_of: BranchOf | None = None
+    stakes: Mapping[PeerId, int],
+    opened: OpenedCheckpoint,
+    branch_of: BranchOf | None = None,
+    *,
+    or_half: bool = False,
 ) -> bool:
-    """Returns whether a checkpoint is proven from stakes that are known."""
-    return has_majority(stakes, opened.signers, branch_of) and has_majority(
+    """Returns whether a checkpoint is proven from stakes that are known; for the others see
+    `has_majority`."""
+    return has_majority(stakes, opened.signers, branch_of, or_half=or_half) and has_majority(
         opened.checkpoint.by_peer, opened.signers, branch_of
     )
 
@@ -373,7 +388,7 @@ def follow_path(
     for opened in path:
         checkpoint = opened.checkpoint
         newest = round_number if last is None else last.round
-        if checkpoint.round > newest and is_proven(stakes, opened, branch_of):
+        if checkpoint.round > newest and is_proven(stakes, opened, branch_of, or_half=last is None):
             last, stakes = checkpoint, checkpoint.by_peer
     if not path or last is not path[-1].checkpoint:
         raise UnprovenError("chain checkpoints that the members known here did not sign")
