@@ -323,7 +323,7 @@ class Node:
             None if roll is None else roll.branch_of, self.entrance.require_known, swarm.offence,
         )  # fmt: skip
         adoption = ChainAdoption(
-            committed, chain_sync, checkpoints, admission.open_commit, choice.stakes_at,
+            committed, chain_sync, checkpoints, admission.open_commit, choice,
             self._runtime.run_in_thread,
         )  # fmt: skip
         adoption.rolled_back = lambda: [each.round for each in rollbacks]

@@ -2,8 +2,9 @@
 
 A node that is new, or was away for longer than headers are kept, finds no round that a peer's chain
 follows. Then it asks this peer for its checkpoints. They are proven from the stakes at this node's
-own head: for a newcomer, the founder's (`protocol.policy.chain_checkpoint`). The headers that the
-checkpoint needs are fetched and checked like all others.
+own head: for a newcomer, the founder's (`protocol.policy.chain_checkpoint`). A node that was led
+astray compares its own chain with the path, where they part. The headers that the checkpoint needs
+are fetched and checked like all others.
 
 A node that stands on an older head keeps it until it has the state of a newer one. Nothing changes
 if anything of this fails, and after a crash the disk has the chain before or after it.
@@ -11,7 +12,8 @@ if anything of this fails, and after a crash the disk has the chain before or af
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 import trio
@@ -24,8 +26,15 @@ from gossamer.node.storage.chain_start import ChainStart, start_after
 from gossamer.node.storage.committed import CommittedState
 from gossamer.protocol.errors import MalformedError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, short
-from gossamer.protocol.policy.chain_checkpoint import ChainCheckpoint, follow_path
-from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
+from gossamer.protocol.policy.chain_checkpoint import (
+    ChainCheckpoint,
+    ChainSummary,
+    OpenedCheckpoint,
+    follow_path,
+    is_mark,
+    marks_of,
+)
+from gossamer.protocol.policy.head_choice import STANDING_ROUNDS, HeadChoice
 from gossamer.protocol.state.chain import Commit, Header, check_follows, decode_commit
 from gossamer.protocol.wire.chain_messages import ChainRequest
 
@@ -41,19 +50,18 @@ class ChainAdoption:
         chain_sync: ChainSync,
         checkpoints: ChainCheckpoints,
         open_commit: Callable[[Commit], Header],
-        stakes_at: Callable[[Digest], Mapping[PeerId, int]],
+        choice: HeadChoice,
         run_in_thread: RunInThread,
     ) -> None:
         """
         Args:
             open_commit: checks a commit record.
-            stakes_at: the stake of each peer at a known head.
         """
         self._committed = committed
         self._checkpoints = checkpoints
         self._chain_sync = chain_sync
         self._open_commit = open_commit
-        self._stakes_at = stakes_at
+        self._choice = choice
         self._run_in_thread = run_in_thread
         self.rolled_back: Callable[[], Iterable[int]] = tuple
         """Returns the rounds from which the run went on after rollbacks."""
@@ -83,29 +91,22 @@ class ChainAdoption:
 
     async def _adopt(self, peer: PeerId) -> bool:
         path, opened = await self._checkpoints.ask_path(peer)
-        chain, mine = self._committed.chain, self._committed.entry
+        chain = self._committed.chain
         first_round = 0 if chain.start is None else chain.start.round
         newest = opened[-1].checkpoint if opened else None
         if newest is None or newest.round <= first_round or chain.is_whole(Digest(newest.head)):
             return False
-        if newest.round <= mine.round:
-            raise BehindError(
-                f"{short(peer)} is on a chain that parted from this node's before round "
-                f"{newest.round}: older headers are gone. If the others are the run, stop this "
-                "node and join again with a new --state-dir"
-            )
-        stakes, branch_of = self._stakes_at(mine.head), self._checkpoints.branch_of
+        summary = await self._checkpoints.ask_summary(peer, Digest(newest.summary_digest))
         try:
-            checkpoint = follow_path(opened, stakes, mine.round, branch_of)
+            checkpoint = self._proven(opened, summary)
         except UnprovenError as error:
             raise BehindError(
-                f"{short(peer)} keeps the headers after round {newest.round}, and "
-                f"too few members that this node knows have signed what came before. If this "
-                f"node was away for very long, stop it and join again with a new --state-dir"
+                f"{short(peer)} keeps the headers after round {newest.round}, and too few members "
+                "that this node knows have signed what came before. If the others are the run, "
+                "stop this node and join again with a new --state-dir"
             ) from error
         if any(rolled_back < checkpoint.round for rolled_back in self.rolled_back()):
             raise BehindError("the founder took back rounds before the checkpoint of this chain")
-        summary = await self._checkpoints.ask_summary(peer, Digest(checkpoint.summary_digest))
         commits, headers = await self._fetch_rounds(peer, checkpoint)
         oldest = headers[0]
         before_tokens = oldest.tokens_total - oldest.tokens
@@ -126,6 +127,38 @@ class ChainAdoption:
             head=short(Digest(checkpoint.head)),
         )
         return True
+
+    def _proven(self, path: Sequence[OpenedCheckpoint], summary: ChainSummary) -> ChainCheckpoint:
+        """The last checkpoint of a path, if it wins over this node's own chain.
+
+        The path may go on from this node's head. Or it parts from its chain after a round that the
+        summary names. Then the stakes there decide, as between any two branches.
+
+        Raises:
+            UnprovenError: neither.
+        """
+        choice, branch_of = self._choice, self._checkpoints.branch_of
+        chain, mine = self._committed.chain, self._committed.entry
+        try:
+            return follow_path(path, choice.stakes_at(mine.head), mine.round, branch_of)
+        except UnprovenError:
+            if chain.start is not None or not mine.round:
+                raise
+        marks = marks_of(summary)
+        way = chain.ancestors(mine.head, mine.round)
+        common = next((head for head in way if head in marks), chain.genesis)
+        round_number = chain.entry(common).round
+        # They part before the next round that the summary would name. Up to there this node's chain
+        # may be the others' as well.
+        apart = next(n for n in itertools.count(round_number + 1) if is_mark(n))
+        parted = way[max(0, mine.round - apart)]
+        signers = frozenset().union(
+            *(each.signers for each in path if each.checkpoint.round > round_number)
+        )
+        own = choice.signers_since(parted, mine.head)
+        if choice.stake_of(common, signers) <= choice.stake_of(common, own):
+            raise UnprovenError("no more stake than this node's own chain has where they part")
+        return follow_path(path, choice.stakes_at(common), round_number, branch_of)
 
     async def _fetch_rounds(
         self, peer: PeerId, checkpoint: ChainCheckpoint

@@ -87,7 +87,7 @@ class Peer:
             open_commit=open_commit, on_offence=self._note,
         )  # fmt: skip
         self.adoption = ChainAdoption(
-            self.committed, self.sync, self.checkpoints, open_commit, self.choice.stakes_at, inline  # type: ignore[arg-type]
+            self.committed, self.sync, self.checkpoints, open_commit, self.choice, inline  # type: ignore[arg-type]
         )  # fmt: skip
         self.sync.adopt = self.adoption.adopt
         self.num_bytes = 0
@@ -144,6 +144,7 @@ class Member(Peer):
         entry = self.committed.entry
         rounds = rounds_after(
             self.members, num_rounds, entry.head, round_number=entry.round,
+            tokens_total=entry.tokens_total,
             run_id=self.manifest.run_id,
         )  # fmt: skip
         for commit, header in rounds:

@@ -23,6 +23,7 @@ from gossamer.protocol.policy.chain_checkpoint import (
 )
 from gossamer.protocol.policy.head_choice import STANDING_ROUNDS
 from gossamer.protocol.wire.checkpoint_messages import CheckpointSignature, SignedCheckpoint
+from tests.support.long_chains import rounds_after
 from tests.support.memory_transport import MemoryNetwork, run_simulated
 from tests.support.pruned_runs import Member, Peer
 
@@ -202,3 +203,57 @@ def test_a_crash_before_the_start_is_written_leaves_a_newcomer(tmp_path: Path) -
         assert again.chain.is_whole(member.committed.head)
 
     play(tmp_path, story)
+
+
+def own_chain(newcomer: Peer, identities: list[Identity], num_rounds: int) -> None:
+    """Rounds of others that the newcomer has taken over, after its present head."""
+    entry = newcomer.committed.entry
+    rounds = rounds_after(
+        [each.peer_id for each in identities], num_rounds, entry.head, round_number=entry.round,
+        tokens_total=entry.tokens_total, run_id=newcomer.manifest.run_id,
+    )  # fmt: skip
+    for commit, header in rounds:
+        newcomer.committed.head = newcomer.chain.add(commit, header)
+
+
+@pytest.mark.parametrize("num_shared", [0, 100])
+def test_a_node_that_was_led_astray_comes_back(tmp_path: Path, num_shared: int) -> None:
+    """It followed a private history of a member that is longer than the run, from the beginning or
+    after a hundred true rounds, whose headers the others do not have any more."""
+
+    async def story(member: Member, newcomer: Peer) -> None:
+        own_chain(newcomer, member.identities, num_shared)
+        own_chain(newcomer, member.identities[3:], NUM_ROUNDS)
+        assert newcomer.committed.entry.round > member.committed.entry.round - CHECKPOINT_PERIOD
+        await learn(member, newcomer)
+        assert newcomer.chain.is_whole(member.committed.head)
+        assert not newcomer.chain.is_linked(newcomer.committed.head)
+
+    play(tmp_path, story)
+
+
+def test_the_founder_alone_does_not_undo_the_others_history(tmp_path: Path) -> None:
+    """It went on alone for so long that it has no old headers, and signed its own checkpoints."""
+
+    async def story(member: Member, newcomer: Peer) -> None:
+        run_alone = Member(tmp_path / "alone", member.checkpoints._transport, 4)
+        run_alone.advance(100)
+        run_alone.members = run_alone.members[:1]
+        run_alone._signers = run_alone.identities[:1]
+        run_alone.advance(NUM_ROUNDS)
+        assert run_alone.checkpoints.last is not None
+        assert run_alone.chain.start is not None
+        own_chain(newcomer, member.identities, 100)
+        own_chain(newcomer, member.identities[1:], 400)
+        head = newcomer.committed.head
+        with pytest.raises(BehindError, match="too few members"):
+            await newcomer.sync.learn(run_alone.committed.head, MEMBER.peer_id)
+        assert newcomer.committed.head == head
+        assert_own_chain_stays(newcomer)
+
+    play(tmp_path, story)
+
+
+def assert_own_chain_stays(newcomer: Peer) -> None:
+    assert newcomer.chain.start is None
+    assert newcomer.chain.is_whole(newcomer.committed.head)
