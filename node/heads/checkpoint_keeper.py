@@ -34,7 +34,6 @@ from gossamer.protocol.policy.chain_checkpoint import (
     checkpoint_of,
     due_round,
     extended,
-    follow_path,
     kept_round,
     signing_bytes,
 )
@@ -182,7 +181,8 @@ class CheckpointKeeper:
             try:
                 await checkpoints.ask_signatures(peer)
                 is_new = checkpoints.take_if_proven() or await self._take_path_of(peer)
-            except NoAnswerError as error:
+            except (NoAnswerError, UnprovenError) as error:
+                # Nodes whose rolls differ may count differently for a while.
                 log.debug("no signatures of a chain checkpoint", problem=str(error))
             except RemoteProtocolError as error:
                 self._on_offence(peer, error)
@@ -203,11 +203,7 @@ class CheckpointKeeper:
         path, opened = await checkpoints.ask_path(peer)
         if not path or opened[-1].checkpoint.round <= checkpoints.last_round:
             return False
-        try:
-            founder = PeerId(self._manifest.founder)
-            last = follow_path(opened, {founder: 1}, 0, checkpoints.branch_of)
-        except UnprovenError:
-            return False
+        last = opened[-1].checkpoint
         if self._ancestor(self._committed.head, last.round) != last.head:
             return False
         checkpoints.take_path(

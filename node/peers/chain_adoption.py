@@ -90,20 +90,22 @@ class ChainAdoption:
                 ) from error
 
     async def _adopt(self, peer: PeerId) -> bool:
-        path, opened = await self._checkpoints.ask_path(peer)
         chain = self._committed.chain
-        first_round = 0 if chain.start is None else chain.start.round
-        newest = opened[-1].checkpoint if opened else None
-        if newest is None or newest.round <= first_round or chain.is_whole(Digest(newest.head)):
-            return False
-        summary = await self._checkpoints.ask_summary(peer, Digest(newest.summary_digest))
         try:
+            path, opened = await self._checkpoints.ask_path(peer)
+            first_round = 0 if chain.start is None else chain.start.round
+            newest = opened[-1].checkpoint if opened else None
+            if newest is None or newest.round <= first_round:
+                return False
+            if chain.is_whole(Digest(newest.head)):
+                return False
+            summary = await self._checkpoints.ask_summary(peer, Digest(newest.summary_digest))
             checkpoint = self._proven(opened, summary)
         except UnprovenError as error:
             raise BehindError(
-                f"{short(peer)} keeps the headers after round {newest.round}, and too few members "
-                "that this node knows have signed what came before. If the others are the run, "
-                "stop this node and join again with a new --state-dir"
+                f"{short(peer)} does not keep old headers, and too few members that this node "
+                "knows have signed what came before. If the others are the run, stop this node "
+                "and join again with a new --state-dir"
             ) from error
         if any(rolled_back < checkpoint.round for rolled_back in self.rolled_back()):
             raise BehindError("the founder took back rounds before the checkpoint of this chain")

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from gossamer.node.storage.chain_start import (
     read_checkpoints,
     write_checkpoints,
 )
-from gossamer.protocol.errors import MalformedError, RemoteProtocolError
+from gossamer.protocol.errors import MalformedError, RemoteProtocolError, UnprovenError
 from gossamer.protocol.ids import Digest, PeerId, digest_of
 from gossamer.protocol.manifest import Manifest
 from gossamer.protocol.policy.branch_caps import BranchOf
@@ -30,10 +30,12 @@ from gossamer.protocol.policy.chain_checkpoint import (
     ChainCheckpoint,
     ChainSummary,
     OpenedCheckpoint,
+    claimed_by,
     decode_summary,
     encode_checkpoint,
     encode_summary,
     follow_path,
+    is_proven,
     is_signed_by,
     open_checkpoint,
     shortened,
@@ -197,20 +199,28 @@ class ChainCheckpoints:
     async def ask_path(
         self, peer: PeerId
     ) -> tuple[tuple[SignedCheckpoint, ...], tuple[OpenedCheckpoint, ...]]:
-        """A peer's path, whose signatures are checked and whose steps are not.
+        """A peer's path, proven from the run's beginning.
 
         Raises:
             NoAnswerError: it does not answer.
+            UnprovenError: the founder's signature does not lead to its end, as far as this node
+                knows the members.
             RemoteProtocolError: it sends something else.
         """
         path: list[SignedCheckpoint] = []
         opened: list[OpenedCheckpoint] = []
+        stakes: Mapping[PeerId, int] = {self._founder: 1}
         while len(path) < PATH_MAX:
             after = opened[-1].checkpoint.round if opened else 0
             page = decode_path(await self._ask(peer, PathRequest(after)))
             if not page:
                 break
             for each in page:
+                # Before the signatures are checked: strangers' keys cost nothing, the checks do.
+                claimed = claimed_by(each, self._run_id)
+                if not is_proven(stakes, claimed, self.branch_of):
+                    raise UnprovenError("chain checkpoints without the founder's stake behind them")
+                stakes = claimed.checkpoint.by_peer
                 opened += self._open([each])
                 path.append(each)
                 await trio.lowlevel.checkpoint()  # many signatures each

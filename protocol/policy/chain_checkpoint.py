@@ -308,6 +308,20 @@ def is_signed_by(
     )
 
 
+def claimed_by(signed: SignedCheckpoint, run_id: Digest) -> OpenedCheckpoint:
+    """A checkpoint with the authors of its signatures, which are not checked.
+
+    Raises:
+        MalformedError: not a checkpoint of this run, or more signatures than members.
+    """
+    checkpoint = decode_checkpoint(signed.checkpoint, run_id)
+    if len(signed.signatures) > limits.MEMBERS_MAX:
+        raise MalformedError(f"chain checkpoint with {len(signed.signatures)} signatures")
+    return OpenedCheckpoint(
+        checkpoint, frozenset(PeerId(each.author) for each in signed.signatures)
+    )
+
+
 def open_checkpoint(signed: SignedCheckpoint, run_id: Digest, verify: Verify) -> OpenedCheckpoint:
     """A checkpoint with its signers.
 
@@ -315,16 +329,12 @@ def open_checkpoint(signed: SignedCheckpoint, run_id: Digest, verify: Verify) ->
         MalformedError: not a checkpoint of this run, or more signatures than members.
         ForgedError: a signature that its author did not make.
     """
-    checkpoint = decode_checkpoint(signed.checkpoint, run_id)
-    if len(signed.signatures) > limits.MEMBERS_MAX:
-        raise MalformedError(f"chain checkpoint with {len(signed.signatures)} signatures")
+    opened = claimed_by(signed, run_id)
     digest = digest_of(signed.checkpoint)
     for each in signed.signatures:
         if not is_signed_by(each, run_id, digest, verify):
             raise ForgedError(f"{each.author} did not sign this chain checkpoint")
-    return OpenedCheckpoint(
-        checkpoint, frozenset(PeerId(each.author) for each in signed.signatures)
-    )
+    return opened
 
 
 # Proofs
